@@ -1,0 +1,1 @@
+"""Cross-shard, sync-replicas and elastic-averaging optimizers for optax."""
