@@ -1,0 +1,174 @@
+"""What a named axis is in each map: its size, its tracking, its errors.
+
+JAX binds axis names in several ways: ``vmap(axis_name=)`` batches on one device,
+``pmap`` and ``shard_map`` run one program per device, and ``shard_map`` with
+``check_vma=True`` also *tracks*, in the type of every value, the axes over which
+that value varies. Everything in this library that depends on such a difference,
+or on a difference between JAX versions, asks this file.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import Any, TypeAlias
+
+import jax
+from jax._src import core as _core  # No public way to list the bound axes.
+
+AxisName: TypeAlias = Hashable
+AxisNames: TypeAlias = AxisName | tuple[AxisName, ...] | list[AxisName]
+
+
+class UnboundAxisError(NameError):
+  """An axis name is used outside of every map that binds it."""
+
+
+def canonical_names(axis_name: AxisNames) -> tuple[AxisName, ...]:
+  """Returns ``axis_name`` as a non-empty tuple of distinct names.
+
+  Args:
+    axis_name: a name, or a list or tuple of names.
+
+  Returns:
+    A tuple of names, in the order given.
+
+  Raises:
+    ValueError: if there is no name, or one that is None, unhashable or repeated.
+
+  Example:
+    >>> canonical_names("data"), canonical_names(["data", "model"])
+    (('data',), ('data', 'model'))
+  """
+  names = (
+    tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)
+  )
+  if not names:
+    raise ValueError("`axis_name` must hold at least one axis name, got none.")
+  for name in names:
+    if name is None or not isinstance(name, Hashable):
+      raise ValueError(
+        "`axis_name` must be an axis name or a sequence of axis names, got"
+        f" {axis_name!r}."
+      )
+  if len(set(names)) != len(names):
+    raise ValueError(f"`axis_name` must not repeat a name, got {axis_name!r}.")
+  return names
+
+
+def bound_axes() -> dict[AxisName, int]:
+  """Returns the size of every axis that is bound at this point of the trace."""
+  return dict(_core.get_axis_env().axis_sizes)
+
+
+def check_bound(names: Iterable[AxisName], user: str) -> dict[AxisName, int]:
+  """Returns the sizes of the axes ``names``, or says which are missing.
+
+  Args:
+    names: the axis names that ``user`` was built with.
+    user: what needs the axes, for the message: ``"cross_shard"``.
+
+  Returns:
+    A dictionary from each name to its size.
+
+  Raises:
+    UnboundAxisError: if a name is not bound here; lists the names that are.
+  """
+  names = tuple(names)
+  bound = bound_axes()
+  missing = [name for name in names if name not in bound]
+  if missing:
+    what = ", ".join(map(repr, missing))
+    if bound:
+      known = "the axes bound here are " + ", ".join(
+        f"{name!r} (size {size})" for name, size in bound.items()
+      )
+    else:
+      known = "no axis is bound here"
+    raise UnboundAxisError(
+      f"{user}: unbound axis name {what}; {known}. Call it inside"
+      " jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...) over that axis."
+      " (Under plain jax.jit with sharded arrays the gradient is global"
+      f" already, and {user} is not needed.)"
+    )
+  return {name: bound[name] for name in names}
+
+
+def axes_size(names: Iterable[AxisName]) -> int:
+  """Returns the number of replicas along the (bound) axes together."""
+  bound = bound_axes()
+  size = 1
+  for name in names:
+    size *= bound[name]
+  return size
+
+
+def is_tracked(name: AxisName) -> bool:
+  """Whether types here say which values vary over the (bound) axis ``name``.
+
+  True under ``shard_map(check_vma=True)``, False in every other map. The index
+  along the axis varies over it by definition, so its type tells.
+  """
+  return name in varying_axes(jax.lax.axis_index(name))
+
+
+def varying_axes(x: Any) -> frozenset[AxisName]:
+  """Returns the tracked axes over which the value ``x`` varies."""
+  aval = jax.typeof(x)
+  manual = getattr(aval, "manual_axis_type", None)
+  if manual is not None:
+    return frozenset(manual.varying)
+  return frozenset(getattr(aval, "vma", None) or ())
+
+
+def unreduced_axes(x: Any) -> frozenset[AxisName]:
+  """Returns the tracked axes over which ``x`` is a sum still to be made."""
+  manual = getattr(jax.typeof(x), "manual_axis_type", None)
+  return frozenset(manual.unreduced) if manual is not None else frozenset()
+
+
+def cast_to_varying(tree: Any, names: Iterable[AxisName]) -> Any:
+  """Casts every array of ``tree`` to vary over the tracked ones of ``names``.
+
+  Where nothing is tracked every value counts as varying already, and the tree
+  comes back unchanged. No data moves.
+
+  Args:
+    tree: a pytree of arrays.
+    names: axis names, all bound here.
+
+  Returns:
+    The same values; under ``shard_map(check_vma=True)`` typed as varying.
+  """
+  tracked = tuple(name for name in names if is_tracked(name))
+  if not tracked:
+    return tree
+
+  def cast(x):
+    missing = tuple(name for name in tracked if name not in varying_axes(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+  return jax.tree.map(cast, tree)
+
+
+def mesh_axes() -> frozenset[AxisName]:
+  """Returns the axes here that are mesh axes, with one program per device.
+
+  An axis of ``vmap`` is not among them, even where ``spmd_axis_name`` spreads
+  it over a mesh: there the compiler places the communication, not the program.
+  """
+  return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def is_fully_manual() -> bool:
+  """Whether every axis of the mesh here is manual.
+
+  Where some are not, an array seen here may be sharded over those by the
+  compiler, and flattening it would gather it.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  return not mesh.empty and len(mesh.manual_axes) == len(mesh.axis_names)
+
+
+def platform() -> str:
+  """Returns the platform that this trace is for: "cpu", "gpu", "tpu", ..."""
+  mesh = jax.sharding.get_abstract_mesh()
+  device = getattr(mesh, "abstract_device", None)
+  return getattr(device, "platform", None) or jax.default_backend()

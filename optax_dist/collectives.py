@@ -1,0 +1,172 @@
+"""Sums over mesh axes, with few large messages where that is faster.
+
+**When leaves travel together.** An all-reduce costs a latency and a transfer. On
+TPU and GPU the compiler joins the all-reduces of one step by itself, so leaves
+are handed over one by one and nothing is copied. On CPU it does not: over
+several processes each all-reduce is a round of messages of its own, so leaves
+of one dtype are copied into one buffer; within one process an all-reduce is a
+rendezvous of threads that costs about as much as copying ``_FUSE_BELOW`` bytes,
+so only smaller leaves are. ``benchmarks/cross_shard.py`` measures all of it.
+
+Leaves are never joined where the compiler may have sharded them over further
+axes of the mesh (a partly manual ``shard_map``): flattening would gather them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist import axes
+
+Groups = Sequence[Sequence[int]]
+
+# Bytes. Within one process, leaves at least this large travel by themselves.
+_FUSE_BELOW = 1 << 16
+
+
+def check_groups(groups: Groups | None) -> None:
+  """Checks groups of axis indices as far as that needs no axis.
+
+  Args:
+    groups: the groups, as a list of lists of integers; None or ``[]`` for none.
+
+  Raises:
+    ValueError: if ``groups`` is not a list of lists of integers, if the groups
+      differ in size, or if they are not a permutation of ``range(n)``.
+  """
+  if groups is None:
+    return
+  is_list = isinstance(groups, list) and all(
+    isinstance(g, list) for g in groups
+  )
+  if not is_list or not all(type(i) is int for g in groups for i in g):
+    raise ValueError(
+      "`axis_index_groups` must be a list of lists of integers, got"
+      f" {groups!r}."
+    )
+  sizes = {len(group) for group in groups}
+  if len(sizes) > 1:
+    raise ValueError(
+      "The groups in `axis_index_groups` must be equal in size, got"
+      f" {groups!r}."
+    )
+  if groups:
+    _check_permutation(groups, max(1, sum(map(len, groups))))
+
+
+def check_groups_partition(groups: Groups, size: int) -> None:
+  """Checks that ``groups`` partition an axis of ``size``.
+
+  Raises:
+    ValueError: if they are not a permutation of ``range(size)``.
+  """
+  _check_permutation(groups, size)
+
+
+def _check_permutation(groups: Groups, size: int) -> None:
+  if sorted(i for group in groups for i in group) != list(range(size)):
+    raise ValueError(
+      "`axis_index_groups` must be a permutation of the axis's indices, of"
+      f" range({size}), got {groups!r}."
+    )
+
+
+def sum_leaves(
+  leaves: Sequence[jax.Array],
+  names: Sequence[tuple[axes.AxisName, ...]],
+  groups: Groups | None = None,
+) -> list[jax.Array]:
+  """Sums each leaf over its own axes, in as few collectives as is fast.
+
+  Args:
+    leaves: arrays of any shapes and dtypes.
+    names: for each leaf the bound axes to sum over; an empty tuple for a leaf
+      that is to stay as it is.
+    groups: groups of indices, for leaves that have a single axis to sum over:
+      the sum is over the own group instead of the whole axis.
+
+  Returns:
+    The sums, each in its leaf's shape and dtype. They are bit-identical on all
+    replicas that were summed over.
+  """
+  results = list(leaves)
+  buckets: dict[tuple, list[int]] = {}
+  for i, (leaf, over) in enumerate(zip(leaves, names, strict=True)):
+    if not over:
+      continue
+    # Joined leaves get one type, so only leaves of equal types are joined.
+    kind = (
+      (over, leaf.dtype, axes.varying_axes(leaf)) if _joins(leaf, over) else i
+    )
+    buckets.setdefault((kind,), []).append(i)
+  for members in buckets.values():
+    over = names[members[0]]
+    reduce = _group_sum(over[0], groups) if groups else _axis_sum(over)
+    for i, total in zip(
+      members, _joined(reduce, [leaves[i] for i in members]), strict=True
+    ):
+      results[i] = total
+  return results
+
+
+def _joins(leaf: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:
+  if not axes.mesh_axes().issuperset(over) or not axes.is_fully_manual():
+    return False
+  if axes.platform() != "cpu":
+    return False
+  return jax.process_count() > 1 or leaf.nbytes < _FUSE_BELOW
+
+
+def _joined(
+  reduce: Callable[[jax.Array], jax.Array], leaves: list[jax.Array]
+) -> list[jax.Array]:
+  if len(leaves) == 1:
+    return [reduce(leaves[0])]
+  total = reduce(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]))
+  ends = [0]
+  for leaf in leaves:
+    ends.append(ends[-1] + leaf.size)
+  return [
+    jnp.reshape(jax.lax.slice(total, (start,), (end,)), leaf.shape)
+    for leaf, start, end in zip(leaves, ends[:-1], ends[1:], strict=True)
+  ]
+
+
+def _axis_sum(over: tuple[axes.AxisName, ...]):
+  return lambda x: jax.lax.psum(x, over)
+
+
+def _group_sum(name: axes.AxisName, groups: Groups):
+  """Returns the sum over the own group, by the way that works in this map."""
+  if name not in axes.mesh_axes():
+    return lambda x: _sum_of_gathered(x, name, groups)
+  if not axes.is_tracked(name):
+    return lambda x: jax.lax.psum(x, name, axis_index_groups=groups)
+  if axes.is_fully_manual():
+    return lambda x: _sum_by_scatter(x, name, groups)
+  return lambda x: jnp.sum(
+    jax.lax.all_gather(x, name, axis_index_groups=groups),
+    axis=0,
+    dtype=x.dtype,
+  )
+
+
+def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):
+  """Under vmap, where no collective knows groups and a gather moves nothing."""
+  peers = [[] for _ in range(axes.axes_size([name]))]
+  for group in groups:
+    for i in group:
+      peers[i] = group
+  mine = jnp.asarray(peers)[jax.lax.axis_index(name)]
+  return jnp.sum(jax.lax.all_gather(x, name)[mine], axis=0, dtype=x.dtype)
+
+
+def _sum_by_scatter(x: jax.Array, name: axes.AxisName, groups: Groups):
+  """Under check_vma, where psum refuses groups: its two halves do not."""
+  flat = jnp.ravel(x)
+  flat = jnp.pad(flat, (0, -flat.size % len(groups[0])))
+  part = jax.lax.psum_scatter(flat, name, axis_index_groups=groups, tiled=True)
+  total = jax.lax.all_gather(part, name, axis_index_groups=groups, tiled=True)
+  return jnp.reshape(total[: math.prod(x.shape)], x.shape)
