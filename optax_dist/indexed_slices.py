@@ -1,0 +1,353 @@
+"""Sparse gradients of embedding tables, as in TensorFlow.
+
+An :class:`IndexedSlices` stands for a dense array that is zero except for some
+rows: row ``indices[i]`` gets ``values[i]``, and repeated indices add up. It is
+a pytree of two arrays, so it passes through ``jax.jit``, ``jax.vmap`` and
+``shard_map``, but to an optimizer it is *one* gradient: every ``jax.tree.map``
+over gradients that may hold one needs ``is_leaf=is_indexed_slices``.
+
+Sizes stay static under ``jit``: an unused slot has the index
+``dense_shape[0]``, one past the last row, and zero values. Reads of such a slot
+are never used and writes to it are dropped.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class IndexedSlices:
+  """Rows of an array, and which rows they are.
+
+  Two arrays, and the shape of the array that they are rows of, which is static
+  (part of the tree structure). Row ``i`` of ``values`` belongs to row
+  ``indices[i]``; repeated indices stand for the sum of their values. Indices
+  count from the front: a negative one is an error where it can be seen, and
+  otherwise undefined. Slots with the index ``dense_shape[0]`` are unused.
+
+  Attributes:
+    values: Array of shape ``[n, *dense_shape[1:]]``.
+    indices: Integer array of shape ``[n]``.
+    dense_shape: Shape of the array that the rows belong to.
+
+  Source: ``tf.IndexedSlices``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> slices = IndexedSlices(jnp.ones((2, 3)), jnp.array([4, 0]), (5, 3))
+    >>> slices.to_dense()[:, 0].tolist()
+    [1.0, 0.0, 0.0, 0.0, 1.0]
+  """
+
+  values: jax.Array
+  indices: jax.Array
+  dense_shape: tuple[int, ...]
+
+  def __init__(
+    self,
+    values: jax.typing.ArrayLike,
+    indices: jax.typing.ArrayLike,
+    dense_shape: tuple[int, ...],
+  ):
+    """Checks the shapes and makes the slices.
+
+    Args:
+      values: Array of shape ``[n, *dense_shape[1:]]``.
+      indices: Integer array of shape ``[n]``.
+      dense_shape: Shape of the array that the rows belong to.
+
+    Raises:
+      TypeError: If ``indices`` are not integers.
+      ValueError: If the shapes do not fit, or if an index is negative or
+        greater than ``dense_shape[0]`` (seen only outside of ``jax.jit``).
+    """
+    self.values = jnp.asarray(values)
+    self.indices = jnp.asarray(indices)
+    self.dense_shape = tuple(int(size) for size in dense_shape)
+    if not jnp.issubdtype(self.indices.dtype, jnp.integer):
+      raise TypeError(f"indices must be integers, got {self.indices.dtype}")
+    if not self.dense_shape:
+      raise ValueError("dense_shape must have a dimension of rows, got ()")
+    expected = (*self.indices.shape, *self.dense_shape[1:])
+    if self.indices.ndim != 1 or self.values.shape != expected:
+      raise ValueError(
+        "values must have the shape [n, *dense_shape[1:]] and indices [n], got"
+        f" values {self.values.shape}, indices {self.indices.shape} and"
+        f" dense_shape {self.dense_shape}"
+      )
+    if self.indices.size and not isinstance(self.indices, jax.core.Tracer):
+      low, high = int(self.indices.min()), int(self.indices.max())
+      if low < 0 or high > self.dense_shape[0]:
+        raise ValueError(
+          f"indices must lie in [0, {self.dense_shape[0]}] (the last one marks"
+          f" unused slots), got values from {low} to {high}"
+        )
+
+  def tree_flatten_with_keys(self):
+    """Gives the two arrays with their names, and the static shape."""
+    key = jax.tree_util.GetAttrKey
+    children = (
+      (key("values"), self.values),
+      (key("indices"), self.indices),
+    )
+    return children, self.dense_shape
+
+  @classmethod
+  def tree_unflatten(cls, dense_shape, children):
+    """Makes slices of whatever JAX puts in, unchecked."""
+    slices = object.__new__(cls)
+    slices.values, slices.indices = children
+    slices.dense_shape = dense_shape
+    return slices
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the dense array."""
+    return self.dense_shape
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Type of the values."""
+    return self.values.dtype
+
+  @property
+  def valid(self) -> jax.Array:
+    """Which slots are in use: booleans that broadcast against ``values``."""
+    used = self.indices < self.dense_shape[0]
+    return used.reshape(used.shape + (1,) * (self.values.ndim - 1))
+
+  def __repr__(self) -> str:
+    return (
+      f"IndexedSlices(values={self.values!r}, indices={self.indices!r},"
+      f" dense_shape={self.dense_shape})"
+    )
+
+  @classmethod
+  def from_dense(
+    cls, dense: jax.typing.ArrayLike, size: int | None = None
+  ) -> "IndexedSlices":
+    """Takes the rows of an array that are not all zero.
+
+    Args:
+      dense: Array of one dimension or more.
+      size: Number of slots. Must be given under ``jax.jit``; rows beyond it are
+        lost there, so it has to be a bound on the number of rows in use.
+
+    Returns:
+      Slices with ascending indices, unused slots last.
+
+    Raises:
+      ValueError: If ``dense`` is a scalar, if it is traced and ``size`` is not
+        given, or if it is not traced and has more than ``size`` rows in use.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> dense = jnp.zeros((9, 2)).at[5].set(1.0)
+      >>> IndexedSlices.from_dense(dense).indices.tolist()
+      [5]
+      >>> IndexedSlices.from_dense(dense, size=2).indices.tolist()
+      [5, 9]
+    """
+    dense = jnp.asarray(dense)
+    if not dense.ndim:
+      raise ValueError("dense must have a dimension of rows, got a scalar")
+    # NaN counts as in use: it compares unequal to zero.
+    used = jnp.any(dense.reshape(dense.shape[0], -1) != 0, axis=1)
+    if not isinstance(used, jax.core.Tracer):
+      found = int(used.sum())
+      if size is not None and found > size:
+        raise ValueError(
+          f"size must be >= {found}, the rows in use, got {size}"
+        )
+      size = found if size is None else size
+    elif size is None:
+      raise ValueError(
+        "size must be given under jax.jit, where the number of rows in use is"
+        " not known: pass a bound on it"
+      )
+    (indices,) = jnp.nonzero(used, size=size, fill_value=dense.shape[0])
+    indices = indices.astype(jnp.int32)
+    values = dense.at[indices].get(mode="fill", fill_value=0)
+    return cls(values, indices, dense.shape)
+
+  def to_dense(self) -> jax.Array:
+    """Builds the array, of shape ``dense_shape``; repeated indices add up."""
+    dense = jnp.zeros(self.dense_shape, self.values.dtype)
+    return dense.at[self.indices].add(self.values, mode="drop")
+
+
+def is_indexed_slices(x: Any) -> bool:
+  """Tells whether ``x`` is an :class:`IndexedSlices`; for ``is_leaf=``."""
+  return isinstance(x, IndexedSlices)
+
+
+def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+  """Maps a function over gradients, and over the values of sparse ones.
+
+  Args:
+    fun: Takes an array (and the leaves of ``rest``) and returns an array of the
+      same shape. Of sparse leaves it gets the values.
+    tree: Tree of arrays, :class:`IndexedSlices` and ``None``.
+    *rest: Trees like ``tree``, with slices of the same indices.
+
+  Returns:
+    A tree like ``tree``. ``None`` stays ``None``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> slices = IndexedSlices(jnp.ones((1, 2)), jnp.array([3]), (5, 2))
+    >>> map_values(lambda x: 2 * x, {"table": slices})["table"].values.tolist()
+    [[2.0, 2.0]]
+  """
+
+  def on_leaf(leaf, *others):
+    if not is_indexed_slices(leaf):
+      return fun(leaf, *others)
+    values = fun(leaf.values, *(other.values for other in others))
+    return IndexedSlices(values, leaf.indices, leaf.dense_shape)
+
+  return jax.tree.map(on_leaf, tree, *rest, is_leaf=is_indexed_slices)
+
+
+def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
+  """Adds up the values of repeated indices.
+
+  The work is that of sorting the indices; the number of slots stays, so this
+  runs under ``jax.jit``. Values of one index add in their order of appearance.
+
+  Args:
+    slices: Slices whose indices may repeat.
+
+  Returns:
+    Slices for the same array: ascending indices, each row once, then the unused
+    slots.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> slices = IndexedSlices(jnp.array([1., 2., 3.]), jnp.array([7, 0, 7]), (9,))
+    >>> summed = sum_duplicates(slices)
+    >>> summed.indices.tolist(), summed.values.tolist()
+    ([0, 7, 9], [2.0, 4.0, 0.0])
+  """
+  slots, rows = slices.indices.shape[0], slices.dense_shape[0]
+  if not slots:
+    return slices
+  order = jnp.argsort(slices.indices, stable=True)
+  indices = slices.indices[order]
+  first = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
+  slot = jnp.cumsum(first, dtype=jnp.int32) - 1
+  values = jax.ops.segment_sum(
+    jnp.where(slices.valid, slices.values, 0)[order],
+    slot,
+    num_segments=slots,
+    indices_are_sorted=True,
+  )
+  unique = jnp.full(slots, rows, slices.indices.dtype).at[slot].set(indices)
+  return IndexedSlices(values, unique, slices.dense_shape)
+
+
+def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
+  """Adds updates to parameters, sparse ones to the rows they name.
+
+  Like ``optax.apply_updates``, and the same for dense updates. A sparse update
+  costs in proportion to its rows if the parameter's buffer may be written in
+  place: donate the parameters to the jitted step (``donate_argnums``), else XLA
+  copies the table first.
+
+  Args:
+    params: Tree of arrays.
+    updates: Tree like ``params`` of arrays, :class:`IndexedSlices` or ``None``
+      (leaves the parameter as it is).
+
+  Returns:
+    Parameters of the same shapes and dtypes.
+
+  Raises:
+    ValueError: If a sparse update belongs to an array of another shape.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> update = IndexedSlices(jnp.ones((1, 2)), jnp.array([2]), (3, 2))
+    >>> apply_updates(jnp.zeros((3, 2)), update).tolist()
+    [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+  """
+
+  def on_leaf(param, update):
+    if param is None or update is None:
+      return param
+    if not is_indexed_slices(update):
+      return optax.apply_updates(param, update)
+    param = jnp.asarray(param)
+    if param.shape != update.dense_shape:
+      raise ValueError(
+        f"a sparse update for an array of shape {update.dense_shape} met a"
+        f" parameter of shape {param.shape}"
+      )
+    values = update.values.astype(param.dtype)
+    return param.at[update.indices].add(values, mode="drop")
+
+  return jax.tree.map(on_leaf, params, updates, is_leaf=lambda x: x is None)
+
+
+def lookup_value_and_grad(
+  fun: Callable[..., Any], has_aux: bool = False
+) -> Callable[..., Any]:
+  """Differentiates through embedding lookups without a dense gradient.
+
+  The lookups happen outside of ``fun``, which sees the looked-up rows in place
+  of each table, so the gradient is taken with respect to the rows.
+
+  Args:
+    fun: Takes parameters whose tables are replaced by looked-up rows (of shape
+      ``[*indices.shape, *table.shape[1:]]``) and further arguments, and returns
+      a scalar, or a scalar and auxiliary data.
+    has_aux: Whether ``fun`` returns auxiliary data too.
+
+  Returns:
+    A function of ``(params, lookups, *args, **kwargs)``. ``lookups`` is a tree
+    like ``params`` with an integer array where a table is looked up and
+    ``None`` elsewhere. It returns what ``fun`` returned and the gradients: a
+    tree like ``params`` with :class:`IndexedSlices` for the tables, one slot
+    for each lookup (an index that repeats has several). Rows outside of the
+    table read as zero and get no gradient.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> params = {"table": jnp.ones((9, 2)), "w": jnp.array([1.0, 2.0])}
+    >>> def loss(p, target):
+    ...   return jnp.sum((p["table"] @ p["w"] - target) ** 2)
+    >>> lookups = {"table": jnp.array([3, 3]), "w": None}
+    >>> value, grads = lookup_value_and_grad(loss)(params, lookups, 2.0)
+    >>> float(value), grads["table"].values.tolist(), grads["w"].tolist()
+    (2.0, [[2.0, 4.0], [2.0, 4.0]], [4.0, 4.0])
+  """
+  value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
+
+  def read(param, ids):
+    if ids is None:
+      return param
+    return param.at[_as_slots(ids, param)].get(mode="fill", fill_value=0)
+
+  def as_slices(param, ids, grad):
+    if ids is None:
+      return grad
+    values = grad.reshape(-1, *param.shape[1:])
+    return IndexedSlices(values, _as_slots(ids, param).ravel(), param.shape)
+
+  def wrapped(params, lookups, *args, **kwargs):
+    rows = jax.tree.map(read, params, lookups)
+    value, grads = value_and_grad(rows, *args, **kwargs)
+    return value, jax.tree.map(as_slices, params, lookups, grads)
+
+  return wrapped
+
+
+def _as_slots(ids: jax.typing.ArrayLike, table: jax.Array) -> jax.Array:
+  """Maps indices outside of the table to the index of unused slots."""
+  ids = jnp.asarray(ids)
+  return jnp.where((ids >= 0) & (ids < table.shape[0]), ids, table.shape[0])
