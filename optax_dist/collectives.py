@@ -87,6 +87,10 @@ def sum_leaves(
     groups: groups of indices, for leaves that have a single axis to sum over:
       the sum is over the own group instead of the whole axis.
 
+  Raises:
+    NotImplementedError: for an axis of ``jax.vmap`` inside a ``jax.shard_map``
+      with ``check_vma=True``, where JAX has no collectives.
+
   Returns:
     The sums, each in its leaf's shape and dtype. They are bit-identical on all
     replicas that were summed over.
@@ -135,12 +139,34 @@ def _joined(
 
 
 def _axis_sum(over: tuple[axes.AxisName, ...]):
-  return lambda x: jax.lax.psum(x, over)
+  # Axes of vmap first: that moves nothing, and leaves less to move. JAX refuses
+  # tracked and untracked axes in one psum anyway.
+  on_mesh = axes.mesh_axes()
+  batched = tuple(name for name in over if name not in on_mesh)
+  _check_vmap_collectives(batched)
+  spread = tuple(name for name in over if name in on_mesh)
+
+  def axis_sum(x):
+    x = jax.lax.psum(x, batched) if batched else x
+    return jax.lax.psum(x, spread) if spread else x
+
+  return axis_sum
+
+
+def _check_vmap_collectives(batched: tuple[axes.AxisName, ...]) -> None:
+  # JAX fails here with a bare AssertionError, in every collective.
+  if batched and any(axes.is_tracked(name) for name in axes.mesh_axes()):
+    raise NotImplementedError(
+      f"JAX has no collectives over an axis of jax.vmap ({batched[0]!r}) inside"
+      " jax.shard_map with check_vma=True. Pass check_vma=False to that"
+      " shard_map, or make the axis one of its mesh."
+    )
 
 
 def _group_sum(name: axes.AxisName, groups: Groups):
   """Returns the sum over the own group, by the way that works in this map."""
   if name not in axes.mesh_axes():
+    _check_vmap_collectives((name,))
     return lambda x: _sum_of_gathered(x, name, groups)
   if not axes.is_tracked(name):
     return lambda x: jax.lax.psum(x, name, axis_index_groups=groups)
@@ -166,7 +192,9 @@ def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):
 def _sum_by_scatter(x: jax.Array, name: axes.AxisName, groups: Groups):
   """Under check_vma, where psum refuses groups: its two halves do not."""
   flat = jnp.ravel(x)
-  flat = jnp.pad(flat, (0, -flat.size % len(groups[0])))
+  size = len(groups[0])
+  # At least one element each: there is no scatter of nothing.
+  flat = jnp.pad(flat, (0, -flat.size % size if flat.size else size))
   part = jax.lax.psum_scatter(flat, name, axis_index_groups=groups, tiled=True)
   total = jax.lax.all_gather(part, name, axis_index_groups=groups, tiled=True)
   return jnp.reshape(total[: math.prod(x.shape)], x.shape)

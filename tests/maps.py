@@ -1,0 +1,120 @@
+"""The map matrix: one per-replica function, run under every map JAX has."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXIS = "data"
+NAMES = (
+  "vmap",
+  "jit_vmap_spmd",
+  "pmap",
+  "shard_map",
+  "shard_map_vma",
+  "shard_map_explicit",
+  "shard_map_explicit_vma",
+)
+#: The maps under which JAX tracks, in types, what varies over the axis.
+TRACKED = ("shard_map_vma", "shard_map_explicit_vma")
+
+every_map = pytest.mark.parametrize("map_name", NAMES)
+tracked_map = pytest.mark.parametrize("map_name", TRACKED)
+untracked_map = pytest.mark.parametrize(
+  "map_name", [name for name in NAMES if name not in TRACKED]
+)
+
+
+class Replicated(NamedTuple):
+  """An argument that every replica gets whole."""
+
+  value: Any
+
+
+@functools.cache
+def mesh(size: int, explicit: bool = False) -> jax.sharding.Mesh:
+  """Returns a mesh of the first ``size`` devices along ``AXIS``."""
+  kind = AxisType.Explicit if explicit else AxisType.Auto
+  return jax.make_mesh(
+    (size,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:size]
+  )
+
+
+def mapped(map_name: str, fn, args, size: int):
+  """Returns ``fn`` mapped and jitted for arguments like ``args``.
+
+  Args:
+    map_name: one of ``NAMES``.
+    fn: a function of one replica's values that returns one replica's results.
+    args: per argument a pytree with a leading replica axis, or ``Replicated``.
+    size: the number of replicas.
+
+  Returns:
+    A function of ``args`` that returns results with a leading replica axis.
+  """
+  shared = [isinstance(arg, Replicated) for arg in args]
+  in_axes = tuple(None if s else 0 for s in shared)
+  values = lambda args: [
+    a.value if s else a for a, s in zip(args, shared, strict=True)
+  ]
+  if map_name == "vmap":
+    run = jax.jit(jax.vmap(fn, in_axes=in_axes, axis_name=AXIS))
+    return lambda *args: run(*values(args))
+  if map_name == "pmap":
+    run = jax.pmap(
+      fn, in_axes=in_axes, axis_name=AXIS, devices=jax.devices()[:size]
+    )
+    return lambda *args: run(*values(args))
+  if map_name == "jit_vmap_spmd":
+    run = jax.jit(
+      jax.vmap(fn, in_axes=in_axes, axis_name=AXIS, spmd_axis_name=AXIS)
+    )
+    shard = functools.partial(_shard, shared, mesh(size), values)
+
+    def run_in_mesh(*args):
+      with jax.set_mesh(mesh(size)):
+        return run(*shard(args))
+
+    return run_in_mesh
+  where = mesh(size, explicit="explicit" in map_name)
+
+  def body(*args):
+    own = [
+      a if s else jax.tree.map(lambda x: x[0], a)
+      for a, s in zip(args, shared, strict=True)
+    ]
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], fn(*own))
+
+  run = jax.jit(
+    jax.shard_map(
+      body,
+      mesh=where,
+      in_specs=tuple(P() if s else P(AXIS) for s in shared),
+      out_specs=P(AXIS),
+      check_vma="vma" in map_name,
+    )
+  )
+  shard = functools.partial(_shard, shared, where, values)
+  return lambda *args: run(*shard(args))
+
+
+def _shard(shared, where, values, args):
+  return [
+    jax.device_put(value, NamedSharding(where, P() if s else P(AXIS)))
+    for value, s in zip(values(args), shared, strict=True)
+  ]
+
+
+def run(map_name: str, fn, *args, size: int):
+  """Runs ``fn`` on every replica and returns the stacked results, on the host."""
+  return jax.tree.map(_on_host, mapped(map_name, fn, args, size)(*args))
+
+
+def _on_host(x):
+  # JAX can't fetch a sharded array that has no elements.
+  return np.asarray(x) if x.size else np.zeros(x.shape, x.dtype)

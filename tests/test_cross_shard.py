@@ -1,0 +1,499 @@
+"""Tests of cross_shard, each number against NumPy in every map."""
+
+import functools
+import itertools
+
+import chex
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+
+N = 4
+GROUPS = [[0, 3], [1, 2]]
+
+
+def _update(tx, updates, params=None):
+  return tx.update(updates, tx.init(updates), params)[0]
+
+
+def _gradients(seed=0, size=N):
+  rng = np.random.default_rng(seed)
+  return {
+    "w": rng.normal(size=(size, 3, 2)).astype(np.float32),
+    "b": rng.normal(size=(size, 2)).astype(np.float32),
+    "scale": rng.normal(size=(size,)).astype(np.float32),
+    "frozen": None,
+    "empty": {},
+  }
+
+
+def _oracle(x, reduction="mean", groups=None):
+  x = np.asarray(x, np.float64)
+  out = np.empty_like(x)
+  for group in groups or [list(range(len(x)))]:
+    out[group] = getattr(np, reduction)(x[group], axis=0)
+  return out
+
+
+def _expected(tree, **kwargs):
+  return jax.tree.map(functools.partial(_oracle, **kwargs), tree)
+
+
+# --- The same numbers in every map -------------------------------------------
+
+
+@maps.every_map
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+  "groups", [None, GROUPS, [[2, 0, 3, 1]], [[0], [1], [2], [3]]]
+)
+def test_reduces_updates_that_differ_between_replicas(
+  map_name, reduction, groups
+):
+  tx = optax_dist.cross_shard(
+    maps.AXIS, reduction=reduction, axis_index_groups=groups
+  )
+  gradients = _gradients()
+  got = maps.run(map_name, functools.partial(_update, tx), gradients, size=N)
+  chex.assert_trees_all_close(
+    got,
+    _expected(gradients, reduction=reduction, groups=groups),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  # Replicas that aggregate together must not drift apart by a single bit.
+  for group in groups or [range(N)]:
+    for i in group:
+      chex.assert_trees_all_equal(
+        jax.tree.map(lambda x, i=i: x[i], got),
+        jax.tree.map(lambda x, group=group: x[group[0]], got),
+      )
+
+
+def _loss(params, x):
+  return jnp.sum(jnp.square(x @ params["w"] + params["b"]))
+
+
+@maps.every_map
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("local", [False, True], ids=["plain", "local_params"])
+def test_gradient_of_replicated_parameters(map_name, reduction, local):
+  """Trap 1: under check_vma the plain gradient is summed before it arrives."""
+  rng = np.random.default_rng(1)
+  params = {
+    "w": rng.normal(size=(3, 2)).astype(np.float32),
+    "b": np.ones(2, np.float32),
+  }
+  x = rng.normal(size=(N, 3)).astype(np.float32)
+  tx = optax_dist.cross_shard(maps.AXIS, reduction=reduction)
+
+  def step(params, x):
+    at = optax_dist.local_params(params, maps.AXIS) if local else params
+    return _update(tx, jax.grad(_loss)(at, x), params)
+
+  got = maps.run(map_name, step, maps.Replicated(params), x, size=N)
+  residual = 2 * (x @ params["w"] + params["b"])
+  own = {"w": np.einsum("ni,nj->nij", x, residual), "b": residual}
+  chex.assert_trees_all_close(
+    got, _expected(own, reduction=reduction), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_the_silent_factor_is_real_and_mended():
+  """A plain pmean is N times too large here, so the test above can fail."""
+  x = np.arange(1, 1 + N, dtype=np.float32).reshape(N, 1)
+  values = {}
+
+  def step(w, x):
+    g = jax.grad(lambda w: jnp.sum(w * x))(w)
+    tx = optax_dist.cross_shard(maps.AXIS)
+    return {"pmean": jax.lax.pmean(g, maps.AXIS), "cross_shard": _update(tx, g)}
+
+  values = maps.run(
+    "shard_map_vma", step, maps.Replicated(np.float32(1.0)), x, size=N
+  )
+  np.testing.assert_allclose(values["cross_shard"], x.mean(), rtol=1e-6)
+  np.testing.assert_allclose(values["pmean"], N * x.mean(), rtol=1e-6)
+
+
+@maps.every_map
+def test_mixed_dtypes_are_kept(map_name):
+  gradients = {
+    "half": np.full((N, 2), 1.5, np.float16),
+    "brain": np.asarray([[0.5]] * N, jnp.bfloat16),
+    "single": np.ones((N, 2), np.float32),
+    "complex": np.ones((N, 1), np.complex64) * 1j,
+    "scalar": np.ones((N,), np.float32),
+  }
+  tx = optax_dist.cross_shard(maps.AXIS, reduction="sum")
+  got = maps.run(map_name, functools.partial(_update, tx), gradients, size=N)
+  chex.assert_trees_all_equal_shapes_and_dtypes(got, gradients)
+  chex.assert_trees_all_equal(got, jax.tree.map(lambda x: N * x, gradients))
+
+
+@maps.every_map
+def test_empty_trees_pass(map_name):
+  tx = optax_dist.cross_shard(maps.AXIS)
+
+  def step(x):
+    chex.assert_trees_all_equal(
+      _update(tx, {"a": None, "b": ()}), {"a": None, "b": ()}
+    )
+    return jnp.concatenate([_update(tx, {"zero": x[:0]})["zero"], x])
+
+  x = np.ones((N, 3), np.float32)
+  chex.assert_trees_all_equal(maps.run(map_name, step, x, size=N), x)
+
+
+@maps.every_map
+@jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
+def test_chained_training_equals_a_single_replica_on_the_whole_batch(map_name):
+  rng = np.random.default_rng(2)
+  params = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
+  x = rng.normal(size=(5, N, 3)).astype(np.float32)
+  single = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
+  multi = optax.chain(optax_dist.cross_shard(maps.AXIS), single)
+  apply = lambda tx, params, state, g: (
+    lambda u_s: (optax.apply_updates(params, u_s[0]), u_s[1])
+  )(tx.update(g, state, params, value=1.0))
+
+  def train(params, xs):
+    # The state of one replica varies over the axis only if its parameters do.
+    state = multi.init(params)
+    for x in xs:
+      params, state = apply(multi, params, state, jax.grad(_loss)(params, x))
+    return params
+
+  got = maps.run(
+    map_name, train, maps.Replicated(params), x.swapaxes(0, 1), size=N
+  )
+  state = single.init(params)
+  mean_loss = lambda p, xs: jnp.mean(jax.vmap(lambda x: _loss(p, x))(xs))
+  for batch in x:
+    params, state = apply(
+      single, params, state, jax.grad(mean_loss)(params, batch)
+    )
+  for i in range(N):
+    chex.assert_trees_all_close(
+      jax.tree.map(lambda v, i=i: v[i], got), params, rtol=1e-5, atol=1e-6
+    )
+
+
+# --- Several axes ------------------------------------------------------------
+
+
+def _two_axis_maps():
+  def nested_vmap(fn):
+    inner = jax.vmap(fn, axis_name="model")
+    return jax.jit(jax.vmap(inner, axis_name="data"))
+
+  def over_mesh(fn, check_vma, kind):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+    body = lambda x: fn(x[0, 0])[None, None]
+    run = jax.jit(
+      jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=P("data", "model"),
+        out_specs=P("data", "model"),
+        check_vma=check_vma,
+      )
+    )
+    spec = NamedSharding(mesh, P("data", "model"))
+    return lambda x: run(jax.device_put(x, spec))
+
+  yield "nested_vmap", nested_vmap
+  for check_vma, kind in itertools.product(
+    [0, 1], [AxisType.Auto, AxisType.Explicit]
+  ):
+    yield (
+      f"shard_map-{check_vma}-{kind.name}",
+      functools.partial(over_mesh, check_vma=bool(check_vma), kind=kind),
+    )
+  yield "vmap_in_shard_map", _vmap_in_mesh(check_vma=False)
+
+
+def _vmap_in_mesh(check_vma):
+  return lambda fn: jax.jit(
+    jax.shard_map(
+      lambda x: jax.vmap(fn, axis_name="model")(x[0])[None],
+      mesh=maps.mesh(4),
+      in_specs=P("data"),
+      out_specs=P("data"),
+      check_vma=check_vma,
+    )
+  )
+
+
+TWO_AXIS_MAPS = dict(_two_axis_maps())
+
+
+@pytest.mark.parametrize("map_name", TWO_AXIS_MAPS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_several_axes_are_reduced_together(map_name, reduction):
+  x = np.random.default_rng(3).normal(size=(4, 2, 5)).astype(np.float32)
+  for names, axis in [(("data", "model"), (0, 1)), (["model"], 1), ("data", 0)]:
+    tx = optax_dist.cross_shard(names, reduction=reduction)
+    got = TWO_AXIS_MAPS[map_name](functools.partial(_update, tx))(x)
+    expected = np.broadcast_to(
+      getattr(np, reduction)(x, axis=axis, keepdims=True), x.shape
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_update_that_is_summed_over_one_axis_of_two(reduction):
+  """The parameter is replicated over data and sharded over model."""
+  mesh = jax.make_mesh(
+    (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  w = np.arange(2, dtype=np.float32)
+  x = np.random.default_rng(4).normal(size=(4, 2)).astype(np.float32)
+  tx = optax_dist.cross_shard(("data", "model"), reduction=reduction)
+
+  def step(w, x):
+    return _update(tx, jax.grad(lambda w: jnp.sum(w * x[0]))(w), w)
+
+  got = jax.jit(
+    jax.shard_map(
+      step, mesh=mesh, in_specs=(P("model"), P("data", "model")), out_specs=P()
+    )
+  )(w, x)
+  np.testing.assert_allclose(got, [getattr(np, reduction)(x)], rtol=1e-5)
+
+
+# --- Updates that do not vary over a tracked axis ----------------------------
+
+
+@maps.tracked_map
+def test_a_loss_that_is_a_mean_already(map_name):
+  x = np.arange(N, dtype=np.float32)
+
+  def step(w, x):
+    g = jax.grad(lambda w: jax.lax.pmean(w * x, maps.AXIS))(w)
+    mean = optax_dist.cross_shard(maps.AXIS, invariant_updates="reduced")
+    total = optax_dist.cross_shard(
+      maps.AXIS, invariant_updates="reduced", reduction="sum"
+    )
+    return _update(mean, (g, x)), _update(total, (g, x))
+
+  w = maps.Replicated(np.float32(2.0))
+  (g_mean, x_mean), (g_sum, x_sum) = maps.run(map_name, step, w, x, size=N)
+  np.testing.assert_allclose(g_mean, x.mean())
+  np.testing.assert_allclose(g_sum, x.mean())
+  np.testing.assert_allclose(x_mean, x.mean())
+  np.testing.assert_allclose(x_sum, x.sum())
+
+
+def _raised_while_tracing(map_name, step, *args, error=ValueError):
+  with pytest.raises(error) as info:
+    maps.run(map_name, step, *args, size=N)
+  return str(info.value)
+
+
+@maps.tracked_map
+def test_invariant_updates_can_be_refused(map_name):
+  tx = optax_dist.cross_shard(maps.AXIS, invariant_updates="error")
+  message = _raised_while_tracing(
+    map_name,
+    functools.partial(_update, tx),
+    maps.Replicated({"w": np.ones(2, np.float32)}),
+  )
+  assert "updates['w']" in message
+  assert "local_params" in message
+
+
+@maps.tracked_map
+def test_a_summed_gradient_can_not_be_grouped(map_name):
+  tx = optax_dist.cross_shard(maps.AXIS, axis_index_groups=GROUPS)
+  message = _raised_while_tracing(
+    map_name,
+    functools.partial(_update, tx),
+    maps.Replicated({"w": np.ones(2, np.float32)}),
+  )
+  assert "already summed" in message
+  assert "axis_index_groups" in message
+
+
+@maps.tracked_map
+def test_an_invariant_update_of_varying_parameters_is_not_guessed(map_name):
+  tx = optax_dist.cross_shard(maps.AXIS)
+  step = lambda w, g: _update(tx, {"w": g}, {"w": w})
+  w = np.ones((N, 2), np.float32)
+  message = _raised_while_tracing(map_name, step, w, maps.Replicated(w[0]))
+  assert "its parameter does" in message
+  assert "invariant_updates" in message
+
+
+@maps.tracked_map
+def test_an_update_that_arrives_summed_is_not_communicated(map_name):
+  tx = optax_dist.cross_shard(maps.AXIS)
+  args = (
+    maps.Replicated({"w": np.ones(2, np.float32)}),
+    np.ones((N, 2), np.float32),
+  )
+  step = lambda w, x: _update(tx, jax.grad(lambda w: jnp.sum(w["w"] * x))(w))
+  jaxpr = str(jax.make_jaxpr(maps.mapped(map_name, step, args, N))(*args))
+  assert jaxpr.count("psum") == 1, jaxpr  # The gradient's own.
+
+
+@maps.every_map
+def test_steps_share_one_compilation(map_name):
+  tx = optax_dist.cross_shard(maps.AXIS)
+  traces = []
+
+  def step(g):
+    traces.append(None)
+    return _update(tx, g)
+
+  args = ({"a": np.ones((N, 2), np.float32)},)
+  run = maps.mapped(map_name, step, args, N)
+  for scale in range(3):
+    run(jax.tree.map(lambda x, scale=scale: scale * x, args[0]))
+  assert len(traces) == 1
+
+
+# --- Random trees and groups -------------------------------------------------
+
+_shapes = st.lists(st.integers(0, 3), max_size=2).map(tuple)
+_leaves = st.tuples(_shapes, st.sampled_from(["float32", "float16"]))
+_trees = st.recursive(
+  st.one_of(_leaves, st.none()),
+  lambda inner: st.one_of(
+    st.lists(inner, max_size=3), st.dictionaries(st.sampled_from("abc"), inner)
+  ),
+  max_leaves=6,
+)
+_is_leaf = lambda x: isinstance(x, tuple)
+
+
+@st.composite
+def _partitions(draw):
+  order = draw(st.permutations(range(N)))
+  size = draw(st.sampled_from([1, 2, 4]))
+  return [list(order[i : i + size]) for i in range(0, N, size)]
+
+
+@pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
+@hypothesis.settings(max_examples=8)
+@hypothesis.given(
+  tree=_trees, groups=_partitions(), reduction=st.sampled_from(["mean", "sum"])
+)
+def test_random_trees_and_groups(map_name, tree, groups, reduction):
+  rng = np.random.default_rng(0)
+  tree = jax.tree.map(
+    lambda leaf: rng.integers(-8, 8, (N, *leaf[0])).astype(leaf[1]),
+    tree,
+    is_leaf=_is_leaf,
+  )
+  tx = optax_dist.cross_shard(
+    maps.AXIS, axis_index_groups=groups, reduction=reduction
+  )
+  if not jax.tree.leaves(tree):
+    assert _structure_survives(tx, tree)
+    return
+  got = maps.run(map_name, functools.partial(_update, tx), tree, size=N)
+  chex.assert_trees_all_equal_shapes_and_dtypes(got, tree)
+  # Small integers add up exactly, so the comparison can be exact.
+  expected = jax.tree.map(
+    lambda x: _oracle(x, reduction, groups).astype(x.dtype), tree
+  )
+  chex.assert_trees_all_equal(got, expected)
+
+
+def _structure_survives(tx, tree):
+  step = lambda _: (
+    jax.tree.structure(_update(tx, tree)) == jax.tree.structure(tree)
+  )
+  return bool(
+    jax.vmap(lambda x: jnp.asarray(step(x)), axis_name=maps.AXIS)(
+      jnp.ones(N)
+    ).all()
+  )
+
+
+# --- Errors ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["none", "max", None, "weighted_mean"])
+def test_unknown_reduction(reduction):
+  with pytest.raises(
+    ValueError, match=r"`reduction` must be one of 'mean', 'sum'"
+  ):
+    optax_dist.cross_shard("data", reduction=reduction)
+
+
+def test_unknown_policy():
+  with pytest.raises(
+    ValueError, match=r"'summed', 'reduced', 'error', got 'x'"
+  ):
+    optax_dist.cross_shard("data", invariant_updates="x")
+
+
+@pytest.mark.parametrize(
+  "axis_name", [None, (), [], ("a", None), ("a", "a"), [["a"]]]
+)
+def test_bad_axis_names(axis_name):
+  with pytest.raises(ValueError, match="`axis_name` must"):
+    optax_dist.cross_shard(axis_name)
+
+
+def test_groups_need_a_single_axis():
+  with pytest.raises(ValueError, match="single axis"):
+    optax_dist.cross_shard(("a", "b"), axis_index_groups=[[0, 1]])
+
+
+@maps.every_map
+def test_groups_must_fit_the_axis(map_name):
+  tx = optax_dist.cross_shard(
+    maps.AXIS, axis_index_groups=[[0, 1], [2, 3], [4, 5]]
+  )
+  message = _raised_while_tracing(
+    map_name, functools.partial(_update, tx), np.ones((N, 1), np.float32)
+  )
+  assert f"range({N})" in message
+
+
+@maps.every_map
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, jax.dtypes.float0])
+def test_integers_are_refused_by_name(map_name, dtype):
+  tx = optax_dist.cross_shard(maps.AXIS)
+  step = lambda x: _update(tx, {"layer": [x, np.zeros(2, dtype)]})
+  message = _raised_while_tracing(
+    map_name, step, np.ones((N, 1), np.float32), error=TypeError
+  )
+  assert "updates['layer'][1]" in message
+  assert (
+    str(dtype if dtype == jax.dtypes.float0 else np.dtype(dtype)) in message
+  )
+
+
+@maps.every_map
+def test_an_unbound_axis_lists_those_that_are_bound(map_name):
+  tx = optax_dist.cross_shard(["batch", maps.AXIS])
+  message = _raised_while_tracing(
+    map_name,
+    functools.partial(_update, tx),
+    np.ones((N, 1), np.float32),
+    error=optax_dist.UnboundAxisError,
+  )
+  assert "'batch'" in message
+  assert f"'{maps.AXIS}' (size {N})" in message
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+def test_outside_any_map_it_never_does_nothing(transform):
+  tx = optax_dist.cross_shard("data")
+  with pytest.raises(
+    optax_dist.UnboundAxisError, match="no axis is bound here"
+  ):
+    transform(functools.partial(_update, tx))(jnp.ones(3))
