@@ -1,1 +1,61 @@
 """Entry point of the ``optax-dist`` command."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from optax_dist.cli import errors, parser, train
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the ``optax-dist`` command.
+
+  Args:
+    argv: the arguments after the command's name; None for this process's own.
+
+  Returns:
+    The exit code: 0 for success, 1 for a training that failed, 2 for wrong
+    usage, 130 for Ctrl-C.
+
+  Example:
+    >>> main(["--version"])  # doctest: +ELLIPSIS
+    optax-dist ...
+    0
+  """
+  argv = sys.argv[1:] if argv is None else list(argv)
+  try:
+    return _dispatch(argv)
+  except SystemExit as stop:  # argparse ends --help and errors this way.
+    return stop.code if isinstance(stop.code, int) else 2
+  except errors.CommandError as error:
+    parser.say(str(error))
+    return error.exit_code
+  except KeyboardInterrupt:
+    parser.say("interrupted")
+    return 130
+  except BrokenPipeError:
+    # Whoever read the output has gone (`| head`). Python would complain again
+    # when it flushes standard output at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _dispatch(argv: list[str]) -> int:
+  root = parser.Parser(
+    prog="optax-dist",
+    description="Distributed optimizers for JAX and Optax, at work.",
+  )
+  root.add_argument(
+    "--version", action="store_true", help="print the version and exit"
+  )
+  commands = root.add_subparsers(title="commands", metavar="COMMAND")
+  train.add_parser(commands, argv)
+  args = root.parse_args(argv)
+  if args.version:
+    import optax_dist
+
+    print(f"optax-dist {optax_dist.__version__}")
+    return 0
+  if "run" not in args:
+    root.error("a command is needed")
+  return args.run(args)

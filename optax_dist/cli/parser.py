@@ -1,0 +1,66 @@
+"""An argument parser whose errors are one line, and types for its arguments."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+  """An ``argparse.ArgumentParser`` that reports an error in one line."""
+
+  def __init__(self, **kwargs):
+    kwargs.setdefault("formatter_class", HelpFormatter)
+    # An abbreviation would stop working when a strategy adds a flag.
+    super().__init__(**kwargs, allow_abbrev=False)
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+  """Keeps the layout of descriptions and leaves room for long flags."""
+
+  def __init__(self, prog, **kwargs):
+    super().__init__(prog, **({"max_help_position": 30} | kwargs))
+
+
+def whole_number(
+  minimum: int, maximum: int | None = None
+) -> Callable[[str], int]:
+  """An argument type: a whole number in a range, bounds included."""
+  bounds = f"of at least {minimum}"
+  if maximum is not None:
+    bounds = f"from {minimum} to {maximum}"
+
+  def parse(text: str) -> int:
+    try:
+      value = int(text)
+    except ValueError:
+      value = minimum - 1
+    if value < minimum or (maximum is not None and value > maximum):
+      raise argparse.ArgumentTypeError(
+        f"must be a whole number {bounds}, got {text!r}"
+      )
+    return value
+
+  return parse
+
+
+def positive_float(text: str) -> float:
+  """An argument type: a finite number above 0."""
+  try:
+    value = float(text)
+  except ValueError:
+    value = math.nan
+  if not 0 < value < math.inf:
+    raise argparse.ArgumentTypeError(
+      f"must be a finite number above 0, got {text!r}"
+    )
+  return value
+
+
+def say(message: str) -> None:
+  """Prints one line to standard error, as the command."""
+  print(f"optax-dist: {message}", file=sys.stderr)

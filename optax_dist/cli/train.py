@@ -1,0 +1,234 @@
+"""``optax-dist train``: trains a small network on real images."""
+
+import argparse
+import importlib.util
+import pathlib
+import time
+from collections.abc import Sequence
+
+from optax_dist.cli import errors, optimizer, output, parser, strategies
+
+DEFAULT_STRATEGY = "cross-shard"
+AXIS = "data"
+
+_DESCRIPTION = """\
+Trains a small convolutional network on scikit-learn's digits, 1,797 real images
+of handwritten digits, on several replicas: one on each device there is, or on
+8 virtual devices if there is only a CPU. The same arguments, on the same kind of
+machine, give the same numbers."""
+
+_NEEDED = {
+  "flax": "flax",
+  "matplotlib": "matplotlib",
+  "rich": "rich",
+  "sklearn": "scikit-learn",
+}
+_MAX_SEED = 2**32 - 1
+
+
+def add_parser(commands, argv: Sequence[str]) -> None:
+  """Adds the ``train`` command to the commands of a parser.
+
+  Args:
+    commands: what ``add_subparsers`` returned.
+    argv: what will be parsed. Strategies have flags of their own, of which
+      two may be alike, so only the chosen strategy's are added.
+  """
+  chosen = _chosen_strategy(argv)
+  train = commands.add_parser(
+    "train",
+    help="train a small network on real images, on several replicas",
+    description=_DESCRIPTION,
+    epilog=_help_on_others(chosen),
+  )
+  train.set_defaults(run=run)
+  add = train.add_argument
+  add(
+    "--strategy",
+    metavar="NAME",
+    choices=strategies.names(),
+    default=DEFAULT_STRATEGY,
+    help="how the replicas train together: "
+    f"{', '.join(strategies.names())} (default: %(default)s)",
+  )
+  add(
+    "--replicas",
+    metavar="N",
+    type=parser.whole_number(1),
+    help="replicas, one per device; must divide the batch size (default: 8 on a"
+    " CPU, else as many as there are devices)",
+  )
+  add(
+    "--epochs",
+    metavar="N",
+    type=parser.whole_number(1),
+    default=20,
+    help="passes over the training images (default: %(default)s)",
+  )
+  add(
+    "--batch-size",
+    metavar="N",
+    type=parser.whole_number(1),
+    default=64,
+    help="images per step, over all replicas; at most 1437, the number of"
+    " training images (default: %(default)s)",
+  )
+  add(
+    "--optimizer",
+    metavar="NAME",
+    choices=optimizer.names(),
+    default="adam",
+    help=f"what turns gradients into updates: {', '.join(optimizer.names())}"
+    " (default: %(default)s)",
+  )
+  rates = optimizer.DEFAULT_LEARNING_RATES
+  add(
+    "--learning-rate",
+    metavar="RATE",
+    type=parser.positive_float,
+    help="of the first step; falls to 0 along a half cosine over the run"
+    f" (default: {', '.join(f'{rates[n]:g} for {n}' for n in rates)})",
+  )
+  add(
+    "--seed",
+    metavar="N",
+    type=parser.whole_number(0, _MAX_SEED),
+    default=0,
+    help="of the first parameters and of the images' order (default:"
+    " %(default)s)",
+  )
+  add(
+    "--output",
+    metavar="DIR",
+    type=pathlib.Path,
+    default=pathlib.Path("optax-dist-train"),
+    help="directory for metrics.jsonl and training.png; made if it is missing,"
+    " and the two files are overwritten (default: %(default)s)",
+  )
+  if chosen in strategies.names():
+    _add_strategy(train, chosen)
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the ``train`` command with its parsed arguments."""
+  chosen = strategies.load(args.strategy)
+  if args.learning_rate is None:
+    args.learning_rate = optimizer.DEFAULT_LEARNING_RATES[args.optimizer]
+  _check(args)
+  chosen.check(args)
+  paths = output.prepare(args.output, ["metrics.jsonl", "training.png"])
+  # From here on imports are slow.
+  from optax_dist.cli import devices, progress
+
+  mesh = devices.replica_mesh(args.replicas, args.batch_size, AXIS)
+  from optax_dist.cli import digits, loop, metrics, model, picture, strategy
+
+  data = digits.load()
+  steps_per_epoch = digits.TRAIN_SIZE // args.batch_size
+  steps = args.epochs * steps_per_epoch
+  program = chosen.build(
+    strategy.Run(
+      args=args,
+      mesh=mesh,
+      axis_name=AXIS,
+      loss_fn=model.loss,
+      optimizer=optimizer.make(args.optimizer, args.learning_rate, steps),
+      steps=steps,
+    )
+  )
+  replicas = f"{mesh.size} {'replica' if mesh.size == 1 else 'replicas'}"
+  replicas += f" on {mesh.devices.flat[0].platform.upper()}"
+  records: list[strategy.Record] = []
+  with (
+    metrics.JsonLines(paths[0]) as lines,
+    progress.Progress(args.epochs, steps) as shown,
+  ):
+    try:
+      shown.message(f"{args.strategy}: compiling for {replicas}")
+      compiled = loop.compile_program(
+        program, mesh, data[1], batch_size=args.batch_size, seed=args.seed
+      )
+      start = time.perf_counter()
+      for record in loop.train(
+        program,
+        compiled,
+        mesh,
+        data,
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        seed=args.seed,
+      ):
+        lines.write(record)
+        records.append(record)
+        shown.show(record)
+      seconds = time.perf_counter() - start
+    except KeyboardInterrupt:
+      raise errors.Interrupted(
+        f"interrupted after step {len(records)} of {steps}; the metrics so far"
+        f" are in {paths[0]}"
+      ) from None
+  picture.save(
+    paths[1], records, f"Digits, {args.strategy}, {replicas}", program.panels
+  )
+  images = steps * args.batch_size
+  print(
+    f"{args.strategy}, {replicas}: {steps:,} steps, {images:,} images in"
+    f" {seconds:.1f} s"
+  )
+  for line in program.summary(records):
+    print(line)
+  accuracy = records[-1]["test_accuracy"]
+  print(
+    f"test accuracy {accuracy:.1%}, metrics in {paths[0]}, picture in {paths[1]}"
+  )
+  return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+  """Raises an error if the arguments can't work; takes no time."""
+  from optax_dist.cli import digits
+
+  if args.batch_size > digits.TRAIN_SIZE:
+    raise errors.CommandError(
+      f"--batch-size {args.batch_size} is more than the {digits.TRAIN_SIZE}"
+      " training images"
+    )
+  if args.replicas and args.batch_size % args.replicas:
+    raise errors.CommandError(
+      f"--replicas {args.replicas} does not divide --batch-size"
+      f" {args.batch_size}"
+    )
+  missing = [
+    name
+    for module, name in _NEEDED.items()
+    if importlib.util.find_spec(module) is None
+  ]
+  if missing:
+    raise errors.CommandError(
+      f"{', '.join(missing)} not installed; run: pip install"
+      ' "optax-dist[train]"'
+    )
+
+
+def _chosen_strategy(argv: Sequence[str]) -> str:
+  """The strategy among the arguments, before they are all known."""
+  early = parser.Parser(prog="optax-dist train", add_help=False)
+  early.add_argument("--strategy", default=DEFAULT_STRATEGY)
+  return early.parse_known_args(argv)[0].strategy
+
+
+def _add_strategy(to: argparse.ArgumentParser, name: str) -> None:
+  chosen = strategies.load(name)
+  group = to.add_argument_group(f"options of --strategy {name}", chosen.summary)
+  chosen.add_arguments(group)
+
+
+def _help_on_others(chosen: str) -> str:
+  """Help on the flags of the strategies that were not chosen."""
+  texts = []
+  for name in strategies.names():
+    if name != chosen:
+      others = parser.Parser(usage=argparse.SUPPRESS, add_help=False)
+      _add_strategy(others, name)
+      texts.append(others.format_help().strip())
+  return "\n\n".join(texts)
