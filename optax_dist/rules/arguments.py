@@ -1,0 +1,114 @@
+"""The numbers of a sync-replicas run: what they must be, what they imply."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def accepts(local_step: int, global_step: int, max_staleness: int = 0) -> bool:
+  """Whether a gradient of `local_step` is fresh enough at `global_step`.
+
+  TensorFlow's accumulators accept `local_step >= global_step`; a positive
+  `max_staleness` accepts as many steps less. It says nothing about steps of
+  the future: TensorFlow accepts them, the default rules refuse them.
+
+  Example:
+    >>> accepts(4, 5), accepts(5, 5), accepts(4, 5, max_staleness=1)
+    (False, True, True)
+  """
+  return local_step >= global_step - max_staleness
+
+
+def tokens_per_step(total_num_replicas: int, replicas_to_aggregate: int) -> int:
+  """How many tokens TensorFlow's chief enqueues after each step.
+
+  Example:
+    >>> tokens_per_step(5, 2), tokens_per_step(2, 5)
+    (5, 5)
+  """
+  return max(total_num_replicas, replicas_to_aggregate)
+
+
+def initial_tokens(
+  num_tokens: int, replicas_to_aggregate: int, total_num_replicas: int
+) -> int:
+  """How many tokens TensorFlow's `get_init_tokens_op(num_tokens)` enqueues.
+
+  Args:
+    num_tokens: the number asked for; -1 stands for `replicas_to_aggregate`.
+    replicas_to_aggregate: gradients that make a step.
+    total_num_replicas: replicas there are.
+
+  Returns:
+    The number of tokens, 0 or more.
+
+  Raises:
+    ValueError: with so few tokens the first step could never finish.
+
+  Example:
+    >>> initial_tokens(-1, 2, 5), initial_tokens(-2, 2, 5)
+    (2, 0)
+    >>> initial_tokens(0, 3, 2)
+    Traceback (most recent call last):
+    ValueError: Too few tokens to finish the first step: 0 (given) vs 1 (needed)
+  """
+  if num_tokens == -1:
+    return replicas_to_aggregate
+  needed = replicas_to_aggregate - total_num_replicas
+  if num_tokens < needed:
+    raise ValueError(
+      "Too few tokens to finish the first step: "
+      f"{num_tokens} (given) vs {needed} (needed)"
+    )
+  return max(num_tokens, 0)
+
+
+def check_sync_arguments(
+  replicas_to_aggregate: Any,
+  total_num_replicas: Any = None,
+  max_staleness: Any = 0,
+) -> tuple[int, int | None, int]:
+  """Checks the three numbers of a sync-replicas run.
+
+  Args:
+    replicas_to_aggregate: gradients that make a step, a positive integer.
+    total_num_replicas: replicas there are, a positive integer, or None where
+      it is known only later (the size of an axis).
+    max_staleness: steps by which a gradient may be late, 0 or more.
+
+  Returns:
+    The three as plain integers.
+
+  Raises:
+    TypeError: one of them is not an integer (a bool is not one either).
+    ValueError: one of them is out of range.
+
+  Example:
+    >>> check_sync_arguments(3, None)
+    (3, None, 0)
+    >>> check_sync_arguments(0, 4)
+    Traceback (most recent call last):
+    ValueError: replicas_to_aggregate must be a positive integer, got 0.
+  """
+  k = _integer("replicas_to_aggregate", replicas_to_aggregate, 1)
+  n = None
+  if total_num_replicas is not None:
+    n = _integer("total_num_replicas", total_num_replicas, 1)
+  return k, n, _integer("max_staleness", max_staleness, 0)
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+  kind = "positive" if least else "non-negative"
+  # Comparing type names keeps numpy's bool out without importing numpy.
+  if type(value).__name__ in ("bool", "bool_"):
+    raise TypeError(f"{name} must be a {kind} integer, got {value!r}.")
+  try:
+    number = operator.index(value)
+  except TypeError:
+    raise TypeError(
+      f"{name} must be a {kind} integer, got {value!r}."
+    ) from None
+  if number < least:
+    raise ValueError(f"{name} must be a {kind} integer, got {value!r}.")
+  return number

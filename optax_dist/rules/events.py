@@ -1,0 +1,280 @@
+"""What happens to a sync-replicas run, and what its rules decide."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+
+Replica = int | str
+
+
+class Reason(enum.StrEnum):
+  """Why a gradient was not taken, or a replica not let in."""
+
+  STALE = "stale"
+  FUTURE = "future"
+  DUPLICATE = "duplicate"
+  NON_FINITE = "non_finite"
+  OTHER_INCARNATION = "other_incarnation"
+  UNKNOWN_REPLICA = "unknown_replica"
+  OVER_QUOTA = "over_quota"
+  SUPERSEDED = "superseded"
+  FAILED = "failed"
+  ABANDONED = "abandoned"
+  LOST = "lost"
+  LEFT = "left"
+  FINISHED = "finished"
+
+
+# Events.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Join:
+  """A replica is ready for its first token.
+
+  Attributes:
+    replica: its id.
+    incarnation: how often this id has started, to tell a restarted process
+      from its dead predecessor; None counts up by one.
+  """
+
+  replica: Replica
+  incarnation: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrive:
+  """A replica has a gradient.
+
+  Attributes:
+    replica: who.
+    local_step: the global step of the parameters it was computed on.
+    finite: whether every element of it is finite.
+    incarnation: the sender's, None where it does not matter.
+    count: how many gradients of this step are summed in it.
+  """
+
+  replica: Replica
+  local_step: int
+  finite: bool = True
+  incarnation: int | None = None
+  count: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leave:
+  """A replica goes for good, in good order: out of data, or done."""
+
+  replica: Replica
+  incarnation: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lost:
+  """A replica is gone without a word; it may come back."""
+
+  replica: Replica
+  incarnation: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Done:
+  """A member has finished its part of an attempt."""
+
+  replica: Replica
+  step: int
+  attempt: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failed:
+  """A member could not finish its part of an attempt.
+
+  Attributes:
+    replica: the member that reports.
+    step: the step of the attempt.
+    attempt: the number of the attempt.
+    culprit: whose gradient is to be left out of the next attempt; None: the
+      reporter's own.
+  """
+
+  replica: Replica
+  step: int
+  attempt: int
+  culprit: Replica | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finish:
+  """The run is over: nothing more will be committed."""
+
+
+Event = Join | Arrive | Leave | Lost | Done | Failed | Finish
+
+
+# Decisions.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contribution:
+  """A gradient that is in, as a member of an attempt or commit.
+
+  Attributes:
+    replica: whose.
+    local_step: the step of the parameters it was computed on.
+    staleness: how many steps late it is.
+    count: how many gradients are summed in it.
+    weight: what it counts for in the mean (1.0 without a `weight` policy).
+    incarnation: of the replica when it arrived.
+  """
+
+  replica: Replica
+  local_step: int
+  staleness: int = 0
+  count: int = 1
+  weight: float = 1.0
+  incarnation: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accept:
+  """The gradient is in, as a whole."""
+
+  replica: Replica
+  local_step: int
+  staleness: int = 0
+  count: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drop:
+  """The gradient is out, as a whole; no byte of it need move."""
+
+  replica: Replica
+  local_step: int
+  reason: Reason
+  count: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wait:
+  """The replica waits: for the commit of `step`, or for a token."""
+
+  replica: Replica
+  step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Token:
+  """The replica computes on the parameters of `step`.
+
+  Attributes:
+    replica: who.
+    step: the step of the parameters.
+    count: how many gradients it sums before it arrives.
+  """
+
+  replica: Replica
+  step: int
+  count: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartAttempt:
+  """The members aggregate, and report `Done` or `Failed`."""
+
+  step: int
+  attempt: int
+  members: tuple[Contribution, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Abandon:
+  """The attempt is void and leaves no trace."""
+
+  step: int
+  attempt: int
+  culprit: Replica
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Commit:
+  """The mean over `members` (in replica order) is applied, by everyone.
+
+  Attributes:
+    step: the global step before the update; after it, it is `step + 1`.
+    members: what was averaged.
+    attempt: the number of the attempt that succeeded.
+  """
+
+  step: int
+  members: tuple[Contribution, ...]
+  attempt: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CannotProceed:
+  """Too few replicas are left to reach the quorum.
+
+  Attributes:
+    step: the step that cannot be committed.
+    have: replicas that can still contribute.
+    needed: replicas that must.
+    missing: who is not there.
+    final: True where no return of a lost replica could mend it.
+  """
+
+  step: int
+  have: int
+  needed: int
+  missing: tuple[Replica, ...]
+  final: bool = False
+
+  def __str__(self) -> str:
+    names = ", ".join(map(str, self.missing)) or "nobody"
+    remedy = (
+      "lower replicas_to_aggregate, or let leaves lower it "
+      "(lower_on_leave=True)"
+      if self.final
+      else "restart the missing replicas"
+    )
+    return (
+      f"step {self.step} needs {self.needed} replicas and {self.have} can "
+      f"contribute; missing: {names}; {remedy}."
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refuse:
+  """The replica is not let in."""
+
+  replica: Replica
+  reason: Reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+  """The run has ended at `step`; whoever is told stops, without an error."""
+
+  step: int
+
+
+Decision = (
+  Accept
+  | Drop
+  | Wait
+  | Token
+  | StartAttempt
+  | Abandon
+  | Commit
+  | CannotProceed
+  | Refuse
+  | Finished
+)
+
+
+def ordered(replicas: Iterable[Replica]) -> tuple[Replica, ...]:
+  """Sorts ids, numbers before names."""
+  return tuple(sorted(replicas, key=lambda r: (isinstance(r, str), r)))
