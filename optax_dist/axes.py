@@ -7,7 +7,7 @@ that value varies. Everything in this library that depends on such a difference,
 or on a difference between JAX versions, asks this file.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias
 
 import jax
@@ -110,8 +110,8 @@ def is_tracked(name: AxisName) -> bool:
 
 
 def varying_axes(x: Any) -> frozenset[AxisName]:
-  """Returns the tracked axes over which the value ``x`` varies."""
-  aval = jax.typeof(x)
+  """Returns the tracked axes over which ``x``, a value or its type, varies."""
+  aval = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
   manual = getattr(aval, "manual_axis_type", None)
   if manual is not None:
     return frozenset(manual.varying)
@@ -141,11 +141,43 @@ def cast_to_varying(tree: Any, names: Iterable[AxisName]) -> Any:
   if not tracked:
     return tree
 
-  def cast(x):
-    missing = tuple(name for name in tracked if name not in varying_axes(x))
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
+  return jax.tree.map(lambda x: _cast(x, tracked), tree)
 
-  return jax.tree.map(cast, tree)
+
+def _cast(x: Any, names: Iterable[AxisName]) -> Any:
+  missing = tuple(name for name in names if name not in varying_axes(x))
+  return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def cond(
+  predicate: Any,
+  true_fun: Callable[[], Any],
+  false_fun: Callable[[], Any],
+) -> Any:
+  """As ``jax.lax.cond``, for branches that vary over different tracked axes.
+
+  ``jax.lax.cond`` refuses branches whose results differ in the axes over which
+  they vary, as zeros and a gradient do. Here each result is cast to vary over the
+  axes of both.
+
+  Args:
+    predicate: a boolean scalar, equal on all replicas if a branch communicates.
+    true_fun: returns the result where ``predicate`` holds.
+    false_fun: returns the result, of the same structure, shapes and dtypes,
+      where it does not.
+
+  Returns:
+    The chosen result.
+  """
+  types = [jax.eval_shape(fun) for fun in (true_fun, false_fun)]
+  varying = jax.tree.map(
+    lambda a, b: tuple(sorted(varying_axes(a) | varying_axes(b), key=str)), *types
+  )
+
+  def cast(fun):
+    return lambda: jax.tree.map(_cast, fun(), varying)
+
+  return jax.lax.cond(predicate, cast(true_fun), cast(false_fun))
 
 
 def mesh_axes() -> frozenset[AxisName]:
