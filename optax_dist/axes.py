@@ -171,7 +171,8 @@ def cond(
   """
   types = [jax.eval_shape(fun) for fun in (true_fun, false_fun)]
   varying = jax.tree.map(
-    lambda a, b: tuple(sorted(varying_axes(a) | varying_axes(b), key=str)), *types
+    lambda a, b: tuple(sorted(varying_axes(a) | varying_axes(b), key=str)),
+    *types,
   )
 
   def cast(fun):

@@ -115,6 +115,42 @@ def sum_leaves(
   return results
 
 
+def gather_rows(
+  x: jax.Array,
+  names: tuple[axes.AxisName, ...],
+  groups: Groups | None = None,
+) -> jax.Array:
+  """Concatenates the rows of all replicas, in replica order.
+
+  Args:
+    x: an array of shape ``[rows, ...]``, of the same shape on each replica.
+    names: the bound axes that the replicas lie along.
+    groups: groups of indices along the (single) axis: the rows come from the
+      replicas of the own group only, in the group's order.
+
+  Returns:
+    An array of shape ``[replicas * rows, ...]``, equal on all replicas that
+    gathered from each other.
+  """
+  if groups:
+    return _gather_group(x, names[0], groups)
+  batched, spread = _split(names)
+  for name in reversed(batched):
+    x = jax.lax.all_gather(x, name, tiled=True)
+  if spread:
+    tracked = any(axes.is_tracked(name) for name in spread)
+    to = "invariant" if tracked else "varying"
+    x = jax.lax.all_gather(x, spread, tiled=True, to=to)
+  return x
+
+
+def _gather_group(x: jax.Array, name: axes.AxisName, groups: Groups):
+  if name in axes.mesh_axes():
+    return jax.lax.all_gather(x, name, axis_index_groups=groups, tiled=True)
+  rows = jax.lax.all_gather(x, name)[_peers(name, groups)]
+  return jnp.reshape(rows, (-1, *x.shape[1:]))
+
+
 def _joins(leaf: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:
   if not axes.mesh_axes().issuperset(over) or not axes.is_fully_manual():
     return False
@@ -139,18 +175,22 @@ def _joined(
 
 
 def _axis_sum(over: tuple[axes.AxisName, ...]):
-  # Axes of vmap first: that moves nothing, and leaves less to move. JAX refuses
-  # tracked and untracked axes in one psum anyway.
-  on_mesh = axes.mesh_axes()
-  batched = tuple(name for name in over if name not in on_mesh)
-  _check_vmap_collectives(batched)
-  spread = tuple(name for name in over if name in on_mesh)
+  batched, spread = _split(over)
 
   def axis_sum(x):
     x = jax.lax.psum(x, batched) if batched else x
     return jax.lax.psum(x, spread) if spread else x
 
   return axis_sum
+
+
+def _split(names: tuple[axes.AxisName, ...]):
+  # Axes of vmap first: that moves nothing, and leaves less to move. JAX refuses
+  # tracked and untracked axes in one psum anyway.
+  on_mesh = axes.mesh_axes()
+  batched = tuple(name for name in names if name not in on_mesh)
+  _check_vmap_collectives(batched)
+  return batched, tuple(name for name in names if name in on_mesh)
 
 
 def _check_vmap_collectives(batched: tuple[axes.AxisName, ...]) -> None:
@@ -181,12 +221,17 @@ def _group_sum(name: axes.AxisName, groups: Groups):
 
 def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):
   """Under vmap, where no collective knows groups and a gather moves nothing."""
+  rows = jax.lax.all_gather(x, name)[_peers(name, groups)]
+  return jnp.sum(rows, axis=0, dtype=x.dtype)
+
+
+def _peers(name: axes.AxisName, groups: Groups) -> jax.Array:
+  """Returns the indices of this replica's group."""
   peers = [[] for _ in range(axes.axes_size([name]))]
   for group in groups:
     for i in group:
       peers[i] = group
-  mine = jnp.asarray(peers)[jax.lax.axis_index(name)]
-  return jnp.sum(jax.lax.all_gather(x, name)[mine], axis=0, dtype=x.dtype)
+  return jnp.asarray(peers)[jax.lax.axis_index(name)]
 
 
 def _sum_by_scatter(x: jax.Array, name: axes.AxisName, groups: Groups):
