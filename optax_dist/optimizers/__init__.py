@@ -1,0 +1,60 @@
+"""The optimizers of TensorFlow 1 and RETURNN as optax transformations.
+
+Each has the update rule, the initial state, the argument names and the defaults
+of the original, so that a model trained there goes on training here along the
+same trajectory. ``learning_rate`` may be a schedule, gradients may be
+:class:`~optax_dist.IndexedSlices` or ``None``; apply the updates with
+``optax_dist.apply_updates``.
+"""
+
+from optax_dist.optimizers.adagrad import adadelta, adagrad, adagrad_da
+from optax_dist.optimizers.adam import adam, custom_adam, nadam
+from optax_dist.optimizers.amsgrad import amsgrad
+from optax_dist.optimizers.ftrl import ftrl
+from optax_dist.optimizers.grad_variance_scaled import grad_variance_scaled
+from optax_dist.optimizers.gradient_descent import (
+  custom_gradient_descent,
+  gradient_descent,
+  normalized_sgd,
+)
+from optax_dist.optimizers.keras import keras
+from optax_dist.optimizers.leaf_rule import (
+  CustomState,
+  ScalarRule,
+  Step,
+  base_custom,
+)
+from optax_dist.optimizers.momentum import momentum
+from optax_dist.optimizers.neural_optimizer1 import neural_optimizer1
+from optax_dist.optimizers.proximal import (
+  proximal_adagrad,
+  proximal_gradient_descent,
+)
+from optax_dist.optimizers.rmsprop import rmsprop
+from optax_dist.optimizers.row_wise import row_wise
+
+__all__ = [
+  "CustomState",
+  "ScalarRule",
+  "Step",
+  "adadelta",
+  "adagrad",
+  "adagrad_da",
+  "adam",
+  "amsgrad",
+  "base_custom",
+  "custom_adam",
+  "custom_gradient_descent",
+  "ftrl",
+  "grad_variance_scaled",
+  "gradient_descent",
+  "keras",
+  "momentum",
+  "nadam",
+  "neural_optimizer1",
+  "normalized_sgd",
+  "proximal_adagrad",
+  "proximal_gradient_descent",
+  "rmsprop",
+  "row_wise",
+]

@@ -1,0 +1,224 @@
+"""Adam in TensorFlow's and RETURNN's own form, and Nadam."""
+
+import jax.numpy as jnp
+import optax
+
+from optax_dist.optimizers import hyperparameters, leaf_rule, row_wise
+
+
+def adam(
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.001,
+  beta1: hyperparameters.Scalar = 0.9,
+  beta2: hyperparameters.Scalar = 0.999,
+  epsilon: hyperparameters.Scalar = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Adam, with epsilon outside of the bias correction ("epsilon hat").
+
+  .. math::
+    \eta_t &= \eta \sqrt{1 - \beta_2^t} / (1 - \beta_1^t) \\
+    m &\leftarrow m + (1 - \beta_1) (g - m), \quad
+    v \leftarrow v + (1 - \beta_2) (g^2 - v) \\
+    w &\leftarrow w - \eta_t m / (\sqrt v + \epsilon)
+
+  ``optax.adam`` adds epsilon to the corrected root, so its epsilon is this one
+  divided by :math:`\sqrt{1 - \beta_2^t}`. Both :math:`1 - \beta` and the powers
+  are float32, as in TensorFlow. On a sparse gradient this equals dense: the
+  averages of all rows decay and all rows move, so the update is dense.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+    beta1: Decay of the mean.
+    beta2: Decay of the mean square.
+    epsilon: Added to the root.
+
+  Returns:
+    The transformation. Its slots are ``m`` and ``v``, from 0.
+
+  Source: ``tf.compat.v1.train.AdamOptimizer``; Kingma and Ba, `Adam
+  <https://arxiv.org/abs/1412.6980>`_, 2014, just before section 2.1.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = adam(0.5)
+    >>> state = optimizer.init(jnp.zeros(2))
+    >>> updates, _ = optimizer.update(jnp.array([3.0, -0.1]), state)
+    >>> updates.round(3).tolist()
+    [-0.5, 0.5]
+  """
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
+    m = slots["m"] + (grad - slots["m"]) * (1 - b1)
+    v = slots["v"] + (jnp.square(grad) - slots["v"]) * (1 - b2)
+    rate = _corrected_rate(step, grad.dtype)
+    return -(m * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
+
+  def sparse_apply_rule(slices, param, slots, step):
+    del param
+    b1, b2, eps = _cast(beta1, beta2, epsilon, slices.dtype)
+    m = row_wise.decay_and_add(slots["m"], b1, slices, slices.values)
+    v = row_wise.decay_and_add(
+      slots["v"], b2, slices, jnp.square(slices.values)
+    )
+    rate = _corrected_rate(step, slices.dtype)
+    return -(rate * m) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    learning_rate,
+    slots={"m": 0.0, "v": 0.0},
+    scalars=_powers(beta1, beta2),
+    sparse_apply_rule=sparse_apply_rule,
+    sum_duplicates=True,
+  )
+
+
+def custom_adam(
+  learning_rate: hyperparameters.ScalarOrSchedule,
+  beta1: hyperparameters.Scalar = 0.9,
+  beta2: hyperparameters.Scalar = 0.999,
+  epsilon: hyperparameters.Scalar = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+  r"""RETURNN's own Adam: :func:`adam`, but lazy on sparse gradients.
+
+  .. math::
+    \eta_t &= \eta \sqrt{1 - \beta_2^t} / (1 - \beta_1^t) \\
+    m &\leftarrow \beta_1 m + (1 - \beta_1) g, \quad
+    v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+    w &\leftarrow w - \eta_t m / (\sqrt v + \epsilon)
+
+  On a sparse gradient only the touched rows and their averages change, and the
+  updates are sparse. The original does not define what happens to repeated
+  indices (the last write wins); here they are added up first.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+    beta1: Decay of the mean.
+    beta2: Decay of the mean square.
+    epsilon: Added to the root.
+
+  Returns:
+    The transformation. Its slots are ``m`` and ``v``, from 0.
+
+  Source: ``returnn.tf.updater.CustomAdamOptimizer``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = custom_adam(0.5)
+    >>> state = optimizer.init(jnp.zeros(2))
+    >>> updates, _ = optimizer.update(jnp.array([3.0, -0.1]), state)
+    >>> updates.round(3).tolist()
+    [-0.5, 0.5]
+  """
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
+    m = b1 * slots["m"] + (1 - b1) * grad
+    v = b2 * slots["v"] + (1 - b2) * jnp.square(grad)
+    rate = _corrected_rate(step, grad.dtype)
+    return -rate * (m / (jnp.sqrt(v) + eps)), {"m": m, "v": v}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    learning_rate,
+    slots={"m": 0.0, "v": 0.0},
+    scalars=_powers(beta1, beta2),
+    sum_duplicates=True,
+  )
+
+
+def nadam(
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.001,
+  beta1: hyperparameters.Scalar = 0.9,
+  beta2: hyperparameters.Scalar = 0.999,
+  epsilon: hyperparameters.Scalar = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Adam with Nesterov momentum, in TensorFlow's form.
+
+  .. math::
+    \eta_t &= \eta \sqrt{1 - \beta_2^t} / (1 - \beta_1^t) \\
+    m &\leftarrow m + (1 - \beta_1) (g - m), \quad
+    v \leftarrow v + (1 - \beta_2) (g^2 - v) \\
+    w &\leftarrow w - \eta_t (\beta_1 m + (1 - \beta_1) g)
+      / (\sqrt v + \epsilon)
+
+  ``optax.nadam`` corrects the bias of both addends on their own and adds
+  epsilon after the correction; Keras's Nadam, ``keras("Nadam")``, schedules the
+  momentum. On a sparse gradient the averages of all rows decay, and the touched
+  rows move; the updates are sparse.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+    beta1: Decay of the mean.
+    beta2: Decay of the mean square.
+    epsilon: Added to the root.
+
+  Returns:
+    The transformation. Its slots are ``m`` and ``v``, from 0.
+
+  Source: ``returnn.tf.updater.NadamOptimizer``, once
+  ``tf.contrib.opt.NadamOptimizer``; Dozat, `Incorporating Nesterov Momentum
+  into Adam <https://cs229.stanford.edu/proj2015/054_report.pdf>`_, 2015.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = nadam(0.5)
+    >>> state = optimizer.init(jnp.zeros(2))
+    >>> updates, _ = optimizer.update(jnp.array([3.0, -0.1]), state)
+    >>> updates.round(3).tolist()
+    [-0.95, 0.95]
+  """
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
+    m = slots["m"] + (grad - slots["m"]) * (1 - b1)
+    v = slots["v"] + (jnp.square(grad) - slots["v"]) * (1 - b2)
+    ahead = grad * (1 - b1) + b1 * m
+    rate = _corrected_rate(step, grad.dtype)
+    return -(ahead * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
+
+  def sparse_apply_rule(slices, param, slots, step):
+    del param
+    b1, b2, eps = _cast(beta1, beta2, epsilon, slices.dtype)
+    m = row_wise.decay_and_add(slots["m"], b1, slices, slices.values)
+    v = row_wise.decay_and_add(
+      slots["v"], b2, slices, jnp.square(slices.values)
+    )
+    ahead = slices.values * (1 - b1) + b1 * row_wise.read_rows(m, slices)
+    rate = _corrected_rate(step, slices.dtype)
+    root = jnp.sqrt(row_wise.read_rows(v, slices))
+    update = -rate * ahead / (root + eps)
+    return row_wise.like_gradient(update, slices), {"m": m, "v": v}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    learning_rate,
+    slots={"m": 0.0, "v": 0.0},
+    scalars=_powers(beta1, beta2),
+    sparse_apply_rule=sparse_apply_rule,
+    sum_duplicates=True,
+  )
+
+
+def _powers(beta1, beta2):
+  return {
+    "beta1_power": leaf_rule.power(beta1),
+    "beta2_power": leaf_rule.power(beta2),
+  }
+
+
+def _cast(beta1, beta2, epsilon, dtype):
+  return tuple(hyperparameters.cast(x, dtype) for x in (beta1, beta2, epsilon))
+
+
+def _corrected_rate(step, dtype):
+  """The learning rate with Adam's bias corrections, in the leaf's dtype."""
+  wide = hyperparameters.wide_dtype(dtype)
+  beta1_power = step.scalars["beta1_power"].astype(wide)
+  beta2_power = step.scalars["beta2_power"].astype(wide)
+  rate = jnp.asarray(step.learning_rate, wide)
+  rate = rate * jnp.sqrt(1 - beta2_power) / (1 - beta1_power)
+  return rate.astype(dtype)

@@ -1,0 +1,116 @@
+"""Ftrl-proximal."""
+
+import jax.numpy as jnp
+import optax
+
+from optax_dist.optimizers import hyperparameters, leaf_rule
+
+
+def ftrl(
+  learning_rate: hyperparameters.ScalarOrSchedule,
+  learning_rate_power: float = -0.5,
+  initial_accumulator_value: float = 0.1,
+  l1_regularization_strength: float = 0.0,
+  l2_regularization_strength: float = 0.0,
+  l2_shrinkage_regularization_strength: float = 0.0,
+  beta: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Follow the regularized leader, with L1, L2 and shrinkage.
+
+  .. math::
+    a' &= a + g^2, \quad \sigma = (a'^{-p} - a^{-p}) / \eta \\
+    z &\leftarrow z + g + 2 \lambda_s w - \sigma w \\
+    w &\leftarrow \begin{cases}
+      \dfrac{\operatorname{sign}(z) \lambda_1 - z}
+            {a'^{-p} / \eta + 2 \lambda_2 + \beta / \eta}
+        & |z| > \lambda_1 \\
+      0 & \text{else}
+    \end{cases}, \quad a \leftarrow a'
+
+  The accumulator adds the gradient without the shrinkage. On a sparse gradient
+  only the touched rows are computed anew.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+    learning_rate_power: :math:`p`, at most 0; 0 gives a constant rate.
+    initial_accumulator_value: Where :math:`a` starts, at least 0.
+    l1_regularization_strength: :math:`\lambda_1`, at least 0.
+    l2_regularization_strength: :math:`\lambda_2`, at least 0.
+    l2_shrinkage_regularization_strength: :math:`\lambda_s`, at least 0.
+    beta: :math:`\beta`; ``None`` is 0.
+
+  Returns:
+    The transformation. Its slots are ``accum``, :math:`a`, and ``linear``,
+    :math:`z`, from 0. ``update`` needs the parameters.
+
+  Raises:
+    ValueError: If an argument is out of its range.
+
+  Source: ``tf.compat.v1.train.FtrlOptimizer``; McMahan et al., `Ad Click
+  Prediction: a View from the Trenches
+  <https://research.google/pubs/pub41159/>`_, 2013.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = ftrl(1.0, initial_accumulator_value=0.0)
+    >>> params = jnp.zeros(2)
+    >>> grads = jnp.array([4.0, 0.0])
+    >>> updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    >>> (params + updates).tolist()
+    [-1.0, 0.0]
+  """
+  hyperparameters.check(
+    "learning_rate_power",
+    learning_rate_power,
+    lambda x: x <= 0,
+    "negative or zero",
+  )
+  hyperparameters.check_not_negative(
+    initial_accumulator_value=initial_accumulator_value,
+    l1_regularization_strength=l1_regularization_strength,
+    l2_regularization_strength=l2_regularization_strength,
+    l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
+  )
+
+  def power(value):
+    # A root is faster and more exact than a general power.
+    if hyperparameters.is_static(learning_rate_power):
+      if learning_rate_power == -0.5:
+        return jnp.sqrt(value)
+      if learning_rate_power == 0:
+        return jnp.ones_like(value)
+    return value ** -hyperparameters.cast(learning_rate_power, value.dtype)
+
+  def apply_rule(grad, param, slots, step):
+    dtype, rate = grad.dtype, step.learning_rate
+    l1 = hyperparameters.cast(l1_regularization_strength, dtype)
+    l2 = hyperparameters.cast(l2_regularization_strength, dtype)
+    shrinkage = hyperparameters.cast(
+      l2_shrinkage_regularization_strength, dtype
+    )
+    if beta is not None:
+      floored = jnp.maximum(jnp.asarray(rate, dtype), 1e-36)
+      l2 = l2 + hyperparameters.cast(beta, dtype) / (2 * floored)
+    accum = slots["accum"] + jnp.square(grad)
+    new_power, old_power = power(accum), power(slots["accum"])
+    shrunk = grad
+    if not (hyperparameters.is_static(shrinkage) and shrinkage == 0):
+      shrunk = grad + 2 * shrinkage * param
+    linear = slots["linear"] + (shrunk - (new_power - old_power) / rate * param)
+    quadratic = new_power / rate + 2 * l2
+    active = jnp.abs(linear) > l1
+    # Where inactive the quotient may be 0 / 0.
+    new = jnp.where(
+      active,
+      (l1 * jnp.sign(linear) - linear) / jnp.where(active, quadratic, 1),
+      0,
+    )
+    return new - param, {"accum": accum, "linear": linear}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    learning_rate,
+    slots={"accum": initial_accumulator_value, "linear": 0.0},
+    sum_duplicates=True,
+    needs_params=True,
+  )

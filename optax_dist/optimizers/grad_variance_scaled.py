@@ -1,0 +1,76 @@
+"""RETURNN's GradVarianceScaled: smaller steps for unusual gradients."""
+
+import jax.numpy as jnp
+import optax
+
+from optax_dist.optimizers import hyperparameters, leaf_rule, row_wise
+
+
+def grad_variance_scaled(
+  learning_rate: hyperparameters.ScalarOrSchedule,
+  beta1: hyperparameters.Scalar = 0.9,
+  beta2: hyperparameters.Scalar = 0.999,
+  epsilon: hyperparameters.Scalar = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Gradient descent scaled down where a gradient is far from its average.
+
+  .. math::
+    m &\leftarrow \beta_1 m + (1 - \beta_1) g, \quad d = (g - m)^2, \quad
+    v \leftarrow \beta_2 v + (1 - \beta_2) d \\
+    w &\leftarrow w - \eta g \min(v / (d + \epsilon), 1)
+
+  with the new :math:`m` and :math:`v`. On a sparse gradient the averages of all
+  rows decay and the touched rows move; repeated indices are not added up first,
+  each has its own :math:`d`.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+    beta1: Decay of the average gradient.
+    beta2: Decay of the average variance.
+    epsilon: Added to the denominator.
+
+  Returns:
+    The transformation. Its slots are ``m`` and ``v``, from 0.
+
+  Source: ``returnn.tf.updater.GradVarianceScaledOptimizer``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = grad_variance_scaled(1.0, beta1=0.5, beta2=0.5)
+    >>> state = optimizer.init(jnp.zeros(1))
+    >>> optimizer.update(jnp.full(1, 2.0), state)[0].round(3).tolist()
+    [-1.0]
+  """
+
+  def direction(grad, deviation, v):
+    eps = hyperparameters.cast(epsilon, grad.dtype)
+    return grad * jnp.minimum(v / (deviation + eps), 1)
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta1, grad.dtype)
+    b2 = hyperparameters.cast(beta2, grad.dtype)
+    m = slots["m"] * b1 + grad * (1 - b1)
+    deviation = jnp.square(grad - m)
+    v = slots["v"] * b2 + deviation * (1 - b2)
+    update = -step.learning_rate * direction(grad, deviation, v)
+    return update, {"m": m, "v": v}
+
+  def sparse_apply_rule(slices, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta1, slices.dtype)
+    b2 = hyperparameters.cast(beta2, slices.dtype)
+    grad = slices.values
+    m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
+    deviation = jnp.square(grad - row_wise.read_rows(m, slices))
+    v = row_wise.decay_and_add(slots["v"], b2, slices, deviation)
+    update = direction(grad, deviation, row_wise.read_rows(v, slices))
+    update = -step.learning_rate * update
+    return row_wise.like_gradient(update, slices), {"m": m, "v": v}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    learning_rate,
+    slots={"m": 0.0, "v": 0.0},
+    sparse_apply_rule=sparse_apply_rule,
+  )

@@ -1,0 +1,93 @@
+"""Gradient descent, plain and normalized."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist.optimizers import hyperparameters, leaf_rule, row_wise
+
+
+def gradient_descent(
+  learning_rate: hyperparameters.ScalarOrSchedule,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Plain gradient descent: :math:`w \leftarrow w - \eta g`.
+
+  This is ``optax.sgd``. A sparse gradient changes the rows it names; repeated
+  indices add up by themselves.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+
+  Returns:
+    The transformation. It keeps no slots.
+
+  Source: ``tf.compat.v1.train.GradientDescentOptimizer``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = gradient_descent(0.5)
+    >>> optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))[0].tolist()
+    [-0.5, -0.5]
+  """
+  return row_wise.row_wise(
+    optax.sgd(hyperparameters.rounded(learning_rate)), sum_duplicates=False
+  )
+
+
+def custom_gradient_descent(
+  learning_rate: hyperparameters.ScalarOrSchedule,
+) -> optax.GradientTransformationExtraArgs:
+  r"""RETURNN's example of a custom optimizer: :func:`gradient_descent`.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+
+  Returns:
+    The transformation. It keeps no slots.
+
+  Source: ``returnn.tf.updater.CustomGradientDescentOptimizer``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = custom_gradient_descent(0.5)
+    >>> optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))[0].tolist()
+    [-0.5, -0.5]
+  """
+  return gradient_descent(learning_rate)
+
+
+def normalized_sgd(
+  learning_rate: hyperparameters.ScalarOrSchedule,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Gradient descent along the normalized gradient of each leaf.
+
+  .. math::
+    w \leftarrow w - \eta g / \sqrt{\max(\textstyle\sum g^2, 10^{-12})}
+
+  The norm is that of one leaf, not of the whole gradient as in
+  ``optax.normalize_by_update_norm``. Of a sparse gradient it is that of its
+  values as given: repeated indices count each on their own.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+
+  Returns:
+    The transformation. It keeps no slots.
+
+  Source: ``returnn.tf.updater.NormalizedSGD``, ``tf.nn.l2_normalize``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = normalized_sgd(1.0)
+    >>> grad = jnp.array([3.0, 4.0])
+    >>> optimizer.update(grad, optimizer.init(grad))[0].round(3).tolist()
+    [-0.6, -0.8]
+  """
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    square_sum = jnp.sum(jnp.square(grad))
+    inverse_norm = jax.lax.rsqrt(jnp.maximum(square_sum, 1e-12))
+    return -step.learning_rate * (grad * inverse_norm), slots
+
+  return leaf_rule.base_custom(apply_rule, learning_rate)

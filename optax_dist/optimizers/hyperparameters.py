@@ -1,0 +1,93 @@
+"""Hyper-parameters as TensorFlow's kernels see them: float32, then cast."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# A number, a traced scalar (as optax.inject_hyperparams gives), or, for the
+# learning rate, also a schedule.
+Scalar = jax.typing.ArrayLike
+ScalarOrSchedule = optax.ScalarOrSchedule
+
+
+def is_static(value: Any) -> bool:
+  """Tells whether a hyper-parameter is a plain number, known at construction."""
+  return isinstance(value, int | float | np.generic)
+
+
+def rounded(value: Any) -> Any:
+  """Rounds a plain number to float32, as TensorFlow does; leaves arrays.
+
+  TensorFlow's hyper-parameters are float32 tensors, and its kernels compute
+  ``1 - beta`` from them in float32. For beta = 0.999 that differs from the
+  float64 result by 5e-5 of it, which shows in trajectories. The difference of 1
+  and a number that float32 holds is exact in Python's floats, so rounding first
+  gives the kernel's value in any later arithmetic.
+
+  Args:
+    value: A number, an array or a schedule.
+
+  Returns:
+    A Python float (weakly typed, so it takes on the dtype it meets), or the
+    array or schedule as given.
+
+  Example:
+    >>> 1 - rounded(0.999) == float(np.float32(1) - np.float32(0.999))
+    True
+  """
+  return float(np.float32(value)) if is_static(value) else value
+
+
+def cast(value: Any, dtype: Any) -> Any:
+  """Gives a hyper-parameter in the dtype of the leaf it is applied to.
+
+  Args:
+    value: A number or a scalar array.
+    dtype: The leaf's dtype.
+
+  Returns:
+    A weakly typed Python float for a number, else the array in ``dtype``.
+  """
+  return rounded(value) if is_static(value) else jnp.asarray(value, dtype)
+
+
+def wide_dtype(dtype: Any) -> Any:
+  """Dtype to compute an optimizer's scalars in: float32, float64 for float64.
+
+  bfloat16 has 8 bits: 0.999 would round to 1, and 1 - beta2 to 0.
+  """
+  return dtype if dtype == jnp.float64 else jnp.float32
+
+
+def check(
+  name: str, value: Any, holds: Callable[[Any], bool], constraint: str
+) -> None:
+  """Checks a hyper-parameter that is a plain number.
+
+  Args:
+    name: The argument's name.
+    value: Its value; anything that is not a plain number passes.
+    holds: Tells whether a number is good.
+    constraint: What good means, in words.
+
+  Raises:
+    ValueError: If it is not good.
+  """
+  if is_static(value) and not holds(value):
+    raise ValueError(f"{name} must be {constraint}, got {value}")
+
+
+def check_positive(**values: Any) -> None:
+  """Checks that numbers are > 0; see :func:`check`."""
+  for name, value in values.items():
+    check(name, value, lambda x: x > 0, "positive")
+
+
+def check_not_negative(**values: Any) -> None:
+  """Checks that numbers are >= 0; see :func:`check`."""
+  for name, value in values.items():
+    check(name, value, lambda x: x >= 0, "positive or zero")

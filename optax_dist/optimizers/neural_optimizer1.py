@@ -1,0 +1,75 @@
+"""RETURNN's NeuralOptimizer1: smaller steps against the average gradient."""
+
+import jax.numpy as jnp
+import optax
+
+from optax_dist.optimizers import hyperparameters, leaf_rule, row_wise
+
+
+def neural_optimizer1(
+  learning_rate: hyperparameters.ScalarOrSchedule,
+  beta1: hyperparameters.Scalar = 0.9,
+  decrease_factor: hyperparameters.Scalar = 0.1,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Gradient descent that damps gradients opposed to their average.
+
+  .. math::
+    m \leftarrow \beta_1 m + (1 - \beta_1) g, \quad
+    w \leftarrow w - \eta g \cdot
+      \begin{cases}
+        1 & \operatorname{sign}(g) = \operatorname{sign}(m) \\
+        \text{decrease\_factor} & \text{else}
+      \end{cases}
+
+  with the new :math:`m`. On a sparse gradient the average of all rows decays
+  and the touched rows move; repeated indices are not added up first, each
+  compares its own sign.
+
+  Args:
+    learning_rate: A number, a scalar array or a schedule.
+    beta1: Decay of the average.
+    decrease_factor: Factor where the signs differ. The paper has exp(-2).
+
+  Returns:
+    The transformation. Its slot is ``m``, from 0.
+
+  Source: ``returnn.tf.updater.NeuralOptimizer1``; Bello et al., `Neural
+  Optimizer Search with Reinforcement Learning
+  <https://proceedings.mlr.press/v70/bello17a.html>`_, 2017.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = neural_optimizer1(1.0)
+    >>> state = optimizer.init(jnp.zeros(1))
+    >>> for grad in (1.0, -0.5):
+    ...   updates, state = optimizer.update(jnp.full(1, grad), state)
+    ...   print(updates.round(3).tolist())
+    [-1.0]
+    [0.05]
+  """
+
+  def direction(grad, m):
+    factor = hyperparameters.cast(decrease_factor, grad.dtype)
+    agrees = jnp.sign(m) == jnp.sign(grad)
+    return grad * jnp.where(agrees, jnp.ones_like(grad), factor)
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta1, grad.dtype)
+    m = slots["m"] * b1 + grad * (1 - b1)
+    return -step.learning_rate * direction(grad, m), {"m": m}
+
+  def sparse_apply_rule(slices, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta1, slices.dtype)
+    m = row_wise.decay_and_add(slots["m"], b1, slices, slices.values)
+    update = direction(slices.values, row_wise.read_rows(m, slices))
+    update = -step.learning_rate * update
+    return row_wise.like_gradient(update, slices), {"m": m}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    learning_rate,
+    slots={"m": 0.0},
+    sparse_apply_rule=sparse_apply_rule,
+  )

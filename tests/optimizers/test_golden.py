@@ -1,0 +1,148 @@
+"""Replays the recorded runs of the originals, each at its own tolerance."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_dist import indexed_slices, optimizers
+
+_FOLDER = pathlib.Path(__file__).parent.parent / "golden"
+_INDEX = json.loads((_FOLDER / "index.json").read_text())
+_CASES = {case["id"]: case for case in _INDEX["cases"]}
+
+
+def _sign_rule(grad, param, slots, step):
+  """The rule of the user-defined subclass that was recorded."""
+  del param
+  return -step.learning_rate * jnp.sign(grad), slots
+
+
+_FACTORIES = {
+  "Adadelta": optimizers.adadelta,
+  "Adagrad": optimizers.adagrad,
+  "AdagradDA": optimizers.adagrad_da,
+  "Adam": optimizers.adam,
+  "AMSGrad": optimizers.amsgrad,
+  "BaseCustom": functools.partial(optimizers.base_custom, _sign_rule),
+  "CustomAdam": optimizers.custom_adam,
+  "CustomGradientDescent": optimizers.custom_gradient_descent,
+  "Ftrl": optimizers.ftrl,
+  "GradientDescent": optimizers.gradient_descent,
+  "GradVarianceScaled": optimizers.grad_variance_scaled,
+  "Momentum": optimizers.momentum,
+  "Nadam": optimizers.nadam,
+  "NeuralOptimizer1": optimizers.neural_optimizer1,
+  "NormalizedSGD": optimizers.normalized_sgd,
+  "ProximalAdagrad": optimizers.proximal_adagrad,
+  "ProximalGradientDescent": optimizers.proximal_gradient_descent,
+  "RMSProp": optimizers.rmsprop,
+}
+
+
+@functools.cache
+def _arrays(file):
+  with np.load(_FOLDER / file) as arrays:
+    return dict(arrays)
+
+
+def _optimizer(case):
+  """The optimizer of a case, made as its user would."""
+  arguments = dict(case["hyperparameters"])
+  if "per_step_key" in case["learning_rate"]:
+    rates = _arrays(case["file"])[case["learning_rate"]["per_step_key"]]
+    arguments["learning_rate"] = lambda count: jnp.asarray(rates)[count]
+  if case["optimizer"] == "KerasWrapper":
+    return optimizers.keras(
+      case["source_class"].rsplit(".", 1)[-1],
+      frozen_iterations=case["variant"] == "wrapper",
+      **arguments,
+    )
+  if "global_step_start" in case:
+    arguments["global_step_start"] = case["global_step_start"]
+  return _FACTORIES[case["optimizer"]](**arguments)
+
+
+@functools.cache
+def _run(optimizer, name):
+  """Runs the sequences of one set of hyper-parameters.
+
+  Dense and sparse parameters are in one tree, so one program serves all.
+
+  Returns:
+    Trajectories, and slots at the end, by case id.
+  """
+  cases = [
+    case
+    for case in _CASES.values()
+    if (case["optimizer"], case["case"]) == (optimizer, name)
+  ]
+  transformation = _optimizer(cases[0])
+
+  @jax.jit
+  def replay(params, sequence):
+    def step(carry, gradients):
+      params, state = carry
+      updates, state = transformation.update(gradients, state, params)
+      params = indexed_slices.apply_updates(params, updates)
+      return (params, state), params
+
+    (_, state), trajectory = jax.lax.scan(
+      step, (params, transformation.init(params)), sequence
+    )
+    return trajectory, state
+
+  arrays = _arrays(cases[0]["file"])
+  results = {}
+  for sequence_kind in ("regular", "extreme", "unique"):
+    group = [c for c in cases if c["sequence"].endswith(sequence_kind)]
+    params, gradients = {}, {}
+    for case in group:
+      params |= {key: arrays[path] for key, path in case["init"].items()}
+      given = {key: arrays[path] for key, path in case["gradients"].items()}
+      if case["kind"] == "sparse":
+        # A scan slices the leading axis of steps off the leaves.
+        shape = params["embedding"].shape
+        leaves = [given["values"], given["indices"]]
+        slices = indexed_slices.IndexedSlices.tree_unflatten(shape, leaves)
+        given = {"embedding": slices}
+      gradients |= given
+    if group:
+      trajectory, state = replay(params, gradients)
+      for case in group:
+        results[case["id"]] = trajectory, state
+  return results
+
+
+def _error(got, reference, initial, tensor):
+  """The recording's own measure; see `comparison` in its index."""
+  reference = np.concatenate([initial[np.newaxis], reference])
+  magnitude = np.abs(reference)
+  if tensor:
+    magnitude = magnitude.reshape(len(magnitude), -1)
+    magnitude = np.nanmax(magnitude, axis=1, initial=0.0)
+    magnitude = magnitude.reshape(-1, *(1,) * (reference.ndim - 1))
+  # A coordinate that is NaN has no scale any more; fmax keeps the former one.
+  scale = np.maximum(np.fmax.accumulate(magnitude), 1e-30)[1:]
+  reference = reference[1:]
+  np.testing.assert_array_equal(np.isnan(got), np.isnan(reference))
+  difference = np.abs(np.float64(got) - np.float64(reference))
+  difference[np.isnan(difference) | (difference <= 1e-30)] = 0.0
+  return (difference / scale).max()
+
+
+@pytest.mark.parametrize("case_id", _CASES)
+def test_trajectory(case_id):
+  case = _CASES[case_id]
+  arrays = _arrays(case["file"])
+  trajectory, _ = _run(case["optimizer"], case["case"])[case_id]
+  for parameter, path in case["trajectory"].items():
+    got = np.asarray(trajectory[parameter])
+    initial = arrays[case["init"][parameter]]
+    for measure, tolerance in case["tolerance"].items():
+      error = _error(got, arrays[path], initial, measure == "per_tensor")
+      assert error <= tolerance, f"{parameter} {measure}"
