@@ -130,7 +130,7 @@ def init(
 ) -> StrictState: ...
 
 
-def init(
+def init(  # type: ignore[misc]
   replicas_to_aggregate: int,
   total_num_replicas: int | None = None,
   *,
