@@ -2,12 +2,39 @@
 
 from optax_dist.axes import UnboundAxisError
 from optax_dist.cross_shard import cross_shard
+from optax_dist.indexed_slices import (
+  IndexedSlices,
+  apply_updates,
+  is_indexed_slices,
+  lookup_value_and_grad,
+)
 from optax_dist.local_params import local_params
+from optax_dist.moving_averages import averaged_params
+from optax_dist.state_specs import PerReplica, state_axes, state_specs
+from optax_dist.sync_replicas import (
+  ReplicaState,
+  SyncReplicasState,
+  sync_replicas,
+)
+from optax_dist.sync_report import SyncReport, sync_report
 
 __version__ = "0.1.0"
 
 __all__ = [
+  "IndexedSlices",
+  "PerReplica",
+  "ReplicaState",
+  "SyncReplicasState",
+  "SyncReport",
   "UnboundAxisError",
+  "apply_updates",
+  "averaged_params",
   "cross_shard",
+  "is_indexed_slices",
   "local_params",
+  "lookup_value_and_grad",
+  "state_axes",
+  "state_specs",
+  "sync_replicas",
+  "sync_report",
 ]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist import axes, collectives
+from optax_dist import axes, collectives, update_leaves
 
 _REDUCTIONS = ("mean", "sum")
 _INVARIANT_UPDATES = ("summed", "reduced", "error")
@@ -103,7 +103,7 @@ def cross_shard(
     param_of = _params_by_path(params)
     leaves, over = [], []
     for path, leaf in paths_and_leaves:
-      _check_dtype(path, leaf)
+      update_leaves.check_dtype("cross_shard", path, leaf)
       leaf = jnp.asarray(leaf)
       invariant = tracked - axes.varying_axes(leaf)
       if invariant:
@@ -140,20 +140,6 @@ def _divide(x: jax.Array, divisor: int) -> jax.Array:
   return x if divisor == 1 else x / jnp.asarray(divisor, x.dtype)
 
 
-def _name(path: jax.tree_util.KeyPath) -> str:
-  return "updates" + jax.tree_util.keystr(path)
-
-
-def _check_dtype(path: jax.tree_util.KeyPath, leaf: Any) -> None:
-  dtype = jnp.result_type(leaf) if not hasattr(leaf, "dtype") else leaf.dtype
-  if not jnp.issubdtype(dtype, jnp.inexact):
-    raise TypeError(
-      "cross_shard aggregates floating-point and complex updates, but"
-      f" {_name(path)} is {dtype}. Leave it out (None, or optax.masked), or cast"
-      " it."
-    )
-
-
 def _params_by_path(params: optax.Params | None) -> dict[Any, Any]:
   if params is None:
     return {}
@@ -172,22 +158,22 @@ def _check_invariant(path, leaf, invariant, policy, groups, param) -> None:
   )
   if invariant & axes.unreduced_axes(leaf):
     raise ValueError(
-      f"cross_shard: {_name(path)} is typed as not yet reduced over {axis}."
+      f"cross_shard: {update_leaves.name_of(path)} is typed as not yet reduced over {axis}."
       f" {remedy}"
     )
   if policy == "error":
     raise ValueError(
-      f"cross_shard: {_name(path)} does not vary over axis {axis}: it arrived"
+      f"cross_shard: {update_leaves.name_of(path)} does not vary over axis {axis}: it arrived"
       f" already reduced. {remedy}"
     )
   if groups and len(groups) > 1:
     raise ValueError(
-      f"cross_shard: {_name(path)} arrived already summed over the whole axis"
+      f"cross_shard: {update_leaves.name_of(path)} arrived already summed over the whole axis"
       f" {axis}, which can't be split into `axis_index_groups` again. {remedy}"
     )
   if param is not None and invariant & axes.varying_axes(param):
     raise ValueError(
-      f"cross_shard: {_name(path)} does not vary over axis {axis}, but its"
+      f"cross_shard: {update_leaves.name_of(path)} does not vary over axis {axis}, but its"
       " parameter does, so it is not that parameter's summed gradient and may"
       f" have been reduced before. {remedy}"
     )

@@ -49,13 +49,14 @@ def state_specs(state: Any, axis_name: axes.AxisNames) -> Any:
     replica, ``PartitionSpec()`` for what is equal on all.
 
   Example:
-    >>> import jax.numpy as jnp, optax, optax_dist
+    >>> import jax, jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.sync_replicas(
     ...   optax.sgd(0.1), "data", replicas_to_aggregate=3, total_num_replicas=4
     ... )
     >>> specs = optax_dist.state_specs(tx.init(jnp.zeros(2)), "data")
-    >>> specs.global_step, specs.replica.value.local_step
-    (PartitionSpec(), PartitionSpec('data',))
+    >>> P = jax.sharding.PartitionSpec
+    >>> specs.global_step == P(), specs.replica.value.local_step == P("data")
+    (True, True)
   """
   names = axes.canonical_names(axis_name)
   spec = PartitionSpec(names if len(names) > 1 else names[0])

@@ -1,0 +1,124 @@
+"""Moving averages of parameters, updated with them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist.indexed_slices import apply_updates
+
+
+def _is_left_out(x: Any) -> bool:
+  return isinstance(x, optax.MaskedNode)
+
+
+def check(decay: float | None, which: Any) -> None:
+  """Checks the arguments of :func:`init`.
+
+  Raises:
+    ValueError: if the decay is not from 0 to 1, or is missing.
+  """
+  if decay is None and which is not None:
+    raise ValueError(
+      "`variables_to_average` needs `variable_averages`, the decay, got None."
+    )
+  if decay is not None and not (
+    isinstance(decay, int | float) and 0.0 <= decay <= 1.0
+  ):
+    raise ValueError(
+      f"`variable_averages` must be a decay from 0 to 1, got {decay!r}."
+    )
+
+
+def init(params: optax.Params, decay: float | None, which: Any) -> Any:
+  """Returns the averages to start with: the parameters themselves.
+
+  Args:
+    params: a pytree of arrays.
+    decay: the decay, or None for no averages.
+    which: a pytree of booleans like ``params`` (or a prefix of it), a function of
+      ``params`` that returns one, or None for all.
+
+  Returns:
+    A pytree like ``params``, with ``optax.MaskedNode`` for what is left out; or
+    None.
+  """
+  if decay is None:
+    return None
+  if callable(which):
+    which = which(params)
+  # Copies: they must not share a donated buffer with the parameters.
+  copy = lambda tree: jax.tree.map(
+    lambda x: jnp.array(x, jnp.result_type(x)), tree
+  )
+  if which is None:
+    return copy(params)
+  return jax.tree.map(
+    lambda use, part: copy(part) if use else optax.MaskedNode(), which, params
+  )
+
+
+def update(averages: Any, params: Any, updates: Any, decay: Any) -> Any:
+  """Moves the averages towards the updated parameters.
+
+  Args:
+    averages: what :func:`init` or this function returned.
+    params: the parameters before the update.
+    updates: their update.
+    decay: the decay: ``average -= (1 - decay) * (average - parameter)``.
+
+  Returns:
+    The new averages.
+  """
+  if averages is None:
+    return None
+
+  def move(average, param):
+    if _is_left_out(average):
+      return average
+    rate = jnp.asarray(1.0 - decay, average.dtype)
+    return average - rate * (average - param)
+
+  new = apply_updates(params, updates)
+  return jax.tree.map(move, averages, new, is_leaf=_is_left_out)
+
+
+def averaged_params(
+  state: optax.OptState, params: optax.Params
+) -> optax.Params:
+  """Returns the moving averages, and the parameters that have none.
+
+  Args:
+    state: an optax state with a state of :func:`optax_dist.sync_replicas` that
+      was built with ``variable_averages``.
+    params: the parameters.
+
+  Returns:
+    A pytree like ``params``, to evaluate or to save.
+
+  Raises:
+    ValueError: if there are no averages.
+
+  Example:
+    >>> import jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax_dist.sync_replicas(
+    ...   optax.sgd(0.1), "data", replicas_to_aggregate=3, total_num_replicas=4,
+    ...   variable_averages=0.99, variables_to_average={"w": True, "step": False},
+    ... )
+    >>> params = {"w": 1.0, "step": 2.0}
+    >>> optax_dist.averaged_params(tx.init(params), {"w": 5.0, "step": 3.0})
+    {'step': 3.0, 'w': Array(1., dtype=float32)}
+  """
+  averages = optax.tree.get(state, "averages")
+  if averages is None:
+    raise ValueError(
+      "There are no averages in this state: build sync_replicas with"
+      " `variable_averages`."
+    )
+  return jax.tree.map(
+    lambda average, param: param if _is_left_out(average) else average,
+    averages,
+    params,
+    is_leaf=_is_left_out,
+  )
