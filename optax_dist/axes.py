@@ -120,8 +120,11 @@ def varying_axes(x: Any) -> frozenset[AxisName]:
 
 def unreduced_axes(x: Any) -> frozenset[AxisName]:
   """Returns the tracked axes over which ``x`` is a sum still to be made."""
-  manual = getattr(jax.typeof(x), "manual_axis_type", None)
-  return frozenset(manual.unreduced) if manual is not None else frozenset()
+  manual = [
+    getattr(jax.typeof(leaf), "manual_axis_type", None)
+    for leaf in jax.tree.leaves(x)
+  ]
+  return frozenset().union(*(m.unreduced for m in manual if m is not None))
 
 
 def cast_to_varying(tree: Any, names: Iterable[AxisName]) -> Any:

@@ -139,7 +139,7 @@ def gather_rows(
     x = jax.lax.all_gather(x, name, tiled=True)
   if spread:
     tracked = any(axes.is_tracked(name) for name in spread)
-    to = "invariant" if tracked else "varying"
+    to = "invarying" if tracked else "varying"
     x = jax.lax.all_gather(x, spread, tiled=True, to=to)
   return x
 

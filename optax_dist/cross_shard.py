@@ -7,6 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist import axes, collectives, update_leaves
+from optax_dist.indexed_slices import (
+  IndexedSlices,
+  is_indexed_slices,
+  map_values,
+  sum_duplicates,
+)
 
 _REDUCTIONS = ("mean", "sum")
 _INVARIANT_UPDATES = ("summed", "reduced", "error")
@@ -38,8 +44,9 @@ def cross_shard(
   vary over the axis), and ``cross_shard`` then divides, without communication.
 
   Updates may be any pytree of floating-point or complex arrays: dtypes are kept,
-  None and other empty nodes pass through. See :mod:`optax_dist.collectives` for
-  how leaves share messages.
+  None and other empty nodes pass through. The rows of sparse updates
+  (:class:`optax_dist.IndexedSlices`) are gathered, never made dense. See
+  :mod:`optax_dist.collectives` for how leaves share messages.
 
   Args:
     axis_name: the axis, or a sequence of axes reduced together, that the
@@ -99,20 +106,22 @@ def cross_shard(
     if groups:
       collectives.check_groups_partition(groups, sizes[names[0]])
     tracked = frozenset(name for name in names if axes.is_tracked(name))
-    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
-    param_of = _params_by_path(params)
+    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
+      updates, is_leaf=is_indexed_slices
+    )
+    param_of = dict(jax.tree_util.tree_flatten_with_path(params)[0])
     leaves, over = [], []
     for path, leaf in paths_and_leaves:
       update_leaves.check_dtype("cross_shard", path, leaf)
-      leaf = jnp.asarray(leaf)
-      invariant = tracked - axes.varying_axes(leaf)
+      leaf = leaf if is_indexed_slices(leaf) else jnp.asarray(leaf)
+      invariant = tracked - _varying_axes(leaf)
       if invariant:
         _check_invariant(
           path, leaf, invariant, invariant_updates, groups, param_of.get(path)
         )
       leaves.append(leaf)
       over.append(tuple(name for name in names if name not in invariant))
-    results = collectives.sum_leaves(leaves, over, groups)
+    results = _sum(leaves, over, groups)
     if reduction == "mean":
       results = [
         _divide(x, divisor(summed))
@@ -136,20 +145,42 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     raise ValueError(f"`{name}` must be one of {accepted}, got {value!r}.")
 
 
-def _divide(x: jax.Array, divisor: int) -> jax.Array:
-  return x if divisor == 1 else x / jnp.asarray(divisor, x.dtype)
+def _varying_axes(leaf: Any) -> frozenset[axes.AxisName]:
+  return frozenset().union(*map(axes.varying_axes, jax.tree.leaves(leaf)))
 
 
-def _params_by_path(params: optax.Params | None) -> dict[Any, Any]:
-  if params is None:
-    return {}
-  return dict(jax.tree_util.tree_flatten_with_path(params)[0])
+def _sum(leaves, over, groups) -> list[Any]:
+  """Sums dense leaves where they are, and gathers the rows of sparse ones."""
+  dense = [i for i, leaf in enumerate(leaves) if not is_indexed_slices(leaf)]
+  results = list(leaves)
+  sums = collectives.sum_leaves(
+    [leaves[i] for i in dense], [over[i] for i in dense], groups
+  )
+  for i, total in zip(dense, sums, strict=True):
+    results[i] = total
+  for i, leaf in enumerate(leaves):
+    if is_indexed_slices(leaf) and over[i]:
+      values, indices = (
+        collectives.gather_rows(
+          axes.cast_to_varying(x, over[i]), over[i], groups
+        )
+        for x in (leaf.values, leaf.indices)
+      )
+      results[i] = sum_duplicates(IndexedSlices(values, indices, leaf.shape))
+  return results
+
+
+def _divide(x: Any, divisor: int) -> Any:
+  if divisor == 1:
+    return x
+  return map_values(lambda x: x / jnp.asarray(divisor, x.dtype), x)
 
 
 def _check_invariant(path, leaf, invariant, policy, groups, param) -> None:
   """Raises where it is not known what an update that does not vary means."""
   if policy == "reduced":
     return
+  what = f"cross_shard: {update_leaves.name_of(path)}"
   axis = ", ".join(sorted(map(repr, invariant)))
   remedy = (
     "Differentiate with respect to optax_dist.local_params(params, axis_name)"
@@ -158,22 +189,21 @@ def _check_invariant(path, leaf, invariant, policy, groups, param) -> None:
   )
   if invariant & axes.unreduced_axes(leaf):
     raise ValueError(
-      f"cross_shard: {update_leaves.name_of(path)} is typed as not yet reduced over {axis}."
-      f" {remedy}"
+      f"{what} is typed as not yet reduced over {axis}. {remedy}"
     )
   if policy == "error":
     raise ValueError(
-      f"cross_shard: {update_leaves.name_of(path)} does not vary over axis {axis}: it arrived"
+      f"{what} does not vary over axis {axis}: it arrived"
       f" already reduced. {remedy}"
     )
   if groups and len(groups) > 1:
     raise ValueError(
-      f"cross_shard: {update_leaves.name_of(path)} arrived already summed over the whole axis"
+      f"{what} arrived already summed over the whole axis"
       f" {axis}, which can't be split into `axis_index_groups` again. {remedy}"
     )
   if param is not None and invariant & axes.varying_axes(param):
     raise ValueError(
-      f"cross_shard: {update_leaves.name_of(path)} does not vary over axis {axis}, but its"
+      f"{what} does not vary over axis {axis}, but its"
       " parameter does, so it is not that parameter's summed gradient and may"
       f" have been reduced before. {remedy}"
     )

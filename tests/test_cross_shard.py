@@ -188,6 +188,45 @@ def test_chained_training_equals_a_single_replica_on_the_whole_batch(map_name):
     )
 
 
+def _slices(reduce_ids):
+  rng = np.random.default_rng(5)
+  ids = rng.integers(0, 6, (N, 4)).astype(np.int32)
+  values = rng.normal(size=(N, 4, 2)).astype(np.float32)
+  dense = np.zeros((N, 6, 2), np.float32)
+  for i in range(N):
+    np.add.at(dense[i], ids[i], values[i])
+  return ids, values, reduce_ids(dense)
+
+
+@maps.every_map
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("groups", [None, GROUPS])
+def test_sparse_updates_give_the_same_as_dense_ones(
+  map_name, reduction, groups
+):
+  tx = optax_dist.cross_shard(
+    maps.AXIS, reduction=reduction, axis_index_groups=groups
+  )
+  ids, values, expected = _slices(
+    functools.partial(_oracle, reduction=reduction, groups=groups)
+  )
+
+  def step(ids, values):
+    updates = {
+      "table": optax_dist.IndexedSlices(values, ids, (6, 2)),
+      "b": values,
+    }
+    got = _update(tx, updates)
+    assert got["table"].values.shape == (len((groups or [range(N)])[0]) * 4, 2)
+    return got["table"].to_dense(), got["b"]
+
+  table, b = maps.run(map_name, step, ids, values, size=N)
+  np.testing.assert_allclose(table, expected, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    b, _oracle(values, reduction, groups), rtol=1e-5, atol=1e-6
+  )
+
+
 # --- Several axes ------------------------------------------------------------
 
 
@@ -294,46 +333,6 @@ def test_a_loss_that_is_a_mean_already(map_name):
   np.testing.assert_allclose(x_sum, x.sum())
 
 
-def _raised_while_tracing(map_name, step, *args, error=ValueError):
-  with pytest.raises(error) as info:
-    maps.run(map_name, step, *args, size=N)
-  return str(info.value)
-
-
-@maps.tracked_map
-def test_invariant_updates_can_be_refused(map_name):
-  tx = optax_dist.cross_shard(maps.AXIS, invariant_updates="error")
-  message = _raised_while_tracing(
-    map_name,
-    functools.partial(_update, tx),
-    maps.Replicated({"w": np.ones(2, np.float32)}),
-  )
-  assert "updates['w']" in message
-  assert "local_params" in message
-
-
-@maps.tracked_map
-def test_a_summed_gradient_can_not_be_grouped(map_name):
-  tx = optax_dist.cross_shard(maps.AXIS, axis_index_groups=GROUPS)
-  message = _raised_while_tracing(
-    map_name,
-    functools.partial(_update, tx),
-    maps.Replicated({"w": np.ones(2, np.float32)}),
-  )
-  assert "already summed" in message
-  assert "axis_index_groups" in message
-
-
-@maps.tracked_map
-def test_an_invariant_update_of_varying_parameters_is_not_guessed(map_name):
-  tx = optax_dist.cross_shard(maps.AXIS)
-  step = lambda w, g: _update(tx, {"w": g}, {"w": w})
-  w = np.ones((N, 2), np.float32)
-  message = _raised_while_tracing(map_name, step, w, maps.Replicated(w[0]))
-  assert "its parameter does" in message
-  assert "invariant_updates" in message
-
-
 @maps.tracked_map
 def test_an_update_that_arrives_summed_is_not_communicated(map_name):
   tx = optax_dist.cross_shard(maps.AXIS)
@@ -419,81 +418,3 @@ def _structure_survives(tx, tree):
       jnp.ones(N)
     ).all()
   )
-
-
-# --- Errors ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reduction", ["none", "max", None, "weighted_mean"])
-def test_unknown_reduction(reduction):
-  with pytest.raises(
-    ValueError, match=r"`reduction` must be one of 'mean', 'sum'"
-  ):
-    optax_dist.cross_shard("data", reduction=reduction)
-
-
-def test_unknown_policy():
-  with pytest.raises(
-    ValueError, match=r"'summed', 'reduced', 'error', got 'x'"
-  ):
-    optax_dist.cross_shard("data", invariant_updates="x")
-
-
-@pytest.mark.parametrize(
-  "axis_name", [None, (), [], ("a", None), ("a", "a"), [["a"]]]
-)
-def test_bad_axis_names(axis_name):
-  with pytest.raises(ValueError, match="`axis_name` must"):
-    optax_dist.cross_shard(axis_name)
-
-
-def test_groups_need_a_single_axis():
-  with pytest.raises(ValueError, match="single axis"):
-    optax_dist.cross_shard(("a", "b"), axis_index_groups=[[0, 1]])
-
-
-@maps.every_map
-def test_groups_must_fit_the_axis(map_name):
-  tx = optax_dist.cross_shard(
-    maps.AXIS, axis_index_groups=[[0, 1], [2, 3], [4, 5]]
-  )
-  message = _raised_while_tracing(
-    map_name, functools.partial(_update, tx), np.ones((N, 1), np.float32)
-  )
-  assert f"range({N})" in message
-
-
-@maps.every_map
-@pytest.mark.parametrize("dtype", [np.int32, np.bool_, jax.dtypes.float0])
-def test_integers_are_refused_by_name(map_name, dtype):
-  tx = optax_dist.cross_shard(maps.AXIS)
-  step = lambda x: _update(tx, {"layer": [x, np.zeros(2, dtype)]})
-  message = _raised_while_tracing(
-    map_name, step, np.ones((N, 1), np.float32), error=TypeError
-  )
-  assert "updates['layer'][1]" in message
-  assert (
-    str(dtype if dtype == jax.dtypes.float0 else np.dtype(dtype)) in message
-  )
-
-
-@maps.every_map
-def test_an_unbound_axis_lists_those_that_are_bound(map_name):
-  tx = optax_dist.cross_shard(["batch", maps.AXIS])
-  message = _raised_while_tracing(
-    map_name,
-    functools.partial(_update, tx),
-    np.ones((N, 1), np.float32),
-    error=optax_dist.UnboundAxisError,
-  )
-  assert "'batch'" in message
-  assert f"'{maps.AXIS}' (size {N})" in message
-
-
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-def test_outside_any_map_it_never_does_nothing(transform):
-  tx = optax_dist.cross_shard("data")
-  with pytest.raises(
-    optax_dist.UnboundAxisError, match="no axis is bound here"
-  ):
-    transform(functools.partial(_update, tx))(jnp.ones(3))
