@@ -35,8 +35,9 @@ def adagrad(
     >>> import jax.numpy as jnp
     >>> optimizer = adagrad(0.5, initial_accumulator_value=1.0)
     >>> state = optimizer.init(jnp.zeros(1))
-    >>> optimizer.update(jnp.full(1, 3.0**0.5), state)[0].round(4).tolist()
-    [-0.433]
+    >>> updates = optimizer.update(jnp.full(1, 3.0**0.5), state)[0]
+    >>> [f"{x:.4f}" for x in updates]
+    ['-0.4330']
   """
   hyperparameters.check_positive(
     initial_accumulator_value=initial_accumulator_value
@@ -157,7 +158,7 @@ def adadelta(
     d &= g \sqrt{u + \epsilon} / \sqrt{a + \epsilon} \\
     u &\leftarrow \rho u + (1 - \rho) d^2, \quad w \leftarrow w - \eta d
 
-  This is ``optax.adadelta``, with other defaults. On a sparse gradient it is
+  This is ``optax.scale_by_adadelta``, with other defaults. On a sparse gradient it is
   lazy: the averages of untouched rows do not decay.
 
   Args:
@@ -176,13 +177,17 @@ def adadelta(
     >>> import jax.numpy as jnp
     >>> optimizer = adadelta(1.0, rho=0.75, epsilon=0.25)
     >>> state = optimizer.init(jnp.zeros(1))
-    >>> optimizer.update(jnp.full(1, 3.0**0.5), state)[0].round(4).tolist()
-    [-0.866]
+    >>> updates = optimizer.update(jnp.full(1, 3.0**0.5), state)[0]
+    >>> [f"{x:.4f}" for x in updates]
+    ['-0.8660']
   """
   return row_wise.row_wise(
-    optax.adadelta(
-      hyperparameters.rounded(learning_rate),
-      hyperparameters.rounded(rho),
-      hyperparameters.rounded(epsilon),
+    # Not optax.adadelta itself, which adds a weight decay of 0 times the
+    # parameters.
+    optax.chain(
+      optax.scale_by_adadelta(
+        hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)
+      ),
+      optax.scale_by_learning_rate(hyperparameters.rounded(learning_rate)),
     )
   )

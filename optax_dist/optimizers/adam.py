@@ -42,8 +42,8 @@ def adam(
     >>> optimizer = adam(0.5)
     >>> state = optimizer.init(jnp.zeros(2))
     >>> updates, _ = optimizer.update(jnp.array([3.0, -0.1]), state)
-    >>> updates.round(3).tolist()
-    [-0.5, 0.5]
+    >>> [f"{x:.3f}" for x in updates]
+    ['-0.500', '0.500']
   """
 
   def apply_rule(grad, param, slots, step):
@@ -108,8 +108,8 @@ def custom_adam(
     >>> optimizer = custom_adam(0.5)
     >>> state = optimizer.init(jnp.zeros(2))
     >>> updates, _ = optimizer.update(jnp.array([3.0, -0.1]), state)
-    >>> updates.round(3).tolist()
-    [-0.5, 0.5]
+    >>> [f"{x:.3f}" for x in updates]
+    ['-0.500', '0.500']
   """
 
   def apply_rule(grad, param, slots, step):
@@ -167,8 +167,8 @@ def nadam(
     >>> optimizer = nadam(0.5)
     >>> state = optimizer.init(jnp.zeros(2))
     >>> updates, _ = optimizer.update(jnp.array([3.0, -0.1]), state)
-    >>> updates.round(3).tolist()
-    [-0.95, 0.95]
+    >>> [f"{x:.3f}" for x in updates]
+    ['-0.950', '0.950']
   """
 
   def apply_rule(grad, param, slots, step):

@@ -80,8 +80,8 @@ def normalized_sgd(
     >>> import jax.numpy as jnp
     >>> optimizer = normalized_sgd(1.0)
     >>> grad = jnp.array([3.0, 4.0])
-    >>> optimizer.update(grad, optimizer.init(grad))[0].round(3).tolist()
-    [-0.6, -0.8]
+    >>> [f"{x:.3f}" for x in optimizer.update(grad, optimizer.init(grad))[0]]
+    ['-0.600', '-0.800']
   """
 
   def apply_rule(grad, param, slots, step):

@@ -43,9 +43,9 @@ def neural_optimizer1(
     >>> state = optimizer.init(jnp.zeros(1))
     >>> for grad in (1.0, -0.5):
     ...   updates, state = optimizer.update(jnp.full(1, grad), state)
-    ...   print(updates.round(3).tolist())
-    [-1.0]
-    [0.05]
+    ...   print(f"{updates[0]:.3f}")
+    -1.000
+    0.050
   """
 
   def direction(grad, m):

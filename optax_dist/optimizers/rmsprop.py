@@ -43,8 +43,9 @@ def rmsprop(
     >>> import jax.numpy as jnp
     >>> optimizer = rmsprop(0.5, decay=0.5, epsilon=0.0)
     >>> state = optimizer.init(jnp.zeros(1))
-    >>> optimizer.update(jnp.full(1, 7.0**0.5), state)[0].round(4).tolist()
-    [-0.6614]
+    >>> updates = optimizer.update(jnp.full(1, 7.0**0.5), state)[0]
+    >>> [f"{x:.4f}" for x in updates]
+    ['-0.6614']
   """
   scale = optax.scale_by_stddev if centered else optax.scale_by_rms
   return row_wise.row_wise(

@@ -1,0 +1,193 @@
+"""Reading an optimizer's slots by TensorFlow's names, out of any optax state.
+
+A slot is a tree like the parameters in an optimizer's state: a momentum, an
+accumulator. TensorFlow users know them by a variable and a name.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# TensorFlow's names of what stock optax transformations keep.
+_NAMES: dict[type, dict[str, str]] = {
+  optax.TraceState: {"trace": "momentum"},
+  optax.ScaleByRssState: {"sum_of_squares": "accumulator"},
+  optax.ScaleByRmsState: {"nu": "rms"},
+  optax.ScaleByRStdDevState: {"nu": "rms", "mu": "mg"},
+  optax.ScaleByAdamState: {"mu": "m", "nu": "v"},
+  optax.ScaleByAmsgradState: {"mu": "m", "nu": "v", "nu_max": "v_hat"},
+  optax.ScaleByAdaDeltaState: {"e_g": "accum", "e_x": "accum_update"},
+}
+
+# Fields of wrappers' states that are not like the parameters.
+_NOT_SLOTS = frozenset({"hyperparams", "hyperparams_states", "scalars"})
+
+
+def slot_names(state: optax.OptState) -> list[str]:
+  """Lists the names of an optimizer's slots, as TensorFlow does.
+
+  Args:
+    state: State of any optax transformation, also of chains and wrappers.
+
+  Returns:
+    The names, sorted: TensorFlow's where it has the transformation, otherwise
+    the name of the state's field.
+
+  Source: ``tf.compat.v1.train.Optimizer.get_slot_names``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = optax.chain(optax.clip(1.0), optax.adam(1e-3))
+    >>> slot_names(optimizer.init({"w": jnp.zeros(3)}))
+    ['m', 'v']
+  """
+  return sorted({names[0] for names, _ in _slot_trees(state)})
+
+
+def get_slot(
+  state: optax.OptState,
+  path_or_param: Any,
+  name: str,
+  *,
+  params: optax.Params | None = None,
+) -> jax.Array:
+  """Gives the slot of one parameter.
+
+  Args:
+    state: State of any optax transformation, also of chains and wrappers.
+    path_or_param: Which parameter: its path, as ``"layer/kernel"``, as a
+      sequence of keys ``("layer", "kernel")`` or as JAX's key path; or the
+      parameter itself, if ``params`` are given too, or if no other one has its
+      shape and dtype.
+    name: A name out of :func:`slot_names`, or the name of the state's field.
+    params: The tree that the parameter is in, to tell it from others alike.
+
+  Returns:
+    The slot, an array like the parameter.
+
+  Raises:
+    KeyError: If there is no such slot or no such parameter; lists those there
+      are.
+    ValueError: If several slots fit.
+
+  Source: ``tf.compat.v1.train.Optimizer.get_slot``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> state = optax.adagrad(0.1).init({"layer": {"kernel": jnp.zeros(2)}})
+    >>> [f"{x:.1f}" for x in get_slot(state, "layer/kernel", "accumulator")]
+    ['0.1', '0.1']
+  """
+  trees = [tree for names, tree in _slot_trees(state) if name in names]
+  if not trees:
+    raise KeyError(
+      f"no slot {name!r}: the state has {slot_names(state) or 'none'}"
+    )
+  leaves = [
+    (_keys(path), leaf)
+    for tree in trees
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  ]
+  known = sorted({"/".join(keys) for keys, _ in leaves})
+  if _is_array(path_or_param) and params is None:
+    found = [
+      leaf
+      for _, leaf in leaves
+      if leaf.shape == path_or_param.shape and leaf.dtype == path_or_param.dtype
+    ]
+    wanted = f"of shape {path_or_param.shape} and type {path_or_param.dtype}"
+  else:
+    keys = _path_of(path_or_param, params)
+    found = [leaf for other, leaf in leaves if other == keys]
+    wanted = repr("/".join(keys))
+  if not found:
+    raise KeyError(
+      f"no parameter {wanted} with a slot {name!r}: there are {known}"
+    )
+  if len(found) > 1:
+    raise ValueError(
+      f"{len(found)} slots {name!r} fit a parameter {wanted}: give its path,"
+      f" one of {known}, or look in the part of the state that is meant"
+    )
+  return found[0]
+
+
+def _slot_trees(state: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+  """Yields the slots of a state: their names, the preferred first, and tree."""
+  if _is_named_tuple(state):
+    known = _NAMES.get(type(state), {})
+    for field, value in zip(state._fields, state, strict=True):
+      if field in _NOT_SLOTS:
+        continue
+      if field == "slots" and isinstance(value, dict):
+        yield from (((name,), tree) for name, tree in value.items())
+      elif field in known:
+        yield (known[field], field), value
+      elif _holds_states(value):
+        yield from _slot_trees(value)
+      elif _is_like_parameters(value):
+        yield (field,), value
+  elif isinstance(state, dict):
+    for value in state.values():
+      yield from _slot_trees(value)
+  elif isinstance(state, list | tuple):
+    for value in state:
+      yield from _slot_trees(value)
+
+
+def _is_named_tuple(value: Any) -> bool:
+  return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _holds_states(value: Any) -> bool:
+  """Tells states (and tuples and dicts of states) from trees of arrays.
+
+  A state is a named tuple. Parameters may be in one too, but hardly in one that
+  is called a state.
+  """
+  if _is_named_tuple(value):
+    return type(value).__name__.endswith("State")
+  if isinstance(value, dict):
+    return bool(value) and any(map(_holds_states, value.values()))
+  if isinstance(value, list | tuple):
+    return any(map(_holds_states, value))
+  return False
+
+
+def _is_like_parameters(value: Any) -> bool:
+  """Tells trees of numbers from counters, flags and random keys."""
+  leaves = jax.tree.leaves(value)
+  return bool(leaves) and all(
+    _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    for leaf in leaves
+  )
+
+
+def _is_array(value: Any) -> bool:
+  return isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+
+
+def _path_of(path_or_param: Any, params: Any) -> tuple[str, ...]:
+  """The keys of a parameter, given as a path or as itself."""
+  if isinstance(path_or_param, str):
+    return tuple(key for key in path_or_param.split("/") if key)
+  if isinstance(path_or_param, Sequence):
+    return _keys(path_or_param)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if leaf is path_or_param:
+      return _keys(path)
+  raise KeyError("the parameter given is not in params")
+
+
+def _keys(path: Sequence[Any]) -> tuple[str, ...]:
+  """Writes a key path as plain strings."""
+  return tuple(
+    jax.tree_util.keystr((key,), simple=True)
+    if type(key).__module__.startswith("jax")
+    else str(key)
+    for key in path
+  )
