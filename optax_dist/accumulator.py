@@ -35,7 +35,9 @@ class AccumulatorState(NamedTuple):
   total: optax.Updates
 
 
-def init(gradients: optax.Updates, global_step: int = 0) -> AccumulatorState:
+def init(
+  gradients: optax.Updates, global_step: jax.typing.ArrayLike = 0
+) -> AccumulatorState:
   """Makes an empty accumulator.
 
   Args:

@@ -50,7 +50,7 @@ def init(
   dtype: Any = jnp.float32,
   *,
   num_rows: int = UNKNOWN_ROWS,
-  global_step: int = 0,
+  global_step: jax.typing.ArrayLike = 0,
 ) -> SparseAccumulatorState:
   """Makes an empty accumulator of rows.
 
@@ -168,7 +168,8 @@ def apply(
   index = jnp.where(
     has_old, old_index, jnp.where(has_new, new_index, slices.dense_shape[0])
   )
-  row_counts = pick(state.row_counts, has_old, old) + has_new
+  row_counts = pick(state.row_counts, has_old, old)
+  row_counts += accumulator.int32(has_new)
   into = SparseAccumulatorState(
     state.step,
     state.count + 1,
@@ -277,7 +278,10 @@ def _merge(old, old_rows, new, new_rows, capacity):
     from_old = in_old & (~in_new | (a <= b))
     from_new = in_new & (~in_old | (b <= a))
     slot = (jnp.where(from_old, i, -1), jnp.where(from_new, j, -1))
-    return (i + from_old, j + from_new), slot
+    return (
+      i + accumulator.int32(from_old),
+      j + accumulator.int32(from_new),
+    ), slot
 
   start = (accumulator.int32(0), accumulator.int32(0))
   (i, j), (from_old, from_new) = lax.scan(walk, start, length=capacity)

@@ -138,6 +138,9 @@ class Accumulator:
     ended = (Completed(id, "take", error=TAKE_CANCELLED) for id in self.pending)
     return dataclasses.replace(self, takes=()), tuple(ended)
 
+  def _shape_taken(self) -> tuple[int, ...] | None:
+    return self.filled
+
   def _flush(self) -> tuple[Accumulator, tuple[Completed, ...]]:
     # After a take the count is 0 and every other take needs at least 1.
     if not self.takes or self.count < self.takes[0][1]:
@@ -147,7 +150,8 @@ class Accumulator:
       tag, node = node
       tags.append(tag)
     (id, _), *rest = self.takes
-    done = Completed(id, "take", tuple(reversed(tags)), self.step)
+    value = tuple(reversed(tags))
+    done = Completed(id, "take", value, self.step, self._shape_taken())
     new = dataclasses.replace(
         self, step=self.step + 1, count=0, takes=tuple(rest), tags=None,
         filled=None,
@@ -191,6 +195,12 @@ class SparseAccumulator(Accumulator):
       tuple(values_shape),
       lambda: self._fault_of_slices(indices, values_shape, dense_shape),
     )
+
+  def _shape_taken(self) -> tuple[int, ...] | None:
+    if self.filled is None:
+      return None
+    rows = self.shape[0] if self.shape else None
+    return (-1 if rows is None else rows, *self.filled[1:])
 
   def _fault_of_slices(self, indices, values_shape, dense_shape):
     index_shape = _shape_of(indices)

@@ -35,6 +35,8 @@ class Completed:
     kind: "take", "dequeue" or "enqueue".
     value: the tags of the gradients averaged (take), the token (dequeue).
     step: the accumulator's step when it was taken.
+    shape: the shape of what was taken, as far as it is known; of a sparse one
+      the shape of the whole, -1 for an unknown number of rows.
     error: the error it returned instead.
   """
 
@@ -42,6 +44,7 @@ class Completed:
   kind: str
   value: Any = None
   step: int | None = None
+  shape: tuple[int, ...] | None = None
   error: str | None = None
 
 

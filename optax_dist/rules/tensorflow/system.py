@@ -226,6 +226,10 @@ class SyncReplicas:
     moves.stop()
     return moves.end()
 
+  def with_queue(self, queue: TokenQueue) -> SyncReplicas:
+    """The system on another queue: TensorFlow's optimizers share one."""
+    return dataclasses.replace(self, queue=queue)
+
   def with_worker(self, replica: Replica, worker: Worker) -> SyncReplicas:
     """The system with that session."""
     workers = self.workers.set(replica, worker)
