@@ -30,10 +30,16 @@ from optax_dist.optimizers.proximal import (
   proximal_adagrad,
   proximal_gradient_descent,
 )
+from optax_dist.optimizers.registry import REGISTRY, by_name
+from optax_dist.optimizers.returnn_config import (
+  from_returnn_config,
+  returnn_class_names,
+)
 from optax_dist.optimizers.rmsprop import rmsprop
 from optax_dist.optimizers.row_wise import row_wise
 
 __all__ = [
+  "REGISTRY",
   "CustomState",
   "ScalarRule",
   "Step",
@@ -43,8 +49,10 @@ __all__ = [
   "adam",
   "amsgrad",
   "base_custom",
+  "by_name",
   "custom_adam",
   "custom_gradient_descent",
+  "from_returnn_config",
   "ftrl",
   "grad_variance_scaled",
   "gradient_descent",
@@ -55,6 +63,7 @@ __all__ = [
   "normalized_sgd",
   "proximal_adagrad",
   "proximal_gradient_descent",
+  "returnn_class_names",
   "rmsprop",
   "row_wise",
 ]

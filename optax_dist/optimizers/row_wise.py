@@ -94,9 +94,12 @@ def row_wise(
       return jax.tree.unflatten(treedef, arrays)
 
     trees: list[Any] = []
-    row_state = _map_parameter_trees(
-      inner, lambda tree: (trees.append(tree), read(tree))[1], state
-    )
+
+    def keep_and_read(tree):
+      trees.append(tree)
+      return read(tree)
+
+    row_state = _map_parameter_trees(inner, keep_and_read, state)
     row_updates, row_state = inner.update(
       [_values(leaves[i]) for i in used],
       row_state,
