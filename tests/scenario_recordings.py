@@ -81,7 +81,7 @@ class AccumulatorReplay:
     self.dtype = config["dtype"]
     self.on_apply, self.on_take, self.on_step = on_apply, on_take, on_step
     shapes = config.get("shapes", [config.get("shape")])
-    step = config.get("initial_step", config.get("initial_accumulator_step"))
+    step = config.get("initial_step", config.get("initial_accumulator_step", 0))
     self.accumulators = [
       rules.tensorflow.Accumulator(shape=shape, step=step) for shape in shapes
     ]

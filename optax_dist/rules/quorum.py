@@ -39,9 +39,7 @@ def _join(draft: Draft, event: ev.Join) -> None:
   if incarnation is None:
     incarnation = 0 if old is None else old.incarnation + 1
   if old is None:
-    expected = draft.config.expected
-    if draft.awaited and (expected is None or replica in expected):
-      draft.awaited -= 1
+    draft.awaited -= _is_awaited(draft, replica)
   else:
     if incarnation <= old.incarnation:
       draft.emit(ev.Refuse(replica, ev.Reason.OTHER_INCARNATION))
@@ -57,6 +55,12 @@ def _join(draft: Draft, event: ev.Join) -> None:
   )
   draft.ask(replica, draft.quota())
   draft.advance()
+
+
+def _is_awaited(draft: Draft, replica: ev.Replica) -> bool:
+  """Whether one that has never joined is among those expected."""
+  expected = draft.config.expected
+  return draft.awaited > 0 and (expected is None or replica in expected)
 
 
 def _arrive(draft: Draft, event: ev.Arrive) -> None:
@@ -169,11 +173,20 @@ def _lost(draft: Draft, event: ev.Lost) -> None:
 
 def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
   record = draft.replicas.get(event.replica)
-  if draft.finished or record is None:
+  if draft.finished:
     return
-  if event.incarnation not in (None, record.incarnation):
+  if record is None:
+    # Whoever was expected need not be any more.
+    if not _is_awaited(draft, event.replica):
+      return
+    draft.awaited -= 1
+    draft.lost += reason is ev.Reason.LOST
+    left = reason is ev.Reason.LEFT
+    record = ReplicaState(-1, False, left, 0, draft.step)
+    draft.replicas = draft.replicas.set(event.replica, record)
+  elif event.incarnation not in (None, record.incarnation):
     return
-  if record.live:
+  elif record.live:
     _go(draft, event.replica, reason)
   elif reason is ev.Reason.LEFT and not record.left:
     draft.lost -= 1
