@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   argv = sys.argv[1:] if argv is None else list(argv)
   try:
-    return _dispatch(argv)
+    code = _dispatch(argv)
+    sys.stdout.flush()
+    return code
   except SystemExit as stop:  # argparse ends --help and errors this way.
     return stop.code if isinstance(stop.code, int) else 2
   except errors.CommandError as error:

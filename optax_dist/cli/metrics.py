@@ -1,5 +1,6 @@
 """Metrics as JSON lines."""
 
+import contextlib
 import json
 import pathlib
 from typing import Any
@@ -42,11 +43,16 @@ class JsonLines:
     except OSError as error:
       raise self._error(error) from error
 
+  def close(self) -> None:
+    """Closes the file. What could not be written before is given up."""
+    with contextlib.suppress(OSError):
+      self._file.close()
+
   def __enter__(self) -> "JsonLines":
     return self
 
   def __exit__(self, *exception) -> None:
-    self._file.close()
+    self.close()
 
   def _error(self, error: OSError) -> errors.CommandError:
     return errors.CommandError(f"can't write {self.path}: {error.strerror}")

@@ -131,7 +131,7 @@ def _draw_accuracy(
     fontsize=17,
   )
   axes.set_title("Test accuracy")
-  axes.set_ylabel("test images classified correctly (%)")
+  axes.set_ylabel("correct test images (%)")
   axes.yaxis.set_major_locator(
     matplotlib.ticker.MaxNLocator(6, steps=[1, 2, 5])
   )

@@ -1,0 +1,1 @@
+"""Tests of the command; a package, so that names may repeat."""

@@ -1,0 +1,1 @@
+"""Tests of the strategies; a package, so that names may repeat."""

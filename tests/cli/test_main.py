@@ -1,0 +1,95 @@
+"""The command as a whole: help, version, errors."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from optax_dist.cli import errors, main
+
+_SLOW = ("flax", "matplotlib", "rich", "sklearn")
+
+
+def _python(*args, **kwargs):
+  return subprocess.run(
+    [sys.executable, *args], timeout=120, text=True, **kwargs
+  )
+
+
+@pytest.mark.parametrize(
+  "argv", [["--help"], ["train", "--help"], ["--version"]]
+)
+def test_help_and_version_exit_with_0(argv, capsys):
+  assert main.main(argv) == 0
+  captured = capsys.readouterr()
+  assert captured.out
+  assert not captured.err
+
+
+@pytest.mark.parametrize(
+  ("argv", "said"),
+  [
+    ([], "a command is needed"),
+    (["fly"], "'fly'"),
+    (["train", "--wings", "2"], "--wings"),
+    (["train", "--strategy"], "--strategy"),
+    # An abbreviation of --epochs.
+    (["train", "--epoch", "2"], "--epoch"),
+  ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(argv, said, capsys):
+  assert main.main(argv) == 2
+  captured = capsys.readouterr()
+  assert not captured.out
+  assert captured.err.count("\n") == 1
+  assert captured.err.startswith("optax-dist")
+  assert said in captured.err
+
+
+def test_a_command_error_is_one_line_and_its_exit_code(monkeypatch, capsys):
+  def fail(argv):
+    raise errors.CommandError("two\nlines", exit_code=1)
+
+  monkeypatch.setattr(main, "_dispatch", fail)
+  assert main.main([]) == 1
+  assert capsys.readouterr().err == "optax-dist: two lines\n"
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
+  def interrupt(argv):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(main, "_dispatch", interrupt)
+  assert main.main([]) == 130
+  assert capsys.readouterr().err == "optax-dist: interrupted\n"
+
+
+def test_help_imports_nothing_that_only_training_needs():
+  script = (
+    "import sys; from optax_dist.cli import errors, main;"
+    "assert main.main(['train', '--help']) == 0;"
+    f"slow = [m for m in {_SLOW!r} if m in sys.modules];"
+    "sys.exit(f'imported {slow}' if slow else 0)"
+  )
+  done = _python("-c", script, capture_output=True)
+  assert done.returncode == 0, done.stderr
+
+
+def test_runs_as_a_module():
+  done = _python("-m", "optax_dist", "--version", capture_output=True)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith("optax-dist ")
+
+
+def test_a_reader_that_has_gone_is_no_traceback():
+  reader, writer = os.pipe()
+  os.close(reader)
+  try:
+    done = _python(
+      "-m", "optax_dist", "--version", stdout=writer, stderr=subprocess.PIPE
+    )
+  finally:
+    os.close(writer)
+  assert done.returncode == 1
+  assert not done.stderr
