@@ -178,7 +178,9 @@ def clear(total: Any, where: Any) -> Any:
     cleared.slices.indices = jnp.where(where, rows, leaf.slices.indices)
     return cleared
 
-  return jax.tree.map(clear_leaf, total, is_leaf=is_leaf)
+  return jax.tree.map(
+    clear_leaf, total, is_leaf=lambda x: isinstance(x, SparseSum)
+  )
 
 
 def average(

@@ -10,6 +10,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import optax_dist
+
 AXIS = "data"
 NAMES = (
   "vmap",
@@ -116,5 +118,87 @@ def run(map_name: str, fn, *args, size: int):
 
 
 def _on_host(x):
+  if isinstance(x, jax.core.Tracer):
+    return x
   # JAX can't fetch a sharded array that has no elements.
   return np.asarray(x) if x.size else np.zeros(x.shape, x.dtype)
+
+
+def stepper(map_name: str, fn, state, size: int):
+  """Returns ``fn`` mapped, jitted, with an optimizer state that goes through.
+
+  Args:
+    map_name: one of ``NAMES``.
+    fn: a function of one replica's ``(state, *own)`` that returns its
+      ``(result, state)``.
+    state: the state as a whole, made outside of the map.
+    size: the number of replicas.
+
+  Returns:
+    A function of ``(state, *stacked)`` that returns the stacked results and the
+    state as a whole.
+  """
+  mapper = {"vmap": jax.vmap, "jit_vmap_spmd": jax.vmap, "pmap": jax.pmap}.get(
+    map_name
+  )
+  if mapper is not None:
+    kwargs = {"axis_name": AXIS}
+    if map_name == "jit_vmap_spmd":
+      kwargs["spmd_axis_name"] = AXIS
+    if map_name == "pmap":
+      kwargs["devices"] = jax.devices()[:size]
+    batch = optax_dist.state_axes(state)
+
+    def over_replicas(state, args):
+      return fn(state, *args)
+
+    run = mapper(
+      over_replicas, in_axes=(batch, 0), out_axes=(0, batch), **kwargs
+    )
+    run = run if map_name == "pmap" else jax.jit(run)
+    if map_name != "jit_vmap_spmd":
+      return lambda state, *args: _result_on_host(run(state, args))
+    place = _placer(mesh(size), optax_dist.state_specs(state, AXIS))
+
+    def run_in_mesh(state, *args):
+      with jax.set_mesh(mesh(size)):
+        return _result_on_host(run(*place(state, args)))
+
+    return run_in_mesh
+  where = mesh(size, explicit="explicit" in map_name)
+  specs = optax_dist.state_specs(state, AXIS)
+
+  def body(state, args):
+    result, state = fn(state, *jax.tree.map(lambda x: x[0], args))
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], result), state
+
+  run = jax.jit(
+    jax.shard_map(
+      body,
+      mesh=where,
+      in_specs=(specs, P(AXIS)),
+      out_specs=(P(AXIS), specs),
+      check_vma="vma" in map_name,
+    )
+  )
+
+  place = _placer(where, specs)
+  return lambda state, *args: _result_on_host(run(*place(state, args)))
+
+
+def _placer(where, specs):
+  sharding = lambda spec: NamedSharding(where, spec)
+  shardings = jax.tree.map(sharding, specs, is_leaf=lambda x: isinstance(x, P))
+
+  def place(state, args):
+    return (
+      jax.device_put(state, shardings),
+      jax.device_put(args, sharding(P(AXIS))),
+    )
+
+  return place
+
+
+def _result_on_host(result_and_state):
+  result, state = result_and_state
+  return jax.tree.map(_on_host, result), state

@@ -1,0 +1,511 @@
+"""Tests of sync_replicas against a plain rule, in every map."""
+
+import functools
+
+import chex
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from sync_replicas_oracle import Oracle
+
+import optax_dist
+
+N = 4
+PARAMS = {
+  "w": np.zeros((3, 2), np.float32),
+  "b": np.zeros(2, np.float32),
+  "n": None,
+}
+
+
+def _gradients(rng, ticks):
+  shape = (ticks, N)
+  return {
+    "w": rng.normal(size=(*shape, 3, 2)).astype(np.float32),
+    "b": rng.normal(size=(*shape, 2)).astype(np.float32),
+    "n": None,
+  }
+
+
+def _check_report(state, oracle):
+  report = optax_dist.sync_report(state)
+  assert report.global_step == oracle.global_step
+  np.testing.assert_array_equal(report.accepted, oracle.ledger["accepted"])
+  np.testing.assert_array_equal(report.absent, oracle.ledger["absent"])
+  np.testing.assert_array_equal(report.local_step, oracle.local_step)
+  np.testing.assert_array_equal(
+    report.accumulated, [len(h) for h in oracle.held]
+  )
+  for reason in ("stale", "nonfinite"):
+    np.testing.assert_array_equal(report.dropped[reason], oracle.ledger[reason])
+
+
+def _run(
+  map_name, tx, ticks, seed=0, *, bad=0.1, given_steps=False, oracle=None
+):
+  """Runs the transform and the oracle side by side on random events."""
+  rng = np.random.default_rng(seed)
+  gradients = _gradients(rng, ticks)
+  arrived = rng.random((ticks, N)) < 0.7
+  gradients["b"][rng.random((ticks, N)) < bad, 0] = np.nan
+  state = tx.init(PARAMS)
+
+  def step(state, grads, arrived, local_step):
+    return tx.update(
+      grads,
+      state,
+      PARAMS,
+      arrived=arrived,
+      local_step=local_step if given_steps else None,
+    )
+
+  run = maps.stepper(map_name, step, state, N)
+  for t in range(ticks):
+    grads = jax.tree.map(lambda x, t=t: x[t], gradients)
+    late = np.maximum(0, oracle.global_step - rng.integers(0, 4, N)).astype(
+      np.int32
+    )
+    updates, new_state = run(state, grads, arrived[t], late)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
+    state = new_state
+    flat = np.concatenate([grads["w"].reshape(N, -1), grads["b"]], axis=1)
+    expected = oracle.tick(flat, arrived[t], late if given_steps else None)
+    for i in range(N):
+      got = np.concatenate([np.ravel(updates["w"][i]), updates["b"][i]])
+      np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    assert updates["n"] is None
+    _check_report(state, oracle)
+  assert oracle.global_step > 0
+  return state
+
+
+@maps.every_map
+@pytest.mark.parametrize("needed", [1, 3, N, 2 * N + 1])
+def test_follows_the_rule(map_name, needed):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+  )
+  _run(map_name, tx, 12, oracle=Oracle(N, needed))
+
+
+@maps.every_map
+@pytest.mark.parametrize("needed", [2, N + 1])
+def test_bounded_staleness_and_weights(map_name, needed):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+    max_staleness=2,
+    staleness_weight="inverse",
+  )
+  oracle = Oracle(N, needed, 2, lambda staleness: 1 / max(1, staleness))
+  _run(map_name, tx, 10, given_steps=True, oracle=oracle)
+
+
+@pytest.mark.parametrize("needed", [2, N + 1])
+def test_unbounded_staleness_with_a_function(needed):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+    max_staleness=None,
+    staleness_weight=lambda s: 0.5 ** s.astype(jnp.float32),
+  )
+  oracle = Oracle(N, needed, None, lambda s: 0.5**s)
+  _run("shard_map_vma", tx, 10, given_steps=True, oracle=oracle)
+
+
+@pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
+@hypothesis.settings(max_examples=5)
+@hypothesis.given(
+  seed=st.integers(0, 10**6),
+  needed=st.integers(1, 2 * N),
+  bound=st.sampled_from([0, 1, None]),
+)
+def test_random_events(map_name, seed, needed, bound):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+    max_staleness=bound,
+  )
+  _run(map_name, tx, 8, seed, bad=0.0, oracle=Oracle(N, needed, bound))
+
+
+@maps.every_map
+@jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
+@pytest.mark.parametrize("all_arrive", [False, True])
+def test_all_arrive_is_pmean_and_inner(map_name, all_arrive):
+  inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
+  tx = optax_dist.sync_replicas(
+    inner,
+    maps.AXIS,
+    replicas_to_aggregate=N,
+    total_num_replicas=N,
+    all_arrive=all_arrive,
+  )
+  by_hand = optax.chain(optax_dist.cross_shard(maps.AXIS), inner)
+  params = {"w": np.ones(3, np.float32)}
+  gradients = np.random.default_rng(0).normal(size=(5, N, 3)).astype(np.float32)
+
+  def compare(state, g):
+    sync_state, hand_state = state
+    got, sync_state = tx.update({"w": g}, sync_state, params)
+    expected, hand_state = by_hand.update({"w": g}, hand_state, params)
+    return (got, expected), (sync_state, hand_state)
+
+  state = (tx.init(params), by_hand.init(params))
+  run = maps.stepper(map_name, compare, state, N)
+  for g in gradients:
+    (got, expected), state = run(state, g)
+    chex.assert_trees_all_close(got, expected, rtol=1e-6)
+  assert optax_dist.sync_report(state).global_step == 5
+
+
+def test_works_with_every_learning_step_in_one_scan():
+  """State that is made and used inside the map never leaves it."""
+  tx = optax_dist.sync_replicas(
+    optax.sgd(0.1), maps.AXIS, replicas_to_aggregate=2 * N
+  )
+  x = np.random.default_rng(0).normal(size=(N, 6, 3)).astype(np.float32)
+  loss = lambda w, x: jnp.sum(jnp.square(w - x))
+
+  def train(w, xs):
+    def body(carry, x):
+      w, state = carry
+      grads = jax.grad(loss)(optax_dist.local_params(w, maps.AXIS), x)
+      updates, state = tx.update(grads, state, w)
+      return (optax.apply_updates(w, updates), state), None
+
+    state = tx.init(w)
+    # The carry of a scan has to have one type from the start.
+    state = state._replace(
+      replica=optax_dist.local_params(state.replica, maps.AXIS)
+    )
+    (w, state), _ = jax.lax.scan(body, (w, state), xs)
+    return w
+
+  expected = np.zeros(3, np.float32)
+  for t in range(0, 6, 2):
+    expected -= 0.1 * np.mean(2 * (expected - x[:, t : t + 2]), axis=(0, 1))
+  for map_name in maps.NAMES:
+    w = maps.Replicated(np.zeros(3, np.float32))
+    got = maps.run(map_name, train, w, x, size=N)
+    np.testing.assert_allclose(got, np.tile(expected, (N, 1)), rtol=1e-5)
+
+
+@maps.every_map
+def test_steps_share_one_compilation(map_name):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=6, total_num_replicas=N
+  )
+  traces = []
+
+  def step(state, g, arrived):
+    traces.append(None)
+    return tx.update(g, state, arrived=arrived)
+
+  state = tx.init(np.zeros(2, np.float32))
+  run = maps.stepper(map_name, step, state, N)
+  for seed in range(4):
+    arrived = np.random.default_rng(seed).random(N) < 0.5
+    _, state = run(state, np.ones((N, 2), np.float32), arrived)
+    # pmap traces again for its own output, which is placed unlike its input.
+    assert len(traces) <= (1 if map_name != "pmap" else 2)
+
+
+def test_dropped_values_never_enter_the_arithmetic():
+  """Trap 3: 0 * NaN is NaN, so a gradient is dropped by selection."""
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=2, total_num_replicas=N
+  )
+  state = tx.init(0.0)
+  step = lambda state, g, here: tx.update(g, state, arrived=here)
+  run = maps.stepper("vmap", step, state, N)
+  gradients = np.array([1.0, np.nan, np.inf, 3.0], np.float32)
+  updates, state = run(state, gradients, np.array([True, False, True, True]))
+  np.testing.assert_allclose(updates, -2.0)
+  assert np.isfinite(jax.tree.leaves(state)[0]).all()
+
+
+def test_without_the_check_a_nan_spoils_the_mean_as_in_tensorflow():
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=N,
+    total_num_replicas=N,
+    reject_nonfinite=False,
+  )
+  state = tx.init(0.0)
+  run = maps.stepper("vmap", lambda s, g: tx.update(g, s), state, N)
+  updates, _ = run(state, np.array([1.0, np.nan, 1.0, 1.0], np.float32))
+  assert np.isnan(updates).all()
+
+
+@maps.every_map
+def test_variable_averages(map_name):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=N + 1,
+    total_num_replicas=N,
+    variable_averages=0.5,
+    variables_to_average=lambda p: {"w": True, "b": False},
+  )
+  params = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
+
+  def step(carry, g):
+    params, state = carry
+    updates, state = tx.update(g, state, params)
+    return (), (optax.apply_updates(params, updates), state)
+
+  carry = (params, tx.init(params))
+  run = maps.stepper(map_name, step, carry, N)
+  average = np.zeros(2)
+  for t in range(4):
+    gradients = jax.tree.map(
+      lambda x, t=t: np.full((N, *x.shape), t + 1.0, np.float32), params
+    )
+    _, carry = run(carry, gradients)
+    params, state = carry
+    if t % 2:  # Two ticks make a step.
+      average += 0.5 * (np.asarray(params["w"]) - average)
+    got = optax_dist.averaged_params(state, params)
+    np.testing.assert_allclose(got["w"], average, rtol=1e-6)
+    np.testing.assert_allclose(got["b"], params["b"])
+
+
+def test_extra_args_reach_the_inner_transformation():
+  def update(updates, state, params=None, *, scale, **extra):
+    return jax.tree.map(lambda u: scale * u, updates), state
+
+  inner = optax.GradientTransformationExtraArgs(
+    lambda p: optax.EmptyState(), update
+  )
+  tx = optax.chain(
+    optax.identity(),
+    optax_dist.sync_replicas(
+      inner, maps.AXIS, replicas_to_aggregate=1, total_num_replicas=N
+    ),
+  )
+  state = tx.init(0.0)
+  step = lambda state, g: tx.update(g, state, None, scale=3.0, value=0.0)
+  updates, _ = maps.stepper("vmap", step, state, N)(
+    state, np.ones(N, np.float32)
+  )
+  np.testing.assert_allclose(updates, 3.0)
+
+
+def test_the_accumulators_dtype():
+  tx = optax_dist.sync_replicas(
+    optax.identity(),
+    maps.AXIS,
+    replicas_to_aggregate=3 * N,
+    total_num_replicas=N,
+    accumulator_dtype=jnp.float32,
+  )
+  state = tx.init(jnp.zeros(1, jnp.bfloat16))
+  assert optax.tree.get(state, "gradient_sum").dtype == jnp.float32
+  run = maps.stepper("vmap", lambda s, g: tx.update(g, s), state, N)
+  # 1 + 2**-8 is not a bfloat16, but a mean over three ticks needs the sum.
+  for value in (1.0, 0.0078125, 0.0078125):
+    updates, state = run(state, jnp.full((N, 1), value, jnp.bfloat16))
+  assert updates.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(
+    updates.astype(np.float32), np.float32(jnp.bfloat16((1 + 2**-6) / 3))
+  )
+
+
+# --- What travels ------------------------------------------------------------
+
+
+def _collectives(tx, **kwargs):
+  params = {str(i): np.zeros((8,), np.float32) for i in range(5)}
+  state = tx.init(params)
+  stacked = jax.tree.map(lambda x: np.tile(x, (N, 1)), params)
+
+  def step(state, g):
+    kw = {k: v() for k, v in kwargs.items()}
+    return tx.update(g, state, params, **kw)
+
+  run = maps.stepper("shard_map_vma", step, state, N)
+  jaxpr = jax.make_jaxpr(run)(state, stacked).jaxpr
+  return _count(jaxpr, "psum", conds=False), _count(jaxpr, "psum", conds=True)
+
+
+def _count(jaxpr, name, conds):
+  """Counts collectives, outside of every cond or within them."""
+
+  def walk(jaxpr, inside):
+    total = 0
+    for eqn in jaxpr.eqns:
+      total += eqn.primitive.name.startswith(name) and inside == conds
+      is_cond = eqn.primitive.name == "cond"
+      for sub in jax.extend.core.jaxprs_in_params(eqn.params):
+        total += walk(sub, inside or is_cond)
+    return total
+
+  return walk(jaxpr, False)
+
+
+@pytest.mark.parametrize("all_arrive", [False, True])
+@pytest.mark.parametrize("needed", [2, N])
+def test_one_message_per_step_with_the_count_in_it(needed, all_arrive):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+    all_arrive=all_arrive,
+  )
+  assert _collectives(tx) == (1, 0)
+
+
+@pytest.mark.parametrize("all_arrive", [False, True])
+def test_nothing_travels_while_gradients_add_up(all_arrive):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=3 * N,
+    total_num_replicas=N,
+    all_arrive=all_arrive,
+  )
+  assert _collectives(tx) == (0, 1)
+
+
+# --- Errors ------------------------------------------------------------------
+
+_make = functools.partial(
+  optax_dist.sync_replicas, optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=2
+)
+
+
+@pytest.mark.parametrize(
+  ("kwargs", "words"),
+  [
+    ({"replicas_to_aggregate": 0}, "replicas_to_aggregate must be a positive"),
+    (
+      {"replicas_to_aggregate": 2.0},
+      "replicas_to_aggregate must be a positive",
+    ),
+    (
+      {"replicas_to_aggregate": True},
+      "replicas_to_aggregate must be a positive",
+    ),
+    ({"total_num_replicas": -1}, "total_num_replicas must be a positive"),
+    ({"max_staleness": -1}, "max_staleness must be a non-negative"),
+    (
+      {"staleness_weight": "linear"},
+      "`staleness_weight` must be None, 'inverse'",
+    ),
+    ({"variable_averages": 1.5}, "`variable_averages` must be a decay"),
+    ({"variables_to_average": {}}, "needs `variable_averages`"),
+    ({"sparse_average": "rows"}, "'touched', 'gradients', got 'rows'"),
+  ],
+)
+def test_checked_at_construction(kwargs, words):
+  with pytest.raises((TypeError, ValueError), match=words):
+    _make(**kwargs)
+
+
+def test_the_number_of_replicas_must_be_known():
+  with pytest.raises(ValueError, match="Give `total_num_replicas`"):
+    _make().init(0.0)
+  with jax.set_mesh(maps.mesh(N)):
+    state = _make().init(0.0)
+  assert optax_dist.sync_report(state).accepted.shape == (N,)
+
+
+@maps.every_map
+def test_the_number_of_replicas_must_agree_with_the_axis(map_name):
+  tx = _make(total_num_replicas=N + 1)
+  step = lambda g: tx.update(g, tx.init(0.0))[0]
+  with pytest.raises(
+    ValueError, match=r"`total_num_replicas` is 5, but .* size 4"
+  ):
+    maps.run(map_name, step, np.ones(N, np.float32), size=N)
+
+
+@maps.tracked_map
+def test_a_summed_gradient_can_not_be_dropped(map_name):
+  tx = _make(total_num_replicas=N)
+  step = lambda g: tx.update({"w": g}, tx.init({"w": g}))[0]
+  with pytest.raises(
+    ValueError, match=r"updates\['w'\].*already summed"
+  ) as info:
+    maps.run(map_name, step, maps.Replicated(np.float32(1.0)), size=N)
+  assert "optax_dist.local_params(params, axis_name)" in str(info.value)
+
+
+def test_the_state_of_all_replicas_is_not_one_replicas():
+  tx = _make(total_num_replicas=N)
+  state = tx.init(0.0)
+  step = lambda g: tx.update(g, state)[0]
+  with pytest.raises(ValueError, match="state of 4 replicas"):
+    maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+@pytest.mark.parametrize(
+  ("kwargs", "words"),
+  [
+    ({"arrived": np.ones(2, bool)}, r"`arrived` must be a scalar"),
+    ({"arrived": 1.0}, r"`arrived` must be a scalar"),
+    ({"local_step": 0.5}, r"`local_step` must be a scalar"),
+  ],
+)
+def test_bad_arguments_of_update(kwargs, words):
+  tx = _make(total_num_replicas=N)
+  step = lambda g: tx.update(g, tx.init(0.0), **kwargs)[0]
+  with pytest.raises(ValueError, match=words):
+    maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+def test_all_arrive_takes_no_mask():
+  tx = _make(total_num_replicas=N, all_arrive=True)
+  step = lambda g: tx.update(g, tx.init(0.0), arrived=True)[0]
+  with pytest.raises(ValueError, match="neither `arrived` nor"):
+    maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+def test_averages_need_the_parameters():
+  tx = _make(total_num_replicas=N, variable_averages=0.9)
+  step = lambda g: tx.update(g, tx.init(0.0))[0]
+  with pytest.raises(ValueError, match="`variable_averages` needs the param"):
+    maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+@maps.every_map
+def test_integers_are_refused_by_name(map_name):
+  tx = _make(total_num_replicas=N)
+  step = lambda g: tx.update([g], tx.init([g]))[0]
+  with pytest.raises(TypeError, match=r"updates\[0\] is int32"):
+    maps.run(map_name, step, np.ones(N, np.int32), size=N)
+
+
+def test_outside_any_map():
+  tx = _make(total_num_replicas=N)
+  with pytest.raises(optax_dist.UnboundAxisError, match="no axis is bound"):
+    tx.update(1.0, tx.init(0.0))
+
+
+def test_specs_cover_chains():
+  tx = optax.chain(optax.clip(1.0), _make(total_num_replicas=N))
+  specs = optax_dist.state_specs(tx.init({"w": jnp.zeros(3)}), ("a", "b"))
+  replica = optax.tree.get(specs, "replica").value
+  assert set(jax.tree.leaves(replica, is_leaf=lambda x: isinstance(x, P))) == {
+    P(("a", "b"))
+  }
+  assert optax.tree.get(specs, "global_step") == P()
