@@ -42,3 +42,36 @@ def test_initial_tokens_suffice_for_the_first_step(tokens):
   # As many pushes as there are tokens return at once, and one more per
   # replica can wait for its token.
   assert number + n >= k
+
+
+@pytest.mark.parametrize(
+  ("arguments", "error", "message"),
+  [
+    ((0,), ValueError, "replicas_to_aggregate must be a positive .*got 0"),
+    ((True,), TypeError, "replicas_to_aggregate .*got True"),
+    ((2.0,), TypeError, "replicas_to_aggregate .*got 2.0"),
+    ((1, -1), ValueError, "total_num_replicas .*got -1"),
+    ((1, "2"), TypeError, "total_num_replicas .*got '2'"),
+  ],
+)
+def test_numbers_are_checked_at_construction(arguments, error, message):
+  with pytest.raises(error, match=message):
+    rules.init(*arguments)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"max_staleness": -1}, "max_staleness must be a non-negative .*got -1"),
+    ({"replicas": [0]}, "total_num_replicas=2 replicas, got 1"),
+    ({"num_tokens": 2}, "num_tokens needs strict_tensorflow=True"),
+    (
+      {"strict_tensorflow": True, "max_staleness": 1},
+      "need strict_tensorflow=False",
+    ),
+    ({"strict_tensorflow": True, "num_tokens": -2}, "Too few tokens"),
+  ],
+)
+def test_options_are_checked_at_construction(options, message):
+  with pytest.raises(ValueError, match=message):
+    rules.init(2, 2, **options)

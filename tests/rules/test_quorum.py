@@ -298,40 +298,81 @@ def test_states_are_values_to_be_kept_and_sent():
   assert run(copy, rules.Arrive(1, 0)) == run(state, rules.Arrive(1, 0))
 
 
-@pytest.mark.parametrize(
-  ("arguments", "error", "message"),
-  [
-    ((0,), ValueError, "replicas_to_aggregate must be a positive .*got 0"),
-    ((True,), TypeError, "replicas_to_aggregate .*got True"),
-    ((2.0,), TypeError, "replicas_to_aggregate .*got 2.0"),
-    ((1, -1), ValueError, "total_num_replicas .*got -1"),
-    ((1, "2"), TypeError, "total_num_replicas .*got '2'"),
-  ],
-)
-def test_numbers_are_checked_at_construction(arguments, error, message):
-  with pytest.raises(error, match=message):
-    rules.init(*arguments)
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    ({"max_staleness": -1}, "max_staleness must be a non-negative .*got -1"),
-    ({"replicas": [0]}, "total_num_replicas=2 replicas, got 1"),
-    ({"num_tokens": 2}, "num_tokens needs strict_tensorflow=True"),
-    (
-      {"strict_tensorflow": True, "max_staleness": 1},
-      "need strict_tensorflow=False",
-    ),
-    ({"strict_tensorflow": True, "num_tokens": -2}, "Too few tokens"),
-  ],
-)
-def test_options_are_checked_at_construction(options, message):
-  with pytest.raises(ValueError, match=message):
-    rules.init(2, 2, **options)
-
-
 @pytest.mark.parametrize("count", [0, -1, True, 1.0])
 def test_a_count_below_one_is_no_event(count):
   with pytest.raises(ValueError, match="count must be a positive integer"):
     run(started(1, 1), rules.Arrive(0, 0, count=count))
+
+
+def test_attempts_are_counted_from_one_at_each_step():
+  state = started(1, 1, two_phase=True)
+  state, _ = run(state, rules.Arrive(0, 0), rules.Failed(0, 0, 1))
+  state, decisions = run(state, rules.Arrive(0, 0))
+  assert decisions[1].attempt == 2
+  state, _ = run(state, rules.Done(0, 0, 2))
+  _, decisions = run(state, rules.Arrive(0, 1))
+  assert (decisions[1].step, decisions[1].attempt) == (1, 1)
+
+
+def test_what_comes_during_an_attempt_is_a_step_later_after_it():
+  state = started(1, 2, two_phase=True, max_staleness=1, weight=lambda s: s + 2)
+  state, _ = run(state, rules.Arrive(0, 0), rules.Arrive(1, 0))
+  state, decisions = run(state, rules.Done(0, 0, 1))
+  assert kinds(decisions) == ["Commit", "Token", "StartAttempt"]
+  (late,) = decisions[2].members
+  assert (late.replica, late.staleness, late.weight) == (1, 1, 3.0)
+
+
+def test_an_early_gradient_is_lost_with_its_replica():
+  state = started(2, 3, two_phase=True)
+  state, _ = run(
+    state,
+    rules.Arrive(0, 0),
+    rules.Arrive(1, 0),
+    rules.Done(0, 0, 1),
+    rules.Arrive(0, 1),
+  )
+  state, decisions = run(state, rules.Lost(0))
+  assert decisions == (rules.Drop(0, 1, Reason.LOST),)
+  # Its gradient of this step is still committed: its part was done.
+  state, decisions = run(state, rules.Done(1, 0, 1))
+  assert [m.replica for m in decisions[0].members] == [0, 1]
+
+
+def test_the_rest_is_not_asked_for_while_others_are_expected():
+  state, _ = run(rules.init(4, 2, two_phase=False), rules.Join(0))
+  state, decisions = run(state, rules.Arrive(0, 0, count=2))
+  assert kinds(decisions) == ["Accept", "Wait"]
+  # Once nobody else is coming, it is.
+  state, decisions = run(state, rules.Leave(1))
+  assert decisions == (rules.Token(0, 0, count=2),)
+
+
+def test_the_rest_is_not_mixed_with_gradients_of_an_older_step():
+  state = started(6, 3, two_phase=True, max_staleness=1)
+  state, _ = run(state, *(rules.Arrive(r, 0, count=2) for r in range(3)))
+  assert state.attempt
+  state, _ = run(state, rules.Lost(2), rules.Join(2))
+  state, _ = run(state, rules.Lost(0), rules.Lost(1))
+  # Only replica 2 is left, and is asked for everything.
+  state, _ = run(state, rules.Arrive(2, 0, count=2))
+  assert state.replicas.get(2).asked == 4
+  state, decisions = run(state, rules.Arrive(2, 0, count=4))
+  assert decisions[1].members[0].count == 6
+
+
+def test_an_older_sum_is_replaced_by_what_is_asked_for_later():
+  state = started(4, 2, two_phase=True, max_staleness=1)
+  state, _ = run(state, rules.Arrive(0, 0, count=2))
+  state, _ = run(state, rules.Lost(1))
+  # Alone it brings the rest; a newcomer comes during the attempt.
+  state, _ = run(state, rules.Arrive(0, 0, count=2), rules.Join(1))
+  state, _ = run(state, rules.Arrive(1, 0, count=2))
+  state, _ = run(state, rules.Done(0, 0, 1))
+  assert state.step == 1
+  # What is in is a step old now. When the other dies, all is asked for anew.
+  state, decisions = run(state, rules.Lost(0))
+  assert decisions == (rules.Token(1, 1, count=4),)
+  state, decisions = run(state, rules.Arrive(1, 1, count=4))
+  assert decisions[0] == rules.Drop(1, 0, Reason.SUPERSEDED, count=2)
+  assert [m.count for m in decisions[2].members] == [4]
