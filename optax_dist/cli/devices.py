@@ -40,8 +40,11 @@ def replica_mesh(
       pass  # The backend has started: the devices are what they are.
   try:
     devices = jax.devices()
-  except RuntimeError as error:
-    raise errors.CommandError(f"JAX can't start: {error}") from error
+  except (RuntimeError, AssertionError) as error:  # JAX raises either.
+    raise errors.CommandError(
+      f"JAX has no devices here: {str(error) or 'no such platform'} (JAX_PLATFORMS is"
+      f" {config.jax_platforms or 'not set'})"
+    ) from error
   platform = devices[0].platform
   if replicas is None:
     at_most = min(len(devices), batch_size)

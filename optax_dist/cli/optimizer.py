@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from optax_dist.cli import errors
+
 if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
   import optax
 
-DEFAULT_LEARNING_RATES = {"adam": 0.003, "momentum": 0.2, "sgd": 0.5}
-"""Of each optimizer: one that trains the digits well."""
+DEFAULT = "adam"
+LEARNING_RATES = {"adam": 0.003, "gradient_descent": 0.5, "momentum": 0.2}
+"""Of some optimizers: one that trains the digits well."""
+OTHER_LEARNING_RATE = 0.01
 
 
-def names() -> list[str]:
-  """The names of all optimizers."""
-  return sorted(DEFAULT_LEARNING_RATES)
+def default_learning_rate(name: str) -> float:
+  """The learning rate of an optimizer that was given none."""
+  return LEARNING_RATES.get(name, OTHER_LEARNING_RATE)
+
+
+def check(name: str) -> None:
+  """Raises :class:`errors.CommandError` if there is no optimizer of a name."""
+  from optax_dist import optimizers
+
+  if name not in optimizers.REGISTRY:
+    raise errors.CommandError(
+      f"--optimizer {name!r} is not one of {', '.join(optimizers.REGISTRY)}"
+    )
 
 
 def make(
@@ -22,21 +36,26 @@ def make(
   """Makes an optimizer whose learning rate falls to 0 along a half cosine.
 
   Args:
-    name: one of :func:`names`.
+    name: a key of :data:`optax_dist.optimizers.REGISTRY`.
     learning_rate: that of the first step.
     steps: the number of steps until the learning rate is 0.
 
   Returns:
     The optimizer.
 
+  Raises:
+    ValueError: if there is none of that name.
+
   Example:
     >>> import jax.numpy as jnp
-    >>> optimizer = make("sgd", 0.1, steps=100)
+    >>> optimizer = make("gradient_descent", 0.1, steps=100)
     >>> optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))[0]
     Array([-0.1, -0.1], dtype=float32)
   """
   import jax.numpy as jnp
   import optax
+
+  from optax_dist import optimizers
 
   cosine = optax.cosine_decay_schedule(learning_rate, steps)
 
@@ -44,10 +63,4 @@ def make(
     # Optax's schedule does not promote the integer count under strict rules.
     return cosine(jnp.asarray(count, jnp.float32))
 
-  if name == "adam":
-    return optax.adam(schedule)
-  if name == "momentum":
-    return optax.sgd(schedule, momentum=0.9)
-  if name == "sgd":
-    return optax.sgd(schedule)
-  raise ValueError(f"`name` must be one of {names()}, got {name!r}.")
+  return optimizers.by_name(name, schedule)

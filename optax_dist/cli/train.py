@@ -76,18 +76,19 @@ def add_parser(commands, argv: Sequence[str]) -> None:
   add(
     "--optimizer",
     metavar="NAME",
-    choices=optimizer.names(),
-    default="adam",
-    help=f"what turns gradients into updates: {', '.join(optimizer.names())}"
-    " (default: %(default)s)",
+    default=optimizer.DEFAULT,
+    help="what turns gradients into updates: a name in"
+    " optax_dist.optimizers.REGISTRY, such as"
+    f" {', '.join(optimizer.LEARNING_RATES)} (default: %(default)s)",
   )
-  rates = optimizer.DEFAULT_LEARNING_RATES
+  rates = [f"{r:g} for {n}" for n, r in optimizer.LEARNING_RATES.items()]
   add(
     "--learning-rate",
     metavar="RATE",
     type=parser.positive_float,
     help="of the first step; falls to 0 along a half cosine over the run"
-    f" (default: {', '.join(f'{rates[n]:g} for {n}' for n in rates)})",
+    f" (default: {', '.join(rates)}, {optimizer.OTHER_LEARNING_RATE:g} for"
+    " others)",
   )
   add(
     "--seed",
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
   """Runs the ``train`` command with its parsed arguments."""
   chosen = strategies.load(args.strategy)
   if args.learning_rate is None:
-    args.learning_rate = optimizer.DEFAULT_LEARNING_RATES[args.optimizer]
+    args.learning_rate = optimizer.default_learning_rate(args.optimizer)
   _check(args)
   chosen.check(args)
   paths = output.prepare(args.output, ["metrics.jsonl", "training.png"])
@@ -198,6 +199,7 @@ def _check(args: argparse.Namespace) -> None:
       f"--replicas {args.replicas} does not divide --batch-size"
       f" {args.batch_size}"
     )
+  optimizer.check(args.optimizer)
   missing = [
     name
     for module, name in _NEEDED.items()

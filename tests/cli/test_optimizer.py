@@ -1,22 +1,21 @@
 """Optimizers by name."""
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_dist.cli import optimizer
+from optax_dist import optimizers
+from optax_dist.cli import errors, optimizer
 
 
-@pytest.mark.parametrize("name", optimizer.names())
+@pytest.mark.parametrize("name", optimizer.LEARNING_RATES)
 def test_the_learning_rate_falls_along_a_half_cosine(name):
-  steps, gradient = 8, np.float32(1.0)
+  steps, gradient = 8, jnp.ones(())
   made = optimizer.make(name, 0.5, steps)
   state = made.init(gradient)
   updates = []
   for _ in range(steps + 1):
-    # Optax's Adam does not work under strict promotion; the others do.
-    with jax.numpy_dtype_promotion("standard" if name == "adam" else "strict"):
-      update, state = made.update(gradient, state)
+    update, state = made.update(gradient, state, gradient)
     updates.append(float(update))
   cosine = 0.25 * (1 + np.cos(np.pi * np.arange(steps + 1) / steps))
   # Of a gradient that is always 1: Adam's direction is 1 too, and momentum's is
@@ -27,6 +26,15 @@ def test_the_learning_rate_falls_along_a_half_cosine(name):
   np.testing.assert_allclose(updates, -cosine * direction, atol=1e-5)
 
 
+def test_every_registered_optimizer_has_a_learning_rate():
+  assert set(optimizer.LEARNING_RATES) <= set(optimizers.REGISTRY)
+  for name in optimizers.REGISTRY:
+    optimizer.check(name)
+    assert optimizer.default_learning_rate(name) > 0
+
+
 def test_an_unknown_name_is_refused():
-  with pytest.raises(ValueError, match=r"adam.*got 'adma'"):
+  with pytest.raises(errors.CommandError, match=r"'adma' is not one of .*adam"):
+    optimizer.check("adma")
+  with pytest.raises(ValueError, match="'adma'"):
     optimizer.make("adma", 0.1, 1)
