@@ -10,6 +10,7 @@ from optax_dist.indexed_slices import (
 )
 from optax_dist.local_params import local_params
 from optax_dist.moving_averages import averaged_params
+from optax_dist.resize_replicas import resize_replicas
 from optax_dist.state_specs import PerReplica, state_axes, state_specs
 from optax_dist.sync_replicas import (
   ReplicaState,
@@ -33,6 +34,7 @@ __all__ = [
   "is_indexed_slices",
   "local_params",
   "lookup_value_and_grad",
+  "resize_replicas",
   "state_axes",
   "state_specs",
   "sync_replicas",

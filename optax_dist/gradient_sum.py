@@ -5,7 +5,7 @@ up row by row in a fixed number of slots, beside how many gradients touched each
 row: TensorFlow's sparse accumulators divide each row by that number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -139,28 +139,28 @@ def _add_slices(into, grad, weight, name) -> tuple[SparseSum, jax.Array]:
   grad = indexed_slices.sum_duplicates(grad)
   rows = into.slices.dense_shape[0]
   touched = (grad.indices < rows).astype(jnp.float32)
-  merged = _merge(
-    jnp.concatenate(
-      [
-        into.slices.values,
-        _weighted(grad.values, weight).astype(into.slices.dtype),
-      ]
-    ),
-    jnp.concatenate(
-      [into.slices.indices, grad.indices.astype(into.slices.indices.dtype)]
-    ),
-    jnp.concatenate([into.touches, touched]),
-    into.slices.dense_shape,
+  values = _weighted(grad.values, weight).astype(into.slices.dtype)
+  indices = grad.indices.astype(into.slices.indices.dtype)
+  merged = merge(
+    SparseSum(
+      IndexedSlices(
+        jnp.concatenate([into.slices.values, values]),
+        jnp.concatenate([into.slices.indices, indices]),
+        grad.dense_shape,
+      ),
+      jnp.concatenate([into.touches, touched]),
+    )
   )
   # Unused slots come last, so one past the capacity tells of all beyond it.
   fits = merged.slices.indices[capacity] == rows
   return jax.tree.map(lambda x: x[:capacity], merged), fits
 
 
-def _merge(values, indices, touches, shape) -> SparseSum:
-  slices = indexed_slices.sum_duplicates(IndexedSlices(values, indices, shape))
+def merge(total: SparseSum) -> SparseSum:
+  """Adds up the slots of equal rows; they come first, ascending."""
+  slices = indexed_slices.sum_duplicates(total.slices)
   touched = indexed_slices.sum_duplicates(
-    IndexedSlices(touches, indices, shape[:1])
+    IndexedSlices(total.touches, total.slices.indices, slices.shape[:1])
   )
   return SparseSum(slices, touched.values)
 
@@ -233,12 +233,8 @@ def average(
 
 
 def _average_slices(total: SparseSum, names, divisor) -> IndexedSlices:
-  gather: Callable = lambda x: collectives.gather_rows(x, names)
-  merged = _merge(
-    gather(total.slices.values),
-    gather(total.slices.indices),
-    gather(total.touches),
-    total.slices.dense_shape,
+  merged = merge(
+    jax.tree.map(lambda x: collectives.gather_rows(x, names), total)
   )
   values = merged.slices.values
   by = jnp.maximum(merged.touches, 1) if divisor is None else divisor

@@ -1,0 +1,156 @@
+"""Tests of resuming sync_replicas on another number of replicas."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import optax_dist
+from optax_dist import IndexedSlices
+
+
+def _make(size, **kwargs):
+  return optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=9,
+    total_num_replicas=size,
+    **kwargs,
+  )
+
+
+def _run(size, state, gradients, arrived=None):
+  tx = _make(size)
+  arrived = np.ones(size, bool) if arrived is None else np.array(arrived)
+  step = lambda state, g, here: tx.update(g, state, arrived=here)
+  return maps.stepper("vmap", step, state, size)(
+    state, np.asarray(gradients, np.float32), arrived
+  )
+
+
+def _four_with_gradients():
+  state = _make(4).init(np.float32(0))
+  _, state = _run(4, state, [1, 2, 3, 4])
+  _, state = _run(4, state, [1, 2, 3, 4], [True, True, True, False])
+  return state  # Holds 2 + 4 + 6 + 4 = 16 in 7 gradients.
+
+
+def test_fold_keeps_every_gradient():
+  state = optax_dist.resize_replicas(_four_with_gradients(), 3, departed="fold")
+  report = optax_dist.sync_report(state)
+  np.testing.assert_array_equal(report.accumulated, [3, 2, 2])
+  np.testing.assert_array_equal(report.accepted, [3, 2, 2])
+  updates, state = _run(3, state, [10, 20, 30], [True, True, False])
+  np.testing.assert_allclose(updates, -(16 + 30) / 9)
+  assert optax_dist.sync_report(state).global_step == 1
+
+
+def test_drop_counts_what_went():
+  state = optax_dist.resize_replicas(_four_with_gradients(), 2, departed="drop")
+  report = optax_dist.sync_report(state)
+  np.testing.assert_array_equal(report.accumulated, [2, 2])
+  np.testing.assert_array_equal(report.dropped["departed"], [2, 1])
+  np.testing.assert_array_equal(report.accepted, [4, 3])
+  ledger = report.accumulated + report.dropped["departed"]
+  np.testing.assert_array_equal(ledger, report.accepted)
+
+
+def test_more_replicas_start_fresh():
+  state = optax_dist.resize_replicas(_four_with_gradients(), 6, departed="fold")
+  report = optax_dist.sync_report(state)
+  np.testing.assert_array_equal(report.accumulated, [2, 2, 2, 1, 0, 0])
+  updates, state = _run(6, state, [0] * 4 + [5, 6], [False] * 4 + [True, True])
+  np.testing.assert_allclose(updates, -(16 + 11) / 9)
+
+
+def test_a_new_replica_is_at_the_current_step():
+  state = _four_with_gradients()
+  _, state = _run(4, state, [0, 0, 0, 0])
+  assert optax_dist.sync_report(state).global_step == 1
+  state = optax_dist.resize_replicas(state, 5, departed="fold")
+  np.testing.assert_array_equal(
+    optax_dist.sync_report(state).local_step, [1] * 5
+  )
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_sparse_sums_fold_too(size):
+  tx = optax_dist.sync_replicas(
+    optax.identity(),
+    maps.AXIS,
+    replicas_to_aggregate=9,
+    total_num_replicas=4,
+    sparse_capacity=6,
+  )
+  state = tx.init(np.zeros((5, 2), np.float32))
+  ids = np.array([[0, 1], [1, 2], [2, 3], [4, 4]], np.int32)
+
+  def step(state, ids):
+    return tx.update(IndexedSlices(jnp.ones((2, 2)), ids, (5, 2)), state)
+
+  _, state = maps.stepper("vmap", step, state, 4)(state, ids)
+  state = optax_dist.resize_replicas(state, size, departed="fold")
+  total = optax.tree.get(state, "gradient_sum")
+  assert total.touches.shape == (size, 6)
+  dense = jax.vmap(lambda s: s.to_dense())(total.slices).sum(0)
+  np.testing.assert_array_equal(dense[:, 0], [1, 2, 2, 1, 2])
+  np.testing.assert_array_equal(total.touches.sum(), 7)
+
+
+def test_sparse_sums_that_do_not_fit_are_refused():
+  tx = optax_dist.sync_replicas(
+    optax.identity(),
+    maps.AXIS,
+    replicas_to_aggregate=9,
+    total_num_replicas=2,
+    sparse_capacity=1,
+  )
+  state = tx.init(np.zeros((5, 2), np.float32))
+  step = lambda state, ids: tx.update(
+    IndexedSlices(jnp.ones((1, 2)), ids, (5, 2)), state
+  )
+  ids = np.array([[0], [1]], np.int32)
+  _, state = maps.stepper("vmap", step, state, 2)(state, ids)
+  with pytest.raises(ValueError, match="departed='drop'"):
+    optax_dist.resize_replicas(state, 1, departed="fold")
+
+
+def test_saved_and_restored_with_orbax_on_another_number(tmp_path):
+  state = optax.chain(optax.identity(), _make(4)).init(np.float32(0))
+  state = (state[0], _four_with_gradients())
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "state", state)
+    checkpointer.wait_until_finished()
+    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    restored = checkpointer.restore(tmp_path / "state", like)
+  for a, b in zip(
+    jax.tree.leaves(restored), jax.tree.leaves(state), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+  resized = optax_dist.resize_replicas(restored, 3, departed="fold")
+  updates, _ = _run(3, resized[1], [10, 20, 30], [True, True, False])
+  np.testing.assert_allclose(updates, -(16 + 30) / 9)
+
+
+@pytest.mark.parametrize(
+  ("args", "words"),
+  [
+    ((_make(2).init(0.0), 0, "fold"), "positive integer, got 0"),
+    ((_make(2).init(0.0), 2, "keep"), "'fold', 'drop', got 'keep'"),
+    ((optax.sgd(1.0).init(0.0), 2, "fold"), "no state of sync_replicas"),
+  ],
+)
+def test_bad_arguments(args, words):
+  state, num, departed = args
+  with pytest.raises(ValueError, match=words):
+    optax_dist.resize_replicas(state, num, departed=departed)
+
+
+def test_a_state_without_a_leading_axis():
+  own = jax.tree.map(lambda x: x[0], _make(2).init(0.0).replica)
+  state = _make(2).init(0.0)._replace(replica=own)
+  with pytest.raises(ValueError, match="one leading replica axis"):
+    optax_dist.resize_replicas(state, 2, departed="fold")
