@@ -209,7 +209,7 @@ def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     if not is_indexed_slices(leaf):
       return fun(leaf, *others)
     values = fun(leaf.values, *(other.values for other in others))
-    return IndexedSlices(values, leaf.indices, leaf.dense_shape)
+    return _unchecked(values, leaf.indices, leaf.dense_shape)
 
   return jax.tree.map(on_leaf, tree, *rest, is_leaf=is_indexed_slices)
 
@@ -248,7 +248,7 @@ def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
     indices_are_sorted=True,
   )
   unique = jnp.full(slots, rows, slices.indices.dtype).at[slot].set(indices)
-  return IndexedSlices(values, unique, slices.dense_shape)
+  return _unchecked(values, unique, slices.dense_shape)
 
 
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
@@ -337,7 +337,7 @@ def lookup_value_and_grad(
     if ids is None:
       return grad
     values = grad.reshape(-1, *param.shape[1:])
-    return IndexedSlices(values, _as_slots(ids, param).ravel(), param.shape)
+    return _unchecked(values, _as_slots(ids, param).ravel(), param.shape)
 
   def wrapped(params, lookups, *args, **kwargs):
     rows = jax.tree.map(read, params, lookups)
@@ -345,6 +345,11 @@ def lookup_value_and_grad(
     return value, jax.tree.map(as_slices, params, lookups, grads)
 
   return wrapped
+
+
+def _unchecked(values: Any, indices: Any, dense_shape: Any) -> IndexedSlices:
+  """Makes slices that are right by construction, without waiting for them."""
+  return IndexedSlices.tree_unflatten(tuple(dense_shape), (values, indices))
 
 
 def _as_slots(ids: jax.typing.ArrayLike, table: jax.Array) -> jax.Array:

@@ -141,14 +141,14 @@ def read_rows(array: jax.Array, gradient: Any) -> jax.Array:
   if not indexed_slices.is_indexed_slices(gradient):
     return array
   # Unused slots read the last row; their results are dropped.
-  return array.at[gradient.indices].get(mode="clip")
+  return jnp.asarray(array).at[gradient.indices].get(mode="clip")
 
 
 def write_rows(array: jax.Array, gradient: Any, rows: jax.Array) -> jax.Array:
   """Replaces the rows that a gradient touches: all, if it is dense."""
   if not indexed_slices.is_indexed_slices(gradient):
     return rows
-  return array.at[gradient.indices].set(rows, mode="drop")
+  return jnp.asarray(array).at[gradient.indices].set(rows, mode="drop")
 
 
 def decay_and_add(
@@ -183,8 +183,8 @@ def like_gradient(update: jax.Array, gradient: Any) -> Any:
   """Gives an update of the touched rows the form of the gradient."""
   if not indexed_slices.is_indexed_slices(gradient):
     return update
-  return indexed_slices.IndexedSlices(
-    jnp.where(gradient.valid, update, 0), gradient.indices, gradient.dense_shape
+  return indexed_slices.map_values(
+    lambda _: jnp.where(gradient.valid, update, 0), gradient
   )
 
 
