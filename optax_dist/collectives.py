@@ -227,7 +227,7 @@ def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):
 
 def _peers(name: axes.AxisName, groups: Groups) -> jax.Array:
   """Returns the indices of this replica's group."""
-  peers = [[] for _ in range(axes.axes_size([name]))]
+  peers: list[Sequence[int]] = [[]] * axes.axes_size([name])
   for group in groups:
     for i in group:
       peers[i] = group

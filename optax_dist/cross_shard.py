@@ -106,6 +106,7 @@ def cross_shard(
     if groups:
       collectives.check_groups_partition(groups, sizes[names[0]])
     tracked = frozenset(name for name in names if axes.is_tracked(name))
+    treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
       updates, is_leaf=is_indexed_slices
     )

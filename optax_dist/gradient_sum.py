@@ -70,6 +70,7 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
     )
     return SparseSum(slices, jnp.zeros(capacity, jnp.float32))
 
+  treedef: Any
   leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
   if sparse_capacity is None:
     capacities: Sequence[Any] = [None] * len(leaves)
@@ -207,6 +208,7 @@ def average(
     The average, like ``like``, and the number of gradients in it. Where there
     are none, the average is zero.
   """
+  treedef: Any
   grads, treedef = jax.tree.flatten(like, is_leaf=is_leaf)
   sums = treedef.flatten_up_to(total)
   dense = [
