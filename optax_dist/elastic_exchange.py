@@ -1,0 +1,153 @@
+"""The elastic exchange: replicas and their center move towards each other."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class ElasticExchange(NamedTuple):
+  """What an exchange changes.
+
+  Attributes:
+    params: the parameters after it.
+    center: the center after it.
+    local_center: the center as the replica met it, before its own pull.
+    pull: what was taken from the parameters.
+  """
+
+  params: Any
+  center: Any
+  local_center: Any
+  pull: Any
+
+
+def elastic_exchange(
+  params: Any,
+  center: Any,
+  moving_rate: Any,
+  sum_over_replicas: Callable[[list], list] | None = None,
+) -> ElasticExchange:
+  """Moves parameters and center towards each other, like a spring between them.
+
+  ``pull = moving_rate * (params - center)`` is taken from the parameters and given
+  to the center. One replica at a time (as TensorFlow's asynchronous workers), the
+  center gets that replica's pull::
+
+    params, center, *_ = elastic_exchange(params, center, moving_rate)
+
+  All replicas at once, it gets the sum of the pulls: ``sum_over_replicas`` says
+  how to make it, inside a map, where ``params`` are one replica's. The two
+  differ: the second of two replicas in turn meets a center that has moved.
+
+  Works on NumPy arrays as on those of JAX. Where a leaf is None in ``params`` it
+  takes no part.
+
+  Args:
+    params: a pytree of arrays.
+    center: a pytree of arrays of the same shapes and dtypes.
+    moving_rate: a number, or a scalar array.
+    sum_over_replicas: from a list of arrays to the list of their sums over the
+      replicas; None for a replica that meets the center alone.
+
+  Returns:
+    An :class:`ElasticExchange` of trees like ``params``.
+
+  Example:
+    >>> exchange = elastic_exchange(4.0, 0.0, 0.25)
+    >>> exchange.params, exchange.center
+    (3.0, 1.0)
+
+  References:
+    Zhang, Choromanska and LeCun 2015, `Deep learning with Elastic Averaging SGD
+    <https://arxiv.org/abs/1412.6651>`_; TensorFlow 1,
+    ``tf.contrib.opt.ElasticAverageOptimizer``.
+  """
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(params)
+  centers = treedef.flatten_up_to(center)
+  pulls = [
+    _times(moving_rate, x - c) for x, c in zip(leaves, centers, strict=True)
+  ]
+  totals = pulls if sum_over_replicas is None else sum_over_replicas(pulls)
+  return ElasticExchange(
+    *map(
+      treedef.unflatten,
+      (
+        [x - pull for x, pull in zip(leaves, pulls, strict=True)],
+        [c + total for c, total in zip(centers, totals, strict=True)],
+        centers,
+        pulls,
+      ),
+    )
+  )
+
+
+def simultaneous_exchange(
+  params: Any, center: Any, moving_rate: Any
+) -> ElasticExchange:
+  """One exchange of all replicas at once: all meet the same center.
+
+  Args:
+    params: a pytree of arrays with a leading replica axis.
+    center: a pytree of arrays without it.
+    moving_rate: a number, or a scalar array.
+
+  Returns:
+    An :class:`ElasticExchange`, all but its center with a leading replica axis.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> exchange = simultaneous_exchange(jnp.array([4.0, 8.0]), jnp.zeros(()), 0.25)
+    >>> exchange.params.tolist(), exchange.center.tolist()
+    ([3.0, 6.0], 3.0)
+  """
+  return jax.vmap(
+    lambda own: elastic_exchange(
+      own, center, moving_rate, lambda pulls: jax.lax.psum(pulls, "replicas")
+    ),
+    out_axes=ElasticExchange(0, None, 0, 0),
+    axis_name="replicas",
+  )(params)
+
+
+def sequential_exchange(
+  params: Any, center: Any, moving_rate: Any, order: Any = None
+) -> ElasticExchange:
+  """One exchange of each replica in turn: each meets the center left to it.
+
+  Args:
+    params: a pytree of arrays with a leading replica axis.
+    center: a pytree of arrays without it.
+    moving_rate: a number, or a scalar array.
+    order: integers, each replica's index once, in the order of their turns; None
+      for replica 0 first.
+
+  Returns:
+    An :class:`ElasticExchange`, all but its center with a leading replica axis.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> exchange = sequential_exchange(jnp.array([4.0, 8.0]), jnp.zeros(()), 0.25)
+    >>> exchange.params.tolist(), exchange.center.tolist()
+    ([3.0, 6.25], 2.75)
+  """
+
+  def turn(center, own):
+    exchange = elastic_exchange(own, center, moving_rate)
+    return exchange.center, exchange
+
+  if order is None:
+    center, exchanges = jax.lax.scan(turn, center, params)
+    return exchanges._replace(center=center)
+  order = jnp.asarray(order)
+  at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
+  center, exchanges = jax.lax.scan(turn, center, at(params, order))
+  back = jnp.argsort(order)
+  return at(exchanges._replace(center=()), back)._replace(center=center)
+
+
+def _times(rate: Any, x: Any) -> Any:
+  # A Python number takes the dtype of `x`; an array of a rate has to be cast.
+  return x * (rate if isinstance(rate, int | float) else rate.astype(x.dtype))

@@ -1,0 +1,206 @@
+"""Parameters that each replica has its own of: how many, where, and checks."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist import axes, collectives, update_leaves
+from optax_dist.indexed_slices import is_indexed_slices
+from optax_dist.state_specs import PerReplica
+
+
+def check_replicas(
+  user: str, names: tuple[axes.AxisName, ...], num_workers: int | None
+) -> int:
+  """Returns the number of replicas along the axes ``names``, bound here.
+
+  Raises:
+    UnboundAxisError: if an axis is not bound.
+    ValueError: if there are not ``num_workers`` of them.
+  """
+  replicas = math.prod(axes.check_bound(names, user).values())
+  if num_workers not in (None, replicas):
+    raise ValueError(
+      f"{user}: `num_workers` is {num_workers}, but there are {replicas} replicas"
+      f" along {names!r}. Leave it out to use the size of the axis."
+    )
+  return replicas
+
+
+def blocks_at_init(
+  user: str, names: tuple[axes.AxisName, ...], num_workers: int | None
+) -> int:
+  """Returns how many replicas' blocks ``init`` makes: inside the map its own.
+
+  Raises:
+    ValueError: if it is not known, or contradicts ``num_workers``.
+  """
+  if axes.bound_axes().keys() & set(names):
+    check_replicas(user, names, num_workers)
+    return 1
+  sizes = dict(jax.sharding.get_abstract_mesh().shape)
+  if sizes.keys() >= set(names):
+    size = math.prod(sizes[name] for name in names)
+    if num_workers not in (None, size):
+      raise ValueError(
+        f"{user}: `num_workers` is {num_workers}, but there are {size} replicas"
+        f" along {names!r} of the mesh."
+      )
+    return size
+  if num_workers is None:
+    raise ValueError(
+      f"{user}: the number of replicas is not known in `init`. Give"
+      " `num_workers`, or call init inside the map or under jax.set_mesh."
+    )
+  return num_workers
+
+
+def per_replica(
+  own: Any, blocks: int, names: tuple[axes.AxisName, ...]
+) -> PerReplica:
+  """Returns the replicas' part of a state, each starting from ``own``."""
+  stacked = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * blocks), own)
+  if axes.bound_axes().keys() >= set(names):
+    stacked = axes.cast_to_varying(stacked, names)
+  return PerReplica(stacked)
+
+
+def common(params: Any, names: tuple[axes.AxisName, ...]) -> Any:
+  """Returns a copy of the first replica's parameters, equal on all replicas.
+
+  Outside of the map, and where the type says that they are equal already, it is a
+  copy of ``params``. It is a copy because it must not share a buffer that is
+  donated.
+  """
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(params)
+  leaves = [jnp.array(x, jnp.result_type(x)) for x in leaves]
+  if not axes.bound_axes().keys() >= set(names):
+    return treedef.unflatten(leaves)
+  tracked = any(axes.is_tracked(name) for name in names)
+  is_first = jnp.asarray(True)
+  for name in names:
+    is_first &= jax.lax.axis_index(name) == 0
+  differs = [
+    i
+    for i, x in enumerate(leaves)
+    if jnp.issubdtype(x.dtype, jnp.number)
+    and (not tracked or axes.varying_axes(x) & set(names))
+  ]
+  # "where", since a replica that is not the first may hold NaN.
+  firsts = [
+    jnp.where(is_first, leaves[i], jnp.zeros_like(leaves[i])) for i in differs
+  ]
+  for i, x in zip(
+    differs, collectives.sum_leaves(firsts, [names] * len(firsts)), strict=True
+  ):
+    leaves[i] = x
+  return treedef.unflatten(leaves)
+
+
+def flatten_with_updates(
+  user: str,
+  params: optax.Params | None,
+  updates: optax.Updates,
+  names: tuple[axes.AxisName, ...],
+) -> tuple[list, list, Any]:
+  """Returns the leaves of ``params``, those of ``updates``, and their treedef.
+
+  An update is None where its parameter has no gradient, and may be an
+  ``IndexedSlices``.
+
+  Raises:
+    ValueError: if there are no parameters, if an update has no parameter, or if
+      a parameter is, by its type, equal on all replicas.
+    TypeError: if an update is not floating-point or complex.
+  """
+  if params is None:
+    raise ValueError(
+      f"{user} needs the parameters: call update(updates, state, params)."
+    )
+  treedef: Any
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  try:
+    leaves = treedef.flatten_up_to(updates)
+  except ValueError as error:
+    raise ValueError(
+      f"{user}: `updates` must have the structure of `params`, but {error}"
+    ) from error
+  for (path, _), update in zip(paths_and_leaves, leaves, strict=True):
+    update = update.values if is_indexed_slices(update) else update
+    if update is not None:
+      update_leaves.check_dtype(user, path, update)
+  tracked = frozenset(name for name in names if axes.is_tracked(name))
+  for path, leaf in paths_and_leaves:
+    missing = tracked - axes.varying_axes(leaf)
+    if missing:
+      raise ValueError(
+        f"{user}: params{jax.tree_util.keystr(path)} does not vary over axis"
+        f" {', '.join(sorted(map(repr, missing)))}: it is one parameter of all"
+        " replicas, but each must have its own. Give the parameters a leading"
+        " replica axis and pass them with in_specs=PartitionSpec(axis_name), or,"
+        " where they start out equal inside the map, cast them with"
+        " optax_dist.local_params(params, axis_name)."
+      )
+  return [leaf for _, leaf in paths_and_leaves], leaves, treedef
+
+
+def flatten_center(user: str, params: optax.Params, center: Any) -> list:
+  """Returns the leaves of ``center``, in the order of those of ``params``.
+
+  Raises:
+    ValueError: if a shape differs.
+  """
+  treedef: Any
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  centers = treedef.flatten_up_to(center)
+  for (path, x), c in zip(paths_and_leaves, centers, strict=True):
+    if jnp.shape(x) != jnp.shape(c):
+      raise ValueError(
+        f"{user}: params{jax.tree_util.keystr(path)} has shape {jnp.shape(x)}, but"
+        f" the center has {jnp.shape(c)}. Pass one replica's parameters: inside"
+        " jax.shard_map, take its block's only row, as in"
+        " jax.tree.map(lambda x: x[0], params)."
+      )
+  return centers
+
+
+def check_counter(
+  user: str, counter: Any, names: tuple[axes.AxisName, ...]
+) -> None:
+  """Checks that a counter that decides on communication is equal everywhere.
+
+  Raises:
+    ValueError: if its type says that it varies over one of ``names``, or if it is
+      not a scalar.
+  """
+  remedy = (
+    "Pass the state into the map with in_specs=optax_dist.state_specs(state,"
+    " axis_name) for jax.shard_map, or in_axes=optax_dist.state_axes(state) for"
+    " jax.vmap and jax.pmap, and out of it in the same way."
+  )
+  if axes.varying_axes(counter) & set(names):
+    raise ValueError(
+      f"{user}: the state's counters vary over axis {names!r}, so replicas could"
+      f" disagree on when to communicate. {remedy}"
+    )
+  if jnp.ndim(counter):
+    raise ValueError(
+      f"{user}: the state's counters have shape {jnp.shape(counter)}, which must"
+      f" be (). {remedy}"
+    )
+
+
+def check_count(name: str, value: Any, *, or_none: bool = False) -> None:
+  """Checks that an argument is a positive integer.
+
+  Raises:
+    ValueError: if it is not.
+  """
+  if or_none and value is None:
+    return
+  if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
