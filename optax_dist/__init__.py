@@ -1,7 +1,24 @@
 """Cross-shard, sync-replicas and elastic-averaging optimizers for optax."""
 
+from optax_dist import optimizers, rules
 from optax_dist.axes import UnboundAxisError
+from optax_dist.center import (
+  center_params,
+  reset_to_center,
+  resize_from_center,
+)
 from optax_dist.cross_shard import cross_shard
+from optax_dist.elastic_average import (
+  ElasticAverageState,
+  ElasticReplica,
+  elastic_average,
+)
+from optax_dist.elastic_exchange import (
+  ElasticExchange,
+  elastic_exchange,
+  sequential_exchange,
+  simultaneous_exchange,
+)
 from optax_dist.indexed_slices import (
   IndexedSlices,
   apply_updates,
@@ -11,6 +28,7 @@ from optax_dist.indexed_slices import (
 from optax_dist.local_params import local_params
 from optax_dist.moving_averages import averaged_params
 from optax_dist.resize_replicas import resize_replicas
+from optax_dist.slots import get_slot, slot_names
 from optax_dist.state_specs import PerReplica, state_axes, state_specs
 from optax_dist.sync_replicas import (
   ReplicaState,
@@ -22,6 +40,9 @@ from optax_dist.sync_report import SyncReport, sync_report
 __version__ = "0.1.0"
 
 __all__ = [
+  "ElasticAverageState",
+  "ElasticExchange",
+  "ElasticReplica",
   "IndexedSlices",
   "PerReplica",
   "ReplicaState",
@@ -30,11 +51,22 @@ __all__ = [
   "UnboundAxisError",
   "apply_updates",
   "averaged_params",
+  "center_params",
   "cross_shard",
+  "elastic_average",
+  "elastic_exchange",
+  "get_slot",
   "is_indexed_slices",
   "local_params",
   "lookup_value_and_grad",
+  "optimizers",
+  "reset_to_center",
+  "resize_from_center",
   "resize_replicas",
+  "rules",
+  "sequential_exchange",
+  "simultaneous_exchange",
+  "slot_names",
   "state_axes",
   "state_specs",
   "sync_replicas",

@@ -37,7 +37,7 @@ def local_params(
     >>> mesh = jax.make_mesh((1,), ("data",))
     >>> def own_gradient(w, x):
     ...   w = optax_dist.local_params(w, "data")
-    ...   return jax.grad(lambda w: jnp.sum(w * x))(w)
+    ...   return jax.grad(lambda w: jnp.sum(x @ w))(w)
     >>> f = jax.shard_map(
     ...     own_gradient, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data")
     ... )
