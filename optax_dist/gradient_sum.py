@@ -225,7 +225,13 @@ def average(
   divisor = jnp.maximum(all_in, 1)
   results: list[Any] = [None] * len(grads)
   for i, x in zip(dense, reduced[len(head) :], strict=True):
-    results[i] = (x / divisor.astype(x.dtype)).astype(grads[i].dtype)
+    # The compiler repeats a product wherever it is needed, and keeps a quotient
+    # in memory: so multiply.
+    kind = jnp.promote_types(jnp.finfo(x.dtype).dtype, jnp.float32)
+    mean = x.astype(jnp.promote_types(x.dtype, kind)) * (
+      1 / divisor.astype(kind)
+    )
+    results[i] = mean.astype(grads[i].dtype)
   for i, grad in enumerate(grads):
     if isinstance(grad, IndexedSlices):
       results[i] = _average_slices(

@@ -79,10 +79,14 @@ def _resize(state: SyncReplicasState, num: int, departed: str):
   old = own.local_step.shape[0]
   if departed == "drop" and old > num:
     own = _drop(own, num)
+  # What a sum holds of no gradients is not a zero: see ReplicaState.
+  sums = jax.vmap(gradient_sum.clear)(
+    own.gradient_sum, own.num_accumulated == 0
+  )
   new = ReplicaState(
     gradient_sum=jax.tree.map(
       lambda x: _fold_sum(x, num),
-      own.gradient_sum,
+      sums,
       is_leaf=lambda x: isinstance(x, SparseSum),
     ),
     local_step=_pad(own.local_step[:num], num, state.global_step),
@@ -102,7 +106,6 @@ def _resize(state: SyncReplicasState, num: int, departed: str):
 def _drop(own: ReplicaState, num: int) -> ReplicaState:
   leaves = jnp.arange(own.local_step.shape[0]) >= num
   return own._replace(
-    gradient_sum=jax.vmap(gradient_sum.clear)(own.gradient_sum, leaves),
     num_accumulated=jnp.where(leaves, 0, own.num_accumulated),
     dropped_departed=own.dropped_departed
     + jnp.where(leaves, own.num_accumulated, 0),

@@ -13,6 +13,7 @@ from optax_dist import (
   gradient_sum,
   moving_averages,
   rules,
+  staleness,
   update_leaves,
 )
 from optax_dist.indexed_slices import IndexedSlices, is_indexed_slices
@@ -25,7 +26,8 @@ class ReplicaState(NamedTuple):
   """What one replica of :func:`sync_replicas` holds.
 
   Attributes:
-    gradient_sum: the accepted gradients since the last step, added up.
+    gradient_sum: the accepted gradients since the last step, added up; where
+      there are none it is left over from the last step, and means nothing.
     num_accumulated: how many these are (int32 scalar).
     local_step: the global step that the replica last took a token of (int32
       scalar): the step of the parameters that its gradients belong to.
@@ -192,7 +194,7 @@ def sync_replicas(
     0 if max_staleness is None else max_staleness,
   )
   unbounded = max_staleness is None
-  weight_of = _weight_function(staleness_weight)
+  weight_of = staleness.weight_function(staleness_weight)
   moving_averages.check(variable_averages, variables_to_average)
   if sparse_average not in ("touched", "gradients"):
     raise ValueError(
@@ -216,8 +218,9 @@ def sync_replicas(
       *[zero] * (len(ReplicaState._fields) - 1),
     )
     return SyncReplicasState(
-      global_step=zero,
-      ticks=zero,
+      # Arrays of their own: one that is in a state twice can't be donated.
+      global_step=jnp.zeros([], jnp.int32),
+      ticks=jnp.zeros([], jnp.int32),
       inner_state=inner.init(params),
       averages=moving_averages.init(
         params, variable_averages, variables_to_average
@@ -255,17 +258,20 @@ def sync_replicas(
     # 1. Does this replica's gradient count?
     step = _scalar(local_step, own.local_step, "local_step", jnp.integer)
     here = _scalar(arrived, True, "arrived", jnp.bool_)
-    staleness = state.global_step - step
+    late = state.global_step - step
     yes = jnp.asarray(True)
     # As TensorFlow, and unlike the coordinator, which knows replicas from
     # different runs apart: a step of the future counts as fresh.
-    fresh = yes if unbounded else staleness <= bound
+    fresh = yes if unbounded else late <= bound
     finite = _all_finite(updates) if reject_nonfinite else yes
 
     # 2. Add it up, on this replica.
     if holds_sum(replicas):
+      # To clear a sum when it is next used costs nothing; at the step it would
+      # cost another pass over memory.
+      before = gradient_sum.clear(own.gradient_sum, own.num_accumulated == 0)
       held, fits = gradient_sum.add(
-        own.gradient_sum, updates, weight_of and weight_of(staleness)
+        before, updates, weight_of and weight_of(late)
       )
     else:
       held, fits = updates, yes
@@ -274,13 +280,16 @@ def sync_replicas(
     else:
       accepted = here & fresh & finite & fits
       # A dropped gradient may hold NaN, so it is never computed with.
-      held = jax.tree.map(
-        lambda new, old: jnp.where(accepted, new, old), held, own.gradient_sum
-      )
+      held = _where(accepted, held, before)
     count = own.num_accumulated + accepted.astype(jnp.int32)
 
     # 3. Enough? Then aggregate once, and apply.
     ticks_needed = math.ceil(needed / replicas)
+    sparse = any(
+      map(
+        is_indexed_slices, jax.tree.leaves(updates, is_leaf=is_indexed_slices)
+      )
+    )
 
     def aggregate():
       mean, all_in = gradient_sum.average(
@@ -302,7 +311,11 @@ def sync_replicas(
 
       if all_arrive:
         return apply()
-      return axes.cond(all_in >= needed, apply, lambda: wait(apply))
+      if sparse:
+        return axes.cond(all_in >= needed, apply, lambda: wait(apply))
+      # Chosen element by element this fuses with the inner update, and with
+      # what the caller does next; a conditional would keep them apart.
+      return _where(all_in >= needed, apply(), wait(apply))
 
     def wait(apply):
       new_updates = jax.eval_shape(apply)[0]
@@ -327,9 +340,7 @@ def sync_replicas(
       return counter + what.astype(jnp.int32)
 
     own = ReplicaState(
-      gradient_sum=gradient_sum.clear(held, stepped)
-      if holds_sum(replicas)
-      else None,
+      gradient_sum=held if holds_sum(replicas) else None,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(here, global_step, own.local_step),
       accepted=tally(own.accepted, accepted),
@@ -351,17 +362,6 @@ def sync_replicas(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _weight_function(weight):
-  if weight is None or callable(weight):
-    return weight
-  if weight != "inverse":
-    raise ValueError(
-      "`staleness_weight` must be None, 'inverse' or a function of the staleness,"
-      f" got {weight!r}."
-    )
-  return lambda staleness: 1.0 / jnp.maximum(staleness, 1).astype(jnp.float32)
 
 
 def _axes_size_in_context(names: tuple[axes.AxisName, ...]) -> int:
@@ -403,6 +403,10 @@ def _scalar(value, default, name, kind) -> jax.Array:
     )
   value = value.reshape(())
   return value if kind is jnp.bool_ else value.astype(jnp.int32)
+
+
+def _where(predicate, new, old):
+  return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), new, old)
 
 
 def _all_finite(updates) -> jax.Array:

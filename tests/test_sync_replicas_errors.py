@@ -1,0 +1,125 @@
+"""Tests of what sync_replicas refuses, when, and in which words."""
+
+import functools
+
+import jax
+import maps
+import numpy as np
+import optax
+import pytest
+
+import optax_dist
+
+N = 4
+
+_make = functools.partial(
+  optax_dist.sync_replicas, optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=2
+)
+
+
+@pytest.mark.parametrize(
+  ("kwargs", "words"),
+  [
+    ({"replicas_to_aggregate": 0}, "replicas_to_aggregate must be a positive"),
+    (
+      {"replicas_to_aggregate": 2.0},
+      "replicas_to_aggregate must be a positive",
+    ),
+    (
+      {"replicas_to_aggregate": True},
+      "replicas_to_aggregate must be a positive",
+    ),
+    ({"total_num_replicas": -1}, "total_num_replicas must be a positive"),
+    ({"max_staleness": -1}, "max_staleness must be a non-negative"),
+    (
+      {"staleness_weight": "linear"},
+      "`staleness_weight` must be None, 'inverse'",
+    ),
+    ({"variable_averages": 1.5}, "`variable_averages` must be a decay"),
+    ({"variables_to_average": {}}, "needs `variable_averages`"),
+    ({"sparse_average": "rows"}, "'touched', 'gradients', got 'rows'"),
+  ],
+)
+def test_checked_at_construction(kwargs, words):
+  with pytest.raises((TypeError, ValueError), match=words):
+    _make(**kwargs)
+
+
+def test_the_number_of_replicas_must_be_known():
+  with pytest.raises(ValueError, match="Give `total_num_replicas`"):
+    _make().init(0.0)
+  with jax.set_mesh(maps.mesh(N)):
+    state = _make().init(0.0)
+  assert optax_dist.sync_report(state).accepted.shape == (N,)
+
+
+@maps.every_map
+def test_the_number_of_replicas_must_agree_with_the_axis(map_name):
+  tx = _make(total_num_replicas=N + 1)
+  step = lambda g: tx.update(g, tx.init(0.0))[0]
+  with pytest.raises(
+    ValueError, match=r"`total_num_replicas` is 5, but .* size 4"
+  ):
+    maps.run(map_name, step, np.ones(N, np.float32), size=N)
+
+
+@maps.tracked_map
+def test_a_summed_gradient_can_not_be_dropped(map_name):
+  tx = _make(total_num_replicas=N)
+  step = lambda g: tx.update({"w": g}, tx.init({"w": g}))[0]
+  with pytest.raises(
+    ValueError, match=r"updates\['w'\].*already summed"
+  ) as info:
+    maps.run(map_name, step, maps.Replicated(np.float32(1.0)), size=N)
+  assert "optax_dist.local_params(params, axis_name)" in str(info.value)
+
+
+def test_the_state_of_all_replicas_is_not_one_replicas():
+  tx = _make(total_num_replicas=N)
+  state = tx.init(0.0)
+  step = lambda g: tx.update(g, state)[0]
+  with pytest.raises(ValueError, match="state of 4 replicas"):
+    maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+@pytest.mark.parametrize(
+  ("kwargs", "words"),
+  [
+    ({"arrived": np.ones(2, bool)}, r"`arrived` must be a scalar"),
+    ({"arrived": 1.0}, r"`arrived` must be a scalar"),
+    ({"local_step": 0.5}, r"`local_step` must be a scalar"),
+  ],
+)
+def test_bad_arguments_of_update(kwargs, words):
+  tx = _make(total_num_replicas=N)
+  step = lambda g: tx.update(g, tx.init(0.0), **kwargs)[0]
+  with pytest.raises(ValueError, match=words):
+    maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+def test_all_arrive_takes_no_mask():
+  tx = _make(total_num_replicas=N, all_arrive=True)
+  step = lambda g: tx.update(g, tx.init(0.0), arrived=True)[0]
+  with pytest.raises(ValueError, match="neither `arrived` nor"):
+    maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+def test_averages_need_the_parameters():
+  tx = _make(total_num_replicas=N, variable_averages=0.9)
+  step = lambda g: tx.update(g, tx.init(0.0))[0]
+  with pytest.raises(ValueError, match="`variable_averages` needs the param"):
+    maps.run("vmap", step, np.ones(N, np.float32), size=N)
+
+
+@maps.every_map
+def test_integers_are_refused_by_name(map_name):
+  tx = _make(total_num_replicas=N)
+  step = lambda g: tx.update([g], tx.init([g]))[0]
+  with pytest.raises(TypeError, match=r"updates\[0\] is int32"):
+    maps.run(map_name, step, np.ones(N, np.int32), size=N)
+
+
+def test_outside_any_map():
+  tx = _make(total_num_replicas=N)
+  with pytest.raises(optax_dist.UnboundAxisError, match="no axis is bound"):
+    tx.update(1.0, tx.init(0.0))
