@@ -26,7 +26,14 @@ from optax_dist.indexed_slices import (
   lookup_value_and_grad,
 )
 from optax_dist.local_params import local_params
+from optax_dist.local_presets import bmuf, diloco, local_sgd, slowmo
+from optax_dist.local_updates import (
+  LocalReplica,
+  LocalUpdatesState,
+  local_updates,
+)
 from optax_dist.moving_averages import averaged_params
+from optax_dist.period_schedules import adacomm_period, post_local_period
 from optax_dist.resize_replicas import resize_replicas
 from optax_dist.slots import get_slot, slot_names
 from optax_dist.state_specs import PerReplica, state_axes, state_specs
@@ -44,22 +51,30 @@ __all__ = [
   "ElasticExchange",
   "ElasticReplica",
   "IndexedSlices",
+  "LocalReplica",
+  "LocalUpdatesState",
   "PerReplica",
   "ReplicaState",
   "SyncReplicasState",
   "SyncReport",
   "UnboundAxisError",
+  "adacomm_period",
   "apply_updates",
   "averaged_params",
+  "bmuf",
   "center_params",
   "cross_shard",
+  "diloco",
   "elastic_average",
   "elastic_exchange",
   "get_slot",
   "is_indexed_slices",
   "local_params",
+  "local_sgd",
+  "local_updates",
   "lookup_value_and_grad",
   "optimizers",
+  "post_local_period",
   "reset_to_center",
   "resize_from_center",
   "resize_replicas",
@@ -67,6 +82,7 @@ __all__ = [
   "sequential_exchange",
   "simultaneous_exchange",
   "slot_names",
+  "slowmo",
   "state_axes",
   "state_specs",
   "sync_replicas",

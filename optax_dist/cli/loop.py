@@ -24,11 +24,14 @@ class Compiled:
     state: what to begin with.
     step: from a state and a batch on the mesh to the next state and metrics.
     count_correct: from parameters to how many test images they classify correctly.
+    count_correct_by_replica: the same for each replica's parameters, to a list; or
+      None.
   """
 
   state: Any
   step: Any
   count_correct: Any
+  count_correct_by_replica: Any = None
 
 
 def compile_program(
@@ -66,7 +69,17 @@ def compile_program(
   def count_correct(params):
     return int(evaluate(jax.device_put(params, device), on_device))
 
-  return Compiled(state, step, count_correct)
+  if program.replica_params is None:
+    return Compiled(state, step, count_correct)
+  every = jax.device_put(program.replica_params(state), device)
+  evaluate_all = jax.jit(jax.vmap(model.count_correct, in_axes=(0, None)))
+  evaluate_every = evaluate_all.lower(every, on_device).compile()
+
+  def count_correct_by_replica(params):
+    counts = evaluate_every(jax.device_put(params, device), on_device)
+    return counts.tolist()
+
+  return Compiled(state, step, count_correct, count_correct_by_replica)
 
 
 def train(
@@ -93,7 +106,8 @@ def train(
   Yields:
     One record per step, as soon as the step is done: ``step`` and ``epoch``
     (from 1), the step's metrics (``loss`` and the strategy's own),
-    ``samples_per_second`` and, after an epoch's last step, ``test_accuracy``.
+    ``samples_per_second`` and, after an epoch's last step, ``test_accuracy`` (and
+    ``replica_test_accuracy``, a list, where replicas have their own parameters).
 
   Raises:
     errors.CommandError: if a metric is not finite.
@@ -122,7 +136,13 @@ def train(
       before = now
       if step == epoch * steps_per_epoch:
         correct = compiled.count_correct(program.eval_params(state))
-        record["test_accuracy"] = correct / len(test_data.labels)
+        images = len(test_data.labels)
+        record["test_accuracy"] = correct / images
+        if program.replica_params is not None:
+          counts = compiled.count_correct_by_replica(
+            program.replica_params(state)
+          )
+          record["replica_test_accuracy"] = [n / images for n in counts]
       yield record
 
 

@@ -61,6 +61,18 @@ def positive_float(text: str) -> float:
   return value
 
 
+def non_negative_float(text: str) -> float:
+  """An argument type: a finite number of at least 0."""
+  return 0.0 if _is_zero(text) else positive_float(text)
+
+
+def _is_zero(text: str) -> bool:
+  try:
+    return float(text) == 0
+  except ValueError:
+    return False
+
+
 def say(message: str) -> None:
   """Prints one line to standard error, as the command."""
   print(f"optax-dist: {message}", file=sys.stderr)

@@ -15,7 +15,7 @@ from optax_dist.cli import errors, strategy
 Panel = Callable[[matplotlib.axes.Axes, Sequence[strategy.Record]], None]
 
 INK, GRID = "#1f2933", "#e4e7eb"
-LOSS, ACCURACY = "#2563a8", "#c2571a"
+LOSS, ACCURACY, SPREAD = "#2563a8", "#c2571a", "#3f7d4f"
 
 # Readable at half the size, where a text of 15 points is one of 7.5.
 _STYLE = {
@@ -118,7 +118,20 @@ def _draw_accuracy(
   evaluated = [record for record in records if "test_accuracy" in record]
   epochs = [record["epoch"] for record in evaluated]
   percent = [100 * record["test_accuracy"] for record in evaluated]
-  axes.plot(epochs, percent, color=ACCURACY, marker="o", markersize=6)
+  by_replica = [record.get("replica_test_accuracy") for record in evaluated]
+  lowest = percent
+  if all(by_replica):
+    lowest = [100 * min(accuracies) for accuracies in by_replica]
+    highest = [100 * max(accuracies) for accuracies in by_replica]
+    axes.fill_between(
+      epochs, lowest, highest, color=SPREAD, alpha=0.3, label="replicas, range"
+    )
+  label = "center" if all(by_replica) else None
+  axes.plot(
+    epochs, percent, color=ACCURACY, marker="o", markersize=6, label=label
+  )
+  if label:
+    axes.legend(loc="lower right")
   axes.annotate(
     f"{percent[-1]:.1f} %",
     (epochs[-1], percent[-1]),
@@ -135,5 +148,5 @@ def _draw_accuracy(
   axes.yaxis.set_major_locator(
     matplotlib.ticker.MaxNLocator(6, steps=[1, 2, 5])
   )
-  axes.set_ylim(bottom=min(*percent, 90) - 1, top=100.5)
+  axes.set_ylim(bottom=min(*percent, *lowest, 90) - 1, top=100.5)
   label_epochs(axes)

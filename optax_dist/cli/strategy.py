@@ -54,6 +54,9 @@ class Program:
       donate the state.
     eval_params: from the state to the parameters that are evaluated, without
       a replica axis: the replicas' common ones, or the center.
+    replica_params: from the state to every replica's parameters, with a leading
+      replica axis, where replicas have parameters of their own: each is evaluated
+      too.
     summary: from all records to lines that are printed at the end.
     panels: each draws one more picture into the report, from all records.
   """
@@ -61,6 +64,7 @@ class Program:
   init: Callable[[optax.Params], Any]
   step: jax.stages.Wrapped
   eval_params: Callable[[Any], optax.Params]
+  replica_params: Callable[[Any], optax.Params] | None = None
   summary: Callable[[Sequence[Record]], Sequence[str]] = lambda records: ()
   panels: Sequence[
     Callable[[matplotlib.axes.Axes, Sequence[Record]], None]

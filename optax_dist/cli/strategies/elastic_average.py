@@ -1,0 +1,52 @@
+"""Replicas with parameters of their own, elastically tied to a center."""
+
+from optax_dist.cli import own_replicas, parser, strategy
+
+
+class ElasticAverage(strategy.Strategy):
+  """EASGD with :func:`optax_dist.elastic_average`."""
+
+  summary = "replicas explore, and are pulled to a shared center now and then"
+
+  def add_arguments(self, group):
+    group.add_argument(
+      "--communication-period",
+      metavar="STEPS",
+      type=parser.whole_number(1),
+      default=10,
+      help="steps from exchange to exchange (default: %(default)s)",
+    )
+    group.add_argument(
+      "--moving-rate",
+      metavar="RATE",
+      type=parser.positive_float,
+      help="part of its distance from the center that a replica moves in an"
+      " exchange (default: 0.9 / replicas)",
+    )
+    group.add_argument(
+      "--rho",
+      metavar="STRENGTH",
+      type=parser.non_negative_float,
+      default=0.0,
+      help="pull towards the center between exchanges; TensorFlow's default is"
+      " the moving rate / the learning rate (default: %(default)g)",
+    )
+
+  def build(self, run):
+    import optax_dist
+
+    rate = run.args.moving_rate
+    return own_replicas.build(
+      run,
+      optax_dist.elastic_average(
+        run.optimizer,
+        run.axis_name,
+        num_workers=run.mesh.size,
+        communication_period=run.args.communication_period,
+        moving_rate=0.9 / run.mesh.size if rate is None else rate,
+        rho=run.args.rho,
+      ),
+    )
+
+
+STRATEGY = ElasticAverage()

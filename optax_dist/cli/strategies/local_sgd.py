@@ -1,0 +1,42 @@
+"""Replicas that train alone for some steps, then go on from their mean."""
+
+from optax_dist.cli import own_replicas, parser, strategy
+
+
+class LocalSgd(strategy.Strategy):
+  """Periodic averaging of parameters with :func:`optax_dist.local_sgd`."""
+
+  summary = "replicas train alone and average their parameters now and then"
+
+  def add_arguments(self, group):
+    group.add_argument(
+      "--communication-period",
+      metavar="STEPS",
+      type=parser.whole_number(1),
+      default=10,
+      help="steps from average to average (default: %(default)s)",
+    )
+    group.add_argument(
+      "--inner-state",
+      choices=["local", "averaged"],
+      default="local",
+      help="what becomes of the optimizer's state when parameters are averaged"
+      " (default: %(default)s)",
+    )
+
+  def build(self, run):
+    import optax_dist
+
+    return own_replicas.build(
+      run,
+      optax_dist.local_sgd(
+        run.optimizer,
+        run.axis_name,
+        num_workers=run.mesh.size,
+        communication_period=run.args.communication_period,
+        inner_state=run.args.inner_state,
+      ),
+    )
+
+
+STRATEGY = LocalSgd()
