@@ -2,16 +2,18 @@
 
 **When leaves travel together.** An all-reduce costs a latency and a transfer. On
 TPU and GPU the compiler joins the all-reduces of one step by itself, so leaves
-are handed over one by one and nothing is copied. On CPU it does not: over
-several processes each all-reduce is a round of messages of its own, so leaves
-of one dtype are copied into one buffer; within one process an all-reduce is a
-rendezvous of threads that costs about as much as copying ``_FUSE_BELOW`` bytes,
-so only smaller leaves are. ``benchmarks/cross_shard.py`` measures all of it.
+are handed over one by one and nothing is copied. On CPU it does not, so leaves
+of one dtype are copied into one buffer, where that costs less than messages of
+their own: over several processes those below 2 MiB; within one process, where
+an all-reduce is only a rendezvous of threads, those below 64 KiB, the smallest
+first, up to 8 MiB in all (copies beyond the caches and the allocator's pools
+cost more than they save). ``benchmarks/cross_shard.py`` measures it.
 
 Leaves are never joined where the compiler may have sharded them over further
 axes of the mesh (a partly manual ``shard_map``): flattening would gather them.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -22,8 +24,11 @@ from optax_dist import axes
 
 Groups = Sequence[Sequence[int]]
 
-# Bytes. Within one process, leaves at least this large travel by themselves.
-_FUSE_BELOW = 1 << 16
+# Bytes: leaves at least this large travel by themselves, over several processes
+# and within one; and how much is joined at most within one.
+_ALONE_BETWEEN = 2 << 20
+_ALONE_WITHIN = 64 << 10
+_BUFFER_WITHIN = 8 << 20
 
 
 def check_groups(groups: Groups | None) -> None:
@@ -105,7 +110,9 @@ def sum_leaves(
       (over, leaf.dtype, axes.varying_axes(leaf)) if _joins(leaf, over) else i
     )
     buckets.setdefault((kind,), []).append(i)
-  for members in buckets.values():
+  for members in itertools.chain.from_iterable(
+    _buffers(members, leaves) for members in buckets.values()
+  ):
     over = names[members[0]]
     reduce = _group_sum(over[0], groups) if groups else _axis_sum(over)
     for i, total in zip(
@@ -156,7 +163,21 @@ def _joins(leaf: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:
     return False
   if axes.platform() != "cpu":
     return False
-  return jax.process_count() > 1 or leaf.nbytes < _FUSE_BELOW
+  alone = _ALONE_BETWEEN if jax.process_count() > 1 else _ALONE_WITHIN
+  return leaf.nbytes < alone
+
+
+def _buffers(
+  members: list[int], leaves: Sequence[jax.Array]
+) -> list[list[int]]:
+  """Splits leaves that may be joined into those that are, and single ones."""
+  if jax.process_count() > 1:
+    return [members]
+  members = sorted(members, key=lambda i: leaves[i].nbytes)
+  ends = itertools.accumulate(leaves[i].nbytes for i in members)
+  fits = sum(end <= _BUFFER_WITHIN for end in ends)
+  together, alone = members[:fits], members[fits:]
+  return [b for b in (together, *([i] for i in alone)) if b]
 
 
 def _joined(

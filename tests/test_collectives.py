@@ -34,6 +34,26 @@ def test_small_leaves_of_one_dtype_travel_together_on_cpu(map_name):
   assert _all_reduces(tx, {"single": small, "half": half}, map_name) == 2
 
 
+def test_large_leaves_travel_by_themselves_on_cpu():
+  tree = {
+    "small": [np.ones((N, 5), np.float32)] * 3,
+    "large": [np.ones((N, 1 << 14), np.float32)] * 2,
+  }
+  tx = optax_dist.cross_shard(maps.AXIS)
+  assert _all_reduces(tx, tree) == 1 + 2
+
+
+def test_the_smallest_leaves_are_joined_first(monkeypatch):
+  monkeypatch.setattr(collectives, "_BUFFER_WITHIN", 4 * (3 + 4 + 5))
+  rng = np.random.default_rng(0)
+  tree = [rng.normal(size=(N, n)).astype(np.float32) for n in (7, 3, 6, 4, 5)]
+  tx = optax_dist.cross_shard(maps.AXIS)
+  assert _all_reduces(tx, tree) == 1 + 2
+  means = jax.tree.map(lambda x: np.broadcast_to(x.mean(0), x.shape), tree)
+  got = maps.run("shard_map", functools.partial(_update, tx), tree, size=N)
+  chex.assert_trees_all_close(got, means, rtol=1e-5, atol=1e-6)
+
+
 def test_nothing_is_joined_where_the_compiler_may_have_sharded_it():
   mesh = jax.make_mesh(
     (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2

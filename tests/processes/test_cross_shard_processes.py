@@ -46,6 +46,7 @@ def _gradients(size):
     "complex": (leaf(2) + 1j * leaf(2)).astype(np.complex64),
     "nothing": leaf(0),
     "large": [leaf(300, 70), leaf(40_000)],
+    "alone": leaf(1 << 19),
     "frozen": None,
   }
 
@@ -79,7 +80,22 @@ def _everything():
     results[map_name, "gradient"] = run(
       _plain_gradient, *_parameters(size)[::-1]
     )
+  results["messages", "mean"] = _all_reduces(size)
   return results
+
+
+def _all_reduces(size):
+  """Returns how many messages the mean takes: of the program, not its run."""
+  mesh = jax.make_mesh((size,), (AXIS,), axis_types=(AxisType.Auto,))
+  tx = optax_dist.cross_shard(AXIS)
+  run = jax.shard_map(
+    lambda g: tx.update(g, tx.init(g))[0],
+    mesh=mesh,
+    in_specs=P(AXIS),
+    out_specs=P(AXIS),
+    check_vma=False,
+  )
+  return np.array([str(jax.make_jaxpr(run)(_gradients(size))).count("psum")])
 
 
 def _plain_gradient(x, w):
@@ -156,7 +172,7 @@ def test_the_numbers_of_a_single_process(stacked, map_name, case):
   got = stacked(map_name, case)
   chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
   chex.assert_trees_all_close(got, expected, rtol=2e-3, atol=1e-5)
-  for key in ("small", "large", "complex"):
+  for key in ("small", "large", "alone", "complex"):
     chex.assert_trees_all_close(got[key], expected[key], rtol=1e-5, atol=1e-6)
   # Replicas that aggregate together must not drift apart by a single bit.
   for group in kwargs.get("axis_index_groups", [list(range(stacked.size))]):
@@ -175,3 +191,8 @@ def test_the_gradient_of_replicated_parameters_is_not_summed_twice(
   expected = np.mean(np.einsum("ni,nj->nij", x, 2 * (x @ w)), axis=0)
   for got in stacked(map_name, "gradient"):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_leaves_of_one_dtype_share_a_message_but_for_the_largest(stacked):
+  dtypes = {x.dtype for x in jax.tree.leaves(_gradients(stacked.size))}
+  assert set(stacked("messages", "mean")) == {len(dtypes) + 1}
