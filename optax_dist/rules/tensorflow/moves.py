@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from optax_dist.rules.arguments import tokens_per_step
 from optax_dist.rules.events import Replica
@@ -19,20 +19,20 @@ from optax_dist.rules.tensorflow.outcomes import (
   Taken,
 )
 
-if TYPE_CHECKING:
-  from optax_dist.rules.tensorflow.system import SyncReplicas
-
 _CHIEF = "chief"
 
+# A frozen dataclass with the fields of `SyncReplicas`, which stands above.
+System = TypeVar("System", bound=Any)
 
-class Moves:
+
+class Moves(Generic[System]):
   """A system that an event is changing; everything it sets off follows."""
 
-  def __init__(self, system: SyncReplicas):
+  def __init__(self, system: System):
     self.system = system
     self.outcomes: list[Outcome] = []
 
-  def end(self) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
+  def end(self) -> tuple[System, tuple[Outcome, ...]]:
     return self.system, tuple(self.outcomes)
 
   def _set(self, **changes: Any) -> None:
