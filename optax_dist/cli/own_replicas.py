@@ -94,7 +94,7 @@ def build(
   def center_of(state):
     return optax_dist.center_params(state[1])
 
-  payload = []
+  payload: list[int] = []
 
   def init_and_weigh(params):
     payload[:] = [sum(x.nbytes for x in jax.tree.leaves(params))]

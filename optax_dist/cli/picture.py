@@ -118,15 +118,19 @@ def _draw_accuracy(
   evaluated = [record for record in records if "test_accuracy" in record]
   epochs = [record["epoch"] for record in evaluated]
   percent = [100 * record["test_accuracy"] for record in evaluated]
-  by_replica = [record.get("replica_test_accuracy") for record in evaluated]
+  by_replica = [
+    record["replica_test_accuracy"]
+    for record in evaluated
+    if "replica_test_accuracy" in record
+  ]
   lowest = percent
-  if all(by_replica):
+  if by_replica:
     lowest = [100 * min(accuracies) for accuracies in by_replica]
     highest = [100 * max(accuracies) for accuracies in by_replica]
     axes.fill_between(
       epochs, lowest, highest, color=SPREAD, alpha=0.3, label="replicas, range"
     )
-  label = "center" if all(by_replica) else None
+  label = "center" if by_replica else None
   axes.plot(
     epochs, percent, color=ACCURACY, marker="o", markersize=6, label=label
   )
