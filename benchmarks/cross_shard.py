@@ -1,0 +1,257 @@
+"""Times cross_shard against the same written by hand.
+
+Prints ratios, ``cross_shard`` over the hand-written program, both run in turns in
+the same process or processes; below 1 is faster. README.md says what each means.
+
+    python benchmarks/cross_shard.py [--quick] [--json FILE]
+"""
+
+import argparse
+import itertools
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+
+# The tests' launcher: processes on loopback, with a deadline.
+sys.path.append(
+  str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "processes")
+)
+import launch
+
+AXIS = "data"
+DEVICES = 8
+# Widths of the layers of the models whose whole training step is timed.
+MODELS = {
+  "200 leaves, 32 wide": [32] * 101,
+  "20 leaves, 128 wide": [128] * 11,
+  "6 leaves, 768 wide": [768] * 4,
+}
+# Leaves, and floats in each, of the gradients that are only aggregated.
+LEAVES = {"200 x 1,000": (200, 1_000), "100 x 100,000": (100, 100_000)}
+GOALS = {
+  ("200 x 1,000", "per leaf"): 0.10,
+  ("100 x 100,000", "per leaf"): 0.60,
+  ("200 x 1,000", "flat"): 1.15,
+  ("100 x 100,000", "flat"): 1.15,
+}
+STEP_GOAL = 1.02
+# Aggregations in one program.
+CALLS = 5
+
+
+# --- Timing ------------------------------------------------------------------
+
+
+def compare(ours, theirs, rounds: int, calls: int = 1) -> dict[str, float]:
+  """Calls both in turns, ``rounds`` times; each waits for its result.
+
+  Args:
+    ours: a function of nothing.
+    theirs: another.
+    rounds: how often to call each.
+    calls: how often each does in one call what is timed.
+
+  Returns:
+    The median over the rounds of the ratio of the two times, the ratio of the
+    two shortest times, and the medians in milliseconds.
+  """
+  for fn in (ours, theirs):
+    fn()
+    fn()
+  times: tuple[list[float], list[float]] = ([], [])
+  for i in range(rounds):
+    # Neither is always the one that follows the other.
+    for which in (0, 1) if i % 2 else (1, 0):
+      begin = time.perf_counter()
+      (ours, theirs)[which]()
+      times[which].append(time.perf_counter() - begin)
+  pairs = zip(*times, strict=True)
+  return {
+    "ratio": statistics.median(a / b for a, b in pairs),
+    "ratio_of_shortest": min(times[0]) / min(times[1]),
+    "ours_ms": 1e3 / calls * statistics.median(times[0]),
+    "theirs_ms": 1e3 / calls * statistics.median(times[1]),
+  }
+
+
+def _repeating(run, *args):
+  return lambda: jax.block_until_ready(run(*args))
+
+
+# --- One process, whole training step ----------------------------------------
+
+
+def _loss(params, x):
+  for w, b in params:
+    x = jnp.tanh(x @ w + b[None])
+  return jnp.mean(jnp.square(x))
+
+
+def training_step(widths, by_hand: bool, check_vma: bool):
+  """Returns a jitted step on all devices, and its arguments."""
+  mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
+  inner = optax.sgd(1e-2, momentum=0.9)
+  tx = inner if by_hand else optax.chain(optax_dist.cross_shard(AXIS), inner)
+
+  def step(params, state, x):
+    at = params
+    if check_vma and by_hand:
+      at = jax.lax.pcast(params, AXIS, to="varying")
+    elif check_vma:
+      at = optax_dist.local_params(params, AXIS)
+    gradient = jax.grad(_loss)(at, x)
+    if by_hand:
+      gradient = jax.lax.pmean(gradient, AXIS)
+    updates, state = tx.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
+
+  run = jax.jit(
+    jax.shard_map(
+      step,
+      mesh=mesh,
+      in_specs=(P(), P(), P(AXIS)),
+      out_specs=P(),
+      check_vma=check_vma,
+    )
+  )
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: np.float32(rng.normal(size=shape))
+  params = [
+    (draw(n, m) / np.float32(np.sqrt(n)), np.zeros(m, np.float32))
+    for n, m in itertools.pairwise(widths)
+  ]
+  x = draw(32 * mesh.size, widths[0])
+  place = lambda tree, spec: jax.device_put(tree, NamedSharding(mesh, spec))
+  params = place(params, P())
+  return run, (params, place(tx.init(params), P()), place(x, P(AXIS)))
+
+
+def single_process(rounds: int) -> Iterator[dict[str, Any]]:
+  """Times whole steps on 8 CPU devices of this process."""
+  for name, widths in MODELS.items():
+    for check_vma in (False, True):
+      ours, theirs = (
+        _repeating(*_flattened(training_step(widths, by_hand, check_vma)))
+        for by_hand in (False, True)
+      )
+      yield {
+        "where": f"1 process, {DEVICES} devices",
+        "what": f"step, {name}, check_vma={check_vma}",
+        "against": "pmean",
+        "goal": STEP_GOAL,
+        **compare(ours, theirs, rounds),
+      }
+
+
+def _flattened(run_and_args):
+  run, args = run_and_args
+  return run, *args
+
+
+# --- Several processes, aggregation alone ------------------------------------
+
+
+def aggregation(leaves: int, size: int, rounds: int) -> dict[str, dict]:
+  """Runs in each process; returns what it measured against each other way."""
+  mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
+  sharding = NamedSharding(mesh, P(AXIS))
+
+  def placed(size):
+    shape = (mesh.size, size)
+    one = np.ones((1, size), np.float32)
+    return jax.make_array_from_callback(shape, sharding, lambda _: one)
+
+  def mapped(fn):
+    # In a loop, as a step has its gradients at hand: a call that takes and
+    # returns hundreds of arrays would add its own time to that of the messages.
+    def body(g):
+      return jax.lax.fori_loop(0, CALLS, lambda _, g: fn(g), g)
+
+    return jax.jit(
+      jax.shard_map(
+        body, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
+      )
+    )
+
+  tx = optax_dist.cross_shard(AXIS)
+  ours = mapped(lambda g: tx.update(g, optax.EmptyState())[0])
+  by_hand = mapped(lambda g: jax.lax.pmean(g, AXIS))
+  tree = [placed(size) for _ in range(leaves)]
+  flat = placed(leaves * size)
+  ours = _repeating(ours, tree)
+  others = {"per leaf": tree, "flat": flat}
+  return {
+    name: compare(ours, _repeating(by_hand, arg), rounds, CALLS)
+    for name, arg in others.items()
+  }
+
+
+def several_processes(rounds: int) -> Iterator[dict[str, Any]]:
+  """Times aggregation alone over two processes and gloo."""
+  for name, (leaves, size) in LEAVES.items():
+    # A process waits for the other in each call, so either one's time will do.
+    measured, _ = launch.run(
+      aggregation, leaves, size, rounds, processes=2, timeout=600
+    )
+    for against, figures in measured.items():
+      yield {
+        "where": "2 processes",
+        "what": f"mean of {name}",
+        "against": against,
+        "goal": GOALS[name, against],
+        **figures,
+      }
+
+
+# --- The command -------------------------------------------------------------
+
+
+def _line(result: dict[str, Any]) -> str:
+  met = "met" if result["ratio"] <= result["goal"] else "MISSED"
+  return (
+    f"{result['where']:<21} {result['what']:<42} {result['against']:<9}"
+    f" {result['ratio']:6.3f} {result['ratio_of_shortest']:8.3f}"
+    f" {result['ours_ms']:9.2f} {result['theirs_ms']:9.2f}"
+    f"  <= {result['goal']:.2f} {met}"
+  )
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument(
+    "--quick", action="store_true", help="fewer rounds: noisy, but soon done"
+  )
+  parser.add_argument(
+    "--json", type=pathlib.Path, metavar="FILE", help="also write figures here"
+  )
+  args = parser.parse_args()
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_num_cpu_devices", DEVICES)
+  print(
+    f"{'where':<21} {'what':<42} {'against':<9} {'ratio':>6} {'shortest':>8}"
+    f" {'ours/ms':>9} {'other/ms':>9}  goal"
+  )
+  results = []
+  for measure, rounds in ((single_process, 100), (several_processes, 30)):
+    for result in measure(8 if args.quick else rounds):
+      print(_line(result), flush=True)
+      results.append(result)
+  if args.json:
+    args.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  main()
