@@ -3,7 +3,7 @@
 Prints ratios, ``cross_shard`` over the hand-written program, both run in turns in
 the same process or processes; below 1 is faster. README.md says what each means.
 
-    python benchmarks/cross_shard.py [--quick] [--json FILE]
+    python benchmarks/cross_shard.py [--quick] [--sizes] [--json FILE]
 """
 
 import argparse
@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
+from optax_dist import collectives
 
 # The tests' launcher: processes on loopback, with a deadline.
 sys.path.append(
@@ -50,6 +51,9 @@ GOALS = {
 STEP_GOAL = 1.02
 # Aggregations in one program.
 CALLS = 5
+# Leaves, and KiB of each: what is joined, and what would be, by the rule.
+SIZES_WITHIN = [(50, 8), (50, 32), (40, 64), (20, 256), (10, 1024), (400, 60)]
+SIZES_BETWEEN = [(100, 400), (40, 1024), (30, 2048), (20, 4096)]
 
 
 # --- Timing ------------------------------------------------------------------
@@ -102,7 +106,7 @@ def _loss(params, x):
 
 def training_step(widths, by_hand: bool, check_vma: bool):
   """Returns a jitted step on all devices, and its arguments."""
-  mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
+  mesh = _mesh()
   inner = optax.sgd(1e-2, momentum=0.9)
   tx = inner if by_hand else optax.chain(optax_dist.cross_shard(AXIS), inner)
 
@@ -166,37 +170,59 @@ def _flattened(run_and_args):
 
 def aggregation(leaves: int, size: int, rounds: int) -> dict[str, dict]:
   """Runs in each process; returns what it measured against each other way."""
-  mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
-  sharding = NamedSharding(mesh, P(AXIS))
-
-  def placed(size):
-    shape = (mesh.size, size)
-    one = np.ones((1, size), np.float32)
-    return jax.make_array_from_callback(shape, sharding, lambda _: one)
-
-  def mapped(fn):
-    # In a loop, as a step has its gradients at hand: a call that takes and
-    # returns hundreds of arrays would add its own time to that of the messages.
-    def body(g):
-      return jax.lax.fori_loop(0, CALLS, lambda _, g: fn(g), g)
-
-    return jax.jit(
-      jax.shard_map(
-        body, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
-      )
-    )
-
   tx = optax_dist.cross_shard(AXIS)
-  ours = mapped(lambda g: tx.update(g, optax.EmptyState())[0])
-  by_hand = mapped(lambda g: jax.lax.pmean(g, AXIS))
-  tree = [placed(size) for _ in range(leaves)]
-  flat = placed(leaves * size)
-  ours = _repeating(ours, tree)
-  others = {"per leaf": tree, "flat": flat}
+  ours = _aggregating(lambda g: tx.update(g, optax.EmptyState())[0])
+  by_hand = _aggregating(lambda g: jax.lax.pmean(g, AXIS))
+  tree = _placed(leaves, size)
+  others = {"per leaf": tree, "flat": _placed(1, leaves * size)}
   return {
-    name: compare(ours, _repeating(by_hand, arg), rounds, CALLS)
+    name: compare(
+      _repeating(ours, tree), _repeating(by_hand, arg), rounds, CALLS
+    )
     for name, arg in others.items()
   }
+
+
+def joining(leaves: int, size: int, rounds: int) -> dict[str, float]:
+  """Times the sum of leaves joined in one buffer against that of each."""
+  total = lambda x: jax.lax.psum(x, AXIS)
+  mean = lambda xs: [x / jnp.float32(jax.device_count()) for x in xs]
+  joined = _aggregating(lambda g: mean(collectives._joined(total, g)))
+  single = _aggregating(lambda g: mean([total(x) for x in g]))
+  tree = _placed(leaves, size)
+  return compare(
+    _repeating(joined, tree), _repeating(single, tree), rounds, CALLS
+  )
+
+
+def _mesh():
+  return jax.make_mesh(
+    (jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,)
+  )
+
+
+def _placed(leaves: int, size: int) -> list[jax.Array]:
+  sharding = NamedSharding(_mesh(), P(AXIS))
+  one = np.ones((1, size), np.float32)
+  return [
+    jax.make_array_from_callback(
+      (jax.device_count(), size), sharding, lambda _: one
+    )
+    for _ in range(leaves)
+  ]
+
+
+def _aggregating(fn):
+  # In a loop, as a step has its gradients at hand: a call that takes and returns
+  # hundreds of arrays would add its own time to that of the messages.
+  def body(g):
+    return jax.lax.fori_loop(0, CALLS, lambda _, g: fn(g), g)
+
+  return jax.jit(
+    jax.shard_map(
+      body, mesh=_mesh(), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
+    )
+  )
 
 
 def several_processes(rounds: int) -> Iterator[dict[str, Any]]:
@@ -216,16 +242,40 @@ def several_processes(rounds: int) -> Iterator[dict[str, Any]]:
       }
 
 
+def sizes(rounds: int) -> Iterator[dict[str, Any]]:
+  """Times joining itself, over the sizes between which the rule decides."""
+  for where, cases in (
+    (f"1 process, {DEVICES} devices", SIZES_WITHIN),
+    ("2 processes", SIZES_BETWEEN),
+  ):
+    for leaves, kib in cases:
+      args = leaves, kib << 8, rounds
+      if cases is SIZES_WITHIN:
+        figures = joining(*args)
+      else:
+        figures = launch.run(joining, *args, processes=2, timeout=600)[0]
+      yield {
+        "where": where,
+        "what": f"{leaves} x {kib} KiB, joined",
+        "against": "per leaf",
+        "goal": None,
+        **figures,
+      }
+
+
 # --- The command -------------------------------------------------------------
 
 
 def _line(result: dict[str, Any]) -> str:
-  met = "met" if result["ratio"] <= result["goal"] else "MISSED"
+  goal = ""
+  if result["goal"] is not None:
+    met = "met" if result["ratio"] <= result["goal"] else "MISSED"
+    goal = f"<= {result['goal']:.2f} {met}"
   return (
     f"{result['where']:<21} {result['what']:<42} {result['against']:<9}"
     f" {result['ratio']:6.3f} {result['ratio_of_shortest']:8.3f}"
     f" {result['ours_ms']:9.2f} {result['theirs_ms']:9.2f}"
-    f"  <= {result['goal']:.2f} {met}"
+    f"  {goal}"
   )
 
 
@@ -233,6 +283,9 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument(
     "--quick", action="store_true", help="fewer rounds: noisy, but soon done"
+  )
+  parser.add_argument(
+    "--sizes", action="store_true", help="time joining by size of leaf instead"
   )
   parser.add_argument(
     "--json", type=pathlib.Path, metavar="FILE", help="also write figures here"
@@ -245,7 +298,8 @@ def main() -> None:
     f" {'ours/ms':>9} {'other/ms':>9}  goal"
   )
   results = []
-  for measure, rounds in ((single_process, 100), (several_processes, 30)):
+  chosen = ((single_process, 100), (several_processes, 30))
+  for measure, rounds in ((sizes, 15),) if args.sizes else chosen:
     for result in measure(8 if args.quick else rounds):
       print(_line(result), flush=True)
       results.append(result)
