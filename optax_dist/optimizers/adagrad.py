@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, leaf_rule, row_wise
+from optax_dist.optimizers import hyperparameters, leaf_rule, rates, row_wise
 
 
 def adagrad(
@@ -43,10 +43,11 @@ def adagrad(
     initial_accumulator_value=initial_accumulator_value
   )
   return row_wise.row_wise(
-    optax.adagrad(
-      hyperparameters.rounded(learning_rate),
-      hyperparameters.rounded(initial_accumulator_value),
-      eps=0.0,
+    rates.with_learning_rate(
+      lambda rate: optax.adagrad(
+        rate, hyperparameters.rounded(initial_accumulator_value), eps=0.0
+      ),
+      learning_rate,
     )
   )
 
@@ -188,6 +189,6 @@ def adadelta(
       optax.scale_by_adadelta(
         hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)
       ),
-      optax.scale_by_learning_rate(hyperparameters.rounded(learning_rate)),
+      rates.scale_by_learning_rate(learning_rate),
     )
   )

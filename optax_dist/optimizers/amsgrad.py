@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, row_wise
+from optax_dist.optimizers import hyperparameters, rates, row_wise
 
 
 def amsgrad(
@@ -50,21 +50,21 @@ def amsgrad(
     >>> optimizer.update(jnp.full(1, 2.0), state)[0].tolist()
     [-0.5]
   """
-  rate = hyperparameters.rounded(learning_rate)
+  rate = learning_rate
   if decay:
-    rate = lambda count: (
-      (learning_rate(count) if callable(learning_rate) else learning_rate)
-      / jnp.sqrt((count + 1).astype(jnp.float32))
-    )
+    rate = rates.divided(learning_rate, lambda count: jnp.sqrt(count + 1))
   # Unlike TensorFlow's own, RETURNN's class computes 1 - beta in Python, so the
   # betas are not rounded to float32 before.
   return row_wise.row_wise(
-    optax.amsgrad(
+    rates.with_learning_rate(
+      lambda rate: optax.amsgrad(
+        rate,
+        beta1,
+        beta2,
+        hyperparameters.rounded(epsilon),
+        bias_correction_mu=False,
+        bias_correction_nu=False,
+      ),
       rate,
-      beta1,
-      beta2,
-      hyperparameters.rounded(epsilon),
-      bias_correction_mu=False,
-      bias_correction_nu=False,
     )
   )

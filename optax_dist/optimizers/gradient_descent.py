@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, leaf_rule, row_wise
+from optax_dist.optimizers import hyperparameters, leaf_rule, rates, row_wise
 
 
 def gradient_descent(
@@ -30,7 +30,7 @@ def gradient_descent(
     [-0.5, -0.5]
   """
   return row_wise.row_wise(
-    optax.sgd(hyperparameters.rounded(learning_rate)), sum_duplicates=False
+    rates.with_learning_rate(optax.sgd, learning_rate), sum_duplicates=False
   )
 
 

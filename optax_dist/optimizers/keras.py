@@ -11,7 +11,7 @@ from typing import Any
 
 import optax
 
-from optax_dist.optimizers import keras_rules
+from optax_dist.optimizers import keras_clipping, keras_rules
 
 _MAKERS: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
   "SGD": keras_rules.sgd,
@@ -23,6 +23,8 @@ _MAKERS: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
 }
 
 KERAS_NAMES = tuple(_MAKERS)
+
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def keras(
@@ -62,14 +64,16 @@ def keras(
     :math:`w \leftarrow w - \eta m / ((1 - \beta_1^t) (v + \epsilon))`. Slots
     ``m``, ``v``. Lazy.
 
-  An epsilon of 0 or ``None`` stands for 1e-7, as in Keras. Gradient clipping
-  (``clipnorm`` and the like) is left to optax.
+  An epsilon of 0 or ``None`` stands for 1e-7, as in Keras. All take
+  ``clipvalue`` (of each number), ``clipnorm`` (of each leaf's norm) or
+  ``global_clipnorm`` too, and clip the gradients first.
 
   Args:
     name: The class name; case does not matter.
     frozen_iterations: Whether Keras's ``iterations`` stays at 0, as it does in
       RETURNN's wrapper: whatever depends on the step keeps its first value.
-      Only a ``learning_rate`` that is a schedule goes on.
+      Only a ``learning_rate`` that is a schedule goes on. Nor does the wrapper
+      clip gradients, so clipping arguments have no effect.
     **arguments: Arguments of the class. ``learning_rate`` may be a schedule.
 
   Returns:
@@ -99,7 +103,10 @@ def keras(
       f"arguments of {name} must be among {', '.join(known)}, got"
       f" {', '.join(unknown)}"
     )
-  return maker(**arguments, frozen=frozen_iterations)
+  clipping = {key: arguments.pop(key, None) for key in _CLIPPING}
+  optimizer = maker(**arguments, frozen=frozen_iterations)
+  clipped = keras_clipping.clipped(optimizer, **clipping)
+  return optimizer if frozen_iterations else clipped
 
 
 def keras_arguments(name: str) -> tuple[str, ...]:
@@ -112,9 +119,9 @@ def keras_arguments(name: str) -> tuple[str, ...]:
     Their names.
 
   Example:
-    >>> keras_arguments("adamax")
+    >>> keras_arguments("adamax")[:5]
     ('learning_rate', 'beta_1', 'beta_2', 'epsilon', 'decay')
   """
   makers = {key.lower(): maker for key, maker in _MAKERS.items()}
   parameters = inspect.signature(makers[name.lower()]).parameters
-  return tuple(key for key in parameters if key != "frozen")
+  return (*(key for key in parameters if key != "frozen"), *_CLIPPING)

@@ -7,7 +7,7 @@ whether Keras's ``iterations`` stays at 0.
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, leaf_rule, row_wise
+from optax_dist.optimizers import hyperparameters, leaf_rule, rates, row_wise
 
 DEFAULT_EPSILON = 1e-7
 
@@ -15,7 +15,7 @@ DEFAULT_EPSILON = 1e-7
 def sgd(learning_rate=0.01, momentum=0.0, nesterov=False, decay=0.0, *, frozen):
   """Makes Keras's SGD."""
   _check_momentum(momentum)
-  rate = optax.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
+  rate = rates.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
   if hyperparameters.is_static(momentum) and momentum == 0:
     return row_wise.row_wise(rate, sum_duplicates=False)
   trace = optax.trace(hyperparameters.rounded(momentum), nesterov=nesterov)
@@ -41,7 +41,7 @@ def rmsprop(
     return row_wise.row_wise(
       optax.chain(
         scale(hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)),
-        optax.scale_by_learning_rate(rate, flip_sign=False),
+        rates.scale_by_learning_rate(rate, flip_sign=False),
         optax.trace(hyperparameters.rounded(momentum)),
         optax.scale(-1.0),
       )
@@ -281,15 +281,13 @@ def _epsilon(epsilon):
 
 def _decayed(learning_rate, decay, frozen):
   """The learning rate with Keras's time-inverse decay."""
+  hyperparameters.check_not_negative(decay=decay)
   if frozen or (hyperparameters.is_static(decay) and decay == 0):
     return hyperparameters.rounded(learning_rate)
-
-  def schedule(count):
-    rate = learning_rate(count) if callable(learning_rate) else learning_rate
-    time = count.astype(jnp.float32)
-    return rate / (1 + hyperparameters.rounded(decay) * time)
-
-  return schedule
+  return rates.divided(
+    learning_rate,
+    lambda count: 1 + hyperparameters.cast(decay, count.dtype) * count,
+  )
 
 
 def _time(dtype, step, frozen):

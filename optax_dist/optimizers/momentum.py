@@ -2,7 +2,7 @@
 
 import optax
 
-from optax_dist.optimizers import hyperparameters, row_wise
+from optax_dist.optimizers import hyperparameters, rates, row_wise
 
 
 def momentum(
@@ -41,9 +41,10 @@ def momentum(
     [-1.5]
   """
   return row_wise.row_wise(
-    optax.sgd(
-      hyperparameters.rounded(learning_rate),
-      hyperparameters.rounded(momentum),
-      nesterov=use_nesterov,
+    rates.with_learning_rate(
+      lambda rate: optax.sgd(
+        rate, hyperparameters.rounded(momentum), nesterov=use_nesterov
+      ),
+      learning_rate,
     )
   )

@@ -55,6 +55,9 @@ _KERAS_CLASSES = {"Adamax": "Adamax", "NadamKeras": "Nadam", "SGD": "SGD"}
 
 # Arguments of TensorFlow's classes without a meaning here.
 _IGNORED = ("name", "use_locking")
+_IGNORED_OF: dict[Factory, tuple[str, ...]] = {
+  ftrl: ("accum_name", "linear_name")
+}
 
 
 def from_returnn_config(
@@ -77,8 +80,8 @@ def from_returnn_config(
 
   Args:
     config: ``{"class": name}`` with the class's arguments, or the name alone.
-      ``learning_rate_multiplier`` scales the learning rate; ``use_locking``
-      and ``name`` are read over.
+      ``learning_rate_multiplier`` scales the learning rate; ``use_locking``,
+      ``name`` and Ftrl's names of slots are read over.
     learning_rate: What RETURNN's ``learning_rate`` and schedule give: a number,
       a scalar array or a schedule.
     optimizer_epsilon: RETURNN's global option of this name.
@@ -122,15 +125,16 @@ def from_returnn_config(
       f" {arguments['learning_rate']} in config"
     )
   multiplier = arguments.pop("learning_rate_multiplier", None)
-  unknown = sorted(set(arguments) - set(known) - set(_IGNORED))
+  ignored = (*_IGNORED, *_IGNORED_OF.get(factory, ()))
+  unknown = sorted(set(arguments) - set(known) - set(ignored))
   if unknown:
-    extra = ("learning_rate_multiplier", *_IGNORED)
+    extra = ("learning_rate_multiplier", *ignored)
     raise ValueError(
       f"arguments of {name} must be among {', '.join((*known, *extra))}, got"
       f" {', '.join(unknown)}"
     )
-  for ignored in _IGNORED:
-    arguments.pop(ignored, None)
+  for key in ignored:
+    arguments.pop(key, None)
   if "epsilon" in known:
     arguments.setdefault("epsilon", optimizer_epsilon)
   if "momentum" in known and momentum:

@@ -2,7 +2,7 @@
 
 import optax
 
-from optax_dist.optimizers import hyperparameters, row_wise
+from optax_dist.optimizers import hyperparameters, rates, row_wise
 
 
 def rmsprop(
@@ -56,9 +56,7 @@ def rmsprop(
         initial_scale=1.0,
       ),
       # Not flipped before, so that the buffer has TensorFlow's sign.
-      optax.scale_by_learning_rate(
-        hyperparameters.rounded(learning_rate), flip_sign=False
-      ),
+      rates.scale_by_learning_rate(learning_rate, flip_sign=False),
       optax.trace(hyperparameters.rounded(momentum)),
       optax.scale(-1.0),
     )

@@ -39,6 +39,11 @@ def _updates(optimizer):
     ),
     ({"class": "normalizedsgd"}, optimizers.normalized_sgd(0.1)),
     ({"class": "adagrad", "use_locking": True}, optimizers.adagrad(0.1)),
+    ({"class": "ftrl", "accum_name": "x"}, optimizers.ftrl(0.1)),
+    (
+      {"class": "sgd", "clipnorm": 0.5},
+      optimizers.keras("SGD", learning_rate=0.1, clipnorm=0.5),
+    ),
     (
       {"class": "RMSPropOptimizer", "name": "x"},
       optimizers.rmsprop(0.1, epsilon=1e-16),
