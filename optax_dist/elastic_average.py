@@ -10,6 +10,7 @@ import optax
 
 from optax_dist import axes, collectives, own_params
 from optax_dist.elastic_exchange import elastic_exchange
+from optax_dist.in_place import change_if
 from optax_dist.indexed_slices import is_indexed_slices
 from optax_dist.state_specs import PerReplica, as_block, own_block
 
@@ -201,12 +202,19 @@ def elastic_average(
         step_size = step_size(own.local_step)
       strength = _ratio(rate, step_size)
 
+    # Under shard_map, parameters and state are blocks with a leading axis of
+    # size 1. What reads a large array and is stored in its place has to be in
+    # the block's shape too, or the compiler for CPUs makes copies.
+    block, row = own_params.block_and_row(leading)
+
     # 1. The gradient of the distance: of every element, so none stays sparse.
     for i in moves:
       gradients[i] = gradient = _dense(gradients[i])
       if not _is_zero(strength):
-        distance = _like(xs[i] - local_centers[i], gradient)
-        gradients[i] = gradient + _like(strength, gradient) * distance
+        distance = _like(block(xs[i]) - block(local_centers[i]), gradient)
+        gradients[i] = row(
+          block(gradient) + _like(strength, gradient) * distance
+        )
 
     # 2. The inner step.
     steps, inner_state = inner.update(
@@ -215,31 +223,30 @@ def elastic_average(
     steps = treedef.flatten_up_to(steps)
 
     # 3. The exchange.
-    def meet():
-      points = of(xs)
+    blocks = block(of(xs))
+
+    def meet(carry):
+      steps, centers, _ = carry
+      points, steps = row((blocks, steps))
       if exchange == "after_step":
-        points = optax.apply_updates(points, of(steps))
+        points = optax.apply_updates(points, steps)
       met = elastic_exchange(
         points,
-        of(centers),
+        centers,
         rate,
         lambda pulls: collectives.sum_leaves(pulls, [names] * len(pulls)),
       )
-      return (
-        [u - _like(p, u) for u, p in zip(of(steps), met.pull, strict=True)],
-        met.center,
-        axes.cast_to_varying(met.local_center, names),
-      )
+      steps = [u - _like(p, u) for u, p in zip(steps, met.pull, strict=True)]
+      return block(steps), met.center, block(met.local_center)
 
-    def go_on():
-      return of(steps), of(centers), of(local_centers)
-
+    # Equal on all replicas, so all of them meet or none.
+    meets = state.ticks + 1 >= communication_period
+    results = block(of(steps)), of(centers), block(of(local_centers))
     if communication_period == 1:
-      meets, results = jnp.asarray(True), meet()
+      results = meet(results)
     else:
-      # Equal on all replicas, so all of them meet or none.
-      meets = state.ticks + 1 >= communication_period
-      results = axes.cond(meets, meet, go_on)
+      results = change_if(meets, meet, results, names)
+    results = row(results[0]), results[1], row(results[2])
     for leaves, new in zip(
       (steps, centers, local_centers), results, strict=True
     ):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist import axes, collectives, own_params
+from optax_dist.in_place import change_if
 from optax_dist.indexed_slices import is_indexed_slices
 from optax_dist.period_schedules import SettablePeriod
 from optax_dist.state_specs import PerReplica, as_block, own_block
@@ -190,7 +191,7 @@ def local_updates(
     xs, gradients, treedef = own_params.flatten_with_updates(
       _USER, params, updates, names
     )
-    centers = own_params.flatten_center(_USER, params, state.center)
+    own_params.flatten_center(_USER, params, state.center)
     own, leading = own_block(
       state.replica, state.replica.value.local_step, _USER
     )
@@ -206,63 +207,63 @@ def local_updates(
         steps[i].to_dense() if is_indexed_slices(steps[i]) else steps[i]
       )
 
+    ticks = state.ticks + 1
+    round_end = state.round_start + ticks
+    # Under shard_map, parameters are blocks with a leading axis of size 1. What
+    # is read around the loop keeps that shape, see elastic_average.
+    block, row = own_params.block_and_row(leading)
+    blocks = block([xs[i] for i in moves])
+
     # 2. and 3. A step of them all.
-    def agree():
+    def agree(carry):
+      steps, center, outer_state, floats, _ = carry
+      points, steps = row((blocks, steps))
+      centers = treedef.flatten_up_to(center)
       # Differences, as they are small: their sum is exact to more digits.
-      gaps = [centers[i] - (xs[i] + steps[i]) for i in moves]
-      inner_treedef: Any
-      inner_leaves, inner_treedef = jax.tree.flatten(new_inner_state)
-      floats = [
-        i
-        for i, x in enumerate(inner_leaves)
-        if averages and jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+      gaps = [
+        centers[i] - (x + u)
+        for i, x, u in zip(moves, points, steps, strict=True)
       ]
       sums = collectives.sum_leaves(
-        gaps + [inner_leaves[i] for i in floats],
-        [names] * (len(gaps) + len(floats)),
+        gaps + floats, [names] * (len(gaps) + len(floats))
       )
       means = [x / jnp.asarray(workers, x.dtype) for x in sums]
-      for i, mean in zip(floats, means[len(gaps) :], strict=True):
-        inner_leaves[i] = mean
       # What takes no part has not moved.
       moved = [jnp.zeros_like(c) for c in centers]
       for i, mean in zip(moves, means[: len(gaps)], strict=True):
         moved[i] = mean
       outer_steps, outer_state = outer.update(
-        treedef.unflatten(moved), state.outer_state, state.center
+        treedef.unflatten(moved), outer_state, center
       )
-      news = treedef.flatten_up_to(
-        optax.apply_updates(state.center, outer_steps)
-      )
+      news = treedef.flatten_up_to(optax.apply_updates(center, outer_steps))
       news = [news[i] if i in moves else c for i, c in enumerate(centers)]
       return (
-        [news[i] - xs[i] for i in moves],
+        block([news[i] - x for i, x in zip(moves, points, strict=True)]),
         treedef.unflatten(news),
         outer_state,
-        inner_treedef.unflatten(inner_leaves),
+        means[len(gaps) :],
         period_after(round_end, state.period),
       )
 
-    def go_on():
-      return (
-        [steps[i] for i in moves],
-        state.center,
-        state.outer_state,
-        new_inner_state,
-        state.period,
-      )
-
-    ticks = state.ticks + 1
-    round_end = state.round_start + ticks
+    floats, with_floats = _floats(new_inner_state)
+    results = (
+      block([steps[i] for i in moves]),
+      state.center,
+      state.outer_state,
+      floats if averages else [],
+      state.period,
+    )
+    # Equal on all replicas, so all of them agree or none.
+    ends = ticks >= state.period
     if communication_period == 1:
-      ends, results = jnp.asarray(True), agree()
+      results = agree(results)
     else:
-      # Equal on all replicas, so all of them agree or none.
-      ends = ticks >= state.period
-      results = axes.cond(ends, agree, go_on)
-    new_steps, center, outer_state, new_inner_state, period = results
-    for i, step in zip(moves, new_steps, strict=True):
+      results = change_if(ends, agree, results, names)
+    new_steps, center, outer_state, averaged, period = results
+    for i, step in zip(moves, row(new_steps), strict=True):
       steps[i] = step
+    if averages:
+      new_inner_state = with_floats(averaged)
     own = LocalReplica(optax.safe_increment(own.local_step), new_inner_state)
     return treedef.unflatten(steps), LocalUpdatesState(
       global_step=jnp.where(
@@ -277,3 +278,21 @@ def local_updates(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _floats(tree: Any) -> tuple[list, Callable[[list], Any]]:
+  """Returns a tree's floating-point leaves, and what puts others in their place."""
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(tree)
+  at = [
+    i
+    for i, x in enumerate(leaves)
+    if jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+  ]
+
+  def replace(new):
+    for i, x in zip(at, new, strict=True):
+      leaves[i] = x
+    return treedef.unflatten(leaves)
+
+  return [leaves[i] for i in at], replace

@@ -1,6 +1,7 @@
 """Parameters that each replica has its own of: how many, where, and checks."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -166,6 +167,20 @@ def flatten_center(user: str, params: optax.Params, center: Any) -> list:
         " jax.tree.map(lambda x: x[0], params)."
       )
   return centers
+
+
+def block_and_row(leading: bool) -> tuple[Callable, Callable]:
+  """Returns functions of trees that add a leading axis of size 1, and drop it.
+
+  Args:
+    leading: whether there is such an axis: else both are the identity.
+  """
+  if not leading:
+    return lambda tree: tree, lambda tree: tree
+  return (
+    lambda tree: jax.tree.map(lambda x: x[None], tree),
+    lambda tree: jax.tree.map(lambda x: x[0], tree),
+  )
 
 
 def check_counter(
