@@ -17,7 +17,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Compilation makes first examples slow, so a per-example deadline would only
 # measure the compiler; derandomised runs fail for everyone or for nobody.
 hypothesis.settings.register_profile(
-    "repository", deadline=None, derandomize=True, print_blob=True
+  "repository", deadline=None, derandomize=True, print_blob=True
 )
 hypothesis.settings.load_profile("repository")
 

@@ -22,7 +22,9 @@ class _Jitted:
     self.dtype = self.config["dtype"]
     config = recording["config"]
     shapes = config.get("shapes", [config.get("shape")])
-    start = config.get("initial_step", config.get("initial_accumulator_step", 0))
+    start = config.get(
+      "initial_step", config.get("initial_accumulator_step", 0)
+    )
     # Where no shape is given the first gradient after a take fixes it.
     self.states = [
       accumulator.init(jax.ShapeDtypeStruct(shape or (), self.dtype), start)
