@@ -23,6 +23,10 @@ def change_if(
   one or no rounds: compilers keep what a loop carries in place, whereas what
   passes through a branch is copied, each time.
 
+  Compilers compute what a loop does not change outside of it, in every step. What
+  is expensive in ``fun``, such as a collective, must depend on a part of ``carry``
+  that it changes.
+
   Args:
     predicate: a boolean scalar, equal on all replicas if ``fun`` communicates.
     fun: a function of ``carry`` whose result has its structure and shapes; dtypes

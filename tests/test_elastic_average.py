@@ -238,9 +238,9 @@ def _block_step(tx, state, params, gradients):
 # --- Communication -----------------------------------------------------------
 
 
-def _compiled_text(period, dtypes=(np.float32, np.float32), inner=None):
+def _compiled_text(period, dtypes=(np.float32, np.float32), **kwargs):
   tx = elastic_average(
-    inner or optax.sgd(LR), maps.AXIS, communication_period=period, rho=0.5
+    optax.sgd(LR), maps.AXIS, communication_period=period, rho=0.5, **kwargs
   )
   where = maps.mesh(N)
   params = [np.ones((N, 3), dtype) for dtype in dtypes]
@@ -270,8 +270,9 @@ def _all_reduces(text):
   return found
 
 
-def test_one_collective_in_a_period_and_none_in_between():
-  text = _compiled_text(period=10)
+@pytest.mark.parametrize("exchange", ["after_step", "same_point"])
+def test_one_collective_in_a_period_and_none_in_between(exchange):
+  text = _compiled_text(period=10, exchange=exchange)
   (computation,) = _all_reduces(text)
   assert computation != "ENTRY "
   # It is the body of a loop of one or no rounds, the only one.
