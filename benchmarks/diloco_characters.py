@@ -16,13 +16,13 @@ import argparse
 import json
 import pathlib
 import time
+from pydoc_data import topics
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from pydoc_data import topics
 
 import optax_dist
 

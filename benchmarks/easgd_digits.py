@@ -143,9 +143,10 @@ def draw(errors, path):
     ylabel="test error of the center (%)",
     title=f"Digits, {REPLICAS} replicas, equal numbers of exchanges",
   )
-  ax.set_xticks(PERIODS, PERIODS)
+  ax.set_xticks(PERIODS, map(str, PERIODS))
   ax.minorticks_off()
-  ax.set_yticks([2, 5, 10, 20, 50, 100], [2, 5, 10, 20, 50, 100])
+  ticks = (2, 5, 10, 20, 50, 100)
+  ax.set_yticks(ticks, map(str, ticks))
   ax.grid(alpha=0.3)
   ax.legend()
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ costs of a step, both programs run in turns, over whole periods: of training ste
 
 import argparse
 import functools
+import itertools
 import json
 import pathlib
 import statistics
@@ -55,10 +56,10 @@ def program(widths, batch: int, inner, elastic: bool, with_gradient: bool):
       inner, AXIS, num_workers=DEVICES, communication_period=PERIOD, rho=0.1
     )
   rng = np.random.default_rng(0)
-  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  draw = lambda *shape: np.float32(rng.normal(size=shape))
   params = [
-    (draw(n, m) / np.sqrt(n, dtype=np.float32), np.zeros(m, np.float32))
-    for n, m in zip(widths, widths[1:], strict=False)
+    (draw(n, m) / np.float32(n**0.5), np.zeros(m, np.float32))
+    for n, m in itertools.pairwise(widths)
   ]
   row = functools.partial(jax.tree.map, lambda x: x[0])
   block = functools.partial(jax.tree.map, lambda x: x[None])
