@@ -61,7 +61,7 @@ class SettablePeriod(NamedTuple):
     >>> import jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.local_sgd(
     ...   optax.sgd(0.1), "data", num_workers=4,
-    ...   communication_period=optax_dist.SettablePeriod(16),
+    ...   communication_period=SettablePeriod(16),
     ... )
     >>> state = tx.init(jnp.zeros(2))
     >>> state = optax.tree.set(state, period=jnp.asarray(8, jnp.int32))

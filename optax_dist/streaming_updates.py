@@ -92,13 +92,13 @@ def streaming_updates(
       ``update``, if ``fragments`` does not name each fragment from 0.
 
   Example:
-    >>> import jax.numpy as jnp, optax, optax_dist
-    >>> tx = optax_dist.streaming_updates(
+    >>> import jax.numpy as jnp, optax
+    >>> tx = streaming_updates(
     ...   optax.adamw(4e-4), optax.sgd(0.7, momentum=0.9, nesterov=True), "data",
     ...   communication_period=100, fragments=2, delay=5, mix=0.5, num_workers=4,
     ... )
     >>> state = tx.init({"a": jnp.zeros(3), "b": jnp.zeros(5)})
-    >>> optax_dist.streaming_traffic(state, fragments=2)
+    >>> streaming_traffic(state, fragments=2)
     array([0, 0])
 
   References:

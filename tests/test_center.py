@@ -20,6 +20,8 @@ from optax_dist.center import (
   resize_from_center,
 )
 from optax_dist.elastic_average import elastic_average
+from optax_dist.local_updates import local_updates
+from optax_dist.streaming_updates import streaming_updates
 
 N = 4
 
@@ -225,3 +227,39 @@ def test_what_can_not_be_resized():
     resize_from_center(params, optax.EmptyState(), 3)
   with pytest.raises(ValueError, match=r"reset_to_center: params.* has shape"):
     reset_to_center(jax.tree.map(lambda x: x[None, None], one), state)
+
+
+# --- Local updates have a center too -----------------------------------------
+
+
+def _local(fragments=None, **kwargs):
+  arguments = {"communication_period": 2} | kwargs
+  inner = optax.trace(0.9)
+  outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+  if fragments is None:
+    return local_updates(inner, outer, maps.AXIS, **arguments)
+  return streaming_updates(
+    inner, outer, maps.AXIS, fragments=fragments, delay=1, **arguments
+  )
+
+
+@pytest.mark.parametrize("fragments", [None, 2])
+def test_local_updates_are_restored_and_resized(tmp_path, fragments):
+  make = functools.partial(_local, fragments)
+  tx = make(num_workers=N)
+  params, state = _train(
+    "shard_map_vma", tx, tx.init(_start()), _stack(_start()), range(3)
+  )
+  params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
+  restored = _saved_and_restored(tmp_path, (params, state))
+  chex.assert_trees_all_equal(restored, (params, state))
+  larger, resized = resize_from_center(*restored, 6)
+  for k in (4, 5):
+    chex.assert_trees_all_equal(_row(larger, k), center_params(state))
+  assert resized.replica.value.local_step.tolist() == [3] * 6
+  tx = make(num_workers=6)
+  resized = _placed(resized, 6, state_specs(resized, maps.AXIS))
+  larger, resized = _train("shard_map_vma", tx, resized, larger, [9], 6)
+  chex.assert_trees_all_equal_shapes_and_dtypes(resized, tx.init(_start()))
+  reset, _ = reset_to_center(larger, resized)
+  chex.assert_trees_all_equal(_row(reset, 5), center_params(resized))
