@@ -33,10 +33,19 @@ from optax_dist.local_updates import (
   local_updates,
 )
 from optax_dist.moving_averages import averaged_params
-from optax_dist.period_schedules import adacomm_period, post_local_period
+from optax_dist.period_schedules import (
+  SettablePeriod,
+  adacomm_period,
+  post_local_period,
+)
 from optax_dist.resize_replicas import resize_replicas
 from optax_dist.slots import get_slot, slot_names
 from optax_dist.state_specs import PerReplica, state_axes, state_specs
+from optax_dist.streaming_updates import (
+  StreamingUpdatesState,
+  streaming_traffic,
+  streaming_updates,
+)
 from optax_dist.sync_replicas import (
   ReplicaState,
   SyncReplicasState,
@@ -55,6 +64,8 @@ __all__ = [
   "LocalUpdatesState",
   "PerReplica",
   "ReplicaState",
+  "SettablePeriod",
+  "StreamingUpdatesState",
   "SyncReplicasState",
   "SyncReport",
   "UnboundAxisError",
@@ -85,6 +96,8 @@ __all__ = [
   "slowmo",
   "state_axes",
   "state_specs",
+  "streaming_traffic",
+  "streaming_updates",
   "sync_replicas",
   "sync_report",
 ]

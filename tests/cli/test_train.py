@@ -78,23 +78,34 @@ def test_the_main_job_reaches_97_percent_from_a_cold_start(tmp_path):
   assert _records(tmp_path)[-1]["test_accuracy"] >= 0.97
 
 
+# Python leaves Ctrl-C ignored where its parent ignores it, as shells' background
+# jobs do.
+_WITH_CTRL_C = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from optax_dist.cli import main
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
 def test_ctrl_c_keeps_the_metrics_so_far(tmp_path):
-  process = subprocess.Popen(
-    [*_COMMAND, "train", "--output", tmp_path, "--epochs", "9999"],
+  command = [sys.executable, "-W", "error", "-c", _WITH_CTRL_C, "train"]
+  with subprocess.Popen(
+    [*command, "--output", tmp_path, "--epochs", "9999"],
     stderr=subprocess.PIPE,
     text=True,
-  )
-  try:
-    deadline = time.monotonic() + 120
-    path = tmp_path / "metrics.jsonl"
-    while not (path.exists() and path.read_text().count("\n") > 3):
-      assert process.poll() is None, process.stderr.read()
-      assert time.monotonic() < deadline
-      time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-  finally:
-    process.kill()
+  ) as process:
+    try:
+      deadline = time.monotonic() + 120
+      path = tmp_path / "metrics.jsonl"
+      while not (path.exists() and path.read_text().count("\n") > 3):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+      process.send_signal(signal.SIGINT)
+      _, err = process.communicate(timeout=60)
+    finally:
+      process.kill()
   assert process.returncode == 130
   assert "Traceback" not in err
   steps = _records(tmp_path)[-1]["step"]
