@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from optax_dist.cli import strategy
+from optax_dist.cli import parser, strategy
 
 if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
   import optax
+
+
+def add_period(group: argparse._ArgumentGroup, default: int, what: str) -> None:
+  """Adds ``--communication-period``; ``what`` says in its help what it counts."""
+  group.add_argument(
+    "--communication-period",
+    metavar="STEPS",
+    type=parser.whole_number(1),
+    default=default,
+    help=f"{what} (default: %(default)s)",
+  )
 
 
 def build(

@@ -49,18 +49,14 @@ def adam(
   def apply_rule(grad, param, slots, step):
     del param
     b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
-    m = slots["m"] + (grad - slots["m"]) * (1 - b1)
-    v = slots["v"] + (jnp.square(grad) - slots["v"]) * (1 - b2)
+    m, v = _averages(slots, grad, b1, b2)
     rate = _corrected_rate(step, grad.dtype)
     return -(m * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
     b1, b2, eps = _cast(beta1, beta2, epsilon, slices.dtype)
-    m = row_wise.decay_and_add(slots["m"], b1, slices, slices.values)
-    v = row_wise.decay_and_add(
-      slots["v"], b2, slices, jnp.square(slices.values)
-    )
+    m, v = _sparse_averages(slots, slices, b1, b2)
     rate = _corrected_rate(step, slices.dtype)
     return -(rate * m) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
 
@@ -174,8 +170,7 @@ def nadam(
   def apply_rule(grad, param, slots, step):
     del param
     b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
-    m = slots["m"] + (grad - slots["m"]) * (1 - b1)
-    v = slots["v"] + (jnp.square(grad) - slots["v"]) * (1 - b2)
+    m, v = _averages(slots, grad, b1, b2)
     ahead = grad * (1 - b1) + b1 * m
     rate = _corrected_rate(step, grad.dtype)
     return -(ahead * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
@@ -183,10 +178,7 @@ def nadam(
   def sparse_apply_rule(slices, param, slots, step):
     del param
     b1, b2, eps = _cast(beta1, beta2, epsilon, slices.dtype)
-    m = row_wise.decay_and_add(slots["m"], b1, slices, slices.values)
-    v = row_wise.decay_and_add(
-      slots["v"], b2, slices, jnp.square(slices.values)
-    )
+    m, v = _sparse_averages(slots, slices, b1, b2)
     ahead = slices.values * (1 - b1) + b1 * row_wise.read_rows(m, slices)
     rate = _corrected_rate(step, slices.dtype)
     root = jnp.sqrt(row_wise.read_rows(v, slices))
@@ -212,6 +204,21 @@ def _powers(beta1, beta2):
 
 def _cast(beta1, beta2, epsilon, dtype):
   return tuple(hyperparameters.cast(x, dtype) for x in (beta1, beta2, epsilon))
+
+
+def _averages(slots, grad, b1, b2):
+  """The next mean and mean square of the gradients."""
+  m = slots["m"] + (grad - slots["m"]) * (1 - b1)
+  v = slots["v"] + (jnp.square(grad) - slots["v"]) * (1 - b2)
+  return m, v
+
+
+def _sparse_averages(slots, slices, b1, b2):
+  """The same for a sparse gradient: all rows decay, the touched ones are added."""
+  values = slices.values
+  m = row_wise.decay_and_add(slots["m"], b1, slices, values)
+  v = row_wise.decay_and_add(slots["v"], b2, slices, jnp.square(values))
+  return m, v
 
 
 def _corrected_rate(step, dtype):

@@ -9,13 +9,7 @@ class Diloco(strategy.Strategy):
   summary = "replicas train alone; an outer optimizer applies their mean change"
 
   def add_arguments(self, group):
-    group.add_argument(
-      "--communication-period",
-      metavar="STEPS",
-      type=parser.whole_number(1),
-      default=20,
-      help="steps from round to round (default: %(default)s)",
-    )
+    own_replicas.add_period(group, 20, "steps from round to round")
     group.add_argument(
       "--outer-learning-rate",
       metavar="RATE",

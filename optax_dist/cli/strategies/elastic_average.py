@@ -9,13 +9,7 @@ class ElasticAverage(strategy.Strategy):
   summary = "replicas explore, and are pulled to a shared center now and then"
 
   def add_arguments(self, group):
-    group.add_argument(
-      "--communication-period",
-      metavar="STEPS",
-      type=parser.whole_number(1),
-      default=10,
-      help="steps from exchange to exchange (default: %(default)s)",
-    )
+    own_replicas.add_period(group, 10, "steps from exchange to exchange")
     group.add_argument(
       "--moving-rate",
       metavar="RATE",

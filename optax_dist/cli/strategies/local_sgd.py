@@ -1,6 +1,6 @@
 """Replicas that train alone for some steps, then go on from their mean."""
 
-from optax_dist.cli import own_replicas, parser, strategy
+from optax_dist.cli import own_replicas, strategy
 
 
 class LocalSgd(strategy.Strategy):
@@ -9,13 +9,7 @@ class LocalSgd(strategy.Strategy):
   summary = "replicas train alone and average their parameters now and then"
 
   def add_arguments(self, group):
-    group.add_argument(
-      "--communication-period",
-      metavar="STEPS",
-      type=parser.whole_number(1),
-      default=10,
-      help="steps from average to average (default: %(default)s)",
-    )
+    own_replicas.add_period(group, 10, "steps from average to average")
     group.add_argument(
       "--inner-state",
       choices=["local", "averaged"],
