@@ -1,0 +1,1 @@
+"""The coordinator of replicas that are processes of their own."""

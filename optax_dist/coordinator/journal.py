@@ -1,0 +1,397 @@
+"""The journal of a run: one line of JSON for each thing that happened.
+
+The chief, or whoever holds a run, writes it; replay, plots and the simulator
+read it. docs/simulate.md has the records. Times are seconds since the run's
+start, on the writer's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import threading
+import time as _time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optax_dist.rules.events import Replica
+
+VERSION = 1
+
+Record = dict[str, Any]
+
+# What a field must be; with a "?" it may be null, where it is not known.
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+  "a whole number": lambda x: type(x) is int,
+  "a number": lambda x: type(x) in (int, float) and math.isfinite(x),
+  "a text": lambda x: type(x) is str,
+  "a whole number or text": lambda x: type(x) in (int, str),
+  "true or false": lambda x: type(x) is bool,
+  "a list": lambda x: type(x) is list,
+  "an object": lambda x: type(x) is dict,
+}
+_INT, _NUMBER, _TEXT, _ID, _BOOL, _LIST, _OBJECT = _CHECKS
+_COMMON = {"time": _NUMBER}
+_REPLICA = {"replica": _ID, "incarnation": _INT + "?"}
+_GRADIENT = _REPLICA | {
+  "local_step": _INT,
+  "count": _INT,
+  "batches": _LIST + "?",
+  "compute": _NUMBER + "?",
+  "arrived": _NUMBER + "?",
+}
+_MEMBER = _GRADIENT | {"staleness": _INT, "weight": _NUMBER}
+_STEP = {"step": _INT}
+
+KINDS: dict[str, dict[str, str]] = {
+  "run": {
+    "version": _INT,
+    "unix_time": _NUMBER + "?",
+    "policy": _TEXT,
+    "replicas_to_aggregate": _INT + "?",
+    "total_num_replicas": _INT + "?",
+    "max_staleness": _INT + "?",
+    "lower_on_leave": _BOOL + "?",
+    "weight": _TEXT + "?",
+    "step": _INT,
+    "wire": _TEXT + "?",
+    "config": _OBJECT + "?",
+  },
+  "chief": {"replica": _ID, "term": _INT + "?"} | _STEP,
+  "join": _REPLICA | _STEP,
+  "drop": _STEP | _GRADIENT | {"reason": _TEXT},
+  "commit": _STEP
+  | {"attempt": _INT, "attempt_time": _NUMBER + "?", "members": _LIST},
+  "abandon": _STEP
+  | {"attempt": _INT, "culprit": _ID + "?", "reason": _TEXT + "?"},
+  "leave": _REPLICA | _STEP,
+  "lost": _REPLICA | _STEP | {"reason": _TEXT + "?"},
+  "stall": _STEP | {"waited": _NUMBER, "missing": _OBJECT},
+  "cannot_proceed": _STEP
+  | {"have": _INT, "needed": _INT, "missing": _LIST, "final": _BOOL},
+  "fingerprint": _STEP
+  | {"replica": _ID, "params": _TEXT + "?", "state": _TEXT + "?"},
+  "exchange": _STEP
+  | {"replica": _ID, "local_step": _INT, "compute": _NUMBER + "?"},
+  "finish": _STEP | {"reason": _TEXT + "?", "ledger": _OBJECT + "?"},
+}
+
+_SECONDS = frozenset({"time", "attempt_time", "arrived", "compute", "waited"})
+_DECIMALS = 6
+
+
+class JournalError(ValueError):
+  """A journal has lines that cannot be used; the message names each."""
+
+
+class Problem(NamedTuple):
+  """What is wrong with a line.
+
+  Attributes:
+    line: its number, from 1.
+    message: what is wrong with it.
+  """
+
+  line: int
+  message: str
+
+  def __str__(self) -> str:
+    return f"line {self.line}: {self.message}"
+
+
+class Contents(NamedTuple):
+  """What `read` found.
+
+  Attributes:
+    records: the good lines, in order, as JSON has them.
+    problems: the others.
+  """
+
+  records: list[Record]
+  problems: list[Problem]
+
+
+class Journal:
+  """Appends records to a file, each at once, so that none is ever lost.
+
+  Any thread may write. A line that a killed writer left half-written is ended
+  first, so that it spoils nothing but itself. Who takes a run over goes on
+  with its time, as well as the wall clock can tell.
+
+  Example:
+    >>> import tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
+    >>> with Journal(path) as journal:
+    ...   journal.write("run", policy="sync_replicas", step=0)
+    ...   journal.write("join", replica=0, incarnation=0, step=0)
+    >>> [record["kind"] for record in read(path).records]
+    ['run', 'join']
+  """
+
+  def __init__(
+    self,
+    path: str | os.PathLike[str],
+    *,
+    clock: Callable[[], float] = _time.monotonic,
+    unix_clock: Callable[[], float] = _time.time,
+  ):
+    """Opens the file, which keeps what it has.
+
+    Args:
+      path: the file; it is made where it is missing.
+      clock: seconds that never go back.
+      unix_clock: seconds since 1970, to tell when a run started.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    self.path = pathlib.Path(path)
+    self._clock, self._unix_clock = clock, unix_clock
+    self._lock = threading.Lock()
+    self._start = clock() - self._seconds_so_far()
+    self._file = self.path.open("ab", buffering=0)
+    self._torn = _ends_within_a_line(self.path)
+
+  def _seconds_so_far(self) -> float:
+    """How long the run that the file ends with has lasted."""
+    if not self.path.exists():
+      return 0.0
+    records = read(self.path).records
+    runs = [i for i, record in enumerate(records) if record["kind"] == "run"]
+    if not runs:
+      return 0.0
+    run = records[runs[-1]]
+    latest = max(record["time"] for record in records[runs[-1] :])
+    began = run["unix_time"]
+    return max(latest, 0.0 if began is None else self._unix_clock() - began)
+
+  def time(self) -> float:
+    """Seconds since the run's start, for the times within a record."""
+    return self._clock() - self._start
+
+  def write(self, kind: str, /, **fields: Any) -> None:
+    """Appends a record.
+
+    Fields that may be unknown and are not given become null. A `run` begins a
+    new time: its own is 0.
+
+    Args:
+      kind: a key of `KINDS`.
+      **fields: of that kind, and more where the caller likes; `time` is now
+        unless it is given.
+
+    Raises:
+      ValueError: the kind is unknown, a field is missing or is not what it
+        must be, or the journal is closed.
+      TypeError: a value is none that JSON has.
+      OSError: it cannot be written.
+    """
+    if kind not in KINDS:
+      raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
+    with self._lock:
+      if kind == "run":
+        self._start = self._clock()
+        fields = {"version": VERSION, "unix_time": self._unix_clock()} | fields
+      record = {"kind": kind, "time": fields.pop("time", self.time())} | fields
+      record = json.loads(json.dumps(_rounded(record), default=_plain))
+      wrong = _fault(record)
+      if wrong:
+        raise ValueError(f"{kind}: {wrong}.")
+      _fill(record, KINDS[kind])
+      for member in record["members"] if kind == "commit" else ():
+        _fill(member, _MEMBER)
+      line = json.dumps(record, allow_nan=False)
+      self._append(line.encode() + b"\n")
+
+  def _append(self, line: bytes) -> None:
+    if self._torn:
+      line = b"\n" + line
+    self._torn = True
+    while line:
+      line = line[self._file.write(line) or 0 :]
+    self._torn = False
+
+  def close(self) -> None:
+    """Closes the file."""
+    with self._lock:
+      self._file.close()
+
+  def __enter__(self) -> Journal:
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self.close()
+
+
+def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
+  """Reads a journal, whatever became of some of its lines.
+
+  Kinds and fields that are not known are kept: a later version may have more.
+
+  Args:
+    path: the file.
+    strict: whether to raise an error if a line is bad.
+
+  Returns:
+    The good records, and what is wrong with the other lines. A good line of
+    another version than this one's is both: it is kept, and told.
+
+  Raises:
+    OSError: the file cannot be read.
+    JournalError: a line is bad, and `strict` is set.
+  """
+  records: list[Record] = []
+  problems: list[Problem] = []
+  text = pathlib.Path(path).read_bytes()
+  *lines, rest = text.split(b"\n")
+  if rest:
+    lines.append(rest)
+  for number, line in enumerate(lines, 1):
+    if not line.strip():
+      continue
+    record, wrong = _parse(line)
+    if record is None and number == len(lines) and rest:
+      wrong += "; it is the last, and was cut short"
+    if wrong:
+      problems.append(Problem(number, wrong))
+    if record is not None:
+      records.append(record)
+  if not records or records[0]["kind"] != "run":
+    problems.insert(0, Problem(1, "the journal does not begin with a run"))
+  if strict and problems:
+    shown = [str(problem) for problem in problems[:10]]
+    if len(problems) > len(shown):
+      shown.append(f"and {len(problems) - len(shown)} more")
+    raise JournalError(f"{path}: {'; '.join(shown)}.")
+  return Contents(records, problems)
+
+
+def segments(records: Iterable[Record]) -> list[list[Record]]:
+  """The runs of a journal: a resumed job has several, each with its own time.
+
+  Example:
+    >>> [len(part) for part in segments(
+    ...   [{"kind": "run"}, {"kind": "join"}, {"kind": "run"}])]
+    [2, 1]
+  """
+  parts: list[list[Record]] = []
+  for record in records:
+    if record["kind"] == "run" or not parts:
+      parts.append([])
+    parts[-1].append(record)
+  return parts
+
+
+def latencies(records: Iterable[Record]) -> dict[Replica, np.ndarray]:
+  """How long each replica computed for each gradient, in the order of arrival.
+
+  A sum of several gradients counts as that many, each with its share. Dropped
+  gradients count too: leaving them out would leave out the slow ones.
+
+  Args:
+    records: of `read`.
+
+  Returns:
+    Seconds, a float64 array for each replica whose times are known.
+  """
+  found: dict[Replica, list[float]] = {}
+  for record in records:
+    members: Sequence[Record] = ()
+    if record["kind"] == "commit":
+      members = record["members"]
+    elif record["kind"] in ("drop", "exchange"):
+      members = (record,)
+    for member in members:
+      seconds, count = member.get("compute"), member.get("count", 1)
+      if seconds is not None and count > 0:
+        share = [seconds / count] * count
+        found.setdefault(member["replica"], []).extend(share)
+  return {replica: np.array(times) for replica, times in found.items()}
+
+
+def _parse(line: bytes) -> tuple[Record | None, str]:
+  """A record or None, and what is wrong."""
+  try:
+    record = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+  except UnicodeDecodeError:
+    return None, "not UTF-8 text"
+  except (ValueError, RecursionError) as error:
+    return None, f"not JSON ({error})"
+  if type(record) is not dict:
+    return None, f"not a JSON object but {line[:20].decode()!r}"
+  wrong = _fault(record)
+  if wrong:
+    return None, wrong
+  if record["kind"] == "run" and record["version"] != VERSION:
+    return record, f"version {record['version']}, where {VERSION} is known"
+  return record, ""
+
+
+def _no_constant(name: str) -> None:
+  raise ValueError(f"{name} is no JSON number")
+
+
+def _fault(record: Record) -> str:
+  """What is wrong with a record, or ""."""
+  if type(record.get("kind")) is not str:
+    return "no kind"
+  fields = KINDS.get(record["kind"], {})
+  wrong = _fault_of_fields(record, _COMMON | fields)
+  if wrong or record["kind"] != "commit":
+    return wrong
+  for i, member in enumerate(record["members"]):
+    if type(member) is not dict:
+      return f"members[{i}] must be an object, got {member!r:.40}"
+    wrong = _fault_of_fields(member, _MEMBER)
+    if wrong:
+      return f"members[{i}]: {wrong}"
+  return ""
+
+
+def _fault_of_fields(record: Record, fields: dict[str, str]) -> str:
+  for name, needed in fields.items():
+    value = record.get(name)
+    if value is None and needed.endswith("?"):
+      continue
+    if name not in record:
+      return f"no {name}"
+    needed = needed.removesuffix("?")
+    if not _CHECKS[needed](value):
+      return f"{name} must be {needed}, got {value!r:.40}"
+  return ""
+
+
+def _fill(record: Record, fields: dict[str, str]) -> None:
+  for name, needed in fields.items():
+    if needed.endswith("?"):
+      record.setdefault(name, None)
+
+
+def _rounded(value: Any, name: Any = None) -> Any:
+  """Rounds times; a weight stays exact, for replay multiplies by it."""
+  if isinstance(value, dict):
+    return {key: _rounded(item, key) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_rounded(item) for item in value]
+  if name in _SECONDS and isinstance(value, float):
+    return round(value, _DECIMALS)
+  return value
+
+
+def _plain(value: Any) -> Any:
+  """NumPy's and jax's scalars and arrays as JSON has them."""
+  if hasattr(value, "tolist"):
+    return value.tolist()
+  raise TypeError(f"{value!r:.60} is none of JSON's values.")
+
+
+def _ends_within_a_line(path: pathlib.Path) -> bool:
+  with path.open("rb") as file:
+    if not file.seek(0, os.SEEK_END):
+      return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"

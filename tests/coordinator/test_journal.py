@@ -1,0 +1,244 @@
+"""The journal: nothing written is lost, and nothing bad goes unsaid."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optax_dist.coordinator import journal
+
+
+class Clock:
+  """A clock that one sets."""
+
+  def __init__(self, now=100.0):
+    self.now = now
+
+  def __call__(self):
+    return self.now
+
+
+def _member(replica, **fields):
+  return {
+    "replica": replica,
+    "incarnation": 0,
+    "local_step": 0,
+    "staleness": 0,
+    "count": 1,
+    "weight": 1.0,
+    "batches": [replica],
+    "compute": 0.25,
+    "arrived": 0.5,
+  } | fields
+
+
+@pytest.fixture
+def path(tmp_path):
+  return tmp_path / "run.jsonl"
+
+
+def test_what_is_written_is_read(path):
+  clock = Clock()
+  with journal.Journal(path, clock=clock, unix_clock=Clock(5.0)) as writer:
+    writer.write("run", policy="sync_replicas", step=0, config={"a": [1]})
+    clock.now += 1.23456789
+    weight = 1 / 3
+    members = [_member(0, weight=weight), _member("b", arrived=0.12345678)]
+    writer.write("commit", step=0, attempt=1, members=members, more="kept")
+    # A line is on disk before write returns.
+    assert path.read_text().count("\n") == 2
+  (run, commit), problems = journal.read(path, strict=True)
+  assert not problems
+  assert run["time"] == 0.0
+  assert run["unix_time"] == 5.0
+  assert run["version"] == journal.VERSION
+  assert run["config"] == {"a": [1]}
+  assert commit["time"] == 1.234568
+  assert commit["attempt_time"] is None
+  assert commit["more"] == "kept"
+  assert commit["members"][0]["weight"] == weight
+  assert commit["members"][1]["arrived"] == 0.123457
+
+
+@pytest.mark.parametrize(
+  ("kind", "fields", "said"),
+  [
+    ("jump", {}, "kind must be one of run, chief"),
+    ("join", {"replica": 0}, "join: no step"),
+    ("join", {"replica": 0.5, "step": 0}, "replica must be a whole number or"),
+    ("join", {"replica": 0, "step": True}, "step must be a whole number"),
+    ("stall", {"step": 0, "waited": float("nan"), "missing": {}}, "waited"),
+    ("commit", {"step": 0, "attempt": 1, "members": [3]}, r"members\[0\] must"),
+    (
+      "commit",
+      {"step": 0, "attempt": 1, "members": [_member(0), {"replica": 1}]},
+      r"members\[1\]: no local_step",
+    ),
+  ],
+)
+def test_a_bad_record_is_not_written(path, kind, fields, said):
+  with journal.Journal(path) as writer:
+    with pytest.raises(ValueError, match=said):
+      writer.write(kind, **fields)
+    with pytest.raises(TypeError, match="none of JSON's"):
+      writer.write("join", replica=0, step=0, config=object())
+  assert path.read_bytes() == b""
+
+
+def test_numpy_values_are_plain_ones(path):
+  with journal.Journal(path) as writer:
+    writer.write(
+      "join", replica=np.int64(3), step=np.int32(1), keys=np.arange(2)
+    )
+  (record,) = journal.read(path).records
+  assert (record["replica"], record["keys"]) == (3, [0, 1])
+
+
+def test_a_half_written_line_spoils_only_itself(path):
+  with journal.Journal(path) as writer:
+    writer.write("run", policy="sync_replicas", step=0)
+  with path.open("a") as file:
+    file.write('{"kind": "join", "ti')
+  cut = journal.read(path)
+  assert [p.line for p in cut.problems] == [2]
+  assert "cut short" in cut.problems[0].message
+  with journal.Journal(path) as writer:
+    writer.write("join", replica=1, step=0)
+    writer.write("join", replica=2, step=0)
+  records, problems = journal.read(path)
+  assert [r.get("replica") for r in records] == [None, 1, 2]
+  assert [p.line for p in problems] == [2]
+  with pytest.raises(
+    journal.JournalError, match=r"run.jsonl: line 2: not JSON"
+  ):
+    journal.read(path, strict=True)
+
+
+_GOOD = {"kind": "join", "time": 0.5, "replica": 0, "incarnation": 0, "step": 0}
+_RUN = {
+  "kind": "run",
+  "time": 0.0,
+  "version": 1,
+  "policy": "sync_replicas",
+  "step": 0,
+}
+
+
+@pytest.mark.parametrize(
+  ("line", "said"),
+  [
+    (b"[1, 2]", "not a JSON object but '[1, 2]'"),
+    (b'{"kind": 3, "time": 1}', "no kind"),
+    (b'{"kind": "join", "time": 1, "step": 0}', "no replica"),
+    (b'{"kind": "future", "time": "soon"}', "time must be a number"),
+    (b'{"kind": "future", "time": NaN}', "NaN is no JSON number"),
+    (b"\xff\xfe", "not UTF-8"),
+    (b"[" * 100_000, "not JSON"),
+    (json.dumps(_GOOD | {"step": "1"}).encode(), "step must be a whole number"),
+  ],
+)
+def test_a_bad_line_is_named_and_the_rest_is_kept(path, line, said):
+  run, good = json.dumps(_RUN).encode(), json.dumps(_GOOD).encode()
+  path.write_bytes(b"\n".join([run, good, line, b"", good]) + b"\n")
+  records, problems = journal.read(path)
+  assert [r["kind"] for r in records] == ["run", "join", "join"]
+  (problem,) = problems
+  assert problem.line == 3
+  assert said in str(problem)
+
+
+@given(st.lists(st.binary(max_size=30), max_size=5), st.integers(0, 5))
+def test_any_garbage_is_survived(tmp_path_factory, garbage, at):
+  path = tmp_path_factory.mktemp("garbage") / "run.jsonl"
+  good = [json.dumps(_RUN).encode()] + [json.dumps(_GOOD).encode()] * 5
+  lines = [*good[: at + 1], *garbage, *good[at + 1 :]]
+  path.write_bytes(b"\n".join(lines))
+  records, problems = journal.read(path)
+  assert [r["kind"] for r in records].count("join") >= 5
+  blank = b"\n".join(garbage).split(b"\n") if garbage else []
+  assert len(problems) == sum(bool(line.strip()) for line in blank)
+
+
+def test_unknown_kinds_are_kept_and_versions_told(path):
+  lines = [_RUN | {"version": 2}, {"kind": "comet", "time": 1.0, "tail": 3}]
+  path.write_text("\n".join(map(json.dumps, lines)))
+  records, problems = journal.read(path)
+  assert records == lines
+  assert [str(p) for p in problems] == ["line 1: version 2, where 1 is known"]
+
+
+def test_a_journal_begins_with_a_run(path):
+  path.write_text("")
+  assert "begin with a run" in str(journal.read(path).problems[0])
+  path.write_text(json.dumps(_GOOD))
+  records, problems = journal.read(path)
+  assert records == [_GOOD]
+  assert "begin with a run" in str(problems[0])
+
+
+def test_threads_do_not_mix_lines(path):
+  with journal.Journal(path) as writer:
+    writer.write("run", policy="sync_replicas", step=0)
+
+    def work(replica):
+      for step in range(50):
+        writer.write("join", replica=replica, step=step, text="x" * 3000)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  records, problems = journal.read(path, strict=True)
+  assert not problems
+  for replica in range(4):
+    steps = [r["step"] for r in records if r.get("replica") == replica]
+    assert steps == list(range(50))
+
+
+def test_who_takes_over_goes_on_with_the_time(path):
+  with journal.Journal(path, clock=Clock(7.0), unix_clock=Clock(50.0)) as first:
+    first.write("run", policy="sync_replicas", step=0)
+  # Another machine's clock, 3 seconds later.
+  with journal.Journal(
+    path, clock=Clock(1.0), unix_clock=Clock(53.0)
+  ) as second:
+    second.write("chief", replica=1, term=2, step=0)
+    second.write("run", policy="sync_replicas", step=4)
+  parts = journal.segments(journal.read(path, strict=True).records)
+  assert [[r["kind"] for r in part] for part in parts] == [
+    ["run", "chief"],
+    ["run"],
+  ]
+  assert parts[0][1]["time"] == 3.0
+  assert parts[1][0]["time"] == 0.0
+
+
+def test_time_does_not_go_back_with_the_wall_clock(path):
+  with journal.Journal(path, clock=Clock(0.0), unix_clock=Clock(50.0)) as first:
+    first.write("run", policy="sync_replicas", step=0)
+    first.write("join", replica=0, step=0, time=9.0)
+  with journal.Journal(
+    path, clock=Clock(0.0), unix_clock=Clock(10.0)
+  ) as second:
+    assert second.time() == 9.0
+
+
+def test_latencies_have_dropped_and_summed_gradients():
+  drop = _member(1, compute=9.0) | {"kind": "drop", "reason": "stale"}
+  commit = {
+    "kind": "commit",
+    "members": [
+      _member(0, compute=3.0, count=2),
+      _member(1, compute=2.0),
+      _member(2, compute=None),
+    ],
+  }
+  found = journal.latencies([_RUN, commit, drop])
+  assert {r: times.tolist() for r, times in found.items()} == {
+    0: [1.5, 1.5],
+    1: [2.0, 9.0],
+  }
