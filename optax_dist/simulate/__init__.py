@@ -1,0 +1,42 @@
+"""Simulates strategies in virtual time, before paying for the machines.
+
+docs/simulate.md tells what is simulated and how well it fits.
+"""
+
+from optax_dist.simulate.event_engine import Failures
+from optax_dist.simulate.latency import (
+  Distribution,
+  Empirical,
+  Latency,
+  PerHost,
+  SlowHosts,
+)
+from optax_dist.simulate.latency import parse as parse_latency
+from optax_dist.simulate.run_timing import simulate_timing
+from optax_dist.simulate.strategy import (
+  Strategy,
+  asynchronous,
+  bounded_staleness,
+  elastic_average,
+  local_updates,
+  sync_replicas,
+)
+from optax_dist.simulate.timing import Timing
+
+__all__ = [
+  "Distribution",
+  "Empirical",
+  "Failures",
+  "Latency",
+  "PerHost",
+  "SlowHosts",
+  "Strategy",
+  "Timing",
+  "asynchronous",
+  "bounded_staleness",
+  "elastic_average",
+  "local_updates",
+  "parse_latency",
+  "simulate_timing",
+  "sync_replicas",
+]

@@ -1,0 +1,406 @@
+"""How long a replica computes for a gradient: distributions, and their names.
+
+A *latency* says how long one gradient takes on one host; `hosts` tells which
+latency each host has, where they differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from scipy import special
+
+
+class Latency(Protocol):
+  """Seconds for one gradient.
+
+  Attributes:
+    mean: the expected value; it may be infinite.
+    support: the values it can have in rising order, where they are few; None
+      for a continuous distribution.
+  """
+
+  @property
+  def mean(self) -> float: ...
+
+  @property
+  def support(self) -> np.ndarray | None: ...
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values, a float64 array `[size]`."""
+
+  def survival(self, t: float) -> float:
+    """The probability of taking longer than `t` seconds."""
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+
+
+class _Family(NamedTuple):
+  """One kind of distribution, each function of its parameters."""
+
+  names: tuple[str, ...]
+  draw: Callable[..., np.ndarray]
+  survival: Callable[..., float]
+  mean: Callable[..., float]
+  support: Callable[..., list[float]] | None = None
+
+
+def _lognormal_survival(t: float, mu: float, sigma: float) -> float:
+  return special.ndtr((mu - math.log(t)) / sigma) if t > 0 else 1.0
+
+
+FAMILIES = {
+  "constant": _Family(
+    ("t",),
+    lambda rng, size, t: np.full(size, t),
+    lambda x, t: float(x < t),
+    lambda t: t,
+    lambda t: [t],
+  ),
+  "exponential": _Family(
+    ("mean",),
+    lambda rng, size, mean: rng.exponential(mean, size),
+    lambda x, mean: math.exp(-max(x, 0.0) / mean),
+    lambda mean: mean,
+  ),
+  "shifted-exponential": _Family(
+    ("shift", "mean"),
+    lambda rng, size, shift, mean: shift + rng.exponential(mean, size),
+    lambda x, shift, mean: math.exp(-max(x - shift, 0.0) / mean),
+    lambda shift, mean: shift + mean,
+  ),
+  "lognormal": _Family(
+    ("mu", "sigma"),
+    lambda rng, size, mu, sigma: rng.lognormal(mu, sigma, size),
+    _lognormal_survival,
+    lambda mu, sigma: math.exp(mu + sigma**2 / 2),
+  ),
+  "pareto": _Family(
+    ("scale", "shape"),
+    lambda rng, size, scale, shape: scale * (1 + rng.pareto(shape, size)),
+    lambda x, scale, shape: (scale / max(x, scale)) ** shape,
+    lambda scale, shape: scale * shape / (shape - 1) if shape > 1 else math.inf,
+  ),
+  "gamma": _Family(
+    ("shape", "scale"),
+    lambda rng, size, shape, scale: rng.gamma(shape, scale, size),
+    lambda x, shape, scale: float(special.gammaincc(shape, max(x, 0) / scale)),
+    lambda shape, scale: shape * scale,
+  ),
+  "bernoulli": _Family(
+    ("fast", "slow", "p"),
+    lambda rng, size, fast, slow, p: np.where(rng.random(size) < p, slow, fast),
+    lambda x, fast, slow, p: p * (x < slow) + (1 - p) * (x < fast),
+    lambda fast, slow, p: p * slow + (1 - p) * fast,
+    lambda fast, slow, p: sorted({fast, slow}),
+  ),
+}
+# A parameter that may be 0, or anything; all others must be above 0.
+_AT_LEAST_0 = ("shift", "p")
+_ANY = ("mu",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+  """A latency from a family that has a name; the same on every host.
+
+  Attributes:
+    family: a key of `FAMILIES`.
+    parameters: of that family, in its order.
+
+  Raises:
+    ValueError: the family is not known, or a parameter is not what it must be.
+
+  Example:
+    >>> latency = Distribution("shifted-exponential", (1.0, 0.5))
+    >>> latency.mean, str(latency)
+    (1.5, 'shifted-exponential:1,0.5')
+  """
+
+  family: str
+  parameters: tuple[float, ...]
+
+  def __post_init__(self) -> None:
+    names = _family(self.family).names
+    if len(self.parameters) != len(names):
+      raise ValueError(
+        f"{self.family} takes {len(names)} numbers,"
+        f" {self.family}:{','.join(names)}; got {len(self.parameters)}."
+      )
+    for name, value in zip(names, self.parameters, strict=True):
+      least = "" if name in _ANY else "above 0"
+      least = "of at least 0" if name in _AT_LEAST_0 else least
+      wrong = not math.isfinite(value)
+      wrong |= least == "above 0" and value <= 0
+      wrong |= least == "of at least 0" and value < 0
+      if wrong:
+        raise ValueError(
+          f"{name} of {self.family} must be a finite number {least}".rstrip()
+          + f", got {value:g}."
+        )
+      if name == "p" and value > 1:
+        raise ValueError(
+          f"p of {self.family} must be at most 1, got {value:g}."
+        )
+
+  @property
+  def mean(self) -> float:
+    return float(_family(self.family).mean(*self.parameters))
+
+  @property
+  def support(self) -> np.ndarray | None:
+    values = _family(self.family).support
+    return None if values is None else np.array(values(*self.parameters))
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values, a float64 array `[size]`."""
+    return _family(self.family).draw(rng, size, *self.parameters)
+
+  def survival(self, t: float) -> float:
+    """The probability of taking longer than `t` seconds."""
+    return float(_family(self.family).survival(t, *self.parameters))
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+    return [self] * n
+
+  def __str__(self) -> str:
+    return f"{self.family}:{','.join(f'{p:g}' for p in self.parameters)}"
+
+
+class Empirical:
+  """Recorded times, each as likely as the others.
+
+  Example:
+    >>> latency = Empirical([1.0, 3.0])
+    >>> latency.mean, latency.survival(1.0)
+    (2.0, 0.5)
+  """
+
+  def __init__(self, seconds: Sequence[float] | np.ndarray):
+    """Takes the times.
+
+    Args:
+      seconds: one for each gradient.
+
+    Raises:
+      ValueError: there are none, or one is not a positive number.
+    """
+    self.support = np.sort(np.asarray(seconds, np.float64))
+    if not self.support.size:
+      raise ValueError("an empirical latency needs recorded times, got none.")
+    if not (self.support[0] > 0 and np.isfinite(self.support[-1])):
+      raise ValueError(
+        "recorded times must be finite and above 0, got"
+        f" {self.support[0]:g} to {self.support[-1]:g}."
+      )
+
+  @property
+  def mean(self) -> float:
+    return float(self.support.mean())
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values, a float64 array `[size]`."""
+    return self.support[rng.integers(self.support.size, size=size)]
+
+  def survival(self, t: float) -> float:
+    """The probability of taking longer than `t` seconds."""
+    below = np.searchsorted(self.support, t, side="right")
+    return 1.0 - float(below) / self.support.size
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+    return [self] * n
+
+  def __str__(self) -> str:
+    return f"{self.support.size} recorded times, mean {self.mean:.4g} s"
+
+
+class PerHost:
+  """A latency of each host's own; further hosts are like the first ones."""
+
+  def __init__(self, latencies: Sequence[Latency]):
+    """Takes the latencies, at least one.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if not latencies:
+      raise ValueError("PerHost needs at least one latency, got none.")
+    self.latencies = list(latencies)
+
+  support = None
+
+  @property
+  def mean(self) -> float:
+    return float(np.mean([latency.mean for latency in self.latencies]))
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values of hosts taken at random, a float64 array `[size]`."""
+    which = rng.integers(len(self.latencies), size=size)
+    values = np.empty(size)
+    for i, latency in enumerate(self.latencies):
+      values[which == i] = latency.draw(rng, int((which == i).sum()))
+    return values
+
+  def survival(self, t: float) -> float:
+    """The probability that a host taken at random takes longer than `t`."""
+    return float(np.mean([x.survival(t) for x in self.latencies]))
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+    return [self.latencies[i % len(self.latencies)] for i in range(n)]
+
+  def __str__(self) -> str:
+    return f"{len(self.latencies)} hosts, mean {self.mean:.4g} s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+  """A latency that is `factor` times longer."""
+
+  base: Latency
+  factor: float
+
+  @property
+  def mean(self) -> float:
+    return self.factor * self.base.mean
+
+  @property
+  def support(self) -> np.ndarray | None:
+    values = self.base.support
+    return None if values is None else self.factor * values
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values, a float64 array `[size]`."""
+    return self.factor * self.base.draw(rng, size)
+
+  def survival(self, t: float) -> float:
+    """The probability of taking longer than `t` seconds."""
+    return self.base.survival(t / self.factor)
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+    return [Scaled(host, self.factor) for host in self.base.hosts(n, rng)]
+
+  def __str__(self) -> str:
+    return f"{self.factor:g} times {self.base}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowHosts:
+  """Some hosts are slow, and stay so.
+
+  Attributes:
+    share: of the hosts that are slow, 0 to 1.
+    factor: how many times longer they take.
+    base: the latency of the others.
+
+  Raises:
+    ValueError: share or factor is not what it must be.
+
+  Example:
+    >>> rng = np.random.default_rng(0)
+    >>> slow = parse("slow-hosts:0.25,10,constant:2")
+    >>> sorted(host.mean for host in slow.hosts(4, rng))
+    [2.0, 2.0, 2.0, 20.0]
+  """
+
+  share: float
+  factor: float
+  base: Latency
+  support = None
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.share <= 1:
+      raise ValueError(
+        f"share of slow-hosts must be from 0 to 1, got {self.share:g}."
+      )
+    if not 0 < self.factor < math.inf:
+      raise ValueError(
+        "factor of slow-hosts must be a finite number above 0, got"
+        f" {self.factor:g}."
+      )
+
+  @property
+  def mean(self) -> float:
+    return (1 + self.share * (self.factor - 1)) * self.base.mean
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values of hosts taken at random, a float64 array `[size]`."""
+    slow = np.where(rng.random(size) < self.share, self.factor, 1.0)
+    return slow * self.base.draw(rng, size)
+
+  def survival(self, t: float) -> float:
+    """The probability that a host taken at random takes longer than `t`."""
+    slow = self.base.survival(t / self.factor)
+    return self.share * slow + (1 - self.share) * self.base.survival(t)
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts; the slow ones are chosen by `rng`."""
+    hosts = self.base.hosts(n, rng)
+    for i in rng.permutation(n)[: round(self.share * n)]:
+      hosts[i] = Scaled(hosts[i], self.factor)
+    return hosts
+
+  def __str__(self) -> str:
+    return f"slow-hosts:{self.share:g},{self.factor:g},{self.base}"
+
+
+def parse(text: str) -> Latency:
+  """Reads a latency from its name and numbers.
+
+  Args:
+    text: `NAME:PARAMETERS`, with a name of `FAMILIES`; or
+      `slow-hosts:SHARE,FACTOR,NAME:PARAMETERS`, where a share of the hosts
+      takes so many times longer, always.
+
+  Returns:
+    The latency.
+
+  Raises:
+    ValueError: the text is none; the message says what is.
+
+  Example:
+    >>> str(parse("pareto:1,2.5"))
+    'pareto:1,2.5'
+    >>> parse("exponential:1,2")
+    Traceback (most recent call last):
+    ValueError: exponential takes 1 numbers, exponential:mean; got 2.
+  """
+  name, _, rest = text.strip().partition(":")
+  if name == "slow-hosts":
+    share, factor, base = (*rest.split(",", 2), "", "", "")[:3]
+    if not base:
+      raise ValueError(
+        "slow-hosts takes slow-hosts:share,factor,NAME:PARAMETERS, got"
+        f" {text!r}."
+      )
+    return SlowHosts(_number(share), _number(factor), parse(base))
+  _family(name)
+  parts = rest.split(",") if rest else []
+  return Distribution(name, tuple(map(_number, parts)))
+
+
+def _family(name: str) -> _Family:
+  if name not in FAMILIES:
+    known = [f"{n}:{','.join(f.names)}" for n, f in FAMILIES.items()]
+    raise ValueError(
+      f"a latency is one of {', '.join(known)},"
+      f" slow-hosts:share,factor,NAME:PARAMETERS; got {name!r}."
+    )
+  return FAMILIES[name]
+
+
+def _number(text: str) -> float:
+  try:
+    return float(text)
+  except ValueError:
+    raise ValueError(
+      f"the parameters of a latency are numbers, got {text!r}."
+    ) from None

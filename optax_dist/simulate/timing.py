@@ -1,0 +1,141 @@
+"""What a timing simulation found: steps, drops, and where the time went."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optax_dist.simulate.strategy import Strategy
+
+# Where a replica's time goes, and what that is.
+CAUSES = {
+  "useful": "gradients that were applied",
+  "waiting": "for the others, with a gradient that was then applied",
+  "stale": "gradients that were dropped as stale",
+  "communication": "for parameters after a step",
+  "lost": "work that went with a failure",
+  "down": "between a failure and the return",
+  "unfinished": "under way when the simulation ended",
+}
+
+
+class Timing(NamedTuple):
+  """The outcome of a simulation of N replicas over S steps.
+
+  Attributes:
+    strategy: what was simulated.
+    commit_times: when each step was committed, seconds, float64 `[S]`.
+    applied: each replica's contributions that were applied, int64 `[N]`.
+    dropped: and that were dropped as stale, int64 `[N]`.
+    lost: and that went with a failure, int64 `[N]`.
+    seconds: each replica's time by cause, a key of `CAUSES`: float64 `[N]`.
+    staleness: applied contributions by how many steps late they were, int64
+      `[most + 1]`.
+  """
+
+  strategy: Strategy
+  commit_times: np.ndarray
+  applied: np.ndarray
+  dropped: np.ndarray
+  lost: np.ndarray
+  seconds: dict[str, np.ndarray]
+  staleness: np.ndarray
+
+  @property
+  def replicas(self) -> int:
+    """How many replicas there are."""
+    return self.applied.size
+
+  @property
+  def duration(self) -> float:
+    """Seconds until the last step."""
+    return float(self.commit_times[-1])
+
+  @property
+  def steps_per_second(self) -> float:
+    """Steps per second of virtual time."""
+    return self.commit_times.size / self.duration
+
+  @property
+  def gradients_per_second(self) -> float:
+    """Gradients in these steps per second; local steps count one by one."""
+    gradients = int(self.applied.sum()) * self.strategy.local_steps
+    return gradients / self.duration
+
+  @property
+  def dropped_share(self) -> float:
+    """Of all contributions that came to an end, the share that was dropped."""
+    out = int(self.dropped.sum()) + int(self.lost.sum())
+    return out / max(1, out + int(self.applied.sum()))
+
+  @property
+  def mean_staleness(self) -> float:
+    """Steps by which an applied contribution was late, on average."""
+    late = np.arange(self.staleness.size) * self.staleness
+    return float(late.sum()) / max(1, int(self.staleness.sum()))
+
+  def shares(self) -> dict[str, float]:
+    """Of all replicas' time, the share of each cause; they add up to 1."""
+    total = self.duration * self.replicas
+    return {cause: float(self.seconds[cause].sum()) / total for cause in CAUSES}
+
+  def report(self) -> dict[str, Any]:
+    """Everything as plain numbers, for JSON."""
+    per_replica = {
+      cause: [round(float(x), 6) for x in self.seconds[cause]]
+      for cause in CAUSES
+    }
+    return {
+      "strategy": self.strategy._asdict(),
+      "replicas": self.replicas,
+      "steps": self.commit_times.size,
+      "seconds": self.duration,
+      "steps_per_second": self.steps_per_second,
+      "gradients_per_second": self.gradients_per_second,
+      "dropped_share": self.dropped_share,
+      "mean_staleness": self.mean_staleness,
+      "time_shares": self.shares(),
+      "per_replica": {
+        "applied": self.applied.tolist(),
+        "dropped": self.dropped.tolist(),
+        "lost": self.lost.tolist(),
+        "seconds": per_replica,
+      },
+    }
+
+
+def make(
+  strategy: Strategy,
+  commit_times: np.ndarray,
+  applied: np.ndarray,
+  dropped: np.ndarray,
+  seconds: dict[str, np.ndarray],
+  staleness: np.ndarray,
+  lost: np.ndarray | None = None,
+) -> Timing:
+  """Fills in what an engine need not count.
+
+  Args:
+    strategy: what was simulated.
+    commit_times: as in `Timing`, as the next ones.
+    applied: contributions.
+    dropped: contributions.
+    seconds: by cause; those that are missing are 0, and what is left over is
+      unfinished.
+    staleness: counts.
+    lost: contributions.
+
+  Returns:
+    The outcome.
+  """
+  zeros = np.zeros(applied.size)
+  filled = {cause: seconds.get(cause, zeros) for cause in CAUSES}
+  filled["unfinished"] = commit_times[-1] - sum(
+    filled[cause] for cause in CAUSES if cause != "unfinished"
+  )
+  if lost is None:
+    lost = np.zeros_like(applied)
+  return Timing(
+    strategy, commit_times, applied, dropped, lost, filled, staleness
+  )
