@@ -4,14 +4,9 @@ docs/simulate.md tells what is simulated and how well it fits.
 """
 
 from optax_dist.simulate.event_engine import Failures
-from optax_dist.simulate.latency import (
-  Distribution,
-  Empirical,
-  Latency,
-  PerHost,
-  SlowHosts,
-)
-from optax_dist.simulate.latency import parse as parse_latency
+from optax_dist.simulate.host_latencies import PerHost, SlowHosts
+from optax_dist.simulate.latency import Distribution, Empirical, Latency
+from optax_dist.simulate.parse_latency import parse_latency
 from optax_dist.simulate.run_timing import simulate_timing
 from optax_dist.simulate.strategy import (
   Strategy,

@@ -17,8 +17,8 @@ class Draws:
   The j-th value of a replica is the same in whatever order the replicas draw.
 
   Example:
-    >>> from optax_dist.simulate import latency
-    >>> draws = Draws(latency.parse("constant:2"), 3, seed=0, local_steps=5)
+    >>> from optax_dist import simulate
+    >>> draws = Draws(simulate.parse_latency("constant:2"), 3, seed=0, local_steps=5)
     >>> draws.take(np.array([0, 2]))
     array([10., 10.])
   """

@@ -40,7 +40,7 @@ class Latency(Protocol):
     """The latency of each of n hosts."""
 
 
-class _Family(NamedTuple):
+class Family(NamedTuple):
   """One kind of distribution, each function of its parameters."""
 
   names: tuple[str, ...]
@@ -55,46 +55,48 @@ def _lognormal_survival(t: float, mu: float, sigma: float) -> float:
 
 
 FAMILIES = {
-  "constant": _Family(
+  "constant": Family(
     ("t",),
     lambda rng, size, t: np.full(size, t),
     lambda x, t: float(x < t),
     lambda t: t,
     lambda t: [t],
   ),
-  "exponential": _Family(
+  "exponential": Family(
     ("mean",),
     lambda rng, size, mean: rng.exponential(mean, size),
     lambda x, mean: math.exp(-max(x, 0.0) / mean),
     lambda mean: mean,
   ),
-  "shifted-exponential": _Family(
+  "shifted-exponential": Family(
     ("shift", "mean"),
     lambda rng, size, shift, mean: shift + rng.exponential(mean, size),
     lambda x, shift, mean: math.exp(-max(x - shift, 0.0) / mean),
     lambda shift, mean: shift + mean,
   ),
-  "lognormal": _Family(
+  "lognormal": Family(
     ("mu", "sigma"),
     lambda rng, size, mu, sigma: rng.lognormal(mu, sigma, size),
     _lognormal_survival,
     lambda mu, sigma: math.exp(mu + sigma**2 / 2),
   ),
-  "pareto": _Family(
+  "pareto": Family(
     ("scale", "shape"),
     lambda rng, size, scale, shape: scale * (1 + rng.pareto(shape, size)),
     lambda x, scale, shape: (scale / max(x, scale)) ** shape,
     lambda scale, shape: scale * shape / (shape - 1) if shape > 1 else math.inf,
   ),
-  "gamma": _Family(
+  "gamma": Family(
     ("shape", "scale"),
     lambda rng, size, shape, scale: rng.gamma(shape, scale, size),
     lambda x, shape, scale: float(special.gammaincc(shape, max(x, 0) / scale)),
     lambda shape, scale: shape * scale,
   ),
-  "bernoulli": _Family(
+  "bernoulli": Family(
     ("fast", "slow", "p"),
-    lambda rng, size, fast, slow, p: np.where(rng.random(size) < p, slow, fast),
+    lambda rng, size, fast, slow, p: np.array([fast, slow])[
+      (rng.random(size) < p).astype(np.intp)
+    ],
     lambda x, fast, slow, p: p * (x < slow) + (1 - p) * (x < fast),
     lambda fast, slow, p: p * slow + (1 - p) * fast,
     lambda fast, slow, p: sorted({fast, slow}),
@@ -126,7 +128,7 @@ class Distribution:
   parameters: tuple[float, ...]
 
   def __post_init__(self) -> None:
-    names = _family(self.family).names
+    names = family_of(self.family).names
     if len(self.parameters) != len(names):
       raise ValueError(
         f"{self.family} takes {len(names)} numbers,"
@@ -150,20 +152,20 @@ class Distribution:
 
   @property
   def mean(self) -> float:
-    return float(_family(self.family).mean(*self.parameters))
+    return float(family_of(self.family).mean(*self.parameters))
 
   @property
   def support(self) -> np.ndarray | None:
-    values = _family(self.family).support
+    values = family_of(self.family).support
     return None if values is None else np.array(values(*self.parameters))
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
     """Draws values, a float64 array `[size]`."""
-    return _family(self.family).draw(rng, size, *self.parameters)
+    return family_of(self.family).draw(rng, size, *self.parameters)
 
   def survival(self, t: float) -> float:
     """The probability of taking longer than `t` seconds."""
-    return float(_family(self.family).survival(t, *self.parameters))
+    return float(family_of(self.family).survival(t, *self.parameters))
 
   def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
     """The latency of each of n hosts."""
@@ -221,173 +223,8 @@ class Empirical:
     return f"{self.support.size} recorded times, mean {self.mean:.4g} s"
 
 
-class PerHost:
-  """A latency of each host's own; further hosts are like the first ones."""
-
-  def __init__(self, latencies: Sequence[Latency]):
-    """Takes the latencies, at least one.
-
-    Raises:
-      ValueError: there is none.
-    """
-    if not latencies:
-      raise ValueError("PerHost needs at least one latency, got none.")
-    self.latencies = list(latencies)
-
-  support = None
-
-  @property
-  def mean(self) -> float:
-    return float(np.mean([latency.mean for latency in self.latencies]))
-
-  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values of hosts taken at random, a float64 array `[size]`."""
-    which = rng.integers(len(self.latencies), size=size)
-    values = np.empty(size)
-    for i, latency in enumerate(self.latencies):
-      values[which == i] = latency.draw(rng, int((which == i).sum()))
-    return values
-
-  def survival(self, t: float) -> float:
-    """The probability that a host taken at random takes longer than `t`."""
-    return float(np.mean([x.survival(t) for x in self.latencies]))
-
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The latency of each of n hosts."""
-    return [self.latencies[i % len(self.latencies)] for i in range(n)]
-
-  def __str__(self) -> str:
-    return f"{len(self.latencies)} hosts, mean {self.mean:.4g} s"
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaled:
-  """A latency that is `factor` times longer."""
-
-  base: Latency
-  factor: float
-
-  @property
-  def mean(self) -> float:
-    return self.factor * self.base.mean
-
-  @property
-  def support(self) -> np.ndarray | None:
-    values = self.base.support
-    return None if values is None else self.factor * values
-
-  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values, a float64 array `[size]`."""
-    return self.factor * self.base.draw(rng, size)
-
-  def survival(self, t: float) -> float:
-    """The probability of taking longer than `t` seconds."""
-    return self.base.survival(t / self.factor)
-
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The latency of each of n hosts."""
-    return [Scaled(host, self.factor) for host in self.base.hosts(n, rng)]
-
-  def __str__(self) -> str:
-    return f"{self.factor:g} times {self.base}"
-
-
-@dataclasses.dataclass(frozen=True)
-class SlowHosts:
-  """Some hosts are slow, and stay so.
-
-  Attributes:
-    share: of the hosts that are slow, 0 to 1.
-    factor: how many times longer they take.
-    base: the latency of the others.
-
-  Raises:
-    ValueError: share or factor is not what it must be.
-
-  Example:
-    >>> rng = np.random.default_rng(0)
-    >>> slow = parse("slow-hosts:0.25,10,constant:2")
-    >>> sorted(host.mean for host in slow.hosts(4, rng))
-    [2.0, 2.0, 2.0, 20.0]
-  """
-
-  share: float
-  factor: float
-  base: Latency
-  support = None
-
-  def __post_init__(self) -> None:
-    if not 0 <= self.share <= 1:
-      raise ValueError(
-        f"share of slow-hosts must be from 0 to 1, got {self.share:g}."
-      )
-    if not 0 < self.factor < math.inf:
-      raise ValueError(
-        "factor of slow-hosts must be a finite number above 0, got"
-        f" {self.factor:g}."
-      )
-
-  @property
-  def mean(self) -> float:
-    return (1 + self.share * (self.factor - 1)) * self.base.mean
-
-  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values of hosts taken at random, a float64 array `[size]`."""
-    slow = np.where(rng.random(size) < self.share, self.factor, 1.0)
-    return slow * self.base.draw(rng, size)
-
-  def survival(self, t: float) -> float:
-    """The probability that a host taken at random takes longer than `t`."""
-    slow = self.base.survival(t / self.factor)
-    return self.share * slow + (1 - self.share) * self.base.survival(t)
-
-  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The latency of each of n hosts; the slow ones are chosen by `rng`."""
-    hosts = self.base.hosts(n, rng)
-    for i in rng.permutation(n)[: round(self.share * n)]:
-      hosts[i] = Scaled(hosts[i], self.factor)
-    return hosts
-
-  def __str__(self) -> str:
-    return f"slow-hosts:{self.share:g},{self.factor:g},{self.base}"
-
-
-def parse(text: str) -> Latency:
-  """Reads a latency from its name and numbers.
-
-  Args:
-    text: `NAME:PARAMETERS`, with a name of `FAMILIES`; or
-      `slow-hosts:SHARE,FACTOR,NAME:PARAMETERS`, where a share of the hosts
-      takes so many times longer, always.
-
-  Returns:
-    The latency.
-
-  Raises:
-    ValueError: the text is none; the message says what is.
-
-  Example:
-    >>> str(parse("pareto:1,2.5"))
-    'pareto:1,2.5'
-    >>> parse("exponential:1,2")
-    Traceback (most recent call last):
-    ValueError: exponential takes 1 numbers, exponential:mean; got 2.
-  """
-  name, _, rest = text.strip().partition(":")
-  if name == "slow-hosts":
-    share, factor, base = (*rest.split(",", 2), "", "", "")[:3]
-    if not base:
-      raise ValueError(
-        "slow-hosts takes slow-hosts:share,factor,NAME:PARAMETERS, got"
-        f" {text!r}."
-      )
-    return SlowHosts(_number(share), _number(factor), parse(base))
-  _family(name)
-  parts = rest.split(",") if rest else []
-  return Distribution(name, tuple(map(_number, parts)))
-
-
-def _family(name: str) -> _Family:
+def family_of(name: str) -> Family:
+  """The family of a name, or an error that lists them."""
   if name not in FAMILIES:
     known = [f"{n}:{','.join(f.names)}" for n, f in FAMILIES.items()]
     raise ValueError(
@@ -395,12 +232,3 @@ def _family(name: str) -> _Family:
       f" slow-hosts:share,factor,NAME:PARAMETERS; got {name!r}."
     )
   return FAMILIES[name]
-
-
-def _number(text: str) -> float:
-  try:
-    return float(text)
-  except ValueError:
-    raise ValueError(
-      f"the parameters of a latency are numbers, got {text!r}."
-    ) from None

@@ -48,8 +48,8 @@ def step_times(hosts: Sequence[Latency]) -> np.ndarray:
     Seconds, float64 `[n]`; infinite where the expectation is.
 
   Example:
-    >>> from optax_dist.simulate import latency
-    >>> step_times([latency.parse("exponential:1")] * 2)
+    >>> from optax_dist import simulate
+    >>> step_times([simulate.parse_latency("exponential:1")] * 2)
     array([0.5, 1.5])
   """
   alike = list(Counter(hosts).items())

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from optax_dist.simulate import draws, latency
+from optax_dist import simulate
+from optax_dist.simulate import draws
 
-_LATENCY = latency.parse("slow-hosts:0.5,3,exponential:1")
+_LATENCY = simulate.parse_latency("slow-hosts:0.5,3,exponential:1")
 
 
 def _make(**options):
@@ -32,7 +33,9 @@ def test_the_seed_decides():
 
 
 def test_local_steps_are_summed():
-  draw = draws.Draws(latency.parse("gamma:2,1"), 1, seed=0, local_steps=50)
+  draw = draws.Draws(
+    simulate.parse_latency("gamma:2,1"), 1, seed=0, local_steps=50
+  )
   values = draw.rows(np.array([0]))
   np.testing.assert_allclose(values.mean(), 100, rtol=0.02)
   np.testing.assert_allclose(values.std(), 10, rtol=0.2)
