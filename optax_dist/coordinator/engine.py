@@ -130,12 +130,25 @@ class Exchange(Protocol):
     ...
 
   def fetch(
-    self, peer: str, ticket: int, nbytes: int, timeout: float
+    self,
+    peer: str,
+    ticket: int,
+    nbytes: int,
+    timeout: float,
+    cancelled: Callable[[], bool] | None = None,
   ) -> Fetched:
     """Waits for what the peer offers to this exchange under the ticket.
 
+    Args:
+      peer: the address of who offers it.
+      ticket: the number under which it is offered.
+      nbytes: its size.
+      timeout: seconds to wait at most.
+      cancelled: asked about every 20 ms while waiting; True ends the wait.
+
     Raises:
-      EngineTimeout: nothing was offered and moved within `timeout` seconds.
+      EngineTimeout: nothing was offered and moved within `timeout` seconds, or
+        the wait was cancelled.
       PeerLost: the peer's process has ended, or can't be reached.
     """
     ...
