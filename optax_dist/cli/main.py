@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from optax_dist.cli import errors, parser, train
+from optax_dist.cli import errors, parser, plan, simulate, train
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +52,8 @@ def _dispatch(argv: list[str]) -> int:
   )
   commands = root.add_subparsers(title="commands", metavar="COMMAND")
   train.add_parser(commands, argv)
+  simulate.add_parser(commands)
+  plan.add_parser(commands)
   args = root.parse_args(argv)
   if args.version:
     import optax_dist

@@ -18,7 +18,7 @@ INK, GRID = "#1f2933", "#e4e7eb"
 LOSS, ACCURACY, SPREAD = "#2563a8", "#c2571a", "#3f7d4f"
 
 # Readable at half the size, where a text of 15 points is one of 7.5.
-_STYLE = {
+STYLE = {
   "font.size": 15,
   "axes.titlesize": 16,
   "axes.titlelocation": "left",
@@ -58,7 +58,7 @@ def save(
     errors.CommandError: if the file can't be written.
   """
   panels = (_draw_loss, _draw_accuracy, *panels)
-  with matplotlib.style.context(["default", _STYLE]):
+  with matplotlib.style.context(["default", STYLE]):
     figure = matplotlib.figure.Figure(
       figsize=(6.2 * len(panels), 4.9),
       layout=matplotlib.layout_engine.ConstrainedLayoutEngine(

@@ -4,9 +4,11 @@ docs/simulate.md tells what is simulated and how well it fits.
 """
 
 from optax_dist.simulate.event_engine import Failures
+from optax_dist.simulate.from_journal import Recorded, from_journal
 from optax_dist.simulate.host_latencies import PerHost, SlowHosts
 from optax_dist.simulate.latency import Distribution, Empirical, Latency
 from optax_dist.simulate.parse_latency import parse_latency
+from optax_dist.simulate.plan import Candidate, Plan, plan
 from optax_dist.simulate.run_timing import simulate_timing
 from optax_dist.simulate.strategy import (
   Strategy,
@@ -19,19 +21,24 @@ from optax_dist.simulate.strategy import (
 from optax_dist.simulate.timing import Timing
 
 __all__ = [
+  "Candidate",
   "Distribution",
   "Empirical",
   "Failures",
   "Latency",
   "PerHost",
+  "Plan",
+  "Recorded",
   "SlowHosts",
   "Strategy",
   "Timing",
   "asynchronous",
   "bounded_staleness",
   "elastic_average",
+  "from_journal",
   "local_updates",
   "parse_latency",
+  "plan",
   "simulate_timing",
   "sync_replicas",
 ]

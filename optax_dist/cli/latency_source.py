@@ -1,0 +1,176 @@
+"""Where the latencies come from: a name and numbers, or a journal."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import pathlib
+from typing import Any
+
+from optax_dist.cli import errors, parser
+
+_SHOWN = 10
+_NEEDED = ("rich", "matplotlib")
+
+LATENCIES = """\
+Latencies are NAME:PARAMETERS, in seconds:
+  constant:t                      always t
+  exponential:mean
+  shifted-exponential:shift,mean  at least shift, and an exponential more
+  lognormal:mu,sigma              of the logarithm's mean and deviation
+  pareto:scale,shape              at least scale; heavy tails below shape 2
+  gamma:shape,scale
+  bernoulli:fast,slow,p           slow with probability p, else fast
+  slow-hosts:share,factor,NAME:PARAMETERS
+                                  a share of the hosts takes factor times longer"""
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+  """Adds --latency, --journal and --replicas."""
+  source = to.add_mutually_exclusive_group(required=True)
+  source.add_argument(
+    "--latency",
+    metavar="NAME:PARAMETERS",
+    help="how long a replica computes for a gradient, see below",
+  )
+  source.add_argument(
+    "--journal",
+    metavar="FILE",
+    type=pathlib.Path,
+    help="take the latencies of a recorded run of the coordinator",
+  )
+  to.add_argument(
+    "--replicas",
+    metavar="N",
+    type=parser.whole_number(1, 100_000),
+    help="replicas (default: as many as in the journal, else 8)",
+  )
+
+
+def add_run_arguments(to: argparse.ArgumentParser) -> None:
+  """Adds what any simulation can have: --cancel, --communication, ..."""
+  add = to.add_argument
+  add(
+    "--max-staleness",
+    metavar="N",
+    type=parser.whole_number(0),
+    help="steps by which a gradient may be late and still count (default: the"
+    " journal's, else 0)",
+  )
+  add(
+    "--cancel",
+    action="store_true",
+    help="late replicas drop their work at once; otherwise they first finish a"
+    " gradient that is stale by then",
+  )
+  add(
+    "--communication",
+    metavar="SECONDS",
+    type=parser.non_negative_float,
+    help="from the last gradient of a step until its parameters are there"
+    " (default: the journal's median, else 0)",
+  )
+  add(
+    "--seed",
+    metavar="N",
+    type=parser.whole_number(0),
+    default=0,
+    help="the same one gives the same output (default: %(default)s)",
+  )
+  add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
+  add("--save", metavar="FILE", type=pathlib.Path, help="save a picture (PNG)")
+
+
+def check_installed() -> None:
+  """Raises an error if what prints and draws is not there."""
+  missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
+  if missing:
+    raise errors.CommandError(
+      f"{', '.join(missing)} not installed; run: pip install"
+      ' "optax-dist[train]"'
+    )
+
+
+def load(args: argparse.Namespace):
+  """Loads what the arguments of `add_arguments` name.
+
+  Returns:
+    The latency, and the `simulate.Recorded` run or None. `args.replicas`,
+    `args.communication` and `args.max_staleness` are filled in.
+
+  Raises:
+    errors.CommandError: there is no such latency or journal.
+  """
+  from optax_dist import simulate
+
+  recorded = None
+  try:
+    if args.journal is None:
+      latency = simulate.parse_latency(args.latency)
+    else:
+      recorded = simulate.from_journal(read_journal(args.journal))
+      latency = recorded.latency
+  except ValueError as error:
+    what = "--latency" if args.journal is None else f"--journal {args.journal}"
+    raise errors.CommandError(f"{what}: {error}") from error
+  if args.replicas is None:
+    args.replicas = recorded.replicas if recorded else 8
+  if args.communication is None:
+    args.communication = recorded.communication if recorded else 0.0
+  if args.max_staleness is None:
+    late = recorded.strategy.max_staleness if recorded else 0
+    args.max_staleness = late
+  return latency, recorded
+
+
+def read_journal(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Reads a journal, and says which of its lines are bad.
+
+  Raises:
+    errors.CommandError: it cannot be read, or has no good line.
+  """
+  from optax_dist.coordinator import journal
+
+  try:
+    records, problems = journal.read(path)
+  except OSError as error:
+    raise errors.CommandError(
+      f"--journal {path}: can't be read: {error.strerror}"
+    ) from error
+  for problem in problems[:_SHOWN]:
+    parser.say(f"{path}: {problem}")
+  if len(problems) > _SHOWN:
+    parser.say(f"{path}: {len(problems) - _SHOWN} more lines are bad")
+  if not records:
+    raise errors.CommandError(f"--journal {path}: no line of it can be used")
+  if problems:
+    parser.say(f"{path}: going on with the other {len(records)} lines")
+  return records
+
+
+def write_json(path: pathlib.Path, report: Any) -> None:
+  """Writes figures as JSON.
+
+  Raises:
+    errors.CommandError: it can't be written.
+  """
+  try:
+    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+  except OSError as error:
+    raise errors.CommandError(
+      f"can't write {path}: {error.strerror}"
+    ) from error
+
+
+def check_writable(*paths: pathlib.Path | None) -> None:
+  """Raises an error now rather than after the work.
+
+  Raises:
+    errors.CommandError: the directory of one of the files does not exist.
+  """
+  for path in paths:
+    if path is not None and not path.absolute().parent.is_dir():
+      raise errors.CommandError(
+        f"can't write {path}: there is no directory {path.parent}"
+      )

@@ -1,0 +1,114 @@
+"""The picture of timings: where the time of the replicas goes."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Sequence
+
+import matplotlib.axes
+import matplotlib.figure
+import matplotlib.style
+import numpy as np
+
+from optax_dist.cli import errors, picture
+from optax_dist.simulate.timing import CAUSES, Timing
+
+COLORS = dict(
+  zip(
+    CAUSES,
+    (
+      "#3f7d4f",
+      "#e0b23c",
+      "#c2571a",
+      "#2563a8",
+      "#8a3ffc",
+      "#4a5568",
+      "#cbd2d9",
+    ),
+    strict=True,
+  )
+)
+
+
+def save(path: pathlib.Path, timings: Sequence[Timing], title: str) -> None:
+  """Draws the timings of several strategies and saves the picture as PNG.
+
+  Args:
+    path: where to.
+    timings: one for each strategy.
+    title: what they have in common.
+
+  Raises:
+    errors.CommandError: the file can't be written.
+  """
+  names = [timing.strategy.name for timing in timings]
+  # The second and third panel share their colors.
+  colors = [f"C{i % 10}" for i in range(len(timings))]
+
+  def causes(axes: matplotlib.axes.Axes) -> None:
+    left = np.zeros(len(timings))
+    for cause in CAUSES:
+      share = np.array([100 * t.shares()[cause] for t in timings])
+      if share.max() >= 0.05:
+        axes.barh(names, share, left=left, color=COLORS[cause], label=cause)
+      left += share
+    axes.set_xlabel("share of all replicas' time (%)")
+    axes.set_title("Where the time goes")
+    axes.set_xlim(0, 100)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+
+  def rates(axes: matplotlib.axes.Axes) -> None:
+    values = [timing.gradients_per_second for timing in timings]
+    bars = axes.barh(names, values, color=colors)
+    axes.bar_label(bars, fmt="%.4g", padding=4)
+    axes.margins(x=0.2)
+    axes.set_yticks(range(len(names)), [""] * len(names))
+    axes.set_xlabel("gradients per second")
+    axes.set_title("Gradients applied")
+
+  def waits(axes: matplotlib.axes.Axes) -> None:
+    for timing, color in zip(timings, colors, strict=True):
+      share = np.sort(100 * timing.seconds["waiting"] / timing.duration)
+      replicas = np.linspace(0, 100, share.size)
+      axes.plot(replicas, share, color=color)
+    axes.set_xlabel("replicas, by how long they wait (%)")
+    axes.set_ylabel("share of its time (%)")
+    axes.set_title("Wait of each replica")
+    axes.set_ylim(bottom=0)
+
+  draw(path, title, [causes, rates, waits], inverted=2)
+
+
+def draw(
+  path: pathlib.Path,
+  title: str,
+  panels: Sequence[Callable[[matplotlib.axes.Axes], None]],
+  inverted: int = 0,
+) -> None:
+  """Draws panels side by side and saves them as PNG.
+
+  Args:
+    path: where to.
+    title: of all of them.
+    panels: each draws one.
+    inverted: how many of the first panels have their first bar on top.
+
+  Raises:
+    errors.CommandError: the file can't be written.
+  """
+  with matplotlib.style.context(["default", picture.STYLE]):
+    figure = matplotlib.figure.Figure(
+      figsize=(6.6 * len(panels), 5.4), layout="constrained"
+    )
+    figure.suptitle(title, fontsize=17, fontweight="bold")
+    subplots = figure.subplots(1, len(panels), squeeze=False)[0]
+    for i, (axes, panel) in enumerate(zip(subplots, panels, strict=True)):
+      panel(axes)
+      if i < inverted:
+        axes.invert_yaxis()
+    try:
+      figure.savefig(path, dpi=100, format="png")
+    except OSError as error:
+      raise errors.CommandError(
+        f"can't write {path}: {error.strerror}"
+      ) from error

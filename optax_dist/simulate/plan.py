@@ -1,0 +1,305 @@
+"""How many gradients should make a step, for these latencies?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optax_dist.simulate.array_engine import Lots
+from optax_dist.simulate.host_latencies import Scaled
+from optax_dist.simulate.latency import Empirical, Latency
+from optax_dist.simulate.strategy import Strategy
+
+# Replicas in all simulations that go side by side.
+_AT_ONCE = 200_000
+_LEVEL = 95
+
+
+class Candidate(NamedTuple):
+  """A number of gradients in a step, and what becomes of it.
+
+  Attributes:
+    replicas_to_aggregate: the number.
+    steps_per_second: the mean over the repetitions, as all that follow.
+    gradients_per_second: that were applied.
+    wasted: the share of all replicas' time that went into dropped gradients.
+    progress: steps per second, each weighed by the gradients in it.
+    low, high: between which the progress is in 95 % of the repetitions.
+    best: the share of the repetitions in which this one is the best.
+  """
+
+  replicas_to_aggregate: int
+  steps_per_second: float
+  gradients_per_second: float
+  wasted: float
+  progress: float
+  low: float
+  high: float
+  best: float
+
+
+class Plan(NamedTuple):
+  """A recommendation, and how sure it is.
+
+  Attributes:
+    replicas: how many there are.
+    noise_scale: by which steps were weighed.
+    candidates: in rising order.
+    recommended: the one with the most progress.
+    best_low, best_high: between which the best number is in 95 % of the
+      repetitions.
+    repetitions: how many there were.
+    resampled: whether each had recorded times of its own, drawn from those
+      recorded (a bootstrap), so that the interval has the doubt about them in
+      it, and not only that about the simulation.
+  """
+
+  replicas: int
+  noise_scale: float
+  candidates: tuple[Candidate, ...]
+  recommended: Candidate
+  best_low: int
+  best_high: int
+  repetitions: int
+  resampled: bool
+
+  def report(self) -> dict[str, Any]:
+    """Everything as plain numbers, for JSON."""
+    noise = self.noise_scale
+    return self._asdict() | {
+      "noise_scale": noise if math.isfinite(noise) else None,
+      "candidates": [c._asdict() for c in self.candidates],
+      "recommended": self.recommended._asdict(),
+    }
+
+
+def weight_of_step(
+  gradients: np.ndarray, replicas: int, noise_scale: float
+) -> np.ndarray:
+  """What a step from so many gradients is worth, one from all being worth 1.
+
+  A step from k gradients makes k / (k + B) of the progress of a noiseless one,
+  where B, the noise scale, is the number of gradients at which their noise is as
+  large as their mean. Far below B twice the gradients are worth two steps, far
+  above B they are worth one.
+
+  Args:
+    gradients: in the step.
+    replicas: from whom a step has weight 1.
+    noise_scale: B, in gradients of one replica; infinite to count gradients.
+
+  Returns:
+    The weights, float64, of the shape of `gradients`.
+
+  Source: McCandlish, Kaplan, Amodei et al., An Empirical Model of Large-Batch
+  Training, 2018, equation 2.6.
+
+  Example:
+    >>> weight_of_step(np.array([4, 8]), 8, np.inf)
+    array([0.5, 1. ])
+    >>> weight_of_step(np.array([4, 8]), 8, 8.0).round(3)
+    array([0.667, 1.   ])
+  """
+  if math.isinf(noise_scale):
+    return gradients / replicas
+  whole = replicas / (replicas + noise_scale)
+  return gradients / (gradients + noise_scale) / whole
+
+
+def plan(
+  latency: Latency,
+  replicas: int,
+  *,
+  noise_scale: float | None = None,
+  cancel: bool = False,
+  max_staleness: int = 0,
+  communication: float = 0.0,
+  steps: int = 200,
+  repetitions: int = 100,
+  seed: int = 0,
+  progress: Callable[[float], None] = lambda share: None,
+) -> Plan:
+  """Recommends how many gradients should make a step.
+
+  Args:
+    latency: how long a gradient takes on each host; recorded times are drawn
+      anew for each repetition.
+    replicas: how many there are.
+    noise_scale: see `weight_of_step`; None for the number of replicas, as if
+      the job had been sized to where larger batches begin to pay less.
+    cancel: whether late replicas drop their work at once.
+    max_staleness: steps by which a gradient may be late and still count.
+    communication: seconds from a commit until its parameters are there.
+    steps: in each simulation.
+    repetitions: simulations of each number; fewer where there are many
+      replicas, 20 at least.
+    seed: the same one gives the same plan.
+    progress: is told the share that is done.
+
+  Returns:
+    The plan.
+
+  Raises:
+    ValueError: a number is out of range.
+
+  Example:
+    >>> from optax_dist import simulate
+    >>> latency = simulate.parse_latency("bernoulli:1,10,0.01")
+    >>> plan(latency, 8, cancel=True).recommended.replicas_to_aggregate
+    7
+  """
+  noise = float(replicas if noise_scale is None else noise_scale)
+  for name, value, least in (
+    ("replicas", replicas, 1),
+    ("max_staleness", max_staleness, 0),
+    ("communication", communication, 0),
+    ("steps", steps, 1),
+    ("repetitions", repetitions, 2),
+    ("seed", seed, 0),
+  ):
+    if not least <= value < math.inf:
+      raise ValueError(f"{name} must be at least {least}, got {value!r}.")
+  if not noise >= 0:
+    raise ValueError(f"noise_scale must be at least 0, got {noise_scale!r}.")
+  strategy = Strategy("plan", 1, max_staleness, 1, cancel)
+  ks = np.array(_candidates(replicas))
+  each = len(ks) * replicas
+  repetitions = min(repetitions, max(20, _AT_ONCE // each))
+  rngs = [
+    np.random.default_rng(s)
+    for s in np.random.SeedSequence(seed).spawn(repetitions + 1)
+  ]
+  hosts = latency.hosts(replicas, rngs.pop())
+  at_once = max(1, _AT_ONCE // each)
+  rates, wasted = [], []
+  for first in range(0, repetitions, at_once):
+    part = rngs[first : first + at_once]
+    rate, waste = _simulate(
+      strategy,
+      hosts,
+      ks,
+      part,
+      communication,
+      steps,
+      lambda share, done=first, size=at_once: progress(  # type: ignore[misc]
+        min((done + share * size) / repetitions, 1.0)
+      ),
+    )
+    rates.append(rate)
+    wasted.append(waste)
+  return _conclude(
+    ks,
+    replicas,
+    noise,
+    np.concatenate(rates),
+    np.concatenate(wasted),
+    any(_resampled(h, rngs[0]) is not h for h in hosts),
+  )
+
+
+def _candidates(n: int) -> list[int]:
+  """All numbers, or, where they are many, those closest to all replicas."""
+  if n <= 32:
+    return list(range(1, n + 1))
+  backups = {0, 1, 2, 3, 4, 5, 6, 7, 8}
+  backups |= {round(n * share) for share in np.geomspace(8 / n, 1 - 1 / n, 16)}
+  return sorted(n - b for b in backups if b < n)
+
+
+def _simulate(
+  strategy: Strategy,
+  hosts: Sequence[Latency],
+  ks: np.ndarray,
+  rngs: Sequence[np.random.Generator],
+  communication: float,
+  steps: int,
+  progress: Callable[[float], None],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Steps per second and wasted share, both `[repetitions, candidates]`."""
+  n, width = len(hosts), 2 * steps
+  table = np.stack(
+    [
+      np.stack([_resampled(h, rng).draw(rng, width) for h in hosts])
+      for rng in rngs
+    ]
+  )
+  simulations = len(rngs) * len(ks)
+  # All candidates of a repetition meet the same latencies, so that they differ
+  # by what they are and not by luck.
+  flat = table.reshape(-1, width)
+  row = np.arange(len(rngs) * n).reshape(len(rngs), 1, n)
+  of = np.broadcast_to(row, (len(rngs), len(ks), n)).ravel()
+  at = np.zeros(of.size, np.int64)
+
+  def take(who: np.ndarray) -> np.ndarray:
+    values = flat[of[who], at[who] % width]
+    at[who] += 1
+    return values
+
+  lots = Lots(
+    strategy,
+    simulations,
+    n,
+    take,
+    communication,
+    replicas_to_aggregate=np.tile(ks, len(rngs)),
+  )
+  time = np.zeros(simulations)
+  for step in range(steps):
+    time = lots.commit()
+    progress((step + 1) / steps)
+  shape = len(rngs), len(ks)
+  stale = lots.seconds["stale"].reshape(simulations, n).sum(axis=1)
+  return (steps / time).reshape(shape), (stale / time / n).reshape(shape)
+
+
+def _resampled(host: Latency, rng: np.random.Generator) -> Latency:
+  """As many recorded times, drawn from those recorded."""
+  match host:
+    case Empirical():
+      return Empirical(host.draw(rng, host.support.size))
+    case Scaled():
+      base = _resampled(host.base, rng)
+      return host if base is host.base else Scaled(base, host.factor)
+  return host
+
+
+def _conclude(
+  ks: np.ndarray,
+  n: int,
+  noise: float,
+  rates: np.ndarray,
+  wasted: np.ndarray,
+  resampled: bool,
+) -> Plan:
+  values = rates * weight_of_step(ks, n, noise)
+  best = ks[np.argmax(values, axis=1)]
+  outside = (100 - _LEVEL) / 2, 50 + _LEVEL / 2
+  low, high = np.percentile(values, outside, axis=0)
+  candidates = tuple(
+    Candidate(
+      int(k),
+      float(rates[:, i].mean()),
+      float(k * rates[:, i].mean()),
+      float(wasted[:, i].mean()),
+      float(values[:, i].mean()),
+      float(low[i]),
+      float(high[i]),
+      float((best == k).mean()),
+    )
+    for i, k in enumerate(ks)
+  )
+  ends = np.percentile(best, outside, method="closest_observation")
+  return Plan(
+    n,
+    noise,
+    candidates,
+    max(candidates, key=lambda c: c.progress),
+    int(ends[0]),
+    int(ends[1]),
+    len(rates),
+    resampled,
+  )
