@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
   latency_source.check_installed()
   latency_source.check_writable(args.json, args.save)
   latency, recorded = latency_source.load(args)
-  if recorded is not None and recorded.strategy.name == "recorded: elastic":
+  if recorded is not None and recorded.strategy.kind == "exchange":
     raise errors.CommandError(
       f"--journal {args.journal}: it is of elastic averaging, where no gradients"
       " are aggregated"

@@ -19,6 +19,7 @@ from optax_dist.simulate.strategy import (
   sync_replicas,
 )
 from optax_dist.simulate.timing import Timing
+from optax_dist.simulate.training import Training, simulate_training
 
 __all__ = [
   "Candidate",
@@ -32,6 +33,7 @@ __all__ = [
   "SlowHosts",
   "Strategy",
   "Timing",
+  "Training",
   "asynchronous",
   "bounded_staleness",
   "elastic_average",
@@ -40,5 +42,6 @@ __all__ = [
   "parse_latency",
   "plan",
   "simulate_timing",
+  "simulate_training",
   "sync_replicas",
 ]

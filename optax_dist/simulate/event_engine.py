@@ -7,6 +7,7 @@ It simulates whatever the rules can do, at some ten thousand arrivals per second
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,11 @@ from optax_dist.simulate.draws import Draws
 from optax_dist.simulate.strategy import Strategy
 
 _ARRIVE, _FAIL, _RETURN = range(3)
+_POLICIES = {
+  "gradient": "sync_replicas",
+  "exchange": "elastic_average",
+  "change": "local_updates",
+}
 
 
 class Failures(NamedTuple):
@@ -251,6 +257,7 @@ def run(
   replicas: int,
   steps: int,
   *,
+  seconds: float = math.inf,
   communication: float = 0.0,
   failures: Failures | None = None,
   seed: int = 0,
@@ -264,6 +271,7 @@ def run(
     draws: how long each computation takes.
     replicas: how many there are.
     steps: when to end.
+    seconds: when to end if it comes first, but not before the first step.
     communication: seconds from a commit until its parameters are there.
     failures: when replicas go and come back; None for never.
     seed: of the failures.
@@ -284,7 +292,7 @@ def run(
   )
   engine.write(
     "run",
-    policy="elastic_average" if strategy.local_steps > 1 else "sync_replicas",
+    policy=_POLICIES[strategy.kind],
     replicas_to_aggregate=strategy.replicas_to_aggregate,
     total_num_replicas=replicas,
     max_staleness=strategy.max_staleness,
@@ -293,7 +301,9 @@ def run(
   for replica in range(replicas):
     engine.join(replica)
   told = 0
-  while len(engine.commit_times) < steps:
+  while len(engine.commit_times) < steps and (
+    engine.heap[0][0] <= seconds or not engine.commit_times
+  ):
     engine.next_event()
     if len(engine.commit_times) - told >= 256:
       told = len(engine.commit_times)

@@ -81,7 +81,8 @@ def _strategy(
 ) -> Strategy:
   if run["policy"] == "elastic_average":
     # A time in the journal is that of a whole period.
-    return strategies.elastic_average(1)._replace(name="recorded: elastic")
+    made = strategies.elastic_average(1)
+    return made._replace(name="recorded: elastic")
   drops = [r for r in records if r["kind"] == "drop"]
   cancel = bool(drops) and all(r["compute"] is None for r in drops)
   k = run["replicas_to_aggregate"] or 1
@@ -89,7 +90,10 @@ def _strategy(
   made = strategies.sync_replicas(
     k, max_staleness=min(late, strategies.UNBOUNDED), cancel=cancel
   )
-  return made._replace(name=f"recorded: {made.name}")
+  kind: strategies.Kind = "gradient"
+  if run["policy"] == "local_updates":
+    kind = "change"
+  return made._replace(name=f"recorded: {made.name}", kind=kind)
 
 
 def _communication(records: Sequence[journal.Record]) -> float:

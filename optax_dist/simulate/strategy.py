@@ -6,12 +6,14 @@ late may they be, and so many local steps are behind each of them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from optax_dist import rules
 
 # More steps than any run has.
 UNBOUNDED = 2**62
+
+Kind = Literal["gradient", "exchange", "change"]
 
 
 class Strategy(NamedTuple):
@@ -24,6 +26,8 @@ class Strategy(NamedTuple):
     local_steps: gradients that a replica computes for one contribution.
     cancel: whether a replica drops work that has become stale at once, rather
       than when it has finished it.
+    kind: what a contribution is: a gradient, an exchange with the center, or the
+      change of a replica's own parameters.
   """
 
   name: str
@@ -31,6 +35,7 @@ class Strategy(NamedTuple):
   max_staleness: int = 0
   local_steps: int = 1
   cancel: bool = False
+  kind: Kind = "gradient"
 
 
 def sync_replicas(
@@ -113,7 +118,9 @@ def elastic_average(communication_period: int) -> Strategy:
     10
   """
   period = _period(communication_period)
-  return Strategy(f"elastic, period {period}", 1, UNBOUNDED, period)
+  return Strategy(
+    f"elastic, period {period}", 1, UNBOUNDED, period, kind="exchange"
+  )
 
 
 def local_updates(
@@ -140,7 +147,9 @@ def local_updates(
   period = _period(communication_period)
   k = replicas - backups
   rules.check_sync_arguments(k)
-  return Strategy(f"local updates, period {period}", k, 0, period)
+  return Strategy(
+    f"local updates, period {period}", k, 0, period, kind="change"
+  )
 
 
 def _period(value: int) -> int:
