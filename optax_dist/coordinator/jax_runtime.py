@@ -1,0 +1,372 @@
+"""An engine on JAX's distributed runtime, for replicas that are processes.
+
+The board is the key-value store of a coordination service, the class behind
+`jax.distributed`, in a process of its own (`service`). So each replica's JAX
+stays local, and `jax.distributed.initialize` stays free for a replica that
+spans several hosts. The exchange is shared memory between processes of one
+host, and `jax.experimental.transfer` between hosts.
+
+Everything that JAX doesn't promise to keep is used in this file alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.errors
+
+from optax_dist.coordinator import engine
+
+_VERSIONS = "JAX 0.10 and 0.11 have what is needed"
+
+# A process that is stopped for less than this is not declared dead; who is
+# stuck is told by progress instead.
+_HEARTBEAT_SECONDS = 86400
+
+# Where the service says how many replicas it was made for.
+_MAX_REPLICAS = "optax_dist.service/max_replicas"
+
+# Python handles Ctrl-C only between two waits.
+_SLICE = 0.5
+
+
+@contextlib.contextmanager
+def _private_api(what: str) -> Iterator[None]:
+  """Turns a part of JAX that is not there into an error that says so."""
+  try:
+    yield
+  except (ImportError, AttributeError, TypeError) as error:
+    raise RuntimeError(
+      f"The coordinator between processes needs {what}, which JAX"
+      f" {jax.__version__} lacks ({error}). {_VERSIONS}; without it,"
+      " optax_dist.coordinator.run_embedded runs replicas as threads."
+    ) from error
+
+
+def split_address(address: str) -> tuple[str, int]:
+  """Splits ``host:port``, where an IPv6 host may stand in brackets."""
+  host, colon, port = address.rpartition(":")
+  if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    raise ValueError(
+      f"An address is host:port, such as 127.0.0.1:29400; got {address!r}."
+    )
+  return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _client(
+  address: str, node_id: int, timeout: float, *, raises: bool = False
+) -> Any:
+  """A client that has not connected yet.
+
+  Args:
+    address: of the service.
+    node_id: its number, below the service's number of replicas.
+    timeout: seconds that it may take to connect.
+    raises: whether a failure to connect is an exception. By default JAX ends
+      the process, but with a message that says why, also at a later failure.
+  """
+  _bypass_proxy(split_address(address)[0])
+  options: dict[str, Any] = {}
+  if raises:
+    # Its argument can't be converted to Python, and that raises in `connect`.
+    options["missed_heartbeat_callback"] = lambda *status: None
+  with _private_api("the distributed runtime's client"):
+    from jax._src.lib import _jax
+
+    return _jax.get_distributed_runtime_client(
+      address,
+      node_id,
+      init_timeout=max(1, round(timeout)),
+      heartbeat_timeout=_HEARTBEAT_SECONDS,
+      shutdown_timeout=1,
+      use_compression=False,  # It takes longer than what it saves.
+      shutdown_on_destruction=False,
+      **options,
+    )
+
+
+def _bypass_proxy(host: str) -> None:
+  """Keeps gRPC from asking a web proxy for a host of the job."""
+  own, general = "no_grpc_proxy", "no_proxy"  # It reads the first one it finds.
+  name = own if own in os.environ else general
+  hosts = [h for h in os.environ.get(name, "").split(",") if h]
+  if host not in hosts:
+    os.environ[own] = ",".join([*hosts, host])
+
+
+# --- The service -------------------------------------------------------------
+
+
+def start_service(address: str, max_replicas: int, timeout: float) -> Any:
+  """Starts a coordination service in this process.
+
+  Returns:
+    An object that keeps it running; its ``shutdown()`` ends it.
+  """
+  with _private_api("the distributed runtime's service"):
+    from jax._src.lib import _jax
+
+    service = _jax.get_distributed_runtime_service(
+      address,
+      max_replicas,
+      heartbeat_timeout=_HEARTBEAT_SECONDS,
+      shutdown_timeout=1,
+      recoverable=True,  # A replica may die and come back.
+    )
+  # The service lets nobody in before all have come. Placeholders come in
+  # everybody's name; after that each replica may come and go as it likes.
+  host, port = split_address(address)
+  here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+  local = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
+  deadline = time.monotonic() + timeout
+  clients: dict[int, Any] = {}
+
+  def come(node_id: int) -> None:
+    # May fail if the replica itself comes at the same moment.
+    with contextlib.suppress(engine.EngineTimeout):
+      clients[node_id] = _knock(local, node_id, deadline)
+
+  threads = [
+    threading.Thread(target=come, args=(i,), daemon=True)
+    for i in range(max_replicas)
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  if len(clients) < max_replicas:
+    raise engine.EngineTimeout(
+      f"The coordination service at {address} did not start within"
+      f" {timeout:g} s."
+    )
+  clients[0].key_value_set_bytes(_MAX_REPLICAS, str(max_replicas).encode())
+  for client in clients.values():
+    client.shutdown()
+  return service
+
+
+def _knock(address: str, node_id: int, deadline: float) -> Any:
+  """A connected client; tries again until the deadline."""
+  while True:
+    left = deadline - time.monotonic()
+    client = _client(address, node_id, left, raises=True)
+    outcome: list[Exception | None] = []
+
+    def connect(client: Any = client, outcome: list = outcome) -> None:
+      try:
+        client.connect()
+        outcome.append(None)
+      except Exception as error:
+        outcome.append(error)
+
+    # JAX takes some seconds longer than it is told.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(max(0.1, left))
+    if outcome and outcome[0] is None:
+      return client
+    if time.monotonic() >= deadline:
+      raise engine.EngineTimeout(
+        f"What listens at {address} admitted no client of number {node_id}"
+        " in time."
+      ) from (outcome[0] if outcome else None)
+    # Two that come under one number at once turn each other away.
+    time.sleep(random.uniform(0.05, 0.4))
+
+
+# --- The board ---------------------------------------------------------------
+
+
+class RuntimeBoard:
+  """The service's key-value store; see `engine.Board`."""
+
+  def __init__(self, client: Any, address: str):
+    self._client = client
+    self._address = address
+    self._closed = threading.Event()
+
+  def put(self, key: str, value: bytes, *, overwrite: bool = False) -> bool:
+    _check_key(key)
+    try:
+      with self._errors("put", key):
+        self._client.key_value_set_bytes(
+          key, bytes(value), allow_overwrite=overwrite
+        )
+    except _KeyExists:
+      return False
+    return True
+
+  def get(self, key: str, timeout: float) -> bytes:
+    _check_key(key)
+    deadline = time.monotonic() + timeout
+    while True:
+      left = max(0.0, deadline - time.monotonic())
+      try:
+        with self._errors("get", key):
+          return self._client.blocking_key_value_get_bytes(
+            key, max(1, round(1000 * min(left, _SLICE)))
+          )
+      except _NotYet:
+        if time.monotonic() >= deadline:
+          raise engine.EngineTimeout(
+            f"Nothing was put under {key!r} within {timeout:g} s."
+          ) from None
+
+  def try_get(self, key: str) -> bytes | None:
+    _check_key(key)
+    try:
+      with self._errors("get", key):
+        return self._client.key_value_try_get_bytes(key)
+    except _NoKey:
+      return None
+
+  def items(self, prefix: str) -> dict[str, bytes]:
+    _check_key(prefix)
+    with self._errors("list", prefix):
+      pairs = self._client.key_value_dir_get_bytes(prefix)
+    return {k: v for k, v in pairs if k.startswith(prefix + "/")}
+
+  def delete(self, key: str) -> None:
+    _check_key(key)
+    with self._errors("delete", key):
+      self._client.key_value_delete(key)
+
+  def close(self) -> None:
+    if self._closed.is_set():
+      return
+    self._closed.set()
+    atexit.unregister(self.close)
+    # Ends the waits of other threads, too. From now on JAX doesn't end this
+    # process when the service ends.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      self._client.shutdown()
+
+  @contextlib.contextmanager
+  def _errors(self, verb: str, key: str) -> Iterator[None]:
+    if self._closed.is_set():
+      raise engine.BoardLost("The board has been closed.")
+    try:
+      yield
+    except jax.errors.JaxRuntimeError as error:
+      if self._closed.is_set():
+        raise engine.BoardLost("The board has been closed.") from None
+      code = str(error).partition(":")[0]
+      if code in ("ALREADY_EXISTS", "NOT_FOUND"):
+        raise (_KeyExists if code == "ALREADY_EXISTS" else _NoKey) from None
+      if code == "DEADLINE_EXCEEDED" and "GetKeyValue()" in str(error):
+        raise _NotYet from None
+      raise engine.BoardLost(
+        f"Can't {verb} {key!r}: the coordination service at {self._address}"
+        f" can't be reached ({str(error).splitlines()[0]})."
+      ) from error
+
+
+class _KeyExists(Exception):
+  """The key has a value."""
+
+
+class _NoKey(Exception):
+  """The key has no value."""
+
+
+class _NotYet(Exception):
+  """The key got no value during one wait."""
+
+
+def _check_key(key: str) -> None:
+  # The service takes //a/ and a for the same; a board does not have to.
+  if not key or not all(key.split("/")):
+    raise ValueError(
+      f"A key is a path such as log/17, with no empty part; got {key!r}."
+    )
+
+
+def connect_board(
+  address: str, node_id: int, *, timeout: float = 20.0
+) -> RuntimeBoard:
+  """Connects to a `service`, which may still be starting.
+
+  Raises:
+    ValueError: the address or the number can't be right.
+    engine.EngineTimeout: no service answered in time.
+  """
+  host, port = split_address(address)
+  if node_id < 0:
+    raise ValueError(f"node_id must not be negative; got {node_id}.")
+  deadline = time.monotonic() + timeout
+  _wait_for_port(host, port, deadline, timeout)
+  try:
+    probe = _knock(address, node_id, min(deadline, time.monotonic() + 0.5))
+  except engine.EngineTimeout:
+    # Perhaps there is no such number: ask under one that there is.
+    probe = _knock(address, 0, deadline)
+  try:
+    places = int(probe.blocking_key_value_get_bytes(_MAX_REPLICAS, 5000))
+  except (jax.errors.JaxRuntimeError, ValueError) as error:
+    raise engine.BoardLost(
+      f"What answers at {address} is not a coordinator's service:"
+      " start one with python -m optax_dist.coordinator.service."
+    ) from error
+  finally:
+    probe.shutdown()
+  if node_id >= places:
+    raise ValueError(
+      f"The service at {address} was started for {places} replicas, so"
+      f" node_id is at most {places - 1}; got {node_id}."
+    )
+  client = _client(address, node_id, timeout)
+  client.connect()
+  board = RuntimeBoard(client, address)
+  atexit.register(board.close)
+  return board
+
+
+def _wait_for_port(
+  host: str, port: int, deadline: float, timeout: float
+) -> None:
+  while True:
+    try:
+      left = max(0.1, deadline - time.monotonic())
+      with socket.create_connection((host, port), timeout=left):
+        return
+    except OSError as error:
+      if time.monotonic() >= deadline:
+        raise engine.EngineTimeout(
+          f"No coordination service answered at {host}:{port} within"
+          f" {timeout:g} s ({error}). Start it with python -m"
+          " optax_dist.coordinator.service, and check the address."
+        ) from error
+    time.sleep(0.05)
+
+
+# --- Where the job runs ------------------------------------------------------
+
+
+def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
+  """Asks JAX for the scheduler's address, number and index of processes.
+
+  The port is one below JAX's own, which stays free for
+  `jax.distributed.initialize`.
+  """
+  with _private_api("cluster detection"):
+    from jax._src import clusters
+
+    address, count, index, _ = (
+      clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, timeout
+      )
+    )
+  if address is None or count is None or index is None:
+    return None
+  host, port = split_address(address)
+  host = f"[{host}]" if ":" in host else host
+  return f"{host}:{port - 1}", count, index
