@@ -9,6 +9,7 @@ from optax_dist.simulate.host_latencies import PerHost, SlowHosts
 from optax_dist.simulate.latency import Distribution, Empirical, Latency
 from optax_dist.simulate.parse_latency import parse_latency
 from optax_dist.simulate.plan import Candidate, Plan, plan
+from optax_dist.simulate.replay import Replay, replay
 from optax_dist.simulate.run_timing import simulate_timing
 from optax_dist.simulate.strategy import (
   Strategy,
@@ -30,6 +31,7 @@ __all__ = [
   "PerHost",
   "Plan",
   "Recorded",
+  "Replay",
   "SlowHosts",
   "Strategy",
   "Timing",
@@ -41,6 +43,7 @@ __all__ = [
   "local_updates",
   "parse_latency",
   "plan",
+  "replay",
   "simulate_timing",
   "simulate_training",
   "sync_replicas",
