@@ -1,0 +1,160 @@
+"""Steps per second of TensorFlow's SyncReplicasOptimizer, on loopback.
+
+One parameter server and two workers, processes over gRPC; both workers' gradients
+make a step. A gradient is the variable times a number, computed by the worker, so
+that a worker fetches the parameters and sends a gradient of their size, as any
+training step does.
+
+    python benchmarks/coordinator/tensorflow_peer.py --params 1000 --variables 1
+
+The interpreter is one with TensorFlow 2.21 (`--python`, if not this one).
+"""
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+import processes
+
+WORKERS = 2
+WARM_UP = 3
+
+
+def measure(
+  python: str,
+  params: int,
+  variables: int,
+  seconds: float,
+  timeout: float = 180.0,
+) -> dict[str, Any]:
+  """Runs the three processes.
+
+  Args:
+    python: an interpreter with TensorFlow.
+    params: float32 parameters in all.
+    variables: in how many variables.
+    seconds: how long to count steps, after the warm-up.
+    timeout: seconds for everything.
+
+  Returns:
+    Committed steps per second, with what was measured.
+
+  Raises:
+    processes.Failed: if a process fails or is not done in time.
+  """
+  ports = ",".join(map(str, processes.free_ports(1 + WORKERS)))
+  with processes.group(timeout) as group:
+    started = [
+      group.start(
+        f"TensorFlow's {role}",
+        [
+          *(python, os.path.abspath(__file__)),
+          *("--role", role, "--ports", ports, "--params", str(params)),
+          *("--variables", str(variables), "--seconds", str(seconds)),
+        ],
+        {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+      )
+      for role in ("ps", *(f"worker{i}" for i in range(WORKERS)))
+    ]
+    return group.wait_for(started[1])
+
+
+# --- In a process ------------------------------------------------------------
+
+
+def _serve(role: str, ports: list[int]):
+  import tensorflow as tf
+
+  addresses = [f"{processes.HOST}:{port}" for port in ports]
+  job, index = ("ps", 0) if role == "ps" else ("worker", int(role[6:]))
+  return tf.distribute.Server(
+    {"ps": addresses[:1], "worker": addresses[1:]},
+    job_name=job,
+    task_index=index,
+  )
+
+
+def _train(role: str, args: argparse.Namespace) -> None:
+  import tensorflow as tf
+
+  v1 = tf.compat.v1
+  server = _serve(role, args.ports)
+  index = int(role[6:])
+  size = args.params // args.variables
+  v1.disable_eager_execution()
+  with tf.device("/job:ps/task:0"):
+    global_step = v1.train.get_or_create_global_step()
+    weights = [
+      v1.get_variable(f"w{i}", [size], initializer=v1.ones_initializer())
+      for i in range(args.variables)
+    ]
+  optimizer = v1.train.SyncReplicasOptimizer(
+    v1.train.GradientDescentOptimizer(0.01),
+    replicas_to_aggregate=WORKERS,
+    total_num_replicas=WORKERS,
+  )
+  with tf.device(f"/job:worker/task:{index}"):
+    gradients = [(w * tf.constant(1e-3), w) for w in weights]
+    train = optimizer.apply_gradients(gradients, global_step=global_step)
+  with v1.train.MonitoredTrainingSession(
+    master=server.target,
+    is_chief=index == 0,
+    hooks=[optimizer.make_session_run_hook(index == 0)],
+    log_step_count_steps=None,
+    save_summaries_steps=None,
+    save_summaries_secs=None,
+  ) as session:
+    # Both workers take part from the first step: it takes two gradients.
+    while session.run(global_step) < WARM_UP:
+      session.run(train)
+    if index:
+      while True:
+        session.run(train)
+    half = time.monotonic() + min(2.0, args.seconds / 4)
+    while time.monotonic() < half:
+      session.run(train)
+    first, begin = session.run(global_step), time.monotonic()
+    while time.monotonic() < begin + args.seconds:
+      session.run(train)
+    last, end = session.run(global_step), time.monotonic()
+    processes.say(
+      peer=f"tensorflow {tf.__version__}",
+      params=size * args.variables,
+      variables=args.variables,
+      steps=int(last - first),
+      seconds=end - begin,
+      steps_per_second=float(last - first) / (end - begin),
+    )
+  processes.leave()
+
+
+def _main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--python", default=sys.executable)
+  parser.add_argument("--params", type=int, default=1_000)
+  parser.add_argument("--variables", type=int, default=1)
+  parser.add_argument("--seconds", type=float, default=5.0)
+  parser.add_argument("--role", help=argparse.SUPPRESS)
+  parser.add_argument(
+    "--ports",
+    type=lambda text: list(map(int, text.split(","))),
+    help=argparse.SUPPRESS,
+  )
+  args = parser.parse_args()
+  if args.role is None:
+    processes.launch()
+    processes.say(
+      **measure(args.python, args.params, args.variables, args.seconds)
+    )
+    return
+  processes.end_with_parent()
+  if args.role == "ps":
+    _serve(args.role, args.ports).join()
+  else:
+    _train(args.role, args)
+
+
+if __name__ == "__main__":
+  _main()
