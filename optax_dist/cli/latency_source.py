@@ -11,7 +11,11 @@ from typing import Any
 from optax_dist.cli import errors, parser
 
 _SHOWN = 10
-_NEEDED = ("rich", "matplotlib")
+_NEEDED = {
+  "rich": "rich",
+  "matplotlib": "matplotlib",
+  "sklearn": "scikit-learn",
+}
 
 LATENCIES = """\
 Latencies are NAME:PARAMETERS, in seconds:
@@ -82,9 +86,13 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
   add("--save", metavar="FILE", type=pathlib.Path, help="save a picture (PNG)")
 
 
-def check_installed() -> None:
-  """Raises an error if what prints and draws is not there."""
-  missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
+def check_installed(*modules: str) -> None:
+  """Raises an error if what prints and draws is not there, or one of these."""
+  missing = [
+    _NEEDED[module]
+    for module in ("rich", "matplotlib", *modules)
+    if importlib.util.find_spec(module) is None
+  ]
   if missing:
     raise errors.CommandError(
       f"{', '.join(missing)} not installed; run: pip install"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,9 @@ _DESCRIPTION = """\
 Simulates replicas that train together, in virtual time, and tells how many steps
 they would make, how much work would be dropped, and where the time would go. The
 rules that decide are the coordinator's own. With a journal and no --strategy, the
-recorded run is simulated, and its pace told beside the simulation's."""
+recorded run is simulated, and its pace told beside the simulation's. With --train
+a small network learns scikit-learn's digits in that virtual time, each gradient
+computed on the parameters that its replica would hold."""
 
 _NAMES = ("sync", "async", "bounded-staleness", "elastic", "local-updates")
 
@@ -77,12 +80,34 @@ def add_parser(commands) -> None:
     help="record the simulation of one strategy as the coordinator would",
   )
 
+  training = command.add_argument_group("options of --train")
+  training.add_argument(
+    "--train",
+    action="store_true",
+    help="train a small network, and tell loss and accuracy",
+  )
+  training.add_argument(
+    "--seconds",
+    metavar="S",
+    type=parser.positive_float,
+    help="of virtual time (default: 300 times the mean latency)",
+  )
+  training.add_argument(
+    "--learning-rate",
+    metavar="RATE",
+    type=parser.positive_float,
+    default=0.1,
+    help="of plain gradient descent (default: %(default)s)",
+  )
+
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``simulate`` command with its parsed arguments."""
   latency_source.check_installed()
   latency_source.check_writable(args.json, args.save, args.write_journal)
   latency, recorded = latency_source.load(args)
+  if args.train:
+    return _train(args, latency, recorded)
   from optax_dist import simulate
   from optax_dist.cli import bar, timing_table
 
@@ -137,6 +162,48 @@ def run(args: argparse.Namespace) -> int:
       args.save, timings, f"{args.replicas} replicas, {latency}"
     )
   for path in filter(None, (args.json, args.save, args.write_journal)):
+    print(f"written: {path}")
+  return 0
+
+
+def _train(args: argparse.Namespace, latency, recorded) -> int:
+  """Trains in virtual time."""
+  if args.write_journal:
+    raise errors.CommandError("--write-journal does not go with --train")
+  latency_source.check_installed("sklearn")
+  seconds = args.seconds or 300 * latency.mean
+  if not math.isfinite(seconds):
+    raise errors.CommandError(
+      f"{latency} has no mean, so --train needs --seconds"
+    )
+  from optax_dist.cli import bar, simulated_training
+
+  chosen = _strategies(args, recorded)
+  try:
+    with bar.bar(f"training {args.replicas} replicas", len(chosen)) as shown:
+      trainings = simulated_training.run(
+        chosen,
+        latency,
+        args.replicas,
+        seconds=seconds,
+        seed=args.seed,
+        learning_rate=args.learning_rate,
+        progress=shown,
+        communication=args.communication,
+        failures=args.failures,
+      )
+  except ValueError as error:
+    raise errors.CommandError(str(error)) from error
+  title = f"{args.replicas} replicas, {latency}"
+  simulated_training.show(f"{title}, {seconds:.4g} virtual seconds", trainings)
+  if args.json:
+    reports = [simulated_training.report(training) for training in trainings]
+    latency_source.write_json(
+      args.json, {"latency": str(latency), "trainings": reports}
+    )
+  if args.save:
+    simulated_training.save(args.save, trainings, title)
+  for path in filter(None, (args.json, args.save)):
     print(f"written: {path}")
   return 0
 

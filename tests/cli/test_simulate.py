@@ -86,3 +86,33 @@ def test_what_cannot_be_done_is_one_line(
   assert main.main(["simulate", "--steps", "1", *more]) == 2
   last = capsys.readouterr().err.splitlines()[-1]
   assert said in last
+
+
+def test_a_network_learns_in_virtual_time(tmp_path, capsys):
+  figures, image = tmp_path / "out.json", tmp_path / "out.png"
+  argv = ["simulate", "--train", "--latency", "gamma:4,0.25"]
+  argv += ["--replicas", "4", "--strategy", "async", "--seconds", "60"]
+  assert main.main([*argv, "--json", str(figures), "--save", str(image)]) == 0
+  assert "asynchronous" in capsys.readouterr().out
+  (training,) = json.loads(figures.read_text())["trainings"]
+  accuracy = training["metrics"]["accuracy"]
+  assert accuracy[0] < 0.3 < 0.6 < accuracy[-1]
+  assert len(accuracy) == len(training["seconds"]) == len(training["steps"])
+  assert image.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+  ("more", "said"),
+  [
+    (["--write-journal", "x"], "does not go with --train"),
+    (["--latency", "pareto:1,0.9"], "has no mean, so --train needs --seconds"),
+    (
+      ["--strategy", "local-updates", "--failures", "0.1,1"],
+      "backups and failures must be none",
+    ),
+  ],
+)
+def test_what_cannot_be_trained_is_one_line(more, said, capsys):
+  latency = [] if "--latency" in more else ["--latency", "constant:1"]
+  assert main.main(["simulate", "--train", *latency, *more]) == 2
+  assert said in capsys.readouterr().err.splitlines()[-1]
