@@ -1,4 +1,4 @@
-"""How Sphinx makes the site: `sphinx-build -W -b html docs docs/_build`."""
+"""How Sphinx makes the site: `sphinx-build -W -b html docs docs/_build/html`."""
 
 import pathlib
 import re
@@ -22,7 +22,7 @@ extensions = [
   "sphinx.ext.viewcode",
   "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "images/*.py", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "jupyter_execute", "images/*.py", "**/.ipynb_checkpoints"]
 
 # Notebooks are shown with their committed outputs; tests/notebooks runs them.
 nb_execution_mode = "off"
