@@ -1,1 +1,45 @@
-"""The coordinator of replicas that are processes of their own."""
+"""The coordinator of replicas that are processes of their own.
+
+Replicas on different hosts train one model: each computes gradients on its own
+devices, k of N fresh ones make a step, and whoever is slow, stopped or killed
+does not hold up the others. docs/coordinator.md tells how.
+
+Example:
+  Two replicas, here as threads of one process; `join` makes a process one.
+
+  >>> import jax, jax.numpy as jnp, optax
+  >>> from optax_dist import coordinator
+  >>> def train(replica):
+  ...   for _ in range(3):
+  ...     outcome = replica.step(jax.grad(jnp.sum)(replica.params))
+  ...   return outcome.global_step, outcome.members
+  >>> coordinator.run_embedded(train, 2, optax.sgd(0.1), jnp.zeros(4))
+  [(3, (0, 1)), (3, (0, 1))]
+"""
+
+from optax_dist.coordinator.errors import (
+  CoordinatorError,
+  Diverged,
+  JoinRefused,
+  RunFinished,
+)
+from optax_dist.coordinator.fingerprint import fingerprint
+from optax_dist.coordinator.join import join, run_embedded
+from optax_dist.coordinator.options import Options
+from optax_dist.coordinator.policies import elastic_average, local_updates
+from optax_dist.coordinator.replica import Outcome, Replica
+
+__all__ = [
+  "CoordinatorError",
+  "Diverged",
+  "JoinRefused",
+  "Options",
+  "Outcome",
+  "Replica",
+  "RunFinished",
+  "elastic_average",
+  "fingerprint",
+  "join",
+  "local_updates",
+  "run_embedded",
+]

@@ -1,0 +1,203 @@
+"""The mean of the members' gradients, in replica order, slice by slice.
+
+Each element is summed from the first replica to the last and divided once, so
+the outcome does not depend on who comes first, nor on how the work is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from optax_dist.coordinator import layout as layouts
+from optax_dist.coordinator import wire as wires
+
+# A multiple of every quantum, and small enough to stay in a core's cache.
+CHUNK = 16 * 4032
+
+
+def write(
+  leaves: Sequence[Any],
+  place: layouts.Layout,
+  out: np.ndarray,
+  error: np.ndarray | None = None,
+) -> bool:
+  """Encodes leaves into a buffer of their layout.
+
+  Args:
+    leaves: arrays, in the order of the layout.
+    place: their layout.
+    out: uint8, of `place.nbytes`.
+    error: what earlier encodings of float32 leaves lost, float32 of
+      `place.elements`; it is added, and replaced by what is lost now. None
+      where nothing is to be fed back.
+
+  Returns:
+    Whether all numbers are finite.
+  """
+  finite = True
+  for index, group in enumerate(place.groups):
+    mine = [
+      (leaf, array)
+      for leaf, array in zip(place.leaves, leaves, strict=True)
+      if leaf.group == index
+    ]
+    if group.codec.quantum == 64:
+      for leaf, array in mine:
+        start, stop = place.bytes_of_leaf(leaf)
+        flat = np.asarray(array).reshape(-1)
+        finite &= _write_plain(flat, group.codec, out[start:stop])
+    else:
+      finite &= _write_blocks(mine, group, out, error)
+  return finite
+
+
+def _write_plain(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
+  finite = True
+  exact = flat.dtype.kind not in "fcV"
+  for start in range(0, flat.size, CHUNK):
+    numbers = flat[start : start + CHUNK]
+    first, last = codec.nbytes(start), codec.nbytes(start + numbers.size)
+    codec.encode(numbers, out[first:last])
+    # The sum of finite numbers may overflow; only then look at each.
+    with np.errstate(all="ignore"):
+      finite &= exact or bool(
+        np.isfinite(np.add.reduce(numbers)) or np.isfinite(numbers).all()
+      )
+  return finite
+
+
+def _write_blocks(
+  mine: Sequence[tuple[layouts.Leaf, Any]],
+  group: layouts.Group,
+  out: np.ndarray,
+  error: np.ndarray | None,
+) -> bool:
+  numbers = np.zeros(group.elements, group.codec.work)
+  for leaf, array in mine:
+    flat = np.asarray(array).reshape(-1)
+    numbers[leaf.start : leaf.start + leaf.size] = flat
+  if not np.isfinite(numbers).all():
+    return False
+  if error is not None:
+    lost = error[group.start : group.start + group.elements]
+    numbers += lost
+  end = group.offset + group.codec.nbytes(group.elements)
+  for start in range(0, group.elements, CHUNK):
+    piece = numbers[start : start + CHUNK]
+    first = group.offset + group.codec.nbytes(start)
+    raw = out[first : min(end, first + group.codec.nbytes(CHUNK))]
+    group.codec.encode(piece, raw)
+    if error is not None:
+      lost[start : start + CHUNK] = piece - group.codec.decode(raw)
+  return True
+
+
+def mean_slice(
+  members: Sequence[np.ndarray],
+  weights: Sequence[float],
+  count: int,
+  place: layouts.Layout,
+  mean_place: layouts.Layout,
+  start: int,
+  stop: int,
+  out: np.ndarray,
+) -> None:
+  """Averages one slice of all members.
+
+  Args:
+    members: the slice's bytes of each, in replica order.
+    weights: by which each is multiplied; 1.0 is left out.
+    count: by which the sum is divided: gradients, not members.
+    place: the layout in which the members wrote.
+    mean_place: the layout of the mean, with the same elements.
+    start: the slice's first element.
+    stop: the element after its last.
+    out: the slice's bytes of the mean.
+  """
+  base, _ = place.bytes_of(start, stop)
+  mean_base, _ = mean_place.bytes_of(start, stop)
+  for part, mean_part in zip(
+    place.parts(start, stop), mean_place.parts(start, stop), strict=True
+  ):
+    codec, mean_codec = part.group.codec, mean_part.group.codec
+    divisor = np.asarray(count, codec.work)
+    direct = (
+      isinstance(mean_codec, wires.Plain)
+      and mean_codec.work == mean_codec.dtype
+    )
+    for first in range(0, part.elements, CHUNK):
+      last = min(part.elements, first + CHUNK)
+      low = part.start - base + codec.nbytes(first)
+      high = part.start - base + codec.nbytes(last)
+      mean_low = mean_part.start - mean_base + mean_codec.nbytes(first)
+      mean_high = mean_part.start - mean_base + mean_codec.nbytes(last)
+      target = out[mean_low:mean_high]
+      total = (
+        target.view(codec.work)
+        if direct
+        else np.empty(last - first, codec.work)
+      )
+      numbers = codec.decode(members[0][low:high])
+      _weighted(numbers, weights[0], out=total)
+      for raw, weight in zip(members[1:], weights[1:], strict=True):
+        numbers = codec.decode(raw[low:high])
+        if weight != 1.0:
+          numbers = _weighted(numbers, weight)
+        np.add(total, numbers, out=total)
+      if count != 1:
+        np.divide(total, divisor, out=total)
+      if not direct:
+        mean_codec.encode(total, target)
+
+
+def _weighted(
+  numbers: np.ndarray, weight: float, out: np.ndarray | None = None
+) -> np.ndarray:
+  if weight != 1.0:
+    return np.multiply(numbers, np.asarray(weight, numbers.dtype), out=out)
+  if out is None:
+    return numbers
+  np.copyto(out, numbers)
+  return out
+
+
+def read(
+  place: layouts.Layout,
+  slices: Sequence[np.ndarray],
+  cuts: Sequence[int],
+  scratch: np.ndarray,
+) -> list[np.ndarray]:
+  """The leaves of a mean whose slices lie in different memory.
+
+  A leaf within one slice is a view; only one that is cut is put together.
+
+  Args:
+    place: the layout of the mean.
+    slices: bytes of each slice.
+    cuts: the positions of `Layout.cuts`.
+    scratch: uint8 of `place.nbytes`, for leaves that are cut.
+
+  Returns:
+    Arrays in the order of the layout, of their own dtype, or uint16 for the
+    upper halves of float32 (bfloat16).
+  """
+  ranges = [place.bytes_of(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+  leaves = []
+  for leaf in place.leaves:
+    codec = place.groups[leaf.group].codec
+    start, stop = place.bytes_of_leaf(leaf)
+    for (first, last), raw in zip(ranges, slices, strict=True):
+      if first <= start and stop <= last:
+        found = raw[start - first : stop - first]
+        break
+      low, high = max(start, first), min(stop, last)
+      if low < high:
+        scratch[low:high] = raw[low - first : high - first]
+    else:
+      found = scratch[start:stop]
+    dtype = codec.dtype if isinstance(codec, wires.Plain) else np.uint16
+    leaves.append(found.view(dtype).reshape(leaf.shape))
+  return leaves

@@ -1,0 +1,161 @@
+"""What the chief reads and writes: inboxes, requests to join, the log."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from optax_dist.coordinator import board_log, engine, messages
+from optax_dist.coordinator import view as views
+
+_log = logging.getLogger("optax_dist.coordinator")
+_SLICE = 0.5
+# Entries of the log that stay for replicas that are late.
+_KEPT = 4 * board_log.BLOCK
+
+
+class Deposed(Exception):
+  """Another replica is chief now."""
+
+
+class Post:
+  """One chief's mail.
+
+  Attributes:
+    received: tuples (incarnation, header, payload), as they come.
+    position: where the next entry of the log goes.
+    appended: when the last one was written, by the monotonic clock.
+  """
+
+  def __init__(
+    self,
+    engine_: engine.Engine,
+    secret: bytes,
+    term: int,
+    position: int,
+    view: views.View,
+    patience: float,
+  ):
+    self._engine, self._secret = engine_, secret
+    self._term, self._view, self._patience = term, view, patience
+    self._log = board_log.BoardLog(engine_.board, secret)
+    self.received: queue.Queue[tuple[int, dict[str, Any], bytes]] = (
+      queue.Queue()
+    )
+    self.position = position
+    self.appended = time.monotonic()
+    self._sure = time.monotonic()
+    self._stopped = threading.Event()
+    self._readers: dict[int, threading.Event] = {}
+    self._unwatch: dict[int, Callable[[], None]] = {}
+
+  def append(self, entry: dict[str, Any], payload: bytes = b"") -> None:
+    """Writes an entry of the log, and takes it into account.
+
+    Raises:
+      Deposed: another chief has written.
+    """
+    while not self._log.append(self.position, entry, payload):
+      try:
+        found, _ = self._log.read(self.position, 1.0)
+      except messages.BadMessage:
+        # No member wrote it: everyone passes over it.
+        self.position += 1
+        continue
+      if found["kind"] == "term" or entry["kind"] != "term":
+        raise Deposed
+      # The old chief was quicker; it will notice at its next entry.
+      self._view.update(found)
+      self.position += 1
+    self._check_role()
+    self.position += 1
+    self.appended = time.monotonic()
+    self._view.update(entry)
+    if self.position % board_log.BLOCK == 0:
+      self._log.trim(self.position - _KEPT)
+
+  def _check_role(self) -> None:
+    """After a long silence another may have been chief, and trimmed the log."""
+    now = time.monotonic()
+    if now - self._sure > self._patience / 2:
+      later = self._engine.board.try_get(f"chief/{self._term + 1}")
+      if later is not None:
+        raise Deposed
+    self._sure = now
+
+  def listen(self, peer: views.Peer) -> None:
+    """Reads a replica's messages, and notices when its process ends."""
+    ended = threading.Event()
+    self._readers[peer.incarnation] = ended
+    inbox = board_log.Inbox(
+      self._engine.board, self._secret, self._term, peer.incarnation
+    )
+    threading.Thread(
+      target=self._read,
+      args=(peer, inbox, ended),
+      name=f"optax-dist-chief-reads-{peer.replica}",
+      daemon=True,
+    ).start()
+
+    def lost() -> None:
+      header = {"kind": "lost", "reason": "its process has ended"}
+      self.received.put((peer.incarnation, header, b""))
+
+    self._unwatch[peer.incarnation] = self._engine.exchange.watch(
+      peer.address, lost
+    )
+
+  def ignore(self, incarnation: int) -> None:
+    """Reads no more of a replica."""
+    if incarnation in self._readers:
+      self._readers.pop(incarnation).set()
+      self._unwatch.pop(incarnation)()
+
+  def _read(
+    self, peer: views.Peer, inbox: board_log.Inbox, ended: threading.Event
+  ) -> None:
+    while not (ended.is_set() or self._stopped.is_set()):
+      try:
+        self.received.put((peer.incarnation, *inbox.receive(_SLICE)))
+      except engine.EngineTimeout:
+        continue
+      except messages.BadMessage as error:
+        _log.warning(
+          "a message of replica %r is ignored: %s", peer.replica, error
+        )
+      except engine.BoardLost:
+        return
+
+  def await_hellos(self, first: int) -> None:
+    """Reads requests to join, from this number on."""
+    threading.Thread(
+      target=self._read_hellos,
+      args=(first,),
+      name="optax-dist-chief-welcomes",
+      daemon=True,
+    ).start()
+
+  def _read_hellos(self, number: int) -> None:
+    while not self._stopped.is_set():
+      key = f"hello/{number}"
+      try:
+        blob = self._engine.board.get(key, _SLICE)
+        header, payload = messages.unpack(self._secret, key, blob)
+        self.received.put((number, header, payload))
+      except engine.EngineTimeout:
+        continue
+      except messages.BadMessage as error:
+        _log.warning("request %d to join is ignored: %s", number, error)
+      except engine.BoardLost:
+        return
+      number += 1
+
+  def stop(self) -> None:
+    """Ends its threads."""
+    self._stopped.set()
+    for incarnation in list(self._readers):
+      self.ignore(incarnation)

@@ -1,0 +1,19 @@
+"""The errors of the coordinator; each names what is missing or wrong."""
+
+from __future__ import annotations
+
+
+class CoordinatorError(RuntimeError):
+  """The run cannot go on for this replica; the message says why."""
+
+
+class JoinRefused(CoordinatorError):
+  """The job does not let this replica in; the message names the difference."""
+
+
+class RunFinished(CoordinatorError):
+  """The run has ended in good order before this replica could take part."""
+
+
+class Diverged(CoordinatorError):
+  """Replicas hold different parameters after the same step."""

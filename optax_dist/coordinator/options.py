@@ -1,0 +1,59 @@
+"""What a run can be told; the same on all replicas but for the journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from optax_dist.coordinator import wire as wires
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Deadlines in seconds, sizes in bytes; see `join`.
+
+  Attributes:
+    timeout: how long the run may make no progress while someone waits.
+    attempt_timeout: how long one aggregation may take.
+    chief_timeout: silence of the chief after which another takes its role.
+    stall_warning: waiting time after which it is logged who is waited for.
+    inline_bytes: gradients up to this size ride in the messages.
+    wire: how gradients travel; one of `wire.WIRES`.
+    fingerprint_every: steps between comparisons of all replicas; 0 for none.
+    journal: where the chief writes what happens; None for nowhere.
+    config: free, for the journal.
+    secret: of the job; who does not have it is not listened to.
+  """
+
+  timeout: float = 300.0
+  attempt_timeout: float = 10.0
+  chief_timeout: float = 5.0
+  stall_warning: float = 10.0
+  inline_bytes: int = 64 << 10
+  wire: str = "float32"
+  fingerprint_every: int = 0
+  journal: str | os.PathLike[str] | None = None
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  secret: bytes = b""
+
+  def __post_init__(self) -> None:
+    for name in ("timeout", "attempt_timeout", "chief_timeout"):
+      value = getattr(self, name)
+      if not value > 0:
+        raise ValueError(f"{name} must be positive seconds, got {value!r}.")
+    if self.attempt_timeout > self.timeout:
+      raise ValueError(
+        f"attempt_timeout must be at most timeout={self.timeout!r}, got "
+        f"{self.attempt_timeout!r}."
+      )
+    if not 0 <= self.inline_bytes <= 1 << 20:
+      raise ValueError(
+        f"inline_bytes must be from 0 to 1048576, got {self.inline_bytes!r}."
+      )
+    if self.fingerprint_every < 0:
+      raise ValueError(
+        f"fingerprint_every must be 0 or more, got {self.fingerprint_every!r}."
+      )
+    wires.codec(self.wire, "float32")  # type: ignore[arg-type]
