@@ -21,6 +21,7 @@ from optax_dist.coordinator import (
   engine,
   journal,
   options,
+  phases,
   policies,
 )
 from optax_dist.coordinator import view as views
@@ -586,6 +587,7 @@ class Chief(threading.Thread):
     if self._inline:
       gradients = [self._arrivals[m.incarnation][1] for m in members]
       payload = self._plane.inline_mean(gradients, members)
+    phases.reach("committing", self._me)
     entry = attempt | {"kind": "commit", "tokens": tokens}
     self._post.append(entry, payload)
     self._waiting_since, self._warned = None, 0.0

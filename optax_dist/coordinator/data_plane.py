@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist.coordinator import aggregate, engine, messages, view
+from optax_dist.coordinator import aggregate, engine, messages, phases, view
 from optax_dist.coordinator import layout as layouts
 from optax_dist.coordinator import wire as wires
 
@@ -135,12 +135,14 @@ class DataPlane:
     peers: dict[int, view.Peer],
     timeout: float,
     cancelled: Callable[[], bool],
+    replica: Any = None,
   ) -> Mean:
     """A member's part of an attempt.
 
     Raises:
       AttemptFailed: a member's bytes did not come.
     """
+    phases.reach("reduce_scatter", replica)
     members = [Member(*m) for m in entry["members"]]
     step, attempt = entry["step"], entry["attempt"]
     cuts = self.place.cuts(len(members))
@@ -180,6 +182,7 @@ class DataPlane:
     if high > low:
       number = self._ticket("mean", step, attempt, me, own)
       self._exchange.offer(number, out, readers)
+    phases.reach("gather", replica)
     return self._gather(
       step, attempt, members, cuts, peers, timeout, cancelled, (me, out)
     )

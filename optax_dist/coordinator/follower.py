@@ -23,6 +23,7 @@ from optax_dist.coordinator import (
   errors,
   messages,
   options,
+  phases,
   policies,
   snapshots,
 )
@@ -32,7 +33,7 @@ from optax_dist.coordinator.fingerprint import fingerprint
 _log = logging.getLogger("optax_dist.coordinator")
 
 # How long one read of the log blocks before the thread looks around.
-_SLICE = 0.5
+_SLICE = 0.1
 # Commits after which a replica that says nothing else tells where it is.
 _ACK_EVERY = 4
 
@@ -147,6 +148,7 @@ class Follower(threading.Thread):
       "step": self.step,
       "state": fingerprint(self.shared),
     }
+    phases.reach("joining", self.replica)
     number = max(map(_number, board.items("hello")), default=-1) + 1
     while True:
       key = f"hello/{number}"
@@ -353,6 +355,7 @@ class Follower(threading.Thread):
   def _serve(self, to: int) -> None:
     peer = self.view.peers.get(to)
     if peer is not None:
+      phases.reach("serving", self.replica)
       self._snapshots.serve(
         self.shared, self.step, self.position, to, peer.address
       )
@@ -369,6 +372,7 @@ class Follower(threading.Thread):
       found = self.view.peers.get(peer)
       if found is None:
         raise engine.PeerLost("it is gone")
+      phases.reach("fetching_snapshot", self.replica)
       shared, step = self._snapshots.fetch(
         self.shared,
         self.position,
@@ -437,6 +441,7 @@ class Follower(threading.Thread):
           self.view.peers,
           self._settings.attempt_timeout,
           self._overtaken,
+          self.replica,
         )
       else:
         mean = self._collect(entry)
@@ -447,6 +452,7 @@ class Follower(threading.Thread):
         self.tell({"kind": "failed"} | report)
       return
     self._pending = (entry["step"], entry["attempt"], after)
+    phases.reach("done", self.replica)
     self._told = self.step + 1
     self.tell({"kind": "done"} | key)
 
@@ -506,6 +512,7 @@ class Follower(threading.Thread):
         ids = tuple(m.replica for m in members)
         self._decide(Fate(None, step, ids, mine[0].staleness, before))
       self.changed.notify_all()
+    phases.reach("applied", self.replica)
     every = self._settings.fingerprint_every
     if every and step % every == 0:
       self.tell(

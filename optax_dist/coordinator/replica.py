@@ -18,6 +18,7 @@ from optax_dist.coordinator import (
   follower,
   journal,
   options,
+  phases,
   policies,
 )
 from optax_dist.coordinator.fingerprint import fingerprint
@@ -225,6 +226,7 @@ class Replica:
       CoordinatorError: the run can't go on; every replica raises the same.
     """
     f = self._follower
+    phases.reach("computing", self.replica)
     compute = time.monotonic() - self._token_time
     self._raise_failure()
     if self.finished or self._left:
@@ -280,6 +282,7 @@ class Replica:
       f.tell(header)
       return self._start_over("stale", gradients=count + self._counted)
     f.arrive(follower.Arrival(header, raw, None if self._inline else buffer))
+    phases.reach("arrived", self.replica)
     try:
       self._wait(lambda: f.fate is not None, "for this step's commit")
       assert f.fate is not None
