@@ -104,6 +104,13 @@ class Group:
         return json.loads(line)
     raise Failed(self._report(f"{process.name} said nothing in time."))
 
+  def go(self, *processes: Process) -> None:
+    """Tells processes that wait for `end_with_parent`'s event to go on."""
+    for process in processes:
+      assert process.popen.stdin is not None
+      process.popen.stdin.write("go\n")
+      process.popen.stdin.flush()
+
   def end(self) -> None:
     """Kills everything that still runs, with what it has started itself."""
     for process in self._processes:
@@ -191,17 +198,23 @@ def _go_apart() -> None:
 # --- In a process ------------------------------------------------------------
 
 
-def end_with_parent() -> None:
-  """Ends this process when who started it is gone, or its time is over."""
+def end_with_parent() -> threading.Event:
+  """Ends this process when who started it is gone, or its time is over.
+
+  Returns:
+    What is set when who started it calls `Group.go`.
+  """
   # Works also while native code holds the interpreter.
   left = float(os.environ.get("BENCHMARK_SECONDS", "600"))
   faulthandler.dump_traceback_later(max(0.1, left), exit=True)
-  threading.Thread(target=_wait_for_end, daemon=True).start()
+  told = threading.Event()
+  threading.Thread(target=_wait_for_end, args=(told,), daemon=True).start()
+  return told
 
 
-def _wait_for_end() -> None:
+def _wait_for_end(told: threading.Event) -> None:
   while os.read(sys.stdin.fileno(), 4096):
-    pass
+    told.set()
   os._exit(1)
 
 

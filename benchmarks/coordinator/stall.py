@@ -1,5 +1,6 @@
 """How long survivors stand still after a replica was killed in mid-step."""
 
+import itertools
 import os
 import signal
 import statistics
@@ -60,7 +61,7 @@ def of_a_kill(
   stalls, usual, after = [], [], []
   for survivor in survivors:
     times = group.wait_for(survivor)["times"]
-    gaps = [(b - a, b) for a, b in zip(times[:-1], times[1:], strict=True)]
+    gaps = [(b - a, b) for a, b in itertools.pairwise(times)]
     later = [gap for gap, end in gaps if end > killed]
     if not later:
       raise processes.Failed(f"{survivor.name} made no step after the kill.")

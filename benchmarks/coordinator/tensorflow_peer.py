@@ -22,21 +22,11 @@ WORKERS = 2
 WARM_UP = 3
 
 
-def measure(
-  python: str,
-  params: int,
-  variables: int,
-  seconds: float,
-  timeout: float = 180.0,
-) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
   """Runs the three processes.
 
   Args:
-    python: an interpreter with TensorFlow.
-    params: float32 parameters in all.
-    variables: in how many variables.
-    seconds: how long to count steps, after the warm-up.
-    timeout: seconds for everything.
+    args: those of the command line.
 
   Returns:
     Committed steps per second, with what was measured.
@@ -45,14 +35,15 @@ def measure(
     processes.Failed: if a process fails or is not done in time.
   """
   ports = ",".join(map(str, processes.free_ports(1 + WORKERS)))
-  with processes.group(timeout) as group:
+  with processes.group(args.timeout) as group:
     started = [
       group.start(
         f"TensorFlow's {role}",
         [
-          *(python, os.path.abspath(__file__)),
-          *("--role", role, "--ports", ports, "--params", str(params)),
-          *("--variables", str(variables), "--seconds", str(seconds)),
+          *(args.python, os.path.abspath(__file__)),
+          *("--role", role, "--ports", ports, "--params", str(args.params)),
+          *("--variables", str(args.variables)),
+          *("--seconds", str(args.seconds)),
         ],
         {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
       )
@@ -136,6 +127,7 @@ def _main() -> None:
   parser.add_argument("--params", type=int, default=1_000)
   parser.add_argument("--variables", type=int, default=1)
   parser.add_argument("--seconds", type=float, default=5.0)
+  parser.add_argument("--timeout", type=float, default=180.0)
   parser.add_argument("--role", help=argparse.SUPPRESS)
   parser.add_argument(
     "--ports",
@@ -145,9 +137,7 @@ def _main() -> None:
   args = parser.parse_args()
   if args.role is None:
     processes.launch()
-    processes.say(
-      **measure(args.python, args.params, args.variables, args.seconds)
-    )
+    processes.say(**measure(args))
     return
   processes.end_with_parent()
   if args.role == "ps":

@@ -1,0 +1,82 @@
+"""Measured step times with backup replicas against the closed form.
+
+Replicas sleep instead of computing, as long as a distribution says. Where late
+replicas drop their work at once (`cancel`), the time of a step is an order
+statistic; where they finish first, it is what the simulator of the rules says.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+
+import latencies
+import side_by_side
+from side_by_side import Line
+
+from optax_dist import simulate
+from optax_dist.simulate import theory
+
+REPLICAS = 8
+AGGREGATE = (8, 7, 6, 4)
+# The mean of each is 0.1 s.
+LATENCIES = ("exponential:0.1", "outliers:0.1")
+GOAL = (0.9, 1.1)
+# Steps of the simulator.
+STEPS = 20_000
+
+
+def expected(latency: simulate.Latency, k: int, cancel: bool) -> float:
+  """Seconds for a step if nothing but computing took time."""
+  if cancel:
+    return float(theory.step_times([latency] * REPLICAS)[k - 1])
+  timing = simulate.simulate_timing(
+    simulate.sync_replicas(k), latency, REPLICAS, steps=STEPS
+  )
+  return 1 / timing.steps_per_second
+
+
+def lines(args: argparse.Namespace) -> Iterator[Line]:
+  """Yields the ratio of the mean of all rounds to what is expected."""
+  for text in LATENCIES:
+    cases = [
+      (k, cancel)
+      for k in AGGREGATE
+      for cancel in (True, False)
+      # Without backups there is nothing to give up.
+      if cancel or k < REPLICAS
+    ]
+    runs = side_by_side.in_turns(
+      {
+        f"{text}, {k} of {REPLICAS}, cancel={cancel}": (
+          "replicas.py",
+          {
+            "replicas": REPLICAS,
+            "aggregate": k,
+            "latency": text,
+            "cancel": cancel,
+            "steps": args.steps or 100,
+            "seed": lambda i: i,
+            "exchange": args.exchange,
+          },
+        )
+        for k, cancel in cases
+      },
+      args.repeats,
+    )
+    for (k, cancel), each in zip(cases, runs.values(), strict=True):
+      times = side_by_side.values(each, "seconds_per_step")
+      # Step times are skewed: of few steps the median would be too short.
+      mean = statistics.fmean(times)
+      steps = sum(side_by_side.values(each, "steps"))
+      spread = max(side_by_side.values(each, "step_deviation"))
+      form = expected(latencies.parse(text), k, cancel)
+      yield Line(
+        f"{text}, {k} of {REPLICAS}",
+        1e3 * mean,
+        "ms",
+        "cancelling" if cancel else "finishing stale work",
+        1e3 * form,
+        mean / form,
+        GOAL,
+        f"+- {spread / mean / steps**0.5:.1%}",
+      )

@@ -1,0 +1,260 @@
+r"""What the other benchmarks measure, of the coordinator of this package.
+
+Replicas are processes on loopback; a gradient is the parameters times a number.
+
+    python benchmarks/coordinator/replicas.py --params 1000
+    python benchmarks/coordinator/replicas.py --kill
+    python benchmarks/coordinator/replicas.py --replicas 4 --aggregate 3 \
+        --steps 100 --latency constant:0.02 --slow 5
+
+With `--seconds` steps follow each other at once. With `--steps` replicas sleep
+before each gradient as long as `--latency` says, and the time of a step is that
+between the commits in the journal.
+"""
+
+import argparse
+import contextlib
+import itertools
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any
+
+import processes
+import stall
+
+WARM_UP = 10
+# Between a replica's questions whether its work is still worth it.
+SLICE = 0.005
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+  """Runs the service and the replicas.
+
+  Args:
+    args: those of the command line.
+
+  Returns:
+    What was measured, with what it was.
+
+  Raises:
+    processes.Failed: if a process fails or is not done in time.
+  """
+  from optax_dist.coordinator import service
+
+  common = {
+    "peer": "optax-dist",
+    "params": args.params,
+    "leaves": args.leaves,
+    "replicas": args.replicas,
+    "aggregate": args.aggregate,
+    "wire": args.wire,
+    "exchange": args.exchange,
+  }
+  with contextlib.ExitStack() as stack:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    board = stack.enter_context(
+      service.start(f"{processes.HOST}:0", args.replicas)
+    )
+    group = stack.enter_context(processes.group(args.timeout))
+    started = [
+      group.start(
+        f"replica {i}",
+        [
+          *(args.python, os.path.abspath(__file__), *sys.argv[1:]),
+          *("--role", str(i), "--address", board.address),
+          *("--journal", f"{folder}/journal"),
+        ],
+        {"JAX_PLATFORMS": "cpu"},
+      )
+      for i in range(args.replicas)
+    ]
+    for process in started:
+      group.wait_for(process)
+    group.go(*started)
+    if args.kill:
+      order = list(range(args.replicas))
+      victim = started[order.pop(args.victim)]
+      survivors = [started[i] for i in order if started[i] is not victim]
+      return common | stall.of_a_kill(group, victim, survivors, args.moment)
+    said = [group.wait_for(process) for process in started]
+    common["bytes_per_step"] = [
+      {k: one[k] / max(1, one["counted"]) for k in ("bytes_in", "bytes_out")}
+      for one in said
+    ]
+    common["gradients"] = [one["gradients"] for one in said]
+    if args.steps:
+      return common | _step_time(pathlib.Path(folder) / "journal", args)
+    return common | {
+      key: said[0][key]
+      for key in ("steps", "seconds", "steps_per_second", "seconds_per_step")
+    }
+
+
+def _step_time(path: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
+  from optax_dist.coordinator import journal
+
+  times = [
+    record["time"]
+    for record in journal.read(path).records
+    if record["kind"] == "commit"
+  ][WARM_UP - 1 :][: args.steps + 1]
+  mean = (times[-1] - times[0]) / (len(times) - 1)
+  gaps = [b - a for a, b in itertools.pairwise(times)]
+  return {
+    "steps": len(gaps),
+    "seconds_per_step": mean,
+    "steps_per_second": 1 / mean,
+    "step_deviation": statistics.pstdev(gaps),
+  }
+
+
+# --- In a process ------------------------------------------------------------
+
+
+def _replica(args: argparse.Namespace) -> None:
+  told = processes.end_with_parent()
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+  import optax
+
+  from optax_dist import coordinator
+
+  index = int(args.role)
+  params = [
+    jnp.ones(args.params // args.leaves, jnp.float32)
+    for _ in range(args.leaves)
+  ]
+  gradient = jax.jit(lambda tree: jax.tree.map(lambda x: x * 1e-3, tree))
+  with coordinator.join(
+    optax.sgd(0.01),
+    params,
+    replicas_to_aggregate=args.aggregate,
+    total_num_replicas=args.replicas,
+    coordinator_address=args.address,
+    replica=index,
+    wire=args.wire,
+    exchange=args.exchange,
+    lower_on_loss=args.kill,
+    start_service=False,
+    timeout=30.0,
+    journal=args.journal if args.steps else None,
+  ) as replica:
+    processes.say(ready=True)
+    told.wait()
+    if args.kill:
+      _be_watched(replica, gradient)
+    compute = lambda: True
+    if args.latency:
+      import latencies
+
+      latency = latencies.parse(args.latency)
+      rng = np.random.default_rng([args.seed, index])
+      slow = args.slow if index == args.replicas - 1 else 1.0
+      draws = iter(slow * latency.draw(rng, 100_000))
+      compute = lambda: _sleep(replica, float(next(draws)), args.cancel)
+    _measure(replica, gradient, compute, args, first=index == 0)
+  processes.leave()
+
+
+def _be_watched(replica, gradient) -> None:
+  step = lambda: replica.step(gradient(replica.params)).accepted
+  for _ in range(WARM_UP):
+    step()
+  stall.watch(step)
+
+
+def _sleep(replica, seconds: float, cancel: bool) -> bool:
+  """Pretends to compute; whether it was not in vain."""
+  end = time.monotonic() + seconds
+  if not cancel:
+    time.sleep(seconds)
+    return True
+  while (left := end - time.monotonic()) > 0:
+    time.sleep(min(SLICE, left))
+    if replica.is_stale:
+      replica.abandon()
+      return False
+  return True
+
+
+def _measure(replica, gradient, compute, args, first: bool) -> None:
+  """Makes steps until the run is over, which the first replica decides."""
+
+  def step() -> bool:
+    grads = gradient(replica.params)
+    return not compute() or not replica.step(grads).finished
+
+  settle = 0.0 if args.steps else min(2.0, args.seconds / 4)
+  until = time.monotonic() + settle
+  while replica.global_step < WARM_UP or time.monotonic() < until:
+    if not step():
+      break
+  before, start = replica.stats(), replica.global_step
+  begin = end = time.monotonic()
+  after, last = before, start
+  while not replica.finished:
+    if first and (
+      last >= WARM_UP + args.steps
+      if args.steps
+      else end >= begin + args.seconds
+    ):
+      break
+    if step():
+      after, last, end = replica.stats(), replica.global_step, time.monotonic()
+  if first:
+    replica.finish()
+  steps, seconds = last - start, max(end - begin, 1e-9)
+  processes.say(
+    counted=steps,
+    steps=steps,
+    seconds=seconds,
+    steps_per_second=steps / seconds,
+    seconds_per_step=seconds / max(1, steps),
+    bytes_in=after["bytes_in"] - before["bytes_in"],
+    bytes_out=after["bytes_out"] - before["bytes_out"],
+    gradients=after["gradients"],
+  )
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--python", default=sys.executable)
+  add("--params", type=int, default=1_000)
+  add("--leaves", type=int, default=1, help="arrays that hold the parameters")
+  add("--replicas", type=int, default=2)
+  add("--aggregate", type=int, help="gradients in a step; by default all")
+  add("--wire", default="float32")
+  add("--exchange", default="auto")
+  add("--seconds", type=float, default=5.0)
+  add("--steps", type=int, default=0)
+  add("--latency", help="as `optax-dist simulate` takes it, or outliers:MEAN")
+  add("--slow", type=float, default=1.0, help="how much slower the last one is")
+  add("--cancel", action="store_true", help="give up gradients that are stale")
+  add("--seed", type=int, default=0)
+  add("--kill", action="store_true", help="kill a replica, and time the stall")
+  add("--victim", type=int, default=-1, help="which one; by default the last")
+  add("--moment", type=float, default=0.0)
+  add("--timeout", type=float, default=120.0)
+  for name in ("--role", "--address", "--journal"):
+    add(name, help=argparse.SUPPRESS)
+  return parser
+
+
+def _main() -> None:
+  args = _parser().parse_args()
+  args.aggregate = args.aggregate or args.replicas
+  if args.role is None:
+    processes.launch(apart=False)
+    processes.say(**measure(args))
+  else:
+    _replica(args)
+
+
+if __name__ == "__main__":
+  _main()
