@@ -51,6 +51,7 @@ html_theme_options = {
   "use_fullscreen_button": False,
   "show_toc_level": 2,
   "show_navbar_depth": 1,
+  "navbar_persistent": [],
 }
 copybutton_exclude = ".linenos, .gp, .go"
 
