@@ -132,8 +132,17 @@ def load(args: argparse.Namespace):
   return latency, recorded
 
 
-def read_journal(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_journal(
+  path: pathlib.Path, flag: str = "--journal "
+) -> list[dict[str, Any]]:
   """Reads a journal, and says which of its lines are bad.
+
+  Args:
+    path: the file.
+    flag: what an error has before it.
+
+  Returns:
+    The good records, at least one.
 
   Raises:
     errors.CommandError: it cannot be read, or has no good line.
@@ -144,14 +153,14 @@ def read_journal(path: pathlib.Path) -> list[dict[str, Any]]:
     records, problems = journal.read(path)
   except OSError as error:
     raise errors.CommandError(
-      f"--journal {path}: can't be read: {error.strerror}"
+      f"{flag}{path}: can't be read: {error.strerror}"
     ) from error
   for problem in problems[:_SHOWN]:
     parser.say(f"{path}: {problem}")
   if len(problems) > _SHOWN:
     parser.say(f"{path}: {len(problems) - _SHOWN} more lines are bad")
   if not records:
-    raise errors.CommandError(f"--journal {path}: no line of it can be used")
+    raise errors.CommandError(f"{flag}{path}: no line of it can be used")
   if problems:
     parser.say(f"{path}: going on with the other {len(records)} lines")
   return records

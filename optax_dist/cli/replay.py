@@ -1,0 +1,95 @@
+"""``optax-dist replay``: a recorded run again, step by step."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from optax_dist.cli import errors, latency_source
+
+_DESCRIPTION = """\
+Does again on this machine what the replicas of a recorded run did, from its journal
+and the data, and compares the parameters' fingerprint at every step that has one.
+Prints the first step that differs, or "identical, N steps"; the exit code is 1 where
+they differ. Fingerprints are in the journal of a run with fingerprint_every=1."""
+
+_EPILOG = """\
+The file of --setup is a program of yours that knows model and data. It has a
+function replay(config), which gets the configuration in the journal (a dictionary)
+and returns a dictionary with
+  optimizer, params     as they were given to coordinator.join
+  gradient(params, batch)
+                        the gradient of a batch, as it was given to Replica.step"""
+
+_DIFFERS = 1
+
+
+def add_parser(commands) -> None:
+  """Adds the ``replay`` command to the commands of a parser."""
+  command = commands.add_parser(
+    "replay",
+    help="do a recorded run again, and compare every step",
+    description=_DESCRIPTION,
+    epilog=_EPILOG,
+  )
+  command.set_defaults(run=run)
+  command.add_argument(
+    "journal", metavar="FILE", type=pathlib.Path, help="the run's journal"
+  )
+  command.add_argument(
+    "--setup",
+    metavar="FILE.py",
+    type=pathlib.Path,
+    required=True,
+    help="a program that makes the model and the gradients, see below",
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the ``replay`` command with its parsed arguments."""
+  latency_source.check_installed()
+  records = latency_source.read_journal(args.journal, "")
+  setup = _load(args.setup)
+  runs = [record for record in records if record["kind"] == "run"]
+  config = (runs[0]["config"] if runs else None) or {}
+  from optax_dist.cli import bar
+  from optax_dist.simulate.replay_run import replay_run
+
+  parts = setup(config)
+  if not isinstance(parts, dict) or {"optimizer", "params", "gradient"} - set(
+    parts
+  ):
+    raise errors.CommandError(
+      f"--setup {args.setup}: replay(config) must return a dictionary with"
+      f" optimizer, params and gradient, got {str(parts)[:60]}"
+    )
+  commits = sum(record["kind"] == "commit" for record in records)
+  try:
+    with bar.bar(f"replaying {args.journal.name}", commits) as shown:
+      outcome = replay_run(
+        records, progress=lambda done, total: shown(done), **parts
+      )
+  except ValueError as error:
+    raise errors.CommandError(f"{args.journal}: {error}") from error
+  print(outcome)
+  return _DIFFERS if outcome.difference is not None else 0
+
+
+def _load(path: pathlib.Path) -> Callable[[dict[str, Any]], Any]:
+  """The function `replay` of a Python file."""
+  if not path.is_file():
+    raise errors.CommandError(f"--setup {path}: there is no such file")
+  spec = importlib.util.spec_from_file_location("optax_dist_replay", path)
+  if spec is None or spec.loader is None:
+    raise errors.CommandError(f"--setup {path}: it is not a Python file (.py)")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  function = getattr(module, "replay", None)
+  if not callable(function):
+    raise errors.CommandError(
+      f"--setup {path}: it has no function replay(config)"
+    )
+  return function
