@@ -1,0 +1,131 @@
+"""What a chief knows, and the ways in which it speaks: log, journal, rules."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from optax_dist import rules
+from optax_dist.coordinator import (
+  chief_post,
+  data_plane,
+  engine,
+  journal,
+  options,
+  policies,
+)
+from optax_dist.coordinator import view as views
+
+_log = logging.getLogger("optax_dist.coordinator")
+
+
+class ChiefState(threading.Thread):
+  """The state of one term; what is done with it stands in the subclasses.
+
+  Attributes:
+    view: who takes part, as of the chief's last entry in the log.
+  """
+
+  def __init__(
+    self,
+    engine_: engine.Engine,
+    settings: options.Options,
+    policy: policies.Policy,
+    plane: data_plane.DataPlane,
+    spec: dict[str, str],
+    view: views.View,
+    *,
+    term: int,
+    position: int,
+    incarnation: int,
+    step: int,
+    state: str,
+    open_journal: Callable[[], journal.Journal | None],
+  ):
+    super().__init__(name=f"optax-dist-chief-{term}", daemon=True)
+    self._settings, self._policy, self._plane = settings, policy, plane
+    self._spec, self._term, self._me = spec, term, incarnation
+    self.view = copy.deepcopy(view)
+    # Whoever starts with this state at this step needs no snapshot.
+    self._origin = (step, state)
+    self._rules = policy.quorum.initial(step if term == 0 else self.view.step)
+    self._post = chief_post.Post(
+      engine_,
+      settings.secret,
+      term,
+      position,
+      self.view,
+      settings.chief_timeout,
+    )
+    self._open_journal = open_journal
+    self._journal: journal.Journal | None = None
+    self._inline = plane.place.nbytes <= settings.inline_bytes
+    self._applied: dict[int, int] = {}
+    self._arrivals: dict[int, tuple[dict[str, Any], bytes, float]] = {}
+    self._asked: dict[int, float] = {}
+    self._attempt: dict[str, Any] | None = None
+    self._attempt_started = 0.0
+    self._held: list[rules.Event] = []
+    self._to_welcome: list[tuple[int, dict[str, Any]]] = []
+    self._behind: set[int] = set()
+    self._leaving: dict[int, tuple[int, float]] = {}
+    self._prints: dict[int, tuple[str, str, Any]] = {}
+    self._waiting_since: float | None = None
+    self._warned = 0.0
+    self._event: rules.Event | None = None
+    self._ended = threading.Event()
+    self._attempt_time: float | None = None
+    self._ending: float | None = None
+    self._reason_of_end = "all replicas have left"
+
+  # To be done above.
+
+  def _carry_out(self, decisions: Sequence[rules.Decision]) -> None:
+    raise NotImplementedError
+
+  # Here.
+
+  def _step(self, *events: rules.Event) -> None:
+    """Runs events through the rules, and says what they decide."""
+    for event in events:
+      self._event = event
+      self._rules, decisions = rules.step(self._rules, event)
+      self._carry_out(decisions)
+
+  def _note(self, kind: str, **fields: Any) -> None:
+    if self._journal is not None:
+      self._journal.write(kind, **fields)
+
+  def _give_up(self, reason: str, error: str = "CoordinatorError") -> None:
+    self._post.append({"kind": "fail", "reason": reason, "error": error})
+    self._note(
+      "finish",
+      step=self._rules.step,
+      reason=reason,
+      ledger=None,
+    )
+    self._ended.set()
+
+  def _try_to_say(self, error: Exception) -> None:
+    try:
+      self._give_up(f"The chief failed: {type(error).__name__}: {error}")
+    except Exception:
+      _log.debug("and could not say so", exc_info=True)
+
+  def _by_id(self, replica: rules.Replica) -> views.Peer | None:
+    for peer in self.view.peers.values():
+      if peer.replica == replica:
+        return peer
+    return None
+
+  def _counts_as_left(self, how: str) -> bool:
+    return how == "left" or self._policy.quorum.lower_on_loss
+
+  def _dismiss_witness(self) -> None:
+    if self._attempt is not None:
+      self._attempt["witness"] = None
+    held, self._held = self._held, []
+    self._step(*held)

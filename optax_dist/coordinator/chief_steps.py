@@ -1,0 +1,266 @@
+"""From arrivals to commits: what the rules decide is told to everyone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from optax_dist import rules
+from optax_dist.coordinator import chief_members, data_plane, phases
+
+# A replica so many steps late gets no more means, but a snapshot.
+_MAX_LAG = 8
+
+
+class ChiefSteps(chief_members.ChiefMembers):
+  """The part of the chief that makes steps; see the module."""
+
+  def _on_arrive(
+    self, incarnation: int, header: dict[str, Any], payload: bytes
+  ) -> None:
+    peer = self.view.peers[incarnation]
+    self._applied[incarnation] = max(
+      header["applied"], self._applied.get(incarnation, 0)
+    )
+    fresh = rules.accepts(
+      header["local_step"], self._rules.step, self._rules.config.max_staleness
+    )
+    expected = self._plane.place.nbytes if self._inline else 0
+    if fresh and header["finite"] and len(payload) != expected:
+      self._lose(
+        incarnation,
+        f"it sent a gradient of {len(payload):,} bytes, not {expected:,}",
+      )
+      return
+    now = self._journal.time() if self._journal else 0.0
+    self._arrivals[incarnation] = (header, payload, now)
+    if self._waiting_since is None:
+      self._waiting_since = time.monotonic()
+    self._step(
+      rules.Arrive(
+        peer.replica,
+        header["local_step"],
+        header["finite"],
+        incarnation,
+        header["count"],
+      )
+    )
+
+  def _on_done(
+    self, incarnation: int, header: dict[str, Any], payload: bytes
+  ) -> None:
+    step, attempt = header["step"], header["attempt"]
+    if self._attempt is None or (step, attempt) != (
+      self._attempt["step"],
+      self._attempt["attempt"],
+    ):
+      return
+    self._applied[incarnation] = step + 1
+    if self._attempt["witness"] == incarnation:
+      self._dismiss_witness()
+      return
+    replica = self.view.peers[incarnation].replica
+    event = rules.Done(replica, step, attempt)
+    if self._attempt["witness"] is not None:
+      self._held.append(event)
+    else:
+      self._step(event)
+
+  def _on_failed(
+    self, incarnation: int, header: dict[str, Any], payload: bytes
+  ) -> None:
+    step, attempt = header["step"], header["attempt"]
+    if self._attempt is None or (step, attempt) != (
+      self._attempt["step"],
+      self._attempt["attempt"],
+    ):
+      return
+    if self._attempt["witness"] == incarnation:
+      self._dismiss_witness()
+      return
+    culprit = self.view.peers.get(header["culprit"])
+    replica = self.view.peers[incarnation].replica
+    self._step(
+      rules.Failed(
+        replica, step, attempt, None if culprit is None else culprit.replica
+      )
+    )
+    if culprit is not None and culprit.incarnation != incarnation:
+      self._lose(culprit.incarnation, f"stuck: {header['reason']}")
+
+  def _carry_out(self, decisions: Sequence[rules.Decision]) -> None:
+    tokens = self._tokens(decisions)
+    told = False
+    for decision in decisions:
+      match decision:
+        case rules.Drop():
+          self._drop(decision, tokens)
+          told = True
+        case rules.StartAttempt():
+          self._start(decision)
+        case rules.Abandon():
+          self._abandon(decision)
+        case rules.Commit():
+          self._commit(decision, tokens)
+          told = True
+        case rules.CannotProceed():
+          self._warn_of(decision)
+        case rules.Finished():
+          self._begin_to_end()
+          return
+    if tokens and not told:
+      self._post.append({"kind": "token", "tokens": tokens})
+
+  def _tokens(self, decisions: Sequence[rules.Decision]) -> list[list[int]]:
+    """Tokens that ask for more or less than one gradient, or just for more."""
+    found = []
+    shared = (
+      self._rules.config.replicas_to_aggregate
+      > self._rules.config.total_num_replicas
+    )
+    for decision in decisions:
+      if isinstance(decision, rules.Token):
+        peer = self._by_id(decision.replica)
+        if peer is not None:
+          self._asked[peer.incarnation] = time.monotonic()
+          if shared:
+            found.append([peer.incarnation, decision.step, decision.count])
+    return found
+
+  def _ask(self, decisions: Sequence[rules.Decision]) -> None:
+    tokens = self._tokens(decisions)
+    if tokens:
+      self._post.append({"kind": "token", "tokens": tokens})
+
+  def _drop(self, drop: rules.Drop, tokens: list[list[int]]) -> None:
+    event, peer = self._event, self._by_id(drop.replica)
+    incarnation = peer.incarnation if peer else -1
+    its_own = rules.Arrive | rules.Lost | rules.Leave
+    if isinstance(event, its_own) and event.replica == drop.replica:
+      incarnation = -1 if event.incarnation is None else event.incarnation
+    header, _, arrived = self._arrivals.get(incarnation, ({}, b"", None))
+    self._post.append(
+      {
+        "kind": "drop",
+        "incarnation": incarnation,
+        "local_step": drop.local_step,
+        "reason": drop.reason.value,
+        "count": drop.count,
+        "sequence": header.get("sequence", -1),
+        "tokens": tokens,
+      }
+    )
+    self._note(
+      "drop",
+      step=self._rules.step,
+      replica=drop.replica,
+      incarnation=incarnation,
+      local_step=drop.local_step,
+      count=drop.count,
+      reason=drop.reason.value,
+      batches=header.get("batches"),
+      compute=header.get("compute"),
+      arrived=arrived,
+    )
+
+  def _start(self, start: rules.StartAttempt) -> None:
+    members = []
+    for c in start.members:
+      header = self._arrivals[c.incarnation][0]
+      members.append(
+        data_plane.Member(
+          c.incarnation,
+          c.replica,
+          c.local_step,
+          c.count,
+          c.weight,
+          c.staleness,
+          header["sequence"],
+        )
+      )
+    inside = {m.incarnation for m in members}
+    audience = [
+      i
+      for i in self.view.peers
+      if i not in inside
+      and start.step - self._applied.get(i, start.step) <= _MAX_LAG
+    ]
+    witness = None
+    if len(members) == 1 and audience and not self._inline:
+      # One copy of a committed step would be lost with its process.
+      witness = max(audience, key=lambda i: (self._applied.get(i, 0), i))
+    self._attempt_started = time.monotonic()
+    self._attempt_time = self._journal.time() if self._journal else None
+    self._held = []
+    self._attempt = {
+      "kind": "attempt",
+      "step": start.step,
+      "attempt": start.attempt,
+      "members": [list(m) for m in members],
+      "audience": audience,
+      "witness": witness,
+    }
+    if not self._inline:
+      self._post.append(self._attempt)
+      return
+    # Everything is here already.
+    self._step(
+      *(rules.Done(m.replica, start.step, start.attempt) for m in members)
+    )
+
+  def _abandon(self, abandon: rules.Abandon) -> None:
+    self._attempt = None
+    reason = f"replica {abandon.culprit!r} could not do its part"
+    if not self._inline:
+      self._post.append(
+        {
+          "kind": "abandon",
+          "step": abandon.step,
+          "attempt": abandon.attempt,
+          "reason": reason,
+        }
+      )
+    self._note(
+      "abandon",
+      step=abandon.step,
+      attempt=abandon.attempt,
+      culprit=abandon.culprit,
+      reason=reason,
+    )
+
+  def _commit(self, commit: rules.Commit, tokens: list[list[int]]) -> None:
+    attempt, self._attempt = self._attempt, None
+    assert attempt is not None
+    members = [data_plane.Member(*m) for m in attempt["members"]]
+    payload = b""
+    if self._inline:
+      gradients = [self._arrivals[m.incarnation][1] for m in members]
+      payload = self._plane.inline_mean(gradients, members)
+    phases.reach("committing", self._me)
+    entry = attempt | {"kind": "commit", "tokens": tokens}
+    self._post.append(entry, payload)
+    self._waiting_since, self._warned = None, 0.0
+    told = []
+    for m in members:
+      header, _, arrived = self._arrivals.pop(m.incarnation)
+      told.append(
+        {
+          "replica": m.replica,
+          "incarnation": m.incarnation,
+          "local_step": m.local_step,
+          "staleness": m.staleness,
+          "count": m.gradients,
+          "weight": m.weight,
+          "batches": header["batches"],
+          "compute": header["compute"],
+          "arrived": arrived,
+        }
+      )
+    self._note(
+      "commit",
+      step=commit.step,
+      attempt=commit.attempt,
+      attempt_time=self._attempt_time,
+      members=told,
+    )

@@ -1,0 +1,155 @@
+"""Taking part in attempts, and applying commits as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from optax_dist.coordinator import data_plane, follower_members, phases
+from optax_dist.coordinator.arrival import Fate
+from optax_dist.coordinator.fingerprint import fingerprint
+
+# Commits after which a replica that says nothing else tells where it is.
+_ACK_EVERY = 4
+
+
+class FollowerSteps(follower_members.FollowerMembers):
+  """The part of a follower that makes steps; see the module."""
+
+  def _on_attempt(self, entry: dict[str, Any], payload: bytes) -> None:
+    if not self.admitted or entry["step"] != self.step:
+      return
+    members = [data_plane.Member(*m) for m in entry["members"]]
+    mine = [m for m in members if m.incarnation == self.incarnation]
+    witness = entry["witness"] == self.incarnation
+    if not mine and not witness:
+      return
+    key = {"step": entry["step"], "attempt": entry["attempt"]}
+    try:
+      if mine:
+        arrival = self._arrival
+        if (
+          arrival is None
+          or arrival.buffer is None
+          or arrival.header["sequence"] != mine[0].sequence
+        ):
+          raise data_plane.AttemptFailed(self.incarnation, "nothing to give")
+        mean = self._plane.aggregate(
+          self.incarnation,
+          arrival.buffer,
+          entry,
+          self.view.peers,
+          self._settings.attempt_timeout,
+          self._overtaken,
+          self.replica,
+        )
+      else:
+        mean = self._collect(entry)
+      after = self._apply(mean)
+    except data_plane.AttemptFailed as error:
+      if not self._overtaken():
+        report = key | {"culprit": error.culprit, "reason": str(error)[:200]}
+        self.tell({"kind": "failed"} | report)
+      return
+    self._pending = (entry["step"], entry["attempt"], after)
+    phases.reach("done", self.replica)
+    self._told = self.step + 1
+    self.tell({"kind": "done"} | key)
+
+  def _overtaken(self) -> bool:
+    """Whether the log has gone on: the attempt will not be waited for."""
+    return self._stopped.is_set() or self.log.has(self.position)
+
+  def _collect(self, entry: dict[str, Any]) -> data_plane.Mean:
+    return self._plane.collect(
+      entry,
+      self.view.peers,
+      self._settings.attempt_timeout,
+      self._stopped.is_set,
+    )
+
+  def _apply(self, mean: data_plane.Mean) -> Any:
+    tree = jax.tree.unflatten(self._treedef, mean.leaves)
+    after = jax.block_until_ready(self._policy.apply(self.shared, tree))
+    mean.check()
+    return after
+
+  def _on_commit(self, entry: dict[str, Any], payload: bytes) -> None:
+    if not self.admitted or entry["step"] < self.step:
+      return
+    step, attempt = entry["step"], entry["attempt"]
+    if step > self.step:
+      self._ask_for_snapshot(f"it is at step {self.step} of {step}")
+      return
+    if payload:
+      leaves = self._plane.read_inline(payload)
+      after = self._apply(data_plane.Mean(leaves, lambda: None))
+    elif self._pending is not None and self._pending[:2] == (step, attempt):
+      after = self._pending[2]
+    else:
+      if self.incarnation not in entry["audience"]:
+        self._ask_for_snapshot("it has fallen behind")
+        return
+      try:
+        after = self._apply(self._collect(entry))
+      except data_plane.AttemptFailed as error:
+        self._ask_for_snapshot(
+          f"the mean of step {step}: {self.view.name(error.culprit)} {error}"
+        )
+        return
+    self._pending = None
+    self._publish(entry, after)
+
+  def _publish(self, entry: dict[str, Any], after: Any) -> None:
+    members = [data_plane.Member(*m) for m in entry["members"]]
+    mine = [m for m in members if m.incarnation == self.incarnation]
+    with self.changed:
+      before, self.shared = self.shared, after
+      self.step = step = entry["step"] + 1
+      self.missing = ""
+      self._take_tokens(entry)
+      if mine:
+        ids = tuple(m.replica for m in members)
+        self._decide(Fate(None, step, ids, mine[0].staleness, before))
+      self.changed.notify_all()
+    phases.reach("applied", self.replica)
+    every = self._settings.fingerprint_every
+    if every and step % every == 0:
+      self.tell(
+        {
+          "kind": "fingerprint",
+          "step": step,
+          "params": fingerprint(after.params),
+          "state": fingerprint(after),
+        }
+      )
+    if step - self._told >= _ACK_EVERY:
+      self._told = step
+      self.tell({"kind": "ack", "applied": step})
+
+  def _take_tokens(self, entry: dict[str, Any]) -> None:
+    for incarnation, _, count in entry["tokens"]:
+      if incarnation == self.incarnation:
+        self.asked = count
+
+  def _on_token(self, entry: dict[str, Any], payload: bytes) -> None:
+    with self.changed:
+      before = self.asked
+      self.asked = 0
+      self._take_tokens(entry)
+      if self.asked:
+        if self._arrival is not None:
+          self._decide(Fate("more", self.step, asked=self.asked))
+      else:
+        self.asked = before
+      self.changed.notify_all()
+
+  def _on_drop(self, entry: dict[str, Any], payload: bytes) -> None:
+    if entry["incarnation"] != self.incarnation:
+      return
+    with self.changed:
+      arrival = self._arrival
+      self._take_tokens(entry)
+      if arrival and arrival.header["sequence"] == entry["sequence"]:
+        self._decide(Fate(entry["reason"], self.step))
