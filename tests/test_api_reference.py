@@ -35,6 +35,8 @@ def _referenced():
 
 def _defined(module_name):
   module = importlib.import_module(module_name)
+  if hasattr(module, "__all__"):
+    return module.__all__
   return [
     name
     for name, value in vars(module).items()
