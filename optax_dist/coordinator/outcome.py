@@ -1,0 +1,34 @@
+"""What a training loop is told about each of its steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from optax_dist import rules
+
+
+class Outcome(NamedTuple):
+  """What became of one call of `Replica.step`.
+
+  Attributes:
+    accepted: whether the gradient was part of a committed step. For a policy
+      that trains locally, and while gradients are summed, True as well for
+      what has not been sent yet.
+    reason: why it was dropped, a value of `rules.Reason`; "" otherwise.
+    global_step: committed steps, as of the parameters that are there now.
+    members: the replicas whose gradients were averaged, in order; empty if
+      nothing was committed.
+    staleness: steps by which the gradient was late.
+    finished: whether the run is over; further steps do nothing.
+    save: whether this is the step after which all replicas save.
+    waited: seconds spent waiting for the others.
+  """
+
+  accepted: bool
+  reason: str
+  global_step: int
+  members: tuple[rules.Replica, ...] = ()
+  staleness: int = 0
+  finished: bool = False
+  save: bool = False
+  waited: float = 0.0
