@@ -92,6 +92,12 @@ def _settles(peer, expression, value, within=5.0):
     time.sleep(0.02)
 
 
+def _empties(world, peer):
+  """Nothing is pending. Threads may keep what was recycled; see `recycle`."""
+  if world.processes:
+    _settles(peer, "exchange.pending()", 0)
+
+
 def test_messages(pair):
   one, two = pair
   assert one.do("board.put('m/a', b'1')")
@@ -145,7 +151,7 @@ def test_waits_for_messages_end_in_time(pair):
 
 
 @pytest.mark.parametrize("first", ["offer", "fetch"])
-def test_arrays(pair, first):
+def test_arrays(world, pair, first):
   one, two = pair
   start = 100 if first == "offer" else 200
   here, there = one.do("exchange.address"), two.do("exchange.address")
@@ -154,27 +160,28 @@ def test_arrays(pair, first):
   for i, nbytes in enumerate(_SIZES):
     ticket = start + i
     give = (
-      f"kept.setdefault({ticket}, filled({nbytes}, {i})).__array_interface__"
-      f"['data'][0] % 64 + (exchange.offer({ticket}, kept[{ticket}],"
-      f" [{there!r}]) or 0)"
+      f"exchange.offer({ticket}, kept.setdefault({ticket},"
+      f" filled({nbytes}, {i})), [{there!r}])"
     )
     take = f"fetched({here!r}, {ticket}, {nbytes}, {i})"
     if first == "offer":
-      assert one.do(give) == 0
+      one.do(give)
       assert two.do(take)
     else:
       taking = two.begin(take)
       time.sleep(0.05)
-      assert one.do(give) == 0
+      one.do(give)
       assert taking.result(20.0)
+    if nbytes:
+      assert one.do(f"kept[{ticket}].ctypes.data % 64") == 0
     one.do(f"exchange.recycle(kept.pop({ticket}))")
   after = two.do("exchange.bytes_in"), one.do("exchange.bytes_out")
   assert after == (before[0] + sum(_SIZES), before[1] + sum(_SIZES))
   for peer in pair:
-    _settles(peer, "exchange.pending()", 0)
+    _empties(world, peer)
 
 
-def test_a_view_for_each_reader(pair):
+def test_a_view_for_each_reader(world, pair):
   # Slices of one buffer, both ways at once, and to itself.
   addresses = [peer.do("exchange.address") for peer in pair]
   for me, peer in enumerate(pair):
@@ -195,14 +202,14 @@ def test_a_view_for_each_reader(pair):
       )
   for peer in pair:
     peer.do("exchange.recycle(kept.pop('b'))")
-    _settles(peer, "exchange.pending()", 0)
+    _empties(world, peer)
 
 
-def test_fetches_end_in_time_and_can_be_repeated(pair):
+def test_fetches_end_in_time_and_can_be_repeated(world, pair):
   one, two = pair
   here, there = one.do("exchange.address"), two.do("exchange.address")
   started = time.monotonic()
-  with pytest.raises(engine.EngineTimeout, match="400"):
+  with pytest.raises(engine.EngineTimeout):
     two.do(f"fetched({here!r}, 400, 1000, 1, timeout=0.3)")
   assert 0.3 <= time.monotonic() - started < 0.8
   started = time.monotonic()
@@ -214,7 +221,7 @@ def test_fetches_end_in_time_and_can_be_repeated(pair):
   assert two.do(f"fetched({here!r}, 400, 1000, 1)")
   one.do("exchange.recycle(kept.pop('b'))")
   for peer in pair:
-    _settles(peer, "exchange.pending()", 0)
+    _empties(world, peer)
 
 
 def test_memory_is_used_again_but_not_at_once(pair):
@@ -276,7 +283,7 @@ def test_a_killed_peer_is_noticed(world, pair):
   _settles(one, "len(lost)", 2, within=1.0)
   assert time.monotonic() - started < 1.0
   one.do("lost.clear()")
-  _settles(one, "exchange.pending()", 0)
+  _empties(world, one)
 
 
 def test_a_stopped_peer_keeps_nobody_waiting(world, pair):
@@ -303,7 +310,7 @@ def test_a_stopped_peer_keeps_nobody_waiting(world, pair):
   one.do("kept.pop('w')()")
   assert one.do("lost") == []
   for peer in pair:
-    _settles(peer, "exchange.pending()", 0)
+    _empties(world, peer)
 
 
 def test_what_can_not_be_meant_is_refused(world, pair):

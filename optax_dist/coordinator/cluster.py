@@ -1,0 +1,78 @@
+"""Where the service is, how many replicas there are, and which one this is."""
+
+from __future__ import annotations
+
+import os
+
+from optax_dist.coordinator import jax_runtime
+
+ADDRESS = "OPTAX_DIST_COORDINATOR_ADDRESS"
+NUM_REPLICAS = "OPTAX_DIST_NUM_REPLICAS"
+REPLICA = "OPTAX_DIST_REPLICA"
+
+
+def detect(
+  coordinator_address: str | None = None,
+  num_replicas: int | None = None,
+  replica: int | None = None,
+) -> tuple[str, int, int]:
+  """Finds the job: each part from the first source that has it.
+
+  The sources are the arguments, the environment variables
+  ``OPTAX_DIST_COORDINATOR_ADDRESS``, ``OPTAX_DIST_NUM_REPLICAS`` and
+  ``OPTAX_DIST_REPLICA``, and what JAX knows of the cluster (SLURM, GKE, TPU
+  pods, Open MPI), where each process is a replica. A replica that spans several
+  processes has to be told by the first two.
+
+  Args:
+    coordinator_address: ``host:port`` of the service.
+    num_replicas: how many replicas the job has.
+    replica: the number of this one, from 0.
+
+  Returns:
+    The three.
+
+  Raises:
+    ValueError: no source has one of them, or they can't be right.
+
+  Example:
+    >>> detect("10.0.0.1:29400", num_replicas=4, replica=1)
+    ('10.0.0.1:29400', 4, 1)
+  """
+  address = coordinator_address or os.environ.get(ADDRESS)
+  count = _number(NUM_REPLICAS) if num_replicas is None else num_replicas
+  index = _number(REPLICA) if replica is None else replica
+  if address is None or count is None or index is None:
+    found = jax_runtime.detect_cluster() or (None, None, None)
+    address = found[0] if address is None else address
+    count = found[1] if count is None else count
+    index = found[2] if index is None else index
+  if address is None or count is None or index is None:
+    parts = {
+      "coordinator_address": address,
+      "num_replicas": count,
+      "replica": index,
+    }
+    missing = ", ".join(name for name, value in parts.items() if value is None)
+    raise ValueError(
+      f"Nothing says what {missing} of the job should be. Give arguments, or"
+      f" set {ADDRESS} (host:port), {NUM_REPLICAS} and {REPLICA}, or run in a"
+      " cluster that JAX knows (SLURM, GKE, TPU pods, Open MPI). In one"
+      " process, use optax_dist.coordinator.run_embedded."
+    )
+  jax_runtime.split_address(address)
+  if not 0 <= index < count:
+    raise ValueError(
+      f"Replicas are numbered from 0 to {count - 1}, as there are {count}; got"
+      f" replica {index}."
+    )
+  return address, count, index
+
+
+def _number(name: str) -> int | None:
+  text = os.environ.get(name)
+  if not text:
+    return None
+  if not text.isdecimal():
+    raise ValueError(f"{name} must be a whole number; got {text!r}.")
+  return int(text)

@@ -1,0 +1,64 @@
+import pytest
+
+from optax_dist.coordinator import cluster
+
+_SLURM = {
+  "SLURM_JOB_ID": "4111",
+  "SLURM_STEP_NODELIST": "node[03-05]",
+  "SLURM_NTASKS": "6",
+  "SLURM_PROCID": "4",
+  "SLURM_LOCALID": "0",
+  "SLURM_STEP_NUM_NODES": "3",
+}
+_OWN = {
+  cluster.ADDRESS: "10.0.0.1:29400",
+  cluster.NUM_REPLICAS: "4",
+  cluster.REPLICA: "0",
+}
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch):
+  for name in (*_SLURM, *_OWN, "JAX_COORDINATOR_PORT"):
+    monkeypatch.delenv(name, raising=False)
+
+
+def _set(monkeypatch, variables):
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+
+
+def test_arguments_come_before_variables(monkeypatch):
+  assert cluster.detect("h:1", 2, 1) == ("h:1", 2, 1)
+  _set(monkeypatch, _OWN)
+  assert cluster.detect() == ("10.0.0.1:29400", 4, 0)
+  assert cluster.detect(replica=3) == ("10.0.0.1:29400", 4, 3)
+  assert cluster.detect("h:1", 5) == ("h:1", 5, 0)
+
+
+def test_a_scheduler_tells_the_rest(monkeypatch):
+  _set(monkeypatch, _SLURM)
+  address, count, index = cluster.detect()
+  host, port = address.split(":")
+  assert (host, count, index) == ("node03", 6, 4)
+  # JAX's own service has the port above.
+  monkeypatch.setenv("JAX_COORDINATOR_PORT", str(int(port) + 1))
+  assert cluster.detect() == (address, count, index)
+  # A replica that spans several processes.
+  assert cluster.detect(num_replicas=2, replica=1) == (address, 2, 1)
+  _set(monkeypatch, _OWN)
+  assert cluster.detect() == ("10.0.0.1:29400", 4, 0)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+  with pytest.raises(ValueError, match="run_embedded"):
+    cluster.detect()
+  with pytest.raises(ValueError, match="what replica of the job"):
+    cluster.detect("h:1", 2)
+  monkeypatch.setenv(cluster.REPLICA, "first")
+  with pytest.raises(ValueError, match=r"OPTAX_DIST_REPLICA.*'first'"):
+    cluster.detect("h:1", 2)
+  with pytest.raises(ValueError, match=r"0 to 1.*got replica 2"):
+    cluster.detect("h:1", 2, 2)
+  with pytest.raises(ValueError, match="host:port"):
+    cluster.detect("h", 2, 1)
