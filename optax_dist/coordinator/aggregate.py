@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from optax_dist.coordinator import fused
 from optax_dist.coordinator import layout as layouts
 from optax_dist.coordinator import wire as wires
 
@@ -47,8 +48,14 @@ def write(
     if group.codec.quantum == 64:
       for leaf, array in mine:
         start, stop = place.bytes_of_leaf(leaf)
+        raw = out[start:stop]
+        if isinstance(group.codec, wires.BFloat16) and leaf.size >= CHUNK:
+          bits, fine = fused.shorten(array)
+          np.copyto(raw.view(np.uint16), bits)
+          finite &= fine
+          continue
         flat = np.asarray(array).reshape(-1)
-        finite &= _write_plain(flat, group.codec, out[start:stop])
+        finite &= _write_plain(flat, group.codec, raw)
     else:
       finite &= _write_blocks(mine, group, out, error)
   return finite
@@ -128,7 +135,13 @@ def mean_slice(
       isinstance(mean_codec, wires.Plain)
       and mean_codec.work == mean_codec.dtype
     )
-    for first in range(0, part.elements, CHUNK):
+    done = 0
+    if isinstance(codec, wires.BFloat16) and all(w == 1.0 for w in weights):
+      begin, mean_begin = part.start - base, mean_part.start - mean_base
+      done = _mean_pieces(
+        [raw[begin:] for raw in members], count, part.elements, out[mean_begin:]
+      )
+    for first in range(done, part.elements, CHUNK):
       last = min(part.elements, first + CHUNK)
       low = part.start - base + codec.nbytes(first)
       high = part.start - base + codec.nbytes(last)
@@ -151,6 +164,18 @@ def mean_slice(
         np.divide(total, divisor, out=total)
       if not direct:
         mean_codec.encode(total, target)
+
+
+def _mean_pieces(
+  members: Sequence[np.ndarray], count: int, elements: int, out: np.ndarray
+) -> int:
+  """Averages whole pieces of bfloat16 numbers; returns how many numbers."""
+  whole = elements // fused.PIECE * fused.PIECE
+  for first in range(0, whole, fused.PIECE):
+    piece = slice(2 * first, 2 * (first + fused.PIECE))
+    parts = [raw[piece].view(np.uint16) for raw in members]
+    fused.mean(parts, count, out[piece].view(np.uint16))
+  return whole
 
 
 def _weighted(

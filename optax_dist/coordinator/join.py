@@ -84,9 +84,9 @@ def join(
     JoinRefused: the job differs in parameters, optimizer, policy or wire.
     CoordinatorError: nobody answers within `timeout` seconds.
   """
-  from optax_dist.coordinator import cluster, jax_runtime, service
+  from optax_dist.coordinator import jax_runtime, service
 
-  address, total, number = cluster.detect(
+  address, total, number = _place(
     coordinator_address, total_num_replicas, replica
   )
   chosen = _policy(
@@ -231,6 +231,16 @@ def run_embedded(
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results
+
+
+def _place(
+  address: str | None, total: int | None, number: int | None
+) -> tuple[str, int, int]:
+  if address is not None and total is not None and number is not None:
+    return address, total, number
+  from optax_dist.coordinator import cluster
+
+  return cluster.detect(address, total, number)
 
 
 def _policy(
