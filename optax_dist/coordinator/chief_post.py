@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from optax_dist.coordinator import board_log, engine, messages
+from optax_dist.coordinator import board_log, engine, local_line, messages
 from optax_dist.coordinator import view as views
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -39,6 +39,8 @@ class Post:
     position: int,
     view: views.View,
     patience: float,
+    me: int,
+    line: local_line.LocalLine,
   ):
     self._engine, self._secret = engine_, secret
     self._term, self._view, self._patience = term, view, patience
@@ -50,8 +52,10 @@ class Post:
     self.appended = time.monotonic()
     self._sure = time.monotonic()
     self._stopped = threading.Event()
+    self._me, self._line = me, line
     self._readers: dict[int, threading.Event] = {}
     self._unwatch: dict[int, Callable[[], None]] = {}
+    line.open(term, self.received)
 
   def append(self, entry: dict[str, Any], payload: bytes = b"") -> None:
     """Writes an entry of the log, and takes it into account.
@@ -72,6 +76,7 @@ class Post:
       self._view.update(found)
       self.position += 1
     self._check_role()
+    self._line.deliver(self.position, entry, payload)
     self.position += 1
     self.appended = time.monotonic()
     self._view.update(entry)
@@ -89,6 +94,8 @@ class Post:
 
   def listen(self, peer: views.Peer) -> None:
     """Reads a replica's messages, and notices when its process ends."""
+    if peer.incarnation == self._me:
+      return  # It has a line of its own, and ends when this process does.
     ended = threading.Event()
     self._readers[peer.incarnation] = ended
     inbox = board_log.Inbox(
@@ -156,6 +163,7 @@ class Post:
 
   def stop(self) -> None:
     """Ends its threads."""
+    self._line.shut(self._term)
     self._stopped.set()
     for incarnation in list(self._readers):
       self.ignore(incarnation)

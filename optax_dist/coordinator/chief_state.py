@@ -14,6 +14,7 @@ from optax_dist.coordinator import (
   data_plane,
   engine,
   journal,
+  local_line,
   options,
   policies,
 )
@@ -43,6 +44,7 @@ class ChiefState(threading.Thread):
     incarnation: int,
     step: int,
     state: str,
+    line: local_line.LocalLine,
     open_journal: Callable[[], journal.Journal | None],
   ):
     super().__init__(name=f"optax-dist-chief-{term}", daemon=True)
@@ -59,6 +61,8 @@ class ChiefState(threading.Thread):
       position,
       self.view,
       settings.chief_timeout,
+      incarnation,
+      line,
     )
     self._open_journal = open_journal
     self._journal: journal.Journal | None = None

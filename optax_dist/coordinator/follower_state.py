@@ -15,6 +15,7 @@ from optax_dist.coordinator import (
   board_log,
   data_plane,
   engine,
+  local_line,
   options,
   policies,
   snapshots,
@@ -68,6 +69,7 @@ class FollowerState(threading.Thread):
     self.missing = ""
     self.view = views.View()
     self.log = board_log.BoardLog(engine_.board, settings.secret)
+    self.line = local_line.LocalLine()
     self.position = 0
     self.gone = False
     self.rejoins = 0
@@ -98,7 +100,10 @@ class FollowerState(threading.Thread):
   def tell(self, header: dict[str, Any], payload: bytes = b"") -> None:
     """Sends a message to the chief of this term, if there is one."""
     with self._sending:
-      if self._inbox is not None:
+      if self._inbox is None:
+        return
+      term, me = self.view.term, self.incarnation
+      if not self.line.send(term, me, header, payload):
         self._inbox.send(header, payload)
 
   def wish(self, header: dict[str, Any]) -> None:

@@ -98,6 +98,7 @@ class ReplicaState:
       incarnation=who.incarnation,
       step=who.step,
       state=self._origin[1] if who.step == self._origin[0] else "",
+      line=who.line,
       open_journal=lambda: None if path is None else journal.Journal(path),
     )
     self._chiefs.append(new)
