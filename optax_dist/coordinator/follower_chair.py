@@ -15,7 +15,8 @@ class FollowerChair(follower_state.FollowerState):
     """Takes the role of chief if nobody seems to have it."""
     silent = time.monotonic() - self._heard
     # Those who joined first try first.
-    rank = sorted([*self.view.peers, self.incarnation]).index(self.incarnation)
+    candidates = {*self.view.peers, self.incarnation} - {self.view.chief}
+    rank = sorted(candidates | {self.incarnation}).index(self.incarnation)
     patience = 0.0 if self._vacant else self._settings.chief_timeout
     if self.admitted and silent > patience + 0.2 * rank:
       self._heard, self._vacant = time.monotonic(), False
