@@ -10,7 +10,7 @@ draws them.
     python benchmarks/backup_workers.py [--seeds N] [--image FILE] [--json FILE]
 
 Chen, Pan, Monga, Bengio and Jozefowicz 2016, Revisiting Distributed Synchronous
-SGD (https://arxiv.org/abs/1604.00981), figures 5 to 8 and 3.
+SGD (https://arxiv.org/abs/1604.00981).
 """
 
 import argparse

@@ -8,7 +8,7 @@ deviation, and draws it.
     python benchmarks/easgd_period10.py [--exchanges N] [--image FILE] [--json FILE]
 
 Zhang, Choromanska and LeCun 2015, Deep learning with Elastic Averaging SGD
-(https://arxiv.org/abs/1412.6651), figures 4 to 6, in small.
+(https://arxiv.org/abs/1412.6651), in small.
 """
 
 import argparse
