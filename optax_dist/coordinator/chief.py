@@ -34,8 +34,10 @@ class Chief(chief_steps.ChiefSteps):
     except (chief_post.Deposed, engine.BoardLost):
       pass
     except Exception as error:
-      _log.exception("the chief of term %d failed", self._term)
-      self._try_to_say(error)
+      # Its replica ends with the error; another one can be chief.
+      _log.warning("the chief of term %d failed: %r", self._term, error)
+      self._failed(error)
+      self._post.resign()
     finally:
       self._post.stop()
       if self._journal is not None:
@@ -46,14 +48,17 @@ class Chief(chief_steps.ChiefSteps):
     self._ended.set()
 
   def _begin(self) -> None:
-    self._post.append(
-      {
-        "kind": "term",
-        "term": self._term,
-        "incarnation": self._me,
-        "step": self._rules.step,
-      }
-    )
+    entry = {
+      "kind": "term",
+      "term": self._term,
+      "incarnation": self._me,
+      "step": self._rules.step,
+    }
+    try:
+      self._post.append(entry)
+    except chief_post.Deposed:
+      self._post.withdraw()
+      raise
     self._journal = self._open_journal()
     if self._term == 0:
       quorum = self._policy.quorum
@@ -110,20 +115,29 @@ class Chief(chief_steps.ChiefSteps):
       return
     if now - self._post.appended > self._settings.chief_timeout / 4:
       self._post.append({"kind": "tick", "ack": False})
-    self._let_go()
-    self._end_if_all_are_there()
-    started = now - self._attempt_started
-    if self._attempt and started > 1.5 * self._settings.attempt_timeout:
-      reporting = set(rules.missing(self._rules).reporting)
-      for incarnation, replica, *_ in self._attempt["members"]:
-        if replica in reporting:
-          self._lose(incarnation, f"stuck: no report in {started:.1f} s")
-      if self._attempt:
-        self._dismiss_witness()
-    if self._waiting_since is not None:
-      self._mind_the_wait(now - self._waiting_since, now)
+    self._attend()
+    if self._attempt is not None:
+      self._mind_the_attempt(now - self._attempt_started)
+    if self._waiting_since is not None and not self._ended.is_set():
+      self._mind_the_wait(now - self._waiting_since)
 
-  def _mind_the_wait(self, waited: float, now: float) -> None:
+  def _mind_the_attempt(self, lasts: float) -> None:
+    """Whoever does not report in time is given up."""
+    if self._attempt is None or lasts < 1.5 * self._settings.attempt_timeout:
+      return
+    reporting = set(rules.missing(self._rules).reporting)
+    held = {event.replica for event in self._held}
+    stuck = [
+      incarnation
+      for incarnation, replica, *_ in self._attempt["members"]
+      if replica in reporting - held
+    ]
+    if not stuck and self._attempt["witness"] is not None:
+      stuck = [self._attempt["witness"]]
+    for incarnation in stuck:
+      self._lose(incarnation, f"stuck: no report in {lasts:.1f} s")
+
+  def _mind_the_wait(self, waited: float) -> None:
     if waited > self._settings.timeout:
       self._give_up(
         f"Step {self._rules.step} made no progress for {waited:.1f} s: "

@@ -28,15 +28,14 @@ class ChiefMembers(chief_ends.ChiefEnds):
       )
       return True
     peer: int | None = None
-    step = self._rules.step
+    step, replica = self._rules.step, header["replica"]
+    before = self._by_id(replica)
+    old = number if before is None else before.incarnation
     if (step, header["state"]) != self._origin or header["step"] != step:
-      peer = self._who_can_serve(but=number)
+      peer = self._who_can_serve(number, old)
       if peer is None:
         return False
-    replica = header["replica"]
-    for old in list(self.view.peers.values()):
-      if old.replica == replica:
-        self._lose(old.incarnation, "replaced")
+    self._lose(old, "replaced")
     self._event = join = rules.Join(replica, number)
     self._rules, decisions = rules.step(self._rules, join)
     newcomer = views.Peer(number, replica, header["address"])
@@ -54,23 +53,29 @@ class ChiefMembers(chief_ends.ChiefEnds):
       }
     )
     self._applied[number] = step
+    if peer is not None:
+      self._unproven.add(number)
+      self._served[number] = peer
     self._asked[number] = time.monotonic()
     self._post.listen(newcomer)
     self._note("join", replica=replica, incarnation=number, step=step)
     self._carry_out([d for d in decisions if not isinstance(d, rules.Token)])
     return True
 
-  def _who_can_serve(self, but: int) -> int | None:
+  def _who_can_serve(self, whom: int, old: int = -1) -> int | None:
     """A member that has applied every commit; the last to join, at best."""
     current = [
       i
       for i in self.view.peers
-      if i != but
+      if i not in (whom, old)
       and i not in self._behind
+      and i not in self._unproven
       and self._applied.get(i, -1) >= self._rules.step
     ]
-    others = [i for i in current if i != self._me]
-    return max(others or current, default=None)
+    tried = self._behind.get(whom, set())
+    fresh = [i for i in current if i not in tried]
+    others = [i for i in fresh if i != self._me]
+    return max(others or fresh or current, default=None)
 
   def _lose(self, incarnation: int, reason: str) -> None:
     """A replica is gone: "left" in good order, or lost for another reason."""
@@ -101,18 +106,39 @@ class ChiefMembers(chief_ends.ChiefEnds):
         step=self._rules.step,
         reason=reason,
       )
-    self._behind.discard(incarnation)
-    self._leaving.pop(incarnation, None)
+    self._forget(incarnation)
     if self._attempt and self._attempt["witness"] == incarnation:
       self._dismiss_witness()
-    how = "left" if reason == "left" else "lost"
-    kind = rules.Leave if self._counts_as_left(how) else rules.Lost
+    kind: type[rules.Leave | rules.Lost] = rules.Lost
+    if reason != "replaced" and self._counts_as_left(reason):
+      kind = rules.Leave
     self._step(kind(peer.replica, incarnation))
-    if not self._ended.is_set():
-      self._serve_those_behind()
-      self._let_go()
-      self._end_if_all_are_there()
-      self._welcome()
+    if not self._arrivals:
+      self._waiting_since = None
+    self._attend()
+
+  def _forget(self, incarnation: int) -> None:
+    self._behind.pop(incarnation, None)
+    self._unproven.discard(incarnation)
+    for known in (self._leaving, self._served, self._applied, self._asked):
+      known.pop(incarnation, None)
+
+  def _attend(self) -> None:
+    """Serves those who wait for others to have the state of this step."""
+    for part in (
+      self._serve_those_behind,
+      self._let_go,
+      self._end_if_all_are_there,
+      self._welcome,
+    ):
+      if self._ended.is_set():
+        return
+      part()
+    waiting = self._behind or self._to_welcome or self._leaving
+    if waiting and self._asked_at < self._rules.step:
+      # Those who compute for long tell only now and then what they have.
+      self._asked_at = self._rules.step
+      self._post.append({"kind": "tick", "ack": True})
 
   def _on_lost(
     self, incarnation: int, header: dict[str, Any], payload: bytes
@@ -122,29 +148,32 @@ class ChiefMembers(chief_ends.ChiefEnds):
   def _on_ack(
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
-    self._applied[incarnation] = header["applied"]
-    if header["applied"] >= self._rules.step:
-      self._behind.discard(incarnation)
-    self._serve_those_behind()
-    self._let_go()
-    self._end_if_all_are_there()
-    if self._to_welcome and not self._ended.is_set():
-      self._welcome()
+    self._has_applied(incarnation, header["applied"])
+    # Whoever lacks the state says nothing.
+    self._unproven.discard(incarnation)
+    self._behind.pop(incarnation, None)
+    self._served.pop(incarnation, None)
+    self._attend()
+
+  def _has_applied(self, incarnation: int, step: int) -> None:
+    self._applied[incarnation] = max(step, self._applied.get(incarnation, 0))
 
   def _on_behind(
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
     self._applied[incarnation] = header["applied"]
-    self._behind.add(incarnation)
-    self._serve_those_behind()
+    tried = self._behind.setdefault(incarnation, set())
+    if incarnation in self._served:
+      tried.add(self._served.pop(incarnation))
+    self._attend()
 
   def _serve_those_behind(self) -> None:
-    for incarnation in sorted(self._behind):
-      peer = self._who_can_serve(but=incarnation)
+    for incarnation in sorted(self._behind.keys() - self._served.keys()):
+      peer = self._who_can_serve(incarnation)
       if peer is not None:
-        self._behind.discard(incarnation)
+        self._served[incarnation] = peer
         self._post.append({"kind": "serve", "peer": peer, "to": incarnation})
-      elif self._behind >= set(self.view.peers):
+      elif self._behind.keys() >= set(self.view.peers):
         self._give_up(
           f"Step {self._rules.step - 1} was committed by replicas that are "
           "all gone; nobody holds its parameters. Restart from a checkpoint."
@@ -154,13 +183,11 @@ class ChiefMembers(chief_ends.ChiefEnds):
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
     self._leaving[incarnation] = (self._rules.step, time.monotonic())
-    others = [i for i in self.view.peers if i != incarnation]
-    if any(self._applied.get(i, 0) < self._rules.step for i in others):
-      # It may be the only one to have what others have yet to fetch.
-      self._post.append({"kind": "tick", "ack": True})
-    self._let_go()
+    self._asked_at = -1
+    self._attend()
 
   def _let_go(self) -> None:
+    """Lets those leave whose state nobody has yet to fetch."""
     for incarnation, (step, since) in list(self._leaving.items()):
       late = [
         i

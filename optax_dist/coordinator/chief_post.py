@@ -161,6 +161,17 @@ class Post:
         return
       number += 1
 
+  def withdraw(self) -> None:
+    """Gives a claim to the role back that was never used."""
+    self._engine.board.delete(f"chief/{self._term}")
+
+  def resign(self) -> None:
+    """Tells the others, if it can be, that they may take the role."""
+    try:
+      self.append({"kind": "resign", "term": self._term})
+    except Exception:
+      _log.debug("a chief could not resign", exc_info=True)
+
   def stop(self) -> None:
     """Ends its threads."""
     self._line.shut(self._term)

@@ -46,6 +46,7 @@ class ChiefState(threading.Thread):
     state: str,
     line: local_line.LocalLine,
     open_journal: Callable[[], journal.Journal | None],
+    failed: Callable[[Exception], None] = lambda error: None,
   ):
     super().__init__(name=f"optax-dist-chief-{term}", daemon=True)
     self._settings, self._policy, self._plane = settings, policy, plane
@@ -65,16 +66,27 @@ class ChiefState(threading.Thread):
       line,
     )
     self._open_journal = open_journal
+    self._failed = failed
     self._journal: journal.Journal | None = None
     self._inline = plane.place.nbytes <= settings.inline_bytes
     self._applied: dict[int, int] = {}
+    self._arriving: tuple[dict[str, Any], bytes, float] = ({}, b"", 0.0)
+    # The accepted ones whose fate is open.
     self._arrivals: dict[int, tuple[dict[str, Any], bytes, float]] = {}
     self._asked: dict[int, float] = {}
     self._attempt: dict[str, Any] | None = None
     self._attempt_started = 0.0
     self._held: list[rules.Event] = []
+    # Whose gradients were in the attempt that was abandoned last.
+    self._void: dict[rules.Replica, int] = {}
     self._to_welcome: list[tuple[int, dict[str, Any]]] = []
-    self._behind: set[int] = set()
+    # Those without the state of this step, and who could not give it to them.
+    self._behind: dict[int, set[int]] = {}
+    # Who was told to serve them.
+    self._served: dict[int, int] = {}
+    # Those who have not said yet that they have the state they were let in to.
+    self._unproven: set[int] = set()
+    self._asked_at = -1
     self._leaving: dict[int, tuple[int, float]] = {}
     self._prints: dict[int, tuple[str, str, Any]] = {}
     self._waiting_since: float | None = None
@@ -100,8 +112,15 @@ class ChiefState(threading.Thread):
       self._carry_out(decisions)
 
   def _note(self, kind: str, **fields: Any) -> None:
-    if self._journal is not None:
+    if self._journal is None:
+      return
+    try:
       self._journal.write(kind, **fields)
+    except OSError:
+      # A full disk must not end the training.
+      _log.exception("the journal can't be written any more")
+      self._journal.close()
+      self._journal = None
 
   def _give_up(self, reason: str, error: str = "CoordinatorError") -> None:
     self._post.append({"kind": "fail", "reason": reason, "error": error})
@@ -112,12 +131,6 @@ class ChiefState(threading.Thread):
       ledger=None,
     )
     self._ended.set()
-
-  def _try_to_say(self, error: Exception) -> None:
-    try:
-      self._give_up(f"The chief failed: {type(error).__name__}: {error}")
-    except Exception:
-      _log.debug("and could not say so", exc_info=True)
 
   def _by_id(self, replica: rules.Replica) -> views.Peer | None:
     for peer in self.view.peers.values():

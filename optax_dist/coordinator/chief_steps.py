@@ -20,9 +20,7 @@ class ChiefSteps(chief_members.ChiefMembers):
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
     peer = self.view.peers[incarnation]
-    self._applied[incarnation] = max(
-      header["applied"], self._applied.get(incarnation, 0)
-    )
+    self._has_applied(incarnation, header["applied"])
     fresh = rules.accepts(
       header["local_step"], self._rules.step, self._rules.config.max_staleness
     )
@@ -34,9 +32,7 @@ class ChiefSteps(chief_members.ChiefMembers):
       )
       return
     now = self._journal.time() if self._journal else 0.0
-    self._arrivals[incarnation] = (header, payload, now)
-    if self._waiting_since is None:
-      self._waiting_since = time.monotonic()
+    self._arriving = (header, payload, now)
     self._step(
       rules.Arrive(
         peer.replica,
@@ -46,6 +42,7 @@ class ChiefSteps(chief_members.ChiefMembers):
         header["count"],
       )
     )
+    self._attend()
 
   def _on_done(
     self, incarnation: int, header: dict[str, Any], payload: bytes
@@ -56,7 +53,7 @@ class ChiefSteps(chief_members.ChiefMembers):
       self._attempt["attempt"],
     ):
       return
-    self._applied[incarnation] = step + 1
+    self._has_applied(incarnation, step + 1)
     if self._attempt["witness"] == incarnation:
       self._dismiss_witness()
       return
@@ -79,21 +76,23 @@ class ChiefSteps(chief_members.ChiefMembers):
     if self._attempt["witness"] == incarnation:
       self._dismiss_witness()
       return
-    culprit = self.view.peers.get(header["culprit"])
+    culprit = header["culprit"]
     replica = self.view.peers[incarnation].replica
+    # Perhaps it is gone already; it is its gradient that is left out.
+    named = [m[1] for m in self._attempt["members"] if m[0] == culprit]
     self._step(
-      rules.Failed(
-        replica, step, attempt, None if culprit is None else culprit.replica
-      )
+      rules.Failed(replica, step, attempt, named[0] if named else None)
     )
-    if culprit is not None and culprit.incarnation != incarnation:
-      self._lose(culprit.incarnation, f"stuck: {header['reason']}")
+    if culprit is not None and culprit != incarnation:
+      self._lose(culprit, f"stuck: {header['reason']}")
 
   def _carry_out(self, decisions: Sequence[rules.Decision]) -> None:
     tokens = self._tokens(decisions)
     told = False
     for decision in decisions:
       match decision:
+        case rules.Accept():
+          self._accept()
         case rules.Drop():
           self._drop(decision, tokens)
           told = True
@@ -133,13 +132,29 @@ class ChiefSteps(chief_members.ChiefMembers):
     if tokens:
       self._post.append({"kind": "token", "tokens": tokens})
 
+  def _accept(self) -> None:
+    event = self._event
+    assert isinstance(event, rules.Arrive)
+    assert event.incarnation is not None
+    self._arrivals[event.incarnation] = self._arriving
+    if self._waiting_since is None:
+      self._waiting_since = time.monotonic()
+
   def _drop(self, drop: rules.Drop, tokens: list[list[int]]) -> None:
     event, peer = self._event, self._by_id(drop.replica)
     incarnation = peer.incarnation if peer else -1
     its_own = rules.Arrive | rules.Lost | rules.Leave
     if isinstance(event, its_own) and event.replica == drop.replica:
       incarnation = -1 if event.incarnation is None else event.incarnation
-    header, _, arrived = self._arrivals.get(incarnation, ({}, b"", None))
+    arrived: float | None = None
+    header: dict[str, Any] = {}
+    its = isinstance(event, rules.Arrive) and event.replica == drop.replica
+    if its and drop.reason is not rules.Reason.SUPERSEDED:
+      header, _, arrived = self._arriving
+    else:
+      incarnation = self._void.pop(drop.replica, incarnation)
+      if incarnation in self._arrivals:
+        header, _, arrived = self._arrivals.pop(incarnation)
     self._post.append(
       {
         "kind": "drop",
@@ -189,10 +204,14 @@ class ChiefSteps(chief_members.ChiefMembers):
     witness = None
     if len(members) == 1 and audience and not self._inline:
       # One copy of a committed step would be lost with its process.
-      witness = max(audience, key=lambda i: (self._applied.get(i, 0), i))
+      able = [
+        i for i in audience if i not in self._unproven and i not in self._behind
+      ]
+      key = lambda i: (self._applied.get(i, 0), i)
+      witness = max(able, key=key, default=None)
     self._attempt_started = time.monotonic()
     self._attempt_time = self._journal.time() if self._journal else None
-    self._held = []
+    self._held, self._void = [], {}
     self._attempt = {
       "kind": "attempt",
       "step": start.step,
@@ -210,7 +229,12 @@ class ChiefSteps(chief_members.ChiefMembers):
     )
 
   def _abandon(self, abandon: rules.Abandon) -> None:
-    self._attempt = None
+    attempt, self._attempt = self._attempt, None
+    # Who reported has the outcome of what is void, not that step.
+    for incarnation, replica, *_ in attempt["members"] if attempt else ():
+      self._void[replica] = incarnation
+      if self._applied.get(incarnation, 0) > abandon.step:
+        self._applied[incarnation] = abandon.step
     reason = f"replica {abandon.culprit!r} could not do its part"
     if not self._inline:
       self._post.append(

@@ -36,9 +36,9 @@ class Follower(follower_steps.FollowerSteps):
       self._follow()
     except engine.BoardLost as error:
       if not self._stopped.is_set():
-        self._fail(errors.CoordinatorError(f"The board is lost: {error}."))
+        self.fail(errors.CoordinatorError(f"The board is lost: {error}."))
     except Exception as error:
-      self._fail(error)
+      self.fail(error)
 
   def _follow(self) -> None:
     while not self._stopped.is_set() and self.failure is None:
@@ -89,7 +89,7 @@ class Follower(follower_steps.FollowerSteps):
       if entry["error"] == "Diverged"
       else errors.CoordinatorError
     )
-    self._fail(kind(entry["reason"]))
+    self.fail(kind(entry["reason"]))
 
   def _on_save_at(self, entry: dict[str, Any], payload: bytes) -> None:
     with self.changed:

@@ -68,7 +68,7 @@ class FollowerMembers(follower_chair.FollowerChair):
 
   def _on_refuse(self, entry: dict[str, Any], payload: bytes) -> None:
     if entry["incarnation"] == self.incarnation:
-      self._fail(
+      self.fail(
         errors.JoinRefused(
           f"The job refuses replica {self.replica!r}: {entry['reason']}."
         )

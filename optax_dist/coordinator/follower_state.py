@@ -117,7 +117,7 @@ class FollowerState(threading.Thread):
     self._stopped.set()
     self._unwatch()
 
-  def _fail(self, error: Exception) -> None:
+  def fail(self, error: Exception) -> None:
     with self.changed:
       if self.failure is None:
         self.failure = error

@@ -100,6 +100,7 @@ class ReplicaState:
       state=self._origin[1] if who.step == self._origin[0] else "",
       line=who.line,
       open_journal=lambda: None if path is None else journal.Journal(path),
+      failed=who.fail,
     )
     self._chiefs.append(new)
     new.start()
