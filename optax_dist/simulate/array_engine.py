@@ -2,7 +2,8 @@
 
 Three ways, for three kinds of strategy: whole blocks of steps where every
 replica starts anew at each commit; whole blocks of arrivals where nobody ever
-waits; and else one step at a time, all replicas in one array.
+waits; and else one step at a time, all replicas in one array, unless only a few
+of them arrive in a step.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from optax_dist.simulate import timing
+from optax_dist.simulate import heap_engine, timing
 from optax_dist.simulate.draws import Draws
 from optax_dist.simulate.strategy import UNBOUNDED, Strategy
 
 _Progress = Callable[[int], None]
+# Where one in so many makes a step, and hardly any are dropped, a heap is faster.
+_FEW = 25
 
 
 def run(
@@ -42,12 +45,15 @@ def run(
     The outcome, equal to that of `event_engine.run` on the same draws.
   """
   k, late = strategy.replicas_to_aggregate, strategy.max_staleness
+  own_clocks = late == UNBOUNDED or not communication
   if strategy.cancel and not late:
     way = _by_blocks_of_steps
-  elif (
-    k == 1 and not strategy.cancel and (late == UNBOUNDED or not communication)
-  ):
+  elif strategy.cancel:
+    way = _step_by_step
+  elif k == 1 and own_clocks:
     way = _by_blocks_of_arrivals
+  elif late and k * _FEW < replicas:
+    way = heap_engine.run
   else:
     way = _step_by_step
   return way(strategy, draws, replicas, steps, communication, progress)
