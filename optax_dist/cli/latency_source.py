@@ -126,6 +126,12 @@ def load(args: argparse.Namespace):
     args.replicas = recorded.replicas if recorded else 8
   if args.communication is None:
     args.communication = recorded.communication if recorded else 0.0
+  if recorded and recorded.strategy.cancel:
+    args.cancel = True
+    parser.say(
+      f"{args.journal}: late replicas dropped their work at once, so how long it"
+      " would have taken is not in it: slow computations are missing"
+    )
   if args.max_staleness is None:
     late = recorded.strategy.max_staleness if recorded else 0
     args.max_staleness = late

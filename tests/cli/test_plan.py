@@ -36,6 +36,23 @@ def test_from_a_journal_it_is_a_bootstrap(tmp_path, capsys):
   assert len(rows) < 25
 
 
+def test_what_a_journal_cannot_know_is_told(tmp_path, capsys):
+  path = str(tmp_path / "run.jsonl")
+  argv = [
+    "simulate",
+    "--latency",
+    "gamma:4,0.25",
+    "--replicas",
+    "4",
+    "--cancel",
+  ]
+  argv += ["--strategy", "sync", "--backups", "1", "--steps", "50"]
+  assert main.main([*argv, "--write-journal", path]) == 0
+  argv = ["plan", "--journal", path, "--steps", "5", "--repetitions", "20"]
+  assert main.main(argv) == 0
+  assert "slow computations are missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   ("more", "said"),
   [
