@@ -118,7 +118,7 @@ def test_messages(pair):
   put = one.do("clock()")
   value, got = waiting.result(10.0)
   assert value == b"4"
-  assert got - put < 0.3
+  assert got - put < 1.0
   one.do("board.delete('m')")
   one.do("board.delete('never/there')")
   assert two.do("board.items('m')") == {}
@@ -147,7 +147,7 @@ def test_waits_for_messages_end_in_time(pair):
     started = time.monotonic()
     with pytest.raises(engine.EngineTimeout, match="never"):
       one.do(f"board.get('never', {timeout})")
-    assert timeout <= time.monotonic() - started < timeout + 0.3
+    assert timeout <= time.monotonic() - started < timeout + 1.0
 
 
 @pytest.mark.parametrize("first", ["offer", "fetch"])
@@ -211,11 +211,11 @@ def test_fetches_end_in_time_and_can_be_repeated(world, pair):
   started = time.monotonic()
   with pytest.raises(engine.EngineTimeout):
     two.do(f"fetched({here!r}, 400, 1000, 1, timeout=0.3)")
-  assert 0.3 <= time.monotonic() - started < 0.8
+  assert 0.3 <= time.monotonic() - started < 1.5
   started = time.monotonic()
   with pytest.raises(engine.EngineTimeout):
     two.do(f"exchange.fetch({here!r}, 400, 1000, 9.0, lambda: True)")
-  assert time.monotonic() - started < 0.5
+  assert time.monotonic() - started < 1.5
   one.do("kept.update(b=filled(1000, 1))")
   one.do(f"exchange.offer(400, kept['b'], [{there!r}])")
   assert two.do(f"fetched({here!r}, 400, 1000, 1)")
