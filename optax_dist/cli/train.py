@@ -6,7 +6,14 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from optax_dist.cli import errors, optimizer, output, parser, strategies
+from optax_dist.cli import (
+  errors,
+  optimizer,
+  output,
+  parser,
+  process_training,
+  strategies,
+)
 
 DEFAULT_STRATEGY = "cross-shard"
 AXIS = "data"
@@ -106,6 +113,7 @@ def add_parser(commands, argv: Sequence[str]) -> None:
     help="directory for metrics.jsonl and training.png; made if it is missing,"
     " and the two files are overwritten (default: %(default)s)",
   )
+  process_training.add_arguments(train)
   if chosen in strategies.names():
     _add_strategy(train, chosen)
 
@@ -117,6 +125,10 @@ def run(args: argparse.Namespace) -> int:
     args.learning_rate = optimizer.default_learning_rate(args.optimizer)
   _check(args)
   chosen.check(args)
+  process_training.check(args)
+  if args.launch:
+    files = output.prepare(args.output, list(process_training.FILES))
+    return process_training.run(args, files)
   paths = output.prepare(args.output, ["metrics.jsonl", "training.png"])
   # From here on imports are slow.
   from optax_dist.cli import devices, progress

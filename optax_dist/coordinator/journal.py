@@ -253,7 +253,7 @@ def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
   for number, line in enumerate(lines, 1):
     if not line.strip():
       continue
-    record, wrong = _parse(line)
+    record, wrong = parse(line)
     if record is None and number == len(lines) and rest:
       wrong += "; it is the last, and was cut short"
     if wrong:
@@ -313,8 +313,8 @@ def latencies(records: Iterable[Record]) -> dict[Replica, np.ndarray]:
   return {replica: np.array(times) for replica, times in found.items()}
 
 
-def _parse(line: bytes) -> tuple[Record | None, str]:
-  """A record or None, and what is wrong."""
+def parse(line: bytes) -> tuple[Record | None, str]:
+  """Reads a line: a record or None, and what is wrong."""
   try:
     record = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
   except UnicodeDecodeError:

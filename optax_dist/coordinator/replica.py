@@ -62,8 +62,10 @@ class Replica(replica_state.ReplicaState):
     phases.reach("computing", self.replica)
     compute = time.monotonic() - self._token_time
     self._raise_failure()
-    if self.finished or self._left:
+    if self._left:
       return self._outcome("finished", finished=True)
+    if self.finished:
+      return self._start_over("finished")
     tree_checks.check_grads(grads, self._template)
     if f.rejoins != self._rejoins:
       # It was taken for dead meanwhile: what it had is worth nothing.
@@ -186,12 +188,16 @@ class Replica(replica_state.ReplicaState):
   def finish(self, reason: str = "finished") -> None:
     """Ends the run in good order, for all replicas.
 
+    Their parameters are then the same; here at once, elsewhere after `step`.
+
     Raises:
       CoordinatorError: it did not end within `timeout` seconds.
     """
     if not self.finished and not self._left:
       self._follower.wish({"kind": "end", "reason": reason})
       self._wait(lambda: self.finished, "for the end of the run")
+    if not self._left:
+      self._start_over("finished", self._counted)
 
   def leave(self) -> None:
     """Takes this replica out of the run in good order; the others go on.

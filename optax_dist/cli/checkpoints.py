@@ -1,0 +1,75 @@
+"""Checkpoints of a launched training: one file for each saved step."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from typing import Any
+
+_NAME = re.compile(r"step-(\d{8})\.msgpack")
+_KEPT = 3
+
+
+def save(folder: pathlib.Path, replica: Any) -> None:
+  """Saves what all replicas share, unless another replica has.
+
+  The file appears whole or not at all, whenever this process is killed.
+
+  Args:
+    folder: where to; made if it is missing.
+    replica: a `coordinator.Replica`.
+  """
+  from flax import serialization
+
+  from optax_dist.coordinator import phases
+
+  phases.reach("checkpointing", replica.replica)
+  folder.mkdir(parents=True, exist_ok=True)
+  path = path_of(folder, replica.global_step)
+  if path.exists():
+    return
+  state = {
+    "params": replica.center,
+    "opt_state": replica.opt_state,
+    "step": replica.global_step,
+  }
+  partial = path.with_suffix(f".{os.getpid()}")
+  partial.write_bytes(serialization.to_bytes(state))
+  partial.replace(path)
+  for old in steps(folder)[:-_KEPT]:
+    path_of(folder, old).unlink(missing_ok=True)
+
+
+def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
+  """The checkpoint of a step."""
+  return folder / f"step-{step:08}.msgpack"
+
+
+def steps(folder: pathlib.Path) -> list[int]:
+  """The steps that there are checkpoints of, in order."""
+  if not folder.is_dir():
+    return []
+  found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+  return sorted(int(match[1]) for match in found if match)
+
+
+def load(path: pathlib.Path, like: Any) -> dict[str, Any]:
+  """What `coordinator.join` is given to go on from a checkpoint.
+
+  Args:
+    path: the file.
+    like: a shared state (parameters and the optimizer's) of the same form.
+
+  Returns:
+    The arguments `params`, `opt_state` and `global_step`.
+  """
+  from flax import serialization
+
+  form = {"params": like.params, "opt_state": like.opt_state, "step": 0}
+  found = serialization.from_bytes(form, path.read_bytes())
+  return {
+    "params": found["params"],
+    "opt_state": found["opt_state"],
+    "global_step": found["step"],
+  }

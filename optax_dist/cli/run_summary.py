@@ -1,0 +1,185 @@
+"""What a journal says of a run so far: of the run, and of each replica."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Iterable
+from typing import Any
+
+Record = dict[str, Any]
+
+# Over how many commits rates are told.
+_WINDOW = 50
+
+
+@dataclasses.dataclass
+class ReplicaSummary:
+  """One replica.
+
+  Attributes:
+    replica: its number.
+    state: "in", "left" or "lost".
+    accepted: gradients in committed steps.
+    dropped: gradients that were dropped, by reason.
+    losses: how often its process was lost.
+    waits: sum of the seconds from its arrivals to their commits.
+    arrivals: how many these were.
+    seen: when the journal last spoke of it, in seconds since the run's start.
+    computed: seconds that its last gradient took; None where not known.
+  """
+
+  replica: int | str
+  state: str = "in"
+  accepted: int = 0
+  dropped: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  losses: int = 0
+  waits: float = 0.0
+  arrivals: int = 0
+  seen: float = 0.0
+  computed: float | None = None
+
+  @property
+  def wait(self) -> float:
+    """Its mean wait for a commit, in seconds."""
+    return self.waits / self.arrivals if self.arrivals else 0.0
+
+
+class RunSummary:
+  """A run, from its records; a resumed one counts from its last start.
+
+  Attributes:
+    run: the record that began it, or None.
+    replicas: by number.
+    step: committed steps.
+    chief: the replica that has the role.
+    terms: how often it was taken.
+    abandoned: attempts that failed.
+    time: of the last record, in seconds since the start.
+    committed: of the last commit.
+    finish: the record that ended it, or None.
+    stall: the last record that said who is waited for, if nothing was
+      committed since.
+  """
+
+  def __init__(self) -> None:
+    self._begin(None)
+
+  def _begin(self, run: Record | None) -> None:
+    self.run = run
+    self.replicas: dict[int | str, ReplicaSummary] = {}
+    self.step = run["step"] if run else 0
+    self.chief: int | str | None = None
+    self.terms = 0
+    self.abandoned = 0
+    self.time = self.committed = 0.0
+    self.finish: Record | None = None
+    self.stall: Record | None = None
+    self._commits: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+
+  def update(self, records: Iterable[Record]) -> None:
+    """Takes further records into account."""
+    for record in records:
+      if record["kind"] == "run":
+        self._begin(record)
+      self.time = max(self.time, record["time"])
+      handler = getattr(self, f"_on_{record['kind']}", None)
+      if handler is not None:
+        handler(record)
+
+  def now(self) -> float:
+    """Seconds since the run's start: by the clock, or at its end."""
+    began = self.run["unix_time"] if self.run else None
+    if began is None or self.finish is not None:
+      return self.time
+    return max(self.time, time.time() - began)
+
+  def rate(self) -> float:
+    """Steps per second, over the last commits."""
+    if len(self._commits) < 2:
+      return 0.0
+    until = self.now() if self.finish is None else self._commits[-1]
+    return (len(self._commits) - 1) / max(until - self._commits[0], 1e-9)
+
+  def culprit(self) -> str:
+    """Who the run waits for now; "" if it goes on."""
+    if self.finish is not None:
+      return ""
+    quiet = self.now() - self.committed
+    usual = 1.0 / rate if (rate := self._usual_rate()) else 1.0
+    if quiet < max(3.0, 5 * usual):
+      return ""
+    if self.stall is not None:
+      missing = self.stall["missing"]
+      found = (
+        missing if isinstance(missing, list) else sum(missing.values(), [])
+      )
+    else:
+      found = [
+        r.replica for r in self.replicas.values() if r.seen <= self.committed
+      ]
+    names = ", ".join(str(name) for name in found)
+    return f"replica {names}, for {quiet:.1f} s" if found else ""
+
+  def _usual_rate(self) -> float:
+    if len(self._commits) < 2:
+      return 0.0
+    return (len(self._commits) - 1) / max(
+      self._commits[-1] - self._commits[0], 1e-9
+    )
+
+  def _replica(self, record: Record) -> ReplicaSummary:
+    number = record["replica"]
+    found = self.replicas.setdefault(number, ReplicaSummary(number))
+    found.seen = max(found.seen, record.get("arrived") or record["time"])
+    return found
+
+  def _on_chief(self, record: Record) -> None:
+    self.chief = record["replica"]
+    self.terms += 1
+
+  def _on_join(self, record: Record) -> None:
+    self._replica(record).state = "in"
+
+  def _on_leave(self, record: Record) -> None:
+    self._replica(record).state = "left"
+
+  def _on_lost(self, record: Record) -> None:
+    found = self._replica(record)
+    found.state = "lost"
+    found.losses += 1
+
+  def _on_drop(self, record: Record) -> None:
+    found = self._replica(record)
+    found.dropped[record["reason"]] += record["count"]
+    found.computed = record["compute"]
+
+  def _on_commit(self, record: Record) -> None:
+    if record["step"] < self.step:
+      return  # A new chief has told it again.
+    self.step = record["step"] + 1
+    self.committed = record["time"]
+    self._commits.append(record["time"])
+    self.stall = None
+    for member in record["members"]:
+      found = self._replica({"time": record["time"]} | member)
+      found.accepted += member["count"]
+      found.computed = member["compute"]
+      if member["arrived"] is not None:
+        found.waits += max(0.0, record["time"] - member["arrived"])
+        found.arrivals += 1
+
+  def _on_abandon(self, record: Record) -> None:
+    self.abandoned += 1
+
+  def _on_stall(self, record: Record) -> None:
+    self.stall = record
+
+  def _on_cannot_proceed(self, record: Record) -> None:
+    self.stall = record
+
+  def _on_finish(self, record: Record) -> None:
+    self.finish = record

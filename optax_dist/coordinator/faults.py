@@ -1,0 +1,105 @@
+"""Faults that a process inflicts on itself, for tests and demonstrations.
+
+Only a program that calls `install` has them, and only if its environment says
+so. `optax_dist.coordinator.phases` tells where it is in a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from optax_dist.coordinator import child, phases
+
+VARIABLE = "OPTAX_DIST_FAULTS"
+
+# Phases of a step that every replica passes, whatever the sizes.
+_PHASES = ("computing", "arrived", "applied")
+
+
+@dataclasses.dataclass(frozen=True)
+class Faults:
+  """What happens at random.
+
+  Attributes:
+    kill: probability that a replica is killed, for each gradient.
+    stop: probability that it is stopped for a while.
+    slow: by replica, how many times longer it computes.
+    seconds: for how long it is stopped.
+    seed: of the draws.
+  """
+
+  kill: float = 0.0
+  stop: float = 0.0
+  slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  seconds: float = 2.0
+  seed: int = 0
+
+  def dump(self) -> str:
+    """As text, for the environment."""
+    return json.dumps(dataclasses.asdict(self))
+
+  @classmethod
+  def load(cls, text: str) -> Faults:
+    """From text."""
+    fields = json.loads(text)
+    fields["slow"] = {int(k): v for k, v in fields["slow"].items()}
+    return cls(**fields)
+
+
+class _Random:
+  """Draws whether something happens in this step, and in which phase."""
+
+  def __init__(self, faults: Faults, place: tuple[int, int], channel: Any):
+    self._faults, self._place, self._channel = faults, place, channel
+    self._steps = 0
+    self._armed: tuple[str, str] | None = None
+
+  def __call__(self, phase: str, replica: object) -> None:
+    if phase == "computing":
+      self._draw()
+    if self._armed is not None and self._armed[1] == phase:
+      fault, self._armed = self._armed[0], None
+      self._strike(fault, phase)
+
+  def _draw(self) -> None:
+    self._steps += 1
+    rng = np.random.default_rng([self._faults.seed, *self._place, self._steps])
+    kill, stop = rng.random(2)
+    phase = str(rng.choice(_PHASES))
+    if kill < self._faults.kill:
+      self._armed = ("kill", phase)
+    elif stop < self._faults.stop:
+      self._armed = ("stop", phase)
+
+  def _strike(self, fault: str, phase: str) -> None:
+    self._channel.say("fault", fault=fault, phase=phase)
+    if fault == "kill":
+      os.kill(os.getpid(), signal.SIGKILL)
+    self._channel.say("stop", seconds=self._faults.seconds)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def install(channel: child.Channel, replica: int, incarnation: int) -> float:
+  """Installs what the environment says, if it says anything.
+
+  Args:
+    channel: to the launcher, which has the process continued.
+    replica: this one's number.
+    incarnation: how often it was started before.
+
+  Returns:
+    How many times longer this replica is to compute.
+  """
+  text = os.environ.get(VARIABLE)
+  if not text:
+    return 1.0
+  faults = Faults.load(text)
+  phases.listen(_Random(faults, (replica, incarnation), channel))
+  return faults.slow.get(replica, 1.0)

@@ -1,0 +1,51 @@
+"""Reads a journal that still grows."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from optax_dist.coordinator import journal
+
+
+class Tail:
+  """Gives what has been appended since it was last asked.
+
+  Example:
+    >>> import tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
+    >>> tail = Tail(path)
+    >>> tail.read()
+    []
+    >>> with journal.Journal(path) as written:
+    ...   written.write("run", policy="sync_replicas", step=0)
+    ...   [record["kind"] for record in tail.read()]
+    ['run']
+  """
+
+  def __init__(self, path: str | os.PathLike[str]):
+    """Names the file, which may be missing still."""
+    self.path = pathlib.Path(path)
+    self._offset = 0
+    self.bad_lines = 0
+
+  def read(self) -> list[journal.Record]:
+    """The good records in whole lines that were not read before."""
+    try:
+      with self.path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) < self._offset:
+          self._offset = 0  # It is another file by now.
+        file.seek(self._offset)
+        text = file.read()
+    except FileNotFoundError:
+      return []
+    whole, newline, _ = text.rpartition(b"\n")
+    self._offset += len(whole) + len(newline)
+    records = []
+    for line in whole.split(b"\n"):
+      if line.strip():
+        record, _ = journal.parse(line)
+        self.bad_lines += record is None
+        if record is not None:
+          records.append(record)
+    return records
