@@ -1,7 +1,7 @@
 """Steps per second against TensorFlow's SyncReplicasOptimizer.
 
-Two replicas here, one parameter server and two workers there. TensorFlow's rate is
-the better one of the model in 1 and in 10 variables, round by round.
+Two replicas here, one parameter server and two workers there. The goals are for
+the better of the model in 1 and in 10 arrays, of either, round by round.
 """
 
 import argparse
@@ -10,17 +10,20 @@ from collections.abc import Iterator
 import side_by_side
 from side_by_side import Line
 
-# Ratio to TensorFlow, by number of parameters, and on a bfloat16 wire.
-GOALS = {1_000: 2.0, 1_000_000: 1.5, 25_000_000: 1.5}
-NARROW_GOALS = {25_000_000: 2.5}
+# Ratio to TensorFlow's rate, by wire and number of parameters.
+GOALS = {
+  ("float32", 1_000): 2.0,
+  ("float32", 1_000_000): 1.5,
+  ("float32", 25_000_000): 1.5,
+  ("bfloat16", 25_000_000): 2.5,
+}
+PARAMS = (1_000, 1_000_000, 25_000_000)
 ARRAYS = (1, 10)
-# A member of k replicas moves 2 (k - 1) / k times the gradient in and out.
-REPLICAS = 2
 
 
 def lines(args: argparse.Namespace) -> Iterator[Line]:
   """Yields the figures, size by size."""
-  for params in args.params or GOALS:
+  for params in args.params or PARAMS:
     yield from _one_size(params, args)
 
 
@@ -42,19 +45,27 @@ def _one_size(params: int, args: argparse.Namespace) -> Iterator[Line]:
     name: side_by_side.values(each, "steps_per_second")
     for name, each in runs.items()
   }
-  for name in theirs:
+  what = f"{params:,} parameters"
+  for wire in args.wire:
+    for arrays in ARRAYS:
+      yield side_by_side.against(
+        f"{what}, {wire}, {arrays} array(s)",
+        "steps/s",
+        rates[f"{wire}, {arrays}"],
+        f"TensorFlow, {arrays} variable(s)",
+        rates[f"TensorFlow, {arrays}"],
+      )
+  best = lambda who: [
+    max(each)
+    for each in zip(*(rates[f"{who}, {n}"] for n in ARRAYS), strict=True)
+  ]
+  for wire in args.wire:
+    goal = GOALS.get((wire, params))
     yield side_by_side.against(
-      f"{params:,} parameters", "steps/s", rates[name], name, rates[name]
-    )
-  best = [max(each) for each in zip(*(rates[n] for n in theirs), strict=True)]
-  for name in ours:
-    goals = {"float32": GOALS, "bfloat16": NARROW_GOALS}
-    goal = goals.get(name.split(",")[0], {}).get(params)
-    yield side_by_side.against(
-      f"{params:,} parameters, {name} array(s)",
+      f"{what}, {wire}, the better one",
       "steps/s",
-      rates[name],
+      best(wire),
       "TensorFlow's better one",
-      best,
+      best("TensorFlow"),
       goal and (goal, float("inf")),
     )
