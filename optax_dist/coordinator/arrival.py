@@ -28,7 +28,6 @@ class Fate(NamedTuple):
     members: the replicas that took part in the commit.
     staleness: how many steps late it was.
     before: the shared state before the commit.
-    asked: gradients that are asked for beyond this one.
   """
 
   reason: str | None
@@ -36,4 +35,3 @@ class Fate(NamedTuple):
   members: tuple[Any, ...] = ()
   staleness: int = 0
   before: Any = None
-  asked: int = 0

@@ -60,7 +60,7 @@ class Chief(chief_steps.ChiefSteps):
       self._post.withdraw()
       raise
     self._journal = self._open_journal()
-    if self._term == 0:
+    if self._first:
       quorum = self._policy.quorum
       self._note(
         "run",

@@ -105,4 +105,6 @@ class ChiefEnds(chief_state.ChiefState):
   def _on_save(
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
-    self._post.append({"kind": "save_at", "step": self._rules.step + 1})
+    if self._save_at <= self._rules.step:
+      self._save_at = self._rules.step + 1
+    self._post.append({"kind": "save_at", "step": self._save_at})

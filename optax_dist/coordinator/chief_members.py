@@ -120,7 +120,13 @@ class ChiefMembers(chief_ends.ChiefEnds):
   def _forget(self, incarnation: int) -> None:
     self._behind.pop(incarnation, None)
     self._unproven.discard(incarnation)
-    for known in (self._leaving, self._served, self._applied, self._asked):
+    for known in (
+      self._leaving,
+      self._served,
+      self._applied,
+      self._asked,
+      self._sequences,
+    ):
       known.pop(incarnation, None)
 
   def _attend(self) -> None:

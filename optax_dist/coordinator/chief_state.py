@@ -54,7 +54,8 @@ class ChiefState(threading.Thread):
     self.view = copy.deepcopy(view)
     # Whoever starts with this state at this step needs no snapshot.
     self._origin = (step, state)
-    self._rules = policy.quorum.initial(step if term == 0 else self.view.step)
+    self._first = self.view.term < 0
+    self._rules = policy.quorum.initial(step if self._first else self.view.step)
     self._post = chief_post.Post(
       engine_,
       settings.secret,
@@ -74,6 +75,8 @@ class ChiefState(threading.Thread):
     # The accepted ones whose fate is open.
     self._arrivals: dict[int, tuple[dict[str, Any], bytes, float]] = {}
     self._asked: dict[int, float] = {}
+    self._sequences: dict[int, int] = {}
+    self._save_at = -1
     self._attempt: dict[str, Any] | None = None
     self._attempt_started = 0.0
     self._held: list[rules.Event] = []

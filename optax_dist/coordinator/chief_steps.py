@@ -21,8 +21,17 @@ class ChiefSteps(chief_members.ChiefMembers):
   ) -> None:
     peer = self.view.peers[incarnation]
     self._has_applied(incarnation, header["applied"])
+    if header["sequence"] <= self._sequences.get(incarnation, -1):
+      return  # It was sent again, to be on the safe side.
+    self._sequences[incarnation] = header["sequence"]
+    local_step = header["local_step"]
+    held = self._rules.inside.get(peer.replica)
+    inside = held.count if held and held.local_step == local_step else 0
+    if inside + header["count"] != header["total"]:
+      # A sum whose first part has had another fate meanwhile.
+      local_step = -1
     fresh = rules.accepts(
-      header["local_step"], self._rules.step, self._rules.config.max_staleness
+      local_step, self._rules.step, self._rules.config.max_staleness
     )
     expected = self._plane.place.nbytes if self._inline else 0
     if fresh and header["finite"] and len(payload) != expected:
@@ -36,7 +45,7 @@ class ChiefSteps(chief_members.ChiefMembers):
     self._step(
       rules.Arrive(
         peer.replica,
-        header["local_step"],
+        local_step,
         header["finite"],
         incarnation,
         header["count"],
@@ -130,7 +139,7 @@ class ChiefSteps(chief_members.ChiefMembers):
   def _ask(self, decisions: Sequence[rules.Decision]) -> None:
     tokens = self._tokens(decisions)
     if tokens:
-      self._post.append({"kind": "token", "tokens": tokens})
+      self._post.append({"kind": "token", "tokens": tokens, "more": False})
 
   def _accept(self) -> None:
     event = self._event

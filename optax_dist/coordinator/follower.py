@@ -53,13 +53,15 @@ class Follower(follower_steps.FollowerSteps):
       except board_log.Trimmed:
         self.position = self.log.trimmed()
         if self.admitted:
-          self._ask_for_snapshot("the log has gone on without it")
+          # What became of its gradient is not to be found out any more.
+          self._rejoin("the log has gone on without it")
         continue
       except messages.BadMessage as error:
         _log.warning("entry %d of the log is ignored: %s", self.position, error)
         self.position += 1
         continue
-      self._heard, self._vacant = time.monotonic(), False
+      self._heard = time.monotonic()
+      self._vacant = self._vacant and entry["kind"] != "term"
       self.position += 1
       self.view.update(entry)
       handler = getattr(self, f"_on_{entry['kind']}", None)
@@ -69,7 +71,7 @@ class Follower(follower_steps.FollowerSteps):
   # News.
 
   def _on_tick(self, entry: dict[str, Any], payload: bytes) -> None:
-    if entry["ack"] and self.admitted:
+    if entry["ack"] and self.admitted and not self._lacking:
       self._told = self.step
       self.tell({"kind": "ack", "applied": self.step})
 
@@ -94,9 +96,19 @@ class Follower(follower_steps.FollowerSteps):
   def _on_save_at(self, entry: dict[str, Any], payload: bytes) -> None:
     with self.changed:
       self.save_at = entry["step"]
+      self._wishes.pop("save", None)
       self.changed.notify_all()
 
   def _on_finish(self, entry: dict[str, Any], payload: bytes) -> None:
+    if self.admitted and self.step < entry["step"]:
+      self.fail(
+        errors.RunFinished(
+          f"The run has ended ({entry['reason']}) at step {entry['step']}, and "
+          f"replica {self.replica!r} has only those of step {self.step}: its "
+          "parameters are not the final ones."
+        )
+      )
+      return
     with self.changed:
       self.finished = entry["reason"]
       self._decide(Fate("finished", self.step))

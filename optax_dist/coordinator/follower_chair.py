@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from optax_dist.coordinator import board_log, follower_state, messages
+from optax_dist.coordinator import follower_state, messages
+from optax_dist.coordinator.arrival import Fate
 
 
 class FollowerChair(follower_state.FollowerState):
@@ -18,9 +19,14 @@ class FollowerChair(follower_state.FollowerState):
     candidates = {*self.view.peers, self.incarnation} - {self.view.chief}
     rank = sorted(candidates | {self.incarnation}).index(self.incarnation)
     patience = 0.0 if self._vacant else self._settings.chief_timeout
-    if self.admitted and silent > patience + 0.2 * rank:
+    may = self.admitted or self._none_ever()
+    if may and silent > patience + 0.2 * rank:
       self._heard, self._vacant = time.monotonic(), False
       self._claim(self.view.term + 1)
+
+  def _none_ever(self) -> bool:
+    """Whether the first chief has died before it wrote a word."""
+    return self.position == 0 and self.log.trimmed() == 0
 
   def _claim(self, term: int) -> None:
     """Becomes chief of a term that nobody else has claimed."""
@@ -31,40 +37,49 @@ class FollowerChair(follower_state.FollowerState):
       if board.put(key, messages.pack(secret, key, header)):
         self._take_chair(self, term, self.position)
         return
-      if term <= self.view.term or not self.admitted:
+      if term == 0 or term <= self.view.term or term > self._claimed:
+        # Whoever claimed it may be about to say so.
+        self._claimed = max(term, self._claimed)
         return
-      # Whoever claimed it has died before it could say so.
+      # It has died before it could.
       term += 1
 
   def _on_term(self, entry: dict[str, Any], payload: bytes) -> None:
     if self.admitted:
       self._meet_chief()
+    elif self.incarnation in self.view.peers:
+      self._lacking = False
+      self._ask_for_snapshot("the chief that let it in is gone")
+    elif self.view.hellos > self.incarnation:
+      # Its request came before others', and will not be read any more.
+      self.hello()
+
+  def hello(self) -> None:
+    """Asks to be let in; under a new incarnation each time."""
+    raise NotImplementedError
 
   def _meet_chief(self) -> None:
-    with self._sending:
-      self._inbox = board_log.Inbox(
-        self._engine.board,
-        self._settings.secret,
-        self.view.term,
-        self.incarnation,
-      )
+    self._open_inbox()
     self._pending = None
+    self._lacking = False
     self._watch_chief()
     with self.changed:
       arrival = self._arrival
-      wish = self._wish
+      if self._held is not None:
+        self._held = None
+        if arrival is None:
+          # The old chief had it, and the new one can't be told to wait for it.
+          self._held_fate = Fate("lost", self.step)
+      wishes = list(self._wishes.values())
     if self.step < self.view.step:
       self._ask_for_snapshot(f"it is at step {self.step} of {self.view.step}")
     else:
       self.tell({"kind": "ack", "applied": self.step})
-    if wish is not None:
+    for wish in wishes:
       self.tell(wish)
+    # Whether the old chief has had it or not, the new one has not.
     if arrival is not None:
-      # Whether the old chief has had it or not, the new one has not.
-      total = arrival.header["total"]
-      self._send_arrival(
-        arrival._replace(header=arrival.header | {"count": total})
-      )
+      self._send_arrival(arrival)
 
   def _watch_chief(self) -> None:
     chief = self.view.chief

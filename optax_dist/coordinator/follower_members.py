@@ -42,6 +42,7 @@ class FollowerMembers(follower_chair.FollowerChair):
       number += 1
     with self.changed:
       self.incarnation, self.admitted = number, False
+      self._lacking = False
     self._claim(0)
 
   def _on_join(self, entry: dict[str, Any], payload: bytes) -> None:
@@ -51,19 +52,27 @@ class FollowerMembers(follower_chair.FollowerChair):
       self._serve(entry["incarnation"])
 
   def _admitted(self, entry: dict[str, Any]) -> None:
+    self._count = entry["count"]
     if entry["peer"] is not None:
-      if not self._restore(entry["peer"]):
-        return
-    elif entry["step"] != self.step:
+      self._lacking = True
+      self._restore(entry["peer"])
+    elif entry["step"] == self.step:
+      self._take_part()
+    else:
       raise errors.CoordinatorError(
         f"The job is at step {entry['step']} and this replica at {self.step}, "
         "with nobody to take a snapshot from."
       )
+
+  _count = 1
+
+  def _take_part(self) -> None:
+    """It has the state of this step: from now on it is a member."""
+    self._decide(Fate("lost", self.step))
     with self.changed:
-      self.admitted, self.asked = True, entry["count"]
-      self._arrival = None
-      self._told = self.step
+      self.admitted, self.asked = True, self._count
       self.changed.notify_all()
+    self._told = self.step
     self._meet_chief()
 
   def _on_refuse(self, entry: dict[str, Any], payload: bytes) -> None:
@@ -82,20 +91,33 @@ class FollowerMembers(follower_chair.FollowerChair):
         self.gone = True
         self.changed.notify_all()
       return
+    if entry["reason"] == "replaced":
+      # Were it to join again, the two would go on replacing each other.
+      self.fail(
+        errors.CoordinatorError(
+          f"Another process has joined as replica {self.replica!r}, and takes "
+          "the place of this one. If both are wanted, they need numbers of "
+          "their own."
+        )
+      )
+      return
     # It was taken for dead (stopped, or cut off), and is not.
+    self._rejoin(entry["reason"])
+
+  def _rejoin(self, why: str) -> None:
     _log.warning(
-      "replica %r was given up (%s); it joins again",
-      self.replica,
-      entry["reason"],
+      "replica %r was given up (%s); it joins again", self.replica, why
     )
+    with self.changed:
+      self.rejoins += 1
+      self.admitted = False
     self._decide(Fate("lost", self.step))
-    self.rejoins += 1
     self._pending = None
     self.hello()
 
   def _serve(self, to: int) -> None:
     peer = self.view.peers.get(to)
-    if peer is not None:
+    if peer is not None and self.step == self.view.step:
       phases.reach("serving", self.replica)
       self._snapshots.serve(
         self.shared, self.step, self.position, to, peer.address
@@ -104,10 +126,10 @@ class FollowerMembers(follower_chair.FollowerChair):
   def _on_serve(self, entry: dict[str, Any], payload: bytes) -> None:
     if entry["peer"] == self.incarnation:
       self._serve(entry["to"])
-    elif entry["to"] == self.incarnation:
+    elif entry["to"] == self.incarnation and self._lacking:
       self._restore(entry["peer"])
 
-  def _restore(self, peer: int) -> bool:
+  def _restore(self, peer: int) -> None:
     """Takes over the state of a peer, as of this position of the log."""
     try:
       found = self.view.peers.get(peer)
@@ -128,20 +150,27 @@ class FollowerMembers(follower_chair.FollowerChair):
       engine.OfferGone,
       messages.BadMessage,
     ) as error:
+      self._lacking = False
       self._ask_for_snapshot(f"the snapshot of {self.view.name(peer)}: {error}")
-      return False
-    with self.changed:
-      self.shared, self.step = shared, max(step, 0)
-      if not self.admitted:
-        self.admitted = True
-        self._arrival = None
-      self.changed.notify_all()
+      return
+    self._lacking = False
     self._pending = None
-    self._told = self.step
-    if self._inbox is None:
-      self._meet_chief()
-    self.tell({"kind": "ack", "applied": self.step})
-    return True
+    with self.changed:
+      self.shared, self.step = shared, step
+      self._keep_to_save()
+      self.changed.notify_all()
+    if self.admitted:
+      self._told = self.step
+      self.tell({"kind": "ack", "applied": self.step})
+    else:
+      self._take_part()
+
+  def _keep_to_save(self) -> None:
+    at = self.save_at
+    if at is None or self.step < at:
+      return
+    if self.to_save is None or self.to_save[1] < at:
+      self.to_save = (self.shared, self.step)
 
 
 def _number(key: str) -> int:

@@ -40,6 +40,7 @@ class FollowerState(threading.Thread):
     finished: the reason of a clean end, once it is over.
     failure: the error that all waits raise.
     save_at: the step at which everyone saves, or None.
+    to_save: the shared state of that step and the step, once it is there.
     missing: who is waited for, as the chief last said.
   """
 
@@ -66,6 +67,7 @@ class FollowerState(threading.Thread):
     self.finished: str | None = None
     self.failure: Exception | None = None
     self.save_at: int | None = None
+    self.to_save: tuple[Any, int] | None = None
     self.missing = ""
     self.view = views.View()
     self.log = board_log.BoardLog(engine_.board, settings.secret)
@@ -78,9 +80,16 @@ class FollowerState(threading.Thread):
     self._snapshots = snapshots.Snapshots(engine_, settings.secret)
     self._take_chair = take_chair
     self._inbox: board_log.Inbox | None = None
+    self._inbox_term = self._inbox_of = -1
     self._sending = threading.Lock()
     self._arrival: Arrival | None = None
-    self._wish: dict[str, Any] | None = None
+    # An arrival that was taken in, while more is asked for.
+    self._held: Arrival | None = None
+    self._held_fate: Fate | None = None
+    self._wishes: dict[str, dict[str, Any]] = {}
+    # Whether it waits for the state of this step from a peer.
+    self._lacking = False
+    self._claimed = -1
     self._pending: tuple[int, int, Any] | None = None
     self._told = step
     self._heard = time.monotonic()
@@ -90,26 +99,48 @@ class FollowerState(threading.Thread):
     self._stopped = threading.Event()
     self._treedef = jax.tree.structure(shared.params)
 
-  def arrive(self, arrival: Arrival) -> None:
-    """Sends a gradient; its fate will be in `fate`."""
+  def arrive(self, arrival: Arrival, rejoins: int) -> None:
+    """Sends a gradient; its fate will be in `fate`.
+
+    Args:
+      arrival: what is sent.
+      rejoins: how often the replica had joined again when it was computed.
+    """
     with self.changed:
+      if not self.admitted or rejoins != self.rejoins:
+        # It was given up meanwhile, and with it what it had computed.
+        self.fate = Fate("lost", self.step)
+        return
+      if self._held_fate is not None:
+        # It has the sum of what was decided on its own.
+        self.fate = Fate("superseded", self.step)
+        return
       self.fate, self._arrival = None, arrival
       self._told = max(self._told, self.step)
     self._send_arrival(arrival)
 
+  def take_held_fate(self) -> Fate | None:
+    """What became of a sum that was in while more was asked for, once."""
+    with self.changed:
+      fate, self._held_fate = self._held_fate, None
+      return fate
+
   def tell(self, header: dict[str, Any], payload: bytes = b"") -> None:
     """Sends a message to the chief of this term, if there is one."""
     with self._sending:
-      if self._inbox is None:
-        return
-      term, me = self.view.term, self.incarnation
-      if not self.line.send(term, me, header, payload):
-        self._inbox.send(header, payload)
+      self._send(header, payload)
+
+  def _send(self, header: dict[str, Any], payload: bytes) -> None:
+    if self._inbox is None:
+      return
+    term, me = self._inbox_term, self._inbox_of
+    if not self.line.send(term, me, header, payload):
+      self._inbox.send(header, payload)
 
   def wish(self, header: dict[str, Any]) -> None:
     """Tells the chief what stays true, whoever is chief until it is granted."""
     with self.changed:
-      self._wish = header
+      self._wishes[header["kind"]] = header
     self.tell(header)
 
   def stop(self) -> None:
@@ -118,29 +149,45 @@ class FollowerState(threading.Thread):
     self._unwatch()
 
   def fail(self, error: Exception) -> None:
+    """Ends the replica: what it waits for now or later raises the error."""
     with self.changed:
       if self.failure is None:
         self.failure = error
       self.changed.notify_all()
 
-  def _decide(self, fate: Fate) -> None:
+  def _decide(self, fate: Fate, sequence: int | None = None) -> None:
+    """Tells what became of an arrival; of all there are by default."""
     with self.changed:
-      if self._arrival is not None:
+      arrival, held = self._arrival, self._held
+      if arrival and sequence in (None, arrival.header["sequence"]):
         self._arrival, self.fate = None, fate
+        if sequence is not None and fate.reason is None:
+          self._held = held = None  # It was part of it.
+      if held and sequence in (None, held.header["sequence"]):
+        self._held, self._held_fate = None, fate
       self.changed.notify_all()
 
   def _send_arrival(self, arrival: Arrival) -> None:
     header = arrival.header | {"applied": self.step}
+    if self._held is None:
+      # The chief has had nothing of it yet.
+      header["count"] = header["total"]
     self.tell(header, arrival.payload)
 
-  def _ask_for_snapshot(self, why: str) -> None:
-    _log.info("replica %r asks for a snapshot: %s", self.replica, why)
-    if self._inbox is None or not self.admitted:
-      with self._sending:
+  def _open_inbox(self) -> None:
+    """Messages go to the chief of this term from now on."""
+    with self._sending:
+      key = (self.view.term, self.incarnation)
+      if (self._inbox_term, self._inbox_of) != key:
+        self._inbox_term, self._inbox_of = key
         self._inbox = board_log.Inbox(
-          self._engine.board,
-          self._settings.secret,
-          self.view.term,
-          self.incarnation,
+          self._engine.board, self._settings.secret, *key
         )
+
+  def _ask_for_snapshot(self, why: str) -> None:
+    if self._lacking:
+      return
+    _log.info("replica %r asks for a snapshot: %s", self.replica, why)
+    self._lacking = True
+    self._open_inbox()
     self.tell({"kind": "behind", "applied": self.step})

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from optax_dist.coordinator import data_plane, follower_members, phases
-from optax_dist.coordinator.arrival import Fate
+from optax_dist.coordinator.arrival import Arrival, Fate
 from optax_dist.coordinator.fingerprint import fingerprint
 
 # Commits after which a replica that says nothing else tells where it is.
@@ -18,7 +18,7 @@ class FollowerSteps(follower_members.FollowerMembers):
   """The part of a follower that makes steps; see the module."""
 
   def _on_attempt(self, entry: dict[str, Any], payload: bytes) -> None:
-    if not self.admitted or entry["step"] != self.step:
+    if not self.admitted:
       return
     members = [data_plane.Member(*m) for m in entry["members"]]
     mine = [m for m in members if m.incarnation == self.incarnation]
@@ -27,13 +27,11 @@ class FollowerSteps(follower_members.FollowerMembers):
       return
     key = {"step": entry["step"], "attempt": entry["attempt"]}
     try:
+      if entry["step"] != self.step:
+        raise data_plane.AttemptFailed(self.incarnation, "it has fallen behind")
       if mine:
-        arrival = self._arrival
-        if (
-          arrival is None
-          or arrival.buffer is None
-          or arrival.header["sequence"] != mine[0].sequence
-        ):
+        arrival = self._find(mine[0].sequence)
+        if arrival is None:
           raise data_plane.AttemptFailed(self.incarnation, "nothing to give")
         mean = self._plane.aggregate(
           self.incarnation,
@@ -56,6 +54,14 @@ class FollowerSteps(follower_members.FollowerMembers):
     phases.reach("done", self.replica)
     self._told = self.step + 1
     self.tell({"kind": "done"} | key)
+
+  def _find(self, sequence: int) -> Arrival | None:
+    """The arrival of this number, where it has something to offer."""
+    with self.changed:
+      for arrival in (self._arrival, self._held):
+        if arrival and arrival.header["sequence"] == sequence:
+          return arrival if arrival.buffer is not None else None
+    return None
 
   def _overtaken(self) -> bool:
     """Whether the log has gone on: the attempt will not be waited for."""
@@ -111,7 +117,9 @@ class FollowerSteps(follower_members.FollowerMembers):
       self._take_tokens(entry)
       if mine:
         ids = tuple(m.replica for m in members)
-        self._decide(Fate(None, step, ids, mine[0].staleness, before))
+        fate = Fate(None, step, ids, mine[0].staleness, before)
+        self._decide(fate, mine[0].sequence)
+      self._keep_to_save()
       self.changed.notify_all()
     phases.reach("applied", self.replica)
     every = self._settings.fingerprint_every
@@ -139,8 +147,10 @@ class FollowerSteps(follower_members.FollowerMembers):
       self.asked = 0
       self._take_tokens(entry)
       if self.asked:
-        if self._arrival is not None:
-          self._decide(Fate("more", self.step, asked=self.asked))
+        if self._arrival is not None and entry.get("more", True):
+          # What has arrived stays in; what comes next is added to it.
+          self._held, self._arrival = self._arrival, None
+          self.fate = Fate("more", self.step)
       else:
         self.asked = before
       self.changed.notify_all()
@@ -149,7 +159,5 @@ class FollowerSteps(follower_members.FollowerMembers):
     if entry["incarnation"] != self.incarnation:
       return
     with self.changed:
-      arrival = self._arrival
       self._take_tokens(entry)
-      if arrival and arrival.header["sequence"] == entry["sequence"]:
-        self._decide(Fate(entry["reason"], self.step))
+      self._decide(Fate(entry["reason"], self.step), entry["sequence"])

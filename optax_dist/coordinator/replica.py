@@ -10,6 +10,7 @@ import jax
 from optax_dist.coordinator import (
   follower,
   phases,
+  policies,
   replica_state,
   tree_checks,
 )
@@ -69,7 +70,8 @@ class Replica(replica_state.ReplicaState):
     tree_checks.check_grads(grads, self._template)
     if f.rejoins != self._rejoins:
       # It was taken for dead meanwhile: what it had is worth nothing.
-      return self._start_over("lost")
+      return self._start_over("lost", self._counted + 1)
+    self._mind_the_held()
     payload, self._local = self._policy.contribute(
       self._pinned, self._local, grads
     )
@@ -77,64 +79,69 @@ class Replica(replica_state.ReplicaState):
       self._token_time = time.monotonic()
       return self._outcome("", accepted=True)
     self._batches.append(batch)
-    stale = self.is_stale
-    if not stale:
-      self._total = (
-        payload if self._total is None else self._add(self._total, payload)
-      )
-      self._counted += 1
-      self._unsent += 1
-      if self._unsent < f.asked:
-        return self._outcome("", accepted=True)
-    return self._send(None if stale else self._total, compute)
+    if self.is_stale:
+      return self._say_it_is_stale(compute)
+    self._total = (
+      payload if self._total is None else self._add(self._total, payload)
+    )
+    self._counted += 1
+    self._unsent += 1
+    if self._unsent < f.asked:
+      return self._outcome("", accepted=True)
+    return self._send(compute)
 
-  def _send(self, payload: Any, compute: float) -> Outcome:
-    f = self._follower
+  def _header(
+    self, compute: float, finite: bool, count: int, total: int
+  ) -> dict[str, Any]:
     self._sequence += 1
-    stale = payload is None
-    count = max(1, self._unsent)
-    finite, raw = True, b""
-    buffer: Any = None
-    if not stale:
-      leaves = jax.tree.leaves(payload)
-      buffer, finite = self._plane.write(leaves)
-      if self._inline and finite:
-        raw = buffer.tobytes()
-    header = {
+    return {
       "kind": "arrive",
       "local_step": self._based_on,
       "count": count,
-      "total": max(1, self._counted),
+      "total": total,
       "finite": finite,
-      "applied": f.step,
+      "applied": self._follower.step,
       "compute": compute,
-      "batches": self._batches[-max(1, self._counted) :],
+      "batches": self._batches[-total:],
       "sequence": self._sequence,
     }
+
+  def _say_it_is_stale(self, compute: float) -> Outcome:
+    """Its fate is known; the chief need only know of it."""
+    count = self._unsent + 1
+    self._follower.tell(self._header(compute, True, count, count))
+    return self._start_over("stale", self._counted + 1)
+
+  def _send(self, compute: float) -> Outcome:
+    f = self._follower
+    buffer, finite = self._plane.write(jax.tree.leaves(self._total))
+    self._buffers.append(buffer)
+    raw = buffer.tobytes() if self._inline and finite else b""
+    header = self._header(compute, finite, self._unsent, self._counted)
     start = time.monotonic()
-    if stale:
-      # Its fate is known; the chief need only know of it.
-      f.tell(header)
-      return self._start_over("stale", gradients=count + self._counted)
-    f.arrive(follower.Arrival(header, raw, None if self._inline else buffer))
-    phases.reach("arrived", self.replica)
     try:
+      f.arrive(
+        follower.Arrival(header, raw, None if self._inline else buffer),
+        self._rejoins,
+      )
+      phases.reach("arrived", self.replica)
       self._wait(lambda: f.fate is not None, "for this step's commit")
       assert f.fate is not None
       fate = f.fate
-    finally:
-      if buffer is not None:
-        applied = f.fate is not None and f.fate.reason is None
-        self._plane.settle(buffer, applied)
+    except BaseException:
+      self._settle_buffers(applied=False)
+      raise
     waited = time.monotonic() - start
     if fate.reason == "more":
       # It is in, and its sum will be sent again with what is asked for now.
       self._unsent = 0
       self._token_time = time.monotonic()
       return self._outcome("", accepted=True, waited=waited)
+    self._settle_buffers(fate.reason is None)
     if fate.reason is not None:
+      self._mind_the_held(fate.reason)
       return self._start_over(fate.reason, self._counted, waited)
-    self._counts["applied"] += self._counted
+    self._count("applied", self._counted)
     before = fate.before
     self._clear()
     self._pinned, self._based_on = f.shared, f.step
@@ -148,9 +155,36 @@ class Replica(replica_state.ReplicaState):
       self._based_on,
       fate.members,
       fate.staleness,
-      save=f.save_at == fate.step,
+      save=self._time_to_save(),
       waited=waited,
     )
+
+  def _mind_the_held(self, rest: str = "superseded") -> None:
+    """Where more was asked for, what was in may have had its fate meanwhile.
+
+    Args:
+      rest: what becomes of the gradients that were added since.
+    """
+    fate = self._follower.take_held_fate()
+    if fate is None:
+      return
+    sent = self._counted - self._unsent
+    self._count("applied" if fate.reason is None else fate.reason, sent)
+    # A sum can't be taken apart again.
+    self._count(rest, self._unsent)
+    self._settle_buffers(fate.reason is None)
+    self._clear()
+
+  def _settle_buffers(self, applied: bool) -> None:
+    """The latest was applied or not; nobody reads any of them any more."""
+    for buffer in reversed(self._buffers):
+      self._plane.settle(buffer, applied)
+      applied = False
+    self._buffers.clear()
+
+  def _count(self, reason: str, gradients: int) -> None:
+    if gradients:
+      self._counts[reason] = self._counts.get(reason, 0) + gradients
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -159,12 +193,20 @@ class Replica(replica_state.ReplicaState):
     current afterwards, and the time for the rest of the work is saved.
     """
     self._raise_failure()
-    if self.finished:
+    if self.finished or self._left:
       return self._outcome("finished", finished=True)
+    if self._follower.rejoins != self._rejoins:
+      return self._start_over("lost", self._counted + 1)
+    self._mind_the_held()
     if self.is_stale:
       self._batches.append(None)
-      return self._send(None, time.monotonic() - self._token_time)
-    return self._start_over("abandoned", gradients=self._counted)
+      return self._say_it_is_stale(time.monotonic() - self._token_time)
+    if not self._counted and self._follower.step > self._based_on:
+      return self._start_over("abandoned")
+    # What is summed already is still as good as it was.
+    self._count("abandoned", 1)
+    self._token_time = time.monotonic()
+    return self._outcome("abandoned")
 
   def wait_until_stale(self, timeout: float) -> bool:
     """Waits until others have made the present work worthless, or the run ends.
@@ -183,7 +225,19 @@ class Replica(replica_state.ReplicaState):
 
     To be called when this process is told to stop (SIGTERM).
     """
-    self._follower.tell({"kind": "save", "after": self._based_on})
+    self._follower.wish({"kind": "save", "after": self._based_on})
+
+  def state_to_save(self) -> tuple[policies.SharedState, int]:
+    """What to save now, and its step: after `Outcome.save`, that of all.
+
+    A replica that was late may have passed the common step without stopping
+    there; it has kept that step's state nonetheless.
+    """
+    f = self._follower
+    with f.changed:
+      if f.to_save is not None and f.to_save[1] == f.save_at == self._saved:
+        return f.to_save
+    return self._pinned, self._based_on
 
   def finish(self, reason: str = "finished") -> None:
     """Ends the run in good order, for all replicas.
@@ -241,8 +295,7 @@ class Replica(replica_state.ReplicaState):
   ) -> Outcome:
     """What was computed is dropped; goes on from the current parameters."""
     f = self._follower
-    if gradients:
-      self._counts[reason] = self._counts.get(reason, 0) + gradients
+    self._count(reason, gradients)
     self._clear()
     if f.rejoins != self._rejoins:
       self._wait(lambda: f.admitted, "to be let in again")
@@ -261,13 +314,19 @@ class Replica(replica_state.ReplicaState):
     finished: bool = False,
     waited: float = 0.0,
   ) -> Outcome:
-    f = self._follower
-    save = f.save_at is not None and f.save_at == self._based_on
     return Outcome(
       accepted,
       reason,
       self._based_on,
       finished=finished,
-      save=save,
+      save=self._time_to_save(),
       waited=waited,
     )
+
+  def _time_to_save(self) -> bool:
+    """Whether the common step to save at has been reached; said once."""
+    at = self._follower.save_at
+    due = at is not None and self._saved < at <= self._based_on
+    if at is not None and due:
+      self._saved = at
+    return due

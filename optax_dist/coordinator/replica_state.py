@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,9 @@ from optax_dist.coordinator import (
   tree_checks,
 )
 from optax_dist.coordinator.fingerprint import fingerprint
+
+# Seconds to wait for a thread's end.
+_PATIENCE = 5.0
 
 
 class ReplicaState:
@@ -73,6 +77,8 @@ class ReplicaState:
     self._total: Any = None
     self._counted = self._unsent = 0
     self._batches: list[Any] = []
+    self._buffers: list[Any] = []
+    self._saved = -1
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._pinned: Any = shared
     self._based_on = global_step
@@ -161,11 +167,15 @@ class ReplicaState:
 
   def close(self) -> None:
     """Ends this replica's threads and waits; what it has not said is lost."""
-    self._follower.stop()
-    for old in self._chiefs:
-      old.stop()
+    threads = [self._follower, *self._chiefs]
+    for thread in threads:
+      thread.stop()
     self._engine.close()
     self._plane.close()
+    for thread in threads:
+      # One that is stuck in foreign code must not hold up who closes.
+      if thread.is_alive() and thread is not threading.current_thread():
+        thread.join(_PATIENCE)
 
   def _wait(self, ready: Callable[[], bool], what: str) -> None:
     """Waits, with a deadline somewhat after the one that the chief keeps."""
