@@ -210,6 +210,15 @@ class ChiefSteps(chief_members.ChiefMembers):
       if i not in inside
       and start.step - self._applied.get(i, start.step) <= _MAX_LAG
     ]
+    # Whoever has just fetched a snapshot needs the means since then.
+    lag = max(
+      (
+        start.step - self._applied.get(i, start.step)
+        for i in audience
+        if i in self._unproven
+      ),
+      default=0,
+    )
     witness = None
     if len(members) == 1 and audience and not self._inline:
       # One copy of a committed step would be lost with its process.
@@ -228,6 +237,7 @@ class ChiefSteps(chief_members.ChiefMembers):
       "members": [list(m) for m in members],
       "audience": audience,
       "witness": witness,
+      "lag": lag,
     }
     if not self._inline:
       self._post.append(self._attempt)

@@ -178,7 +178,7 @@ class DataPlane:
     self._average(slices, members, (cuts[own], cuts[own + 1]), out)
     for incarnation, got in fetched.items():
       self._checked(got, incarnation)
-    self._keep(out)
+    self._keep(out, entry.get("lag", 0))
     if high > low:
       number = self._ticket("mean", step, attempt, me, own)
       self._exchange.offer(number, out, readers)
@@ -301,9 +301,9 @@ class DataPlane:
     except (engine.OfferGone, engine.PeerLost) as error:
       raise AttemptFailed(incarnation, str(error)) from None
 
-  def _keep(self, out: np.ndarray) -> None:
+  def _keep(self, out: np.ndarray, lag: int) -> None:
     self._means.append(out)
-    while len(self._means) > _KEPT:
+    while len(self._means) > _KEPT + lag:
       self._exchange.recycle(self._means.popleft())
 
   def _ticket(self, *parts: Any) -> int:

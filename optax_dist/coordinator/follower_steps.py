@@ -44,7 +44,7 @@ class FollowerSteps(follower_members.FollowerMembers):
         )
       else:
         mean = self._collect(entry)
-      after = self._apply(mean)
+      after = self._apply(mean, entry)
     except data_plane.AttemptFailed as error:
       if not self._overtaken():
         report = key | {"culprit": error.culprit, "reason": str(error)[:200]}
@@ -75,9 +75,15 @@ class FollowerSteps(follower_members.FollowerMembers):
       self._stopped.is_set,
     )
 
-  def _apply(self, mean: data_plane.Mean) -> Any:
+  def _apply(self, mean: data_plane.Mean, entry: dict[str, Any]) -> Any:
     tree = jax.tree.unflatten(self._treedef, mean.leaves)
-    after = jax.block_until_ready(self._policy.apply(self.shared, tree))
+    policy, members = self._policy, len(entry["members"])
+    if policy.sums and members != policy.quorum.replicas_to_aggregate:
+      # Some have left.
+      after = policy.apply(self.shared, tree, members)
+    else:
+      after = policy.apply(self.shared, tree)
+    after = jax.block_until_ready(after)
     mean.check()
     return after
 
@@ -90,7 +96,7 @@ class FollowerSteps(follower_members.FollowerMembers):
       return
     if payload:
       leaves = self._plane.read_inline(payload)
-      after = self._apply(data_plane.Mean(leaves, lambda: None))
+      after = self._apply(data_plane.Mean(leaves, lambda: None), entry)
     elif self._pending is not None and self._pending[:2] == (step, attempt):
       after = self._pending[2]
     else:
@@ -98,7 +104,7 @@ class FollowerSteps(follower_members.FollowerMembers):
         self._ask_for_snapshot("it has fallen behind")
         return
       try:
-        after = self._apply(self._collect(entry))
+        after = self._apply(self._collect(entry), entry)
       except data_plane.AttemptFailed as error:
         self._ask_for_snapshot(
           f"the mean of step {step}: {self.view.name(error.culprit)} {error}"

@@ -63,10 +63,12 @@ class Policy(Protocol):
   Attributes:
     name: in the journal.
     quorum: the numbers of the rules.
+    sums: whether `apply` is to be told of how many the mean is.
   """
 
   name: str
   quorum: Quorum
+  sums: bool
 
   def shared(self, params: Any) -> Any:
     """The shared state at the start."""
@@ -84,7 +86,7 @@ class Policy(Protocol):
     """What to send (None: nothing this time), and the local state then."""
     ...
 
-  def apply(self, shared: Any, mean: Any) -> Any:
+  def apply(self, shared: Any, mean: Any, members: Any = None) -> Any:
     """The shared state after a commit of this mean; deterministic."""
     ...
 
@@ -109,6 +111,7 @@ class SyncReplicas:
   """Every replica sends gradients; the mean of k fresh ones is applied."""
 
   name = "sync_replicas"
+  sums = False
 
   def __init__(self, optimizer: optax.GradientTransformation, quorum: Quorum):
     self.quorum = quorum
@@ -222,14 +225,22 @@ class ElasticAverage(_Local):
     )
     self._synchronous = synchronous
 
-    def exchange(params: Any, center: Any, pulls: int) -> Any:
-      total = lambda leaves: [leaf * pulls for leaf in leaves]
+    def exchange(params: Any, center: Any, pulls: Any) -> Any:
+      total = lambda leaves: [
+        leaf * jnp.asarray(pulls, leaf.dtype) for leaf in leaves
+      ]
       return elastic_exchange(params, center, moving_rate, total)
 
-    def apply(shared: SharedState, mean: Any) -> SharedState:
+    def apply(
+      shared: SharedState, mean: Any, members: Any = None
+    ) -> SharedState:
       mean = _owned(mean, shared.params)
-      center = exchange(mean, shared.params, n if synchronous else 1).center
+      everyone = n if synchronous else 1
+      pulls = everyone if members is None else members
+      center = exchange(mean, shared.params, pulls).center
       return SharedState(center, shared.opt_state)
+
+    self.sums = synchronous
 
     self.apply = jax.jit(apply)
     self._pull = jax.jit(lambda own, center: exchange(own, center, 1).params)
@@ -256,6 +267,7 @@ class LocalUpdates(_Local):
   """
 
   name = "local_updates"
+  sums = False
 
   def __init__(
     self,
@@ -266,6 +278,12 @@ class LocalUpdates(_Local):
     communication_period: int = 10,
   ):
     super().__init__(inner, communication_period)
+    if quorum.replicas_to_aggregate > quorum.total_num_replicas:
+      raise ValueError(
+        "local updates need replicas_to_aggregate to be at most "
+        f"total_num_replicas={quorum.total_num_replicas}, got "
+        f"{quorum.replicas_to_aggregate}: one replica has one change to give."
+      )
     self.quorum = quorum
     outer = optax.with_extra_args_support(outer_optimizer or optax.sgd(1.0))
     self._init_outer = outer.init
