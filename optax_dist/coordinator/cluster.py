@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from optax_dist.coordinator import jax_runtime
+from optax_dist.coordinator import addresses, jax_runtime
 
 ADDRESS = "OPTAX_DIST_COORDINATOR_ADDRESS"
 NUM_REPLICAS = "OPTAX_DIST_NUM_REPLICAS"
@@ -60,7 +60,7 @@ def detect(
       " cluster that JAX knows (SLURM, GKE, TPU pods, Open MPI). In one"
       " process, use optax_dist.coordinator.run_embedded."
     )
-  jax_runtime.split_address(address)
+  addresses.split(address)
   if not 0 <= index < count:
     raise ValueError(
       f"Replicas are numbered from 0 to {count - 1}, as there are {count}; got"

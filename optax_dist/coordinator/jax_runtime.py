@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import socket
 import threading
@@ -28,6 +27,7 @@ import jax.sharding
 import numpy as np
 
 from optax_dist.coordinator import (
+  addresses,
   engine,
   host_exchange,
   runtime_board,
@@ -65,16 +65,6 @@ def _private_api(what: str) -> Iterator[None]:
     ) from error
 
 
-def split_address(address: str) -> tuple[str, int]:
-  """Splits ``host:port``, where an IPv6 host may stand in brackets."""
-  host, colon, port = address.rpartition(":")
-  if not colon or not host or not port.isdecimal() or int(port) > 65535:
-    raise ValueError(
-      f"An address is host:port, such as 127.0.0.1:29400; got {address!r}."
-    )
-  return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 def _client(
   address: str, node_id: int, timeout: float, *, raises: bool = False
 ) -> Any:
@@ -87,7 +77,7 @@ def _client(
     raises: whether a failure to connect is an exception. By default JAX ends
       the process, but with a message that says why, also at a later failure.
   """
-  _bypass_proxy(split_address(address)[0])
+  addresses.bypass_proxy(addresses.split(address)[0])
   options: dict[str, Any] = {}
   if raises:
     # Its argument can't be converted to Python, and that raises in `connect`.
@@ -105,15 +95,6 @@ def _client(
       shutdown_on_destruction=False,
       **options,
     )
-
-
-def _bypass_proxy(host: str) -> None:
-  """Keeps gRPC from asking a web proxy for a host of the job."""
-  own, general = "no_grpc_proxy", "no_proxy"  # It reads the first one it finds.
-  name = own if own in os.environ else general
-  hosts = [h for h in os.environ.get(name, "").split(",") if h]
-  if host not in hosts:
-    os.environ[own] = ",".join([*hosts, host])
 
 
 # --- The service -------------------------------------------------------------
@@ -137,7 +118,7 @@ def start_service(address: str, max_replicas: int, timeout: float) -> Any:
     )
   # The service lets nobody in before all have come. Placeholders come in
   # everybody's name; after that each replica may come and go as it likes.
-  host, port = split_address(address)
+  host, port = addresses.split(address)
   here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
   local = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
   deadline = time.monotonic() + timeout
@@ -208,7 +189,7 @@ def connect_board(
     ValueError: the address or the number can't be right.
     engine.EngineTimeout: no service answered in time.
   """
-  host, port = split_address(address)
+  host, port = addresses.split(address)
   if node_id < 0:
     raise ValueError(f"node_id must not be negative; got {node_id}.")
   deadline = time.monotonic() + timeout
@@ -281,7 +262,7 @@ class RuntimeTransferServer:
     with _private_api("jax.experimental.transfer"):
       from jax.experimental import transfer
 
-      self._device = jax.local_devices(backend="cpu")[0]
+      self._device = _cpu_device()
       ip = socket.gethostbyname(host)
       self._server = transfer.start_transfer_server(
         self._device.client, f"{ip}:0", [f"{ip}:0"] * _TRANSPORTS
@@ -299,6 +280,17 @@ class RuntimeTransferServer:
     here = jax.sharding.SingleDeviceSharding(self._device)
     shape = jax.ShapeDtypeStruct((nbytes,), np.uint8, sharding=here)
     return _Pull(connection.pull(uuid, [shape])[0])
+
+
+def _cpu_device() -> jax.Device:
+  try:
+    return jax.local_devices(backend="cpu")[0]
+  except RuntimeError as error:
+    raise RuntimeError(
+      "Arrays travel between hosts from the memory of the CPU backend, which"
+      f" JAX has not started ({error}). If JAX_PLATFORMS is set, append it, as"
+      " in JAX_PLATFORMS=cuda,cpu."
+    ) from error
 
 
 # --- Both --------------------------------------------------------------------
@@ -345,7 +337,7 @@ def connect(
   server = None
   if exchange != "shared_memory":
     try:
-      host = _outward(address) if bind in ("0.0.0.0", "::") else bind
+      host = addresses.towards(address) if bind in ("0.0.0.0", "::") else bind
       server = RuntimeTransferServer(host)
     except (RuntimeError, OSError):
       if not shares:
@@ -358,13 +350,6 @@ def connect(
     board.close()
     raise
   return engine.Engine(board, arrays)
-
-
-def _outward(address: str) -> str:
-  """The IP address from which this host reaches the service."""
-  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-    s.connect(split_address(address))
-    return s.getsockname()[0]
 
 
 # --- Where the job runs ------------------------------------------------------
@@ -386,6 +371,6 @@ def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
     )
   if address is None or count is None or index is None:
     return None
-  host, port = split_address(address)
+  host, port = addresses.split(address)
   host = f"[{host}]" if ":" in host else host
   return f"{host}:{port - 1}", count, index

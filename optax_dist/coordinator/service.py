@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from optax_dist.coordinator import jax_runtime
+from optax_dist.coordinator import addresses, jax_runtime
 
 _READY = "ready "
 
@@ -165,7 +165,7 @@ def serve(
 def _check(address: str, max_replicas: int) -> tuple[str, int]:
   if max_replicas < 1:
     raise ValueError(f"max_replicas must be at least 1; got {max_replicas}.")
-  return jax_runtime.split_address(address)
+  return addresses.split(address)
 
 
 def _check_free(host: str, port: int) -> None:

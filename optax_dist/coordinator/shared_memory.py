@@ -257,17 +257,17 @@ class Reader:
       if self._closed:
         raise engine.PeerLost("The exchange has been closed.")
       try:
-        # First whether it has ended: its last offer is found thereafter.
-        why = peer.ended()
         found = peer.find(ticket, nbytes)
+        # The last offer of one that has ended may have come in between.
+        if found is None and (why := peer.ended()):
+          found = peer.find(ticket, nbytes)
+          if found is None:
+            raise peer.lost(why)
       except engine.PeerLost:
         self._drop(place)
         raise
       if found is not None:
         return found
-      if why:
-        self._drop(place)
-        raise peer.lost(why)
       try:
         wait.pause()
       except TimeoutError as error:

@@ -1,4 +1,3 @@
-import os
 import pathlib
 import re
 import signal
@@ -11,7 +10,13 @@ import engine_peers
 import jax
 import pytest
 
-from optax_dist.coordinator import engine, jax_runtime, service
+from optax_dist.coordinator import (
+  addresses,
+  engine,
+  host_exchange,
+  jax_runtime,
+  service,
+)
 
 
 def test_the_end_of_the_service_is_the_end_of_who_is_connected():
@@ -89,41 +94,41 @@ def test_what_can_not_be_connected_is_refused(monkeypatch):
     jax_runtime.connect("127.0.0.1:9", 0, timeout=0.1)
 
 
-@pytest.mark.parametrize(
-  ("text", "host", "port"),
-  [
-    ("127.0.0.1:1", "127.0.0.1", 1),
-    ("[::1]:65535", "::1", 65535),
-    ("h:0", "h", 0),
-  ],
-)
-def test_addresses(text, host, port):
-  assert jax_runtime.split_address(text) == (host, port)
+def test_by_default_both_ways_are_offered(monkeypatch):
+  with service.start("127.0.0.1:0", 2) as hosted:
+    both = jax_runtime.connect(hosted.address, 0)
+    address = host_exchange.Address.load(both.exchange.address)
+    assert address.place
+    assert address.transfer
+
+    def broken(host):
+      raise RuntimeError("no CPU backend")
+
+    monkeypatch.setattr(jax_runtime, "RuntimeTransferServer", broken)
+    one = jax_runtime.connect(hosted.address, 1)
+    given = one.exchange.buffer(10)
+    given[:] = 3
+    one.exchange.offer(1, given, [both.exchange.address])
+    fetched = both.exchange.fetch(one.exchange.address, 1, 10, 5.0)
+    assert fetched.array.tolist() == [3] * 10
+    with pytest.raises(RuntimeError, match="no CPU backend"):
+      jax_runtime.connect(hosted.address, 1, exchange="transfer")
+    one.close()
+    both.close()
 
 
-@pytest.mark.parametrize(
-  "text", ["", ":1", "h", "h:", "h:x", "h:-1", "h:65536"]
-)
-def test_addresses_that_are_none(text):
-  with pytest.raises(ValueError, match="host:port"):
-    jax_runtime.split_address(text)
+def test_a_missing_cpu_backend_is_named(monkeypatch):
+  def devices(backend):
+    raise RuntimeError(f"Unknown backend {backend}")
+
+  monkeypatch.setattr(jax, "local_devices", devices)
+  with pytest.raises(RuntimeError, match="JAX_PLATFORMS=cuda,cpu"):
+    jax_runtime.RuntimeTransferServer("127.0.0.1")
 
 
-def test_a_web_proxy_is_bypassed_for_the_job_alone(monkeypatch):
-  own = "no_grpc_proxy"
-  monkeypatch.setenv(own, "")  # So that it is restored.
-  monkeypatch.delenv(own)
-  monkeypatch.setenv("no_proxy", "example.org")
-  jax_runtime._bypass_proxy("127.0.0.1")
-  jax_runtime._bypass_proxy("10.0.0.1")
-  jax_runtime._bypass_proxy("10.0.0.1")
-  assert os.environ.get(own) == "example.org,127.0.0.1,10.0.0.1"
-
-
-def test_all_addresses_are_advertised_as_the_one_towards_the_service():
-  assert jax_runtime._outward("127.0.0.1:9") == "127.0.0.1"
+def test_a_transfer_server_listens_at_the_given_host_alone():
   server = jax_runtime.RuntimeTransferServer("localhost")
-  host, port = jax_runtime.split_address(server.address)
+  host, port = addresses.split(server.address)
   assert host == "127.0.0.1"
   socket.create_connection((host, port), timeout=5.0).close()
 
