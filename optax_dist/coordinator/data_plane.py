@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -143,6 +144,7 @@ class DataPlane:
       AttemptFailed: a member's bytes did not come.
     """
     phases.reach("reduce_scatter", replica)
+    until = time.monotonic() + timeout
     members = [Member(*m) for m in entry["members"]]
     step, attempt = entry["step"], entry["attempt"]
     cuts = self.place.cuts(len(members))
@@ -183,8 +185,9 @@ class DataPlane:
       number = self._ticket("mean", step, attempt, me, own)
       self._exchange.offer(number, out, readers)
     phases.reach("gather", replica)
+    left = max(0.0, until - time.monotonic())
     return self._gather(
-      step, attempt, members, cuts, peers, timeout, cancelled, (me, out)
+      step, attempt, members, cuts, peers, left, cancelled, (me, out)
     )
 
   def collect(

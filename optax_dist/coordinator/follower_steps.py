@@ -6,12 +6,21 @@ from typing import Any
 
 import jax
 
-from optax_dist.coordinator import data_plane, follower_members, phases
+from optax_dist.coordinator import (
+  board_log,
+  data_plane,
+  engine,
+  follower_members,
+  messages,
+  phases,
+)
 from optax_dist.coordinator.arrival import Arrival, Fate
 from optax_dist.coordinator.fingerprint import fingerprint
 
 # Commits after which a replica that says nothing else tells where it is.
 _ACK_EVERY = 4
+# Entries after which nobody waits for an attempt any more.
+_ENDS_ATTEMPT = ("abandon", "commit", "term", "finish", "fail")
 
 
 class FollowerSteps(follower_members.FollowerMembers):
@@ -63,9 +72,26 @@ class FollowerSteps(follower_members.FollowerMembers):
           return arrival if arrival.buffer is not None else None
     return None
 
+  _peeked = 0
+
   def _overtaken(self) -> bool:
-    """Whether the log has gone on: the attempt will not be waited for."""
-    return self._stopped.is_set() or self.log.has(self.position)
+    """Whether the log says that the attempt will not be waited for."""
+    position = max(self._peeked, self.position)
+    while not self._stopped.is_set():
+      if not self.log.has(position):
+        return False
+      try:
+        entry, _ = self.log.read(position, 0.1)
+      except (messages.BadMessage, board_log.Trimmed, engine.EngineTimeout):
+        entry = {"kind": ""}
+      gone = entry["kind"] == "gone"
+      if entry["kind"] in _ENDS_ATTEMPT or (
+        gone and entry["incarnation"] == self.incarnation
+      ):
+        return True
+      # Others may come and go meanwhile.
+      self._peeked = position = position + 1
+    return True
 
   def _collect(self, entry: dict[str, Any]) -> data_plane.Mean:
     return self._plane.collect(

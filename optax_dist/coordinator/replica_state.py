@@ -18,6 +18,7 @@ from optax_dist.coordinator import (
   errors,
   follower,
   journal,
+  named_run,
   options,
   policies,
   tree_checks,
@@ -42,6 +43,7 @@ class ReplicaState:
     opt_state: Any = None,
     global_step: int = 0,
   ):
+    engine_, settings = named_run.named(engine_, settings)
     self._engine, self._policy, self._settings = engine_, policy, settings
     params = jax.tree.map(jnp.asarray, params)
     tree_checks.check_params(params)
@@ -60,6 +62,7 @@ class ReplicaState:
     self._inline = self._plane.place.nbytes <= settings.inline_bytes
     self._spec = policies.spec(policy, shared, params, settings.wire)
     self._origin = (global_step, fingerprint(shared))
+    self._compile(policy, shared)
     self._chiefs: list[chief.Chief] = []
     self.replica = replica
     self._follower = follower.Follower(
@@ -87,6 +90,13 @@ class ReplicaState:
     self._token_time = time.monotonic()
     self._counts: dict[str, int] = {"applied": 0}
     self._left = False
+
+  def _compile(self, policy: policies.Policy, shared: Any) -> None:
+    """Has the update compiled now: in an attempt the others would wait."""
+    nothing = bytes(self._plane.mean_place.nbytes)
+    leaves = self._plane.read_inline(nothing)
+    tree = jax.tree.unflatten(jax.tree.structure(self._template), leaves)
+    jax.block_until_ready(policy.apply(shared, tree))
 
   def _take_chair(
     self, who: follower.Follower, term: int, position: int

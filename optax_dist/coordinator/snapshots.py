@@ -93,8 +93,10 @@ def _like(array: np.ndarray, leaf: Any) -> Any:
     implementation = jax.random.key_impl(leaf)
     key = jax.random.wrap_key_data(jax.numpy.array(array), impl=implementation)
     return jax.device_put(key, leaf.sharding)
-  # A copy: what jax may take for its own must not be a view.
-  return jax.device_put(array.copy(), leaf.sharding)
+  # A copy: what jax may take for its own must not be a view. Committed to a
+  # device only if the leaf is: programs would be compiled anew for it.
+  where = leaf.sharding if leaf.committed else None
+  return jax.device_put(array.copy(), where)
 
 
 def _key(position: int, to: int) -> str:
