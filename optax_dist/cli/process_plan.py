@@ -15,7 +15,7 @@ from optax_dist.cli import errors, optimizer
 PROGRAM = "optax-dist train"
 
 # Flags of strategies that processes don't have, and what they are if not given.
-_ELSEWHERE = {
+_ELSEWHERE: dict[str, Any] = {
   "straggler": [],
   "variable_averages": None,
   "inner_state": "local",
@@ -129,12 +129,13 @@ def first_state(config: Config, params: Any) -> Any:
 
 
 def make_gradient(
-  config: Config, images: Any, labels: Any
+  config: Config, params: Any, images: Any, labels: Any
 ) -> Callable[[Any, list[int]], tuple[Any, Any]]:
   """The loss and gradient of a batch, which is told by its key.
 
   Args:
     config: of the run.
+    params: of the form that it is compiled for.
     images: to train on.
     labels: what they show.
 
@@ -148,11 +149,15 @@ def make_gradient(
 
   from optax_dist.cli import digits, model
 
+  size = config["batch_size"]
+  batch = digits.Batch(images[:size], labels[:size])
   program = jax.jit(jax.value_and_grad(model.loss))
+  # Compiled once, wherever parameters come from.
+  compiled = program.lower(params, batch).compile()
 
   def gradient(params: Any, key: list[int]) -> tuple[Any, Any]:
     rng = np.random.default_rng([config["seed"], *key])
-    index = rng.choice(len(labels), config["batch_size"], replace=False)
-    return program(params, digits.Batch(images[index], labels[index]))
+    index = rng.choice(len(labels), size, replace=False)
+    return compiled(params, digits.Batch(images[index], labels[index]))
 
   return gradient

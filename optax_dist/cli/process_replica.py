@@ -31,9 +31,10 @@ def main() -> int:
     test = digits.Batch(arrays["test_images"], arrays["test_labels"])
   params = model.init(config["seed"])
   opt = process_plan.make_optimizer(config)
-  gradient = process_plan.make_gradient(config, train.images, train.labels)
   # Compiles before it has a place, so that a spare one is warm.
-  gradient(params, [0, 0, 0])[0].block_until_ready()
+  gradient = process_plan.make_gradient(
+    config, params, train.images, train.labels
+  )
   replica, incarnation = launcher.take_place(channel)
   slower = faults.install(channel, replica, incarnation)
   start: dict[str, Any] = {"params": params}
@@ -85,7 +86,8 @@ class _Training:
     self._config = told["config"]
     self._gradient, self._slower = gradient, slower
     self._test = test
-    self._count = jax.jit(model.count_correct)
+    count = jax.jit(model.count_correct)
+    self._count = count.lower(joined.center, test).compile()
     self._losses: list[float] = []
     self._evaluated = joined.global_step
 

@@ -114,9 +114,8 @@ class RunSummary:
       return ""
     if self.stall is not None:
       missing = self.stall["missing"]
-      found = (
-        missing if isinstance(missing, list) else sum(missing.values(), [])
-      )
+      groups = [missing] if isinstance(missing, list) else missing.values()
+      found = [replica for group in groups for replica in group]
     else:
       found = [
         r.replica for r in self.replicas.values() if r.seen <= self.committed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -132,6 +134,15 @@ class Child:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
 
+  def where(self) -> str:
+    """What it does now: the stack of each of its threads."""
+    before = self.log.stat().st_size
+    self.signal(signal.SIGUSR1)
+    time.sleep(0.3)
+    with self.log.open("rb") as file:
+      file.seek(before)
+      return file.read().decode(errors="replace")
+
   def tail(self, lines: int = 12) -> str:
     """The last lines that it printed."""
     try:
@@ -153,6 +164,8 @@ class Channel:
     os.dup2(2, 1)
     self._lock = threading.Lock()
     self._received: queue.Queue[Event] = queue.Queue()
+    # Works while native code holds the interpreter, too.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     _end_with_launcher()
     threading.Thread(target=self._read, name="launcher", daemon=True).start()
 

@@ -398,9 +398,8 @@ class Launcher:
 
   def _words(self) -> str:
     said = [
-      f"\n--- {p.name}:\n{p.tail()}"
+      f"\n--- {p.name}:\n{p.tail()}\n{p.where()}"
       for p in self.processes.values()
-      if p.tail()
     ]
     return "".join(said)
 
