@@ -22,7 +22,12 @@ extensions = [
   "sphinx.ext.viewcode",
   "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "jupyter_execute", "images/*.py", "**/.ipynb_checkpoints"]
+exclude_patterns = [
+  "_build",
+  "jupyter_execute",
+  "images/*.py",
+  "**/.ipynb_checkpoints",
+]
 
 # Notebooks are shown with their committed outputs; tests/notebooks runs them.
 nb_execution_mode = "off"
@@ -38,6 +43,8 @@ python_maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 add_module_names = False
+# Some docstrings have `names` in single backticks.
+default_role = "code"
 
 html_theme = "sphinx_book_theme"
 html_title = "optax-dist"
@@ -72,6 +79,13 @@ def _link_to_the_repository(app, docname, source):
     source[0] = re.sub(r"\]\((\.\./[^)#]+)", address, source[0])
 
 
+def _skip_fields(app, what, name, obj, skip, options):
+  """Leaves out a NamedTuple's fields, which its docstring tells already."""
+  doc = getattr(obj, "__doc__", None) or ""
+  return True if doc.startswith("Alias for field number") else None
+
+
 def setup(app):
   """Connects what is above."""
   app.connect("source-read", _link_to_the_repository)
+  app.connect("autodoc-skip-member", _skip_fields)
