@@ -50,7 +50,7 @@ def test_equals_the_rules(spec, communication):
         strategy,
         simulate.parse_latency(spec),
         N,
-        steps=300,
+        steps=150,
         seed=5,
         communication=communication,
         engine=engine,
@@ -63,7 +63,7 @@ def test_equals_the_rules(spec, communication):
     total = sum(arrays.seconds.values())
     np.testing.assert_allclose(total, arrays.duration)
     k = strategy.replicas_to_aggregate
-    assert arrays.applied.sum() == arrays.staleness.sum() == 300 * k
+    assert arrays.applied.sum() == arrays.staleness.sum() == 150 * k
 
 
 def test_simulations_side_by_side_are_those_one_by_one():

@@ -23,10 +23,10 @@ def test_equals_the_rules(spec, communication):
   ):
     draws = lambda: Draws(simulate.parse_latency(spec), N, seed=1)
     heap = heap_engine.run(
-      strategy, draws(), N, 400, communication, lambda steps: None
+      strategy, draws(), N, 200, communication, lambda steps: None
     )
     events = event_engine.run(
-      strategy, draws(), N, 400, communication=communication
+      strategy, draws(), N, 200, communication=communication
     )
     np.testing.assert_array_equal(heap.commit_times, events.commit_times)
     np.testing.assert_array_equal(heap.applied, events.applied)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from optax_dist import simulate
-from optax_dist.simulate import replay as module
 
 N = 5
 
@@ -71,7 +70,7 @@ def _replay(records, **options):
         total += part
     return total / np.float32(sum(m["count"] for m in members))
 
-  return module.replay(
+  return simulate.replay(
     records,
     **{
       "init": lambda: np.ones(3, np.float32),
