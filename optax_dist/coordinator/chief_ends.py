@@ -29,7 +29,7 @@ class ChiefEnds(chief_state.ChiefState):
 
   def _late(self) -> list[int]:
     return [
-      i for i in self.view.peers if self._applied.get(i, 0) < self._rules.step
+      i for i in self.view.peers if not self._has_all_of(self._rules.step, i)
     ]
 
   def _end_if_all_are_there(self) -> None:

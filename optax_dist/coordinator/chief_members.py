@@ -178,6 +178,8 @@ class ChiefMembers(chief_ends.ChiefEnds):
       peer = self._who_can_serve(incarnation)
       if peer is not None:
         self._served[incarnation] = peer
+        self._unproven.add(incarnation)
+        self._applied[incarnation] = self._rules.step
         self._post.append({"kind": "serve", "peer": peer, "to": incarnation})
       elif self._behind.keys() >= set(self.view.peers):
         self._give_up(
@@ -198,7 +200,7 @@ class ChiefMembers(chief_ends.ChiefEnds):
       late = [
         i
         for i in self.view.peers
-        if i not in self._leaving and self._applied.get(i, 0) < step
+        if i not in self._leaving and not self._has_all_of(step, i)
       ]
       patient = time.monotonic() - since < self._settings.attempt_timeout
       if (late and patient) or incarnation not in self._leaving:

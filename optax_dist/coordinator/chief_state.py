@@ -141,6 +141,14 @@ class ChiefState(threading.Thread):
         return peer
     return None
 
+  def _has_all_of(self, step: int, incarnation: int) -> bool:
+    """Whether a replica needs nothing more of others for the state of a step."""
+    return (
+      self._applied.get(incarnation, 0) >= step
+      and incarnation not in self._behind
+      and incarnation not in self._unproven
+    )
+
   def _counts_as_left(self, how: str) -> bool:
     return how == "left" or self._policy.quorum.lower_on_loss
 

@@ -25,6 +25,8 @@ class Options:
     journal: where the chief writes what happens; None for nowhere.
     config: free, for the journal.
     secret: of the job; who does not have it is not listened to.
+    run: a name that keeps runs on one board apart: two models that train at the
+      same time, or a job that starts anew while its service goes on.
   """
 
   timeout: float = 300.0
@@ -37,6 +39,7 @@ class Options:
   journal: str | os.PathLike[str] | None = None
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   secret: bytes = b""
+  run: str = ""
 
   def __post_init__(self) -> None:
     for name in ("timeout", "attempt_timeout", "chief_timeout"):

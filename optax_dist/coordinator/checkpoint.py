@@ -1,0 +1,89 @@
+"""Checkpoints of what all replicas share, by orbax.
+
+Any replica can write one, for all hold the same; one is enough. It is restored
+on as many replicas as one likes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+
+from optax_dist.coordinator import phases
+from optax_dist.coordinator.replica import Replica
+
+
+def save(path: str | os.PathLike[str], replica: Replica) -> int:
+  """Writes parameters, optimizer state and step of all replicas.
+
+  After an `Outcome` with `save` it is the common step that is written, also by
+  a replica that has gone on meanwhile.
+
+  Args:
+    path: a folder that does not exist yet.
+    replica: whose state is written; that of any other is the same.
+
+  Returns:
+    The step.
+
+  Raises:
+    ModuleNotFoundError: orbax-checkpoint is not installed.
+    ValueError: the folder exists.
+  """
+  import orbax.checkpoint as ocp
+
+  shared, step = replica.state_to_save()
+  phases.reach("checkpointing", replica.replica)
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(
+      os.path.abspath(path),
+      {
+        "params": shared.params,
+        "opt_state": shared.opt_state,
+        "global_step": step,
+      },
+    )
+  return step
+
+
+def restore(
+  path: str | os.PathLike[str], params: Any, opt_state: Any
+) -> dict[str, Any]:
+  """Reads a checkpoint of `save`.
+
+  Args:
+    path: the folder.
+    params: arrays, or `jax.ShapeDtypeStruct`s with a sharding, as they are to
+      be; for example those that the model is initialized with.
+    opt_state: the same of the optimizer, for example `opt.init(params)`.
+
+  Returns:
+    Arguments of `join` and `run_embedded`: `params`, `opt_state` and
+    `global_step`.
+
+  Raises:
+    ModuleNotFoundError: orbax-checkpoint is not installed.
+    FileNotFoundError: there is no checkpoint.
+
+  Example:
+    Every replica restores, and joins with what it has::
+
+      found = checkpoint.restore(path, params, opt.init(params))
+      with coordinator.join(opt, found.pop("params"), **found) as replica:
+        ...
+  """
+  import orbax.checkpoint as ocp
+
+  like = {"params": params, "opt_state": opt_state, "global_step": 0}
+  with ocp.StandardCheckpointer() as checkpointer:
+    return checkpointer.restore(
+      os.path.abspath(path), jax.tree.map(_abstract, like)
+    )
+
+
+def _abstract(leaf: Any) -> Any:
+  if isinstance(leaf, jax.Array):
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+  return leaf
