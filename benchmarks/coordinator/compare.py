@@ -44,6 +44,7 @@ def main() -> int:
   add("--repeats", type=int, default=5, help="rounds, each in turns")
   add("--seconds", type=float, default=6.0, help="of one run, where not steps")
   add("--steps", type=int, help="of one run, where replicas sleep")
+  add("--mean", type=float, default=0.1, help="of closed-form, in seconds")
   add("--params", type=int, action="append", help="may be repeated")
   add("--wire", action="append", help="may be repeated")
   add("--exchange", default="auto", help="shared_memory or transfer")

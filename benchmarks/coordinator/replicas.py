@@ -27,8 +27,6 @@ import processes
 import stall
 
 WARM_UP = 10
-# Between a replica's questions whether its work is still worth it.
-SLICE = 0.005
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -156,7 +154,7 @@ def _replica(args: argparse.Namespace) -> None:
       rng = np.random.default_rng([args.seed, index])
       slow = args.slow if index == args.replicas - 1 else 1.0
       draws = iter(slow * latency.draw(rng, 100_000))
-      compute = lambda: _sleep(replica, float(next(draws)), args.cancel)
+      compute = lambda: _sleep(replica, float(next(draws)), args)
     _measure(replica, gradient, compute, args, first=index == 0)
   processes.leave()
 
@@ -168,15 +166,16 @@ def _be_watched(replica, gradient) -> None:
   stall.watch(step)
 
 
-def _sleep(replica, seconds: float, cancel: bool) -> bool:
+def _sleep(replica, seconds: float, args: argparse.Namespace) -> bool:
   """Pretends to compute; whether it was not in vain."""
   end = time.monotonic() + seconds
-  if not cancel:
+  if not args.cancel:
     time.sleep(seconds)
     return True
   while (left := end - time.monotonic()) > 0:
-    time.sleep(min(SLICE, left))
-    if replica.is_stale:
+    if args.slice:
+      time.sleep(min(args.slice, left))
+    if replica.is_stale if args.slice else replica.wait_until_stale(left):
       replica.abandon()
       return False
   return True
@@ -236,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--latency", help="as `optax-dist simulate` takes it, or outliers:MEAN")
   add("--slow", type=float, default=1.0, help="how much slower the last one is")
   add("--cancel", action="store_true", help="give up gradients that are stale")
+  add("--slice", type=float, default=0.0, help="seconds between questions")
   add("--seed", type=int, default=0)
   add("--kill", action="store_true", help="kill a replica, and time the stall")
   add("--victim", type=int, default=-1, help="which one; by default the last")
