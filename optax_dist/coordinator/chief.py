@@ -59,6 +59,9 @@ class Chief(chief_steps.ChiefSteps):
     except chief_post.Deposed:
       self._post.withdraw()
       raise
+    if not self._first:
+      # The log may have gone on beyond what this replica had read.
+      self._rules = self._policy.quorum.initial(self.view.step)
     self._journal = self._open_journal()
     if self._first:
       quorum = self._policy.quorum

@@ -21,6 +21,8 @@ class FollowerChair(follower_state.FollowerState):
     patience = 0.0 if self._vacant else self._settings.chief_timeout
     may = self.admitted or self._none_ever()
     if may and silent > patience + 0.2 * rank:
+      if self.log.has(self.position):
+        return  # It was this process that stood still.
       self._heard, self._vacant = time.monotonic(), False
       self._claim(self.view.term + 1)
 
