@@ -14,6 +14,7 @@ _SHOWN = 10
 _NEEDED = {
   "rich": "rich",
   "matplotlib": "matplotlib",
+  "flax": "flax",
   "sklearn": "scikit-learn",
 }
 

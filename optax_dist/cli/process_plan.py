@@ -13,6 +13,7 @@ from typing import Any
 from optax_dist.cli import errors, optimizer
 
 PROGRAM = "optax-dist train"
+VARIABLE = "OPTAX_DIST_TRAINING"
 
 # Flags of strategies that processes don't have, and what they are if not given.
 _ELSEWHERE: dict[str, Any] = {
@@ -161,3 +162,17 @@ def make_gradient(
     return compiled(params, digits.Batch(images[index], labels[index]))
 
   return gradient
+
+
+def replay(config: Config) -> dict[str, Any]:
+  """What `simulate.replay_run` needs to do a recorded training again."""
+  from optax_dist.cli import digits, model
+
+  train, _ = digits.load()
+  params = model.init(config["seed"])
+  gradient = make_gradient(config, params, train.images, train.labels)
+  return {
+    "optimizer": make_optimizer(config),
+    "params": params,
+    "gradient": lambda params, key: gradient(params, key)[1],
+  }

@@ -9,20 +9,19 @@ import signal
 import time
 from typing import Any
 
+from optax_dist.cli import process_plan
 from optax_dist.coordinator import child
-
-CONFIG_VARIABLE = "OPTAX_DIST_TRAINING"
 
 
 def main() -> int:
   """Trains as the replica that the launcher says, until the run is over."""
   channel = child.Channel()
-  told = json.loads(os.environ[CONFIG_VARIABLE])
+  told = json.loads(os.environ[process_plan.VARIABLE])
   # From here on imports are slow.
   import numpy as np
 
   from optax_dist import coordinator
-  from optax_dist.cli import checkpoints, digits, model, process_plan
+  from optax_dist.cli import checkpoints, digits, model
   from optax_dist.coordinator import faults, launcher
 
   config = told["config"]

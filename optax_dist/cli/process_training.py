@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from optax_dist.cli import errors, parser, process_plan
-from optax_dist.cli.process_replica import CONFIG_VARIABLE
 
 FILES = ("metrics.jsonl", "training.png", "journal.jsonl")
 _DEFAULT_REPLICAS = 4
@@ -186,7 +185,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         **env,
-        CONFIG_VARIABLE: json.dumps(told),
+        process_plan.VARIABLE: json.dumps(told),
       },
       needed=needed,
       restarts=10_000 if args.chaos else args.replicas,

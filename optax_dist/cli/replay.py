@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from optax_dist.cli import errors, latency_source
+from optax_dist.cli import errors, latency_source, process_plan
 
 _DESCRIPTION = """\
 Does again on this machine what the replicas of a recorded run did, from its journal
@@ -17,9 +17,10 @@ Prints the first step that differs, or "identical, N steps"; the exit code is 1 
 they differ. Fingerprints are in the journal of a run with fingerprint_every=1."""
 
 _EPILOG = """\
-The file of --setup is a program of yours that knows model and data. It has a
-function replay(config), which gets the configuration in the journal (a dictionary)
-and returns a dictionary with
+The journal of "optax-dist train --launch processes" says by itself how to do it
+again. For other runs the file of --setup is a program of yours that knows model and
+data. It has a function replay(config), which gets the configuration in the journal
+(a dictionary) and returns a dictionary with
   optimizer, params     as they were given to coordinator.join
   gradient(params, batch)
                         the gradient of a batch, as it was given to Replica.step"""
@@ -43,18 +44,34 @@ def add_parser(commands) -> None:
     "--setup",
     metavar="FILE.py",
     type=pathlib.Path,
-    required=True,
-    help="a program that makes the model and the gradients, see below",
+    help="a program that makes the model and the gradients, see below (default:"
+    " what optax-dist train makes, for a journal of its own)",
   )
+
+
+def _setup(
+  args: argparse.Namespace, config: dict[str, Any]
+) -> Callable[[dict[str, Any]], Any]:
+  if args.setup is not None:
+    return _load(args.setup)
+  from optax_dist.cli import process_plan
+
+  if config.get("program") != process_plan.PROGRAM:
+    raise errors.CommandError(
+      f"{args.journal} is not of optax-dist train; --setup must say what was"
+      " trained"
+    )
+  return process_plan.replay
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``replay`` command with its parsed arguments."""
   latency_source.check_installed()
   records = latency_source.read_journal(args.journal, "")
-  setup = _load(args.setup)
   runs = [record for record in records if record["kind"] == "run"]
   config = (runs[0]["config"] if runs else None) or {}
+  setup = _setup(args, config)
+  setup = _setup_of(config) if args.setup is None else _load(args.setup)
   from optax_dist.cli import bar
   from optax_dist.simulate.replay_run import replay_run
 
@@ -76,6 +93,30 @@ def run(args: argparse.Namespace) -> int:
     raise errors.CommandError(f"{args.journal}: {error}") from error
   print(outcome)
   return _DIFFERS if outcome.difference is not None else 0
+
+
+def _setup_of(config: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+  """How to do a run again that this command has launched."""
+  if config.get("program") != process_plan.PROGRAM:
+    raise errors.CommandError(
+      "the journal is not of 'optax-dist train --launch processes', so give"
+      " --setup FILE.py, which makes model and gradients"
+    )
+  latency_source.check_installed("flax", "sklearn")
+  return _launched_training
+
+
+def _launched_training(config: dict[str, Any]) -> dict[str, Any]:
+  from optax_dist.cli import digits, model
+
+  train, _ = digits.load()
+  params = model.init(config["seed"])
+  both = process_plan.make_gradient(config, params, train.images, train.labels)
+  return {
+    "optimizer": process_plan.make_optimizer(config),
+    "params": params,
+    "gradient": lambda params, key: both(params, key)[1],
+  }
 
 
 def _load(path: pathlib.Path) -> Callable[[dict[str, Any]], Any]:
