@@ -25,8 +25,27 @@ def bypass_proxy(host: str) -> None:
     os.environ[own] = ",".join([*hosts, host])
 
 
-def towards(address: str) -> str:
+def is_loopback(host: str) -> bool:
+  """Whether a host, as it is written, can only be this one."""
+  return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def advertised(bind: str, service: str) -> str:
+  """The IP address at which peers reach this host.
+
+  Args:
+    bind: a host name or an IP address of this host, or all of its addresses.
+    service: ``host:port`` of what all peers reach.
+  """
+  if bind in ("0.0.0.0", "::"):
+    return _towards(service)
+  ip = socket.gethostbyname(bind)
+  # In its own tables a host's name often stands for loopback.
+  return _towards(service) if is_loopback(ip) > is_loopback(bind) else ip
+
+
+def _towards(service: str) -> str:
   """The IP address from which this host reaches the service."""
   with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-    s.connect(split(address))
+    s.connect(split(service))
     return s.getsockname()[0]

@@ -258,12 +258,11 @@ class _Pull:
 class RuntimeTransferServer:
   """JAX's transfer server; see `transfer_exchange.TransferServer`."""
 
-  def __init__(self, host: str):
+  def __init__(self, ip: str):
     with _private_api("jax.experimental.transfer"):
       from jax.experimental import transfer
 
       self._device = _cpu_device()
-      ip = socket.gethostbyname(host)
       self._server = transfer.start_transfer_server(
         self._device.client, f"{ip}:0", [f"{ip}:0"] * _TRANSPORTS
       )
@@ -337,10 +336,10 @@ def connect(
   server = None
   if exchange != "shared_memory":
     try:
-      host = addresses.towards(address) if bind in ("0.0.0.0", "::") else bind
-      server = RuntimeTransferServer(host)
+      ip = addresses.advertised(bind, address)
+      server = RuntimeTransferServer(ip)
     except (RuntimeError, OSError):
-      if not shares:
+      if not shares or not addresses.is_loopback(bind):
         raise
       _logger.info("Only peers of this host are reached.", exc_info=True)
   board = connect_board(address, node_id, timeout=timeout)

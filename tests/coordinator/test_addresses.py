@@ -1,4 +1,5 @@
 import os
+import socket
 
 import pytest
 
@@ -36,5 +37,32 @@ def test_a_web_proxy_is_bypassed_for_the_job_alone(monkeypatch):
   assert os.environ.get(own) == "example.org,127.0.0.1,10.0.0.1"
 
 
+def test_the_advertised_address_is_one_that_peers_can_reach(monkeypatch):
+  names = {"here": "127.0.1.1", "localhost": "127.0.0.1", "wire": "10.0.0.7"}
+  monkeypatch.setattr(
+    socket, "gethostbyname", lambda name: names.get(name, name)
+  )
+  monkeypatch.setattr(addresses, "_towards", lambda service: "10.0.0.9")
+  found = {
+    bind: addresses.advertised(bind, "10.0.0.1:29400")
+    for bind in (
+      "127.0.0.1",
+      "localhost",
+      "wire",
+      "10.0.0.8",
+      "0.0.0.0",
+      "here",
+    )
+  }
+  assert found == {
+    "127.0.0.1": "127.0.0.1",
+    "localhost": "127.0.0.1",
+    "wire": "10.0.0.7",
+    "10.0.0.8": "10.0.0.8",
+    "0.0.0.0": "10.0.0.9",
+    "here": "10.0.0.9",
+  }
+
+
 def test_a_host_is_seen_from_another_by_the_address_towards_it():
-  assert addresses.towards("127.0.0.1:9") == "127.0.0.1"
+  assert addresses.advertised("0.0.0.0", "127.0.0.1:9") == "127.0.0.1"

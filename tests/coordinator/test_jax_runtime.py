@@ -101,7 +101,7 @@ def test_by_default_both_ways_are_offered(monkeypatch):
     assert address.place
     assert address.transfer
 
-    def broken(host):
+    def broken(ip):
       raise RuntimeError("no CPU backend")
 
     monkeypatch.setattr(jax_runtime, "RuntimeTransferServer", broken)
@@ -113,6 +113,9 @@ def test_by_default_both_ways_are_offered(monkeypatch):
     assert fetched.array.tolist() == [3] * 10
     with pytest.raises(RuntimeError, match="no CPU backend"):
       jax_runtime.connect(hosted.address, 1, exchange="transfer")
+    # Who is to be reached from other hosts has to be.
+    with pytest.raises(RuntimeError, match="no CPU backend"):
+      jax_runtime.connect(hosted.address, 1, bind="0.0.0.0")
     one.close()
     both.close()
 
@@ -127,7 +130,7 @@ def test_a_missing_cpu_backend_is_named(monkeypatch):
 
 
 def test_a_transfer_server_listens_at_the_given_host_alone():
-  server = jax_runtime.RuntimeTransferServer("localhost")
+  server = jax_runtime.RuntimeTransferServer("127.0.0.1")
   host, port = addresses.split(server.address)
   assert host == "127.0.0.1"
   socket.create_connection((host, port), timeout=5.0).close()
