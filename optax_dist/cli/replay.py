@@ -49,28 +49,12 @@ def add_parser(commands) -> None:
   )
 
 
-def _setup(
-  args: argparse.Namespace, config: dict[str, Any]
-) -> Callable[[dict[str, Any]], Any]:
-  if args.setup is not None:
-    return _load(args.setup)
-  from optax_dist.cli import process_plan
-
-  if config.get("program") != process_plan.PROGRAM:
-    raise errors.CommandError(
-      f"{args.journal} is not of optax-dist train; --setup must say what was"
-      " trained"
-    )
-  return process_plan.replay
-
-
 def run(args: argparse.Namespace) -> int:
   """Runs the ``replay`` command with its parsed arguments."""
   latency_source.check_installed()
   records = latency_source.read_journal(args.journal, "")
   runs = [record for record in records if record["kind"] == "run"]
   config = (runs[0]["config"] if runs else None) or {}
-  setup = _setup(args, config)
   setup = _setup_of(config) if args.setup is None else _load(args.setup)
   from optax_dist.cli import bar
   from optax_dist.simulate.replay_run import replay_run
@@ -99,24 +83,11 @@ def _setup_of(config: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
   """How to do a run again that this command has launched."""
   if config.get("program") != process_plan.PROGRAM:
     raise errors.CommandError(
-      "the journal is not of 'optax-dist train --launch processes', so give"
-      " --setup FILE.py, which makes model and gradients"
+      "the journal is not of 'optax-dist train --launch processes': give"
+      " --setup FILE.py, which says what was trained"
     )
   latency_source.check_installed("flax", "sklearn")
-  return _launched_training
-
-
-def _launched_training(config: dict[str, Any]) -> dict[str, Any]:
-  from optax_dist.cli import digits, model
-
-  train, _ = digits.load()
-  params = model.init(config["seed"])
-  both = process_plan.make_gradient(config, params, train.images, train.labels)
-  return {
-    "optimizer": process_plan.make_optimizer(config),
-    "params": params,
-    "gradient": lambda params, key: both(params, key)[1],
-  }
+  return process_plan.replay
 
 
 def _load(path: pathlib.Path) -> Callable[[dict[str, Any]], Any]:

@@ -1,5 +1,6 @@
 """``optax-dist replay``, as a user meets it."""
 
+import argparse
 import json
 
 import numpy as np
@@ -7,7 +8,7 @@ import optax
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.cli import main
+from optax_dist.cli import digits, main, model, process_plan
 
 _SETUP = """
 import jax, jax.numpy as jnp, numpy as np, optax
@@ -100,6 +101,49 @@ def test_a_program_that_does_not_fit_is_one_line(
     setup.write_text(program)
   assert _main(recorded / "run.jsonl", "--setup", setup) == 2
   assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_of_another_program_needs_a_setup(recorded, capsys):
+  assert _main(recorded / "run.jsonl") == 2
+  assert "give --setup FILE.py" in capsys.readouterr().err
+
+
+def test_a_launched_training_is_found_again(capsys, tmp_path):
+  """Its journal says all: here written by threads that do what they do."""
+  args = argparse.Namespace(
+    strategy="sync-replicas",
+    replicas=2,
+    replicas_to_aggregate=None,
+    epochs=1,
+    batch_size=720,
+    optimizer="momentum",
+    learning_rate=0.1,
+    seed=0,
+  )
+  train, _ = digits.load()
+  config = process_plan.make(args, len(train.labels))
+  params = model.init(0)
+  gradient = process_plan.make_gradient(
+    config, params, train.images, train.labels
+  )
+
+  def work(replica):
+    for batch in range(2):
+      key = [replica.replica, 0, batch]
+      replica.step(gradient(replica.params, key)[1], batch=key)
+
+  coordinator.run_embedded(
+    work,
+    2,
+    process_plan.make_optimizer(config),
+    params,
+    journal=str(tmp_path / "run.jsonl"),
+    fingerprint_every=1,
+    config=config,
+    timeout=60.0,
+  )
+  assert _main(tmp_path / "run.jsonl") == 0
+  assert capsys.readouterr().out.startswith("identical, 2 steps")
 
 
 def test_a_journal_that_is_not_there_is_one_line(capsys):
