@@ -6,6 +6,7 @@ the outcome does not depend on who comes first, nor on how the work is cut.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def write(
       for leaf, array in zip(place.leaves, leaves, strict=True)
       if leaf.group == index
     ]
-    if group.codec.quantum == 64:
+    if not isinstance(group.codec, wires.Int8):
       for leaf, array in mine:
         start, stop = place.bytes_of_leaf(leaf)
         raw = out[start:stop]
@@ -209,7 +210,7 @@ def read(
     Arrays in the order of the layout, of their own dtype, or uint16 for the
     upper halves of float32 (bfloat16).
   """
-  ranges = [place.bytes_of(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+  ranges = [place.bytes_of(a, b) for a, b in itertools.pairwise(cuts)]
   leaves = []
   for leaf in place.leaves:
     codec = place.groups[leaf.group].codec

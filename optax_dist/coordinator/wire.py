@@ -53,7 +53,7 @@ class Plain:
     small = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
     # Sums of half-precision numbers are formed in float32, and rounded once.
     self.work = np.dtype(np.float32) if small else self.dtype
-    self.quantum = 64
+    self.quantum = 16
 
   def nbytes(self, elements: int) -> int:
     return elements * self.dtype.itemsize
@@ -70,7 +70,7 @@ class BFloat16:
 
   dtype = np.dtype(np.float32)
   work = np.dtype(np.float32)
-  quantum = 64
+  quantum = 16
 
   def nbytes(self, elements: int) -> int:
     return elements * 2

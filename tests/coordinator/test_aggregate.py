@@ -1,0 +1,153 @@
+"""The mean of gradients in replica order, however they are cut."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_dist.coordinator import aggregate, layout, wire
+
+SHAPES = [
+  ((300, 400), "float32"),
+  ((7,), "float32"),
+  ((33, 5), "float64"),
+  ((1000,), "bfloat16"),
+  ((), "float32"),
+  ((0, 3), "float32"),
+]
+
+
+def gradients(members):
+  found = []
+  for i in range(members):
+    rng = np.random.default_rng(i)
+    found.append(
+      [
+        np.asarray(rng.normal(size=shape) * 10.0**i).astype(jnp.dtype(dtype))
+        for shape, dtype in SHAPES
+      ]
+    )
+  return found
+
+
+def averaged(all_leaves, kind, parts, weights=None, count=None):
+  """The mean by way of buffers that are cut into `parts` slices."""
+  place = layout.layout(all_leaves[0], kind)
+  mean_place = layout.layout(all_leaves[0], wire.mean_wire(kind), like=place)
+  buffers = []
+  for leaves in all_leaves:
+    buffer = np.full(place.nbytes, 0, np.uint8)
+    assert aggregate.write(leaves, place, buffer)
+    buffers.append(buffer)
+  cuts = place.cuts(parts)
+  slices = []
+  for start, stop in itertools.pairwise(cuts):
+    first, last = place.bytes_of(start, stop)
+    low, high = mean_place.bytes_of(start, stop)
+    out = np.empty(high - low, np.uint8)
+    aggregate.mean_slice(
+      [b[first:last] for b in buffers],
+      weights or [1.0] * len(buffers),
+      count or len(buffers),
+      place,
+      mean_place,
+      start,
+      stop,
+      out,
+    )
+    slices.append(out)
+  scratch = np.empty(mean_place.nbytes, np.uint8)
+  return aggregate.read(mean_place, slices, cuts, scratch)
+
+
+def by_hand(all_leaves, weights=None, count=None):
+  """The same, leaf by leaf."""
+  weights = weights or [1.0] * len(all_leaves)
+  means = []
+  for leaves in zip(*all_leaves, strict=True):
+    work = np.float64 if leaves[0].dtype == np.float64 else np.float32
+    total = leaves[0].astype(work) * work(weights[0])
+    for leaf, weight in zip(leaves[1:], weights[1:], strict=True):
+      total = total + leaf.astype(work) * work(weight)
+    mean = total / work(count or len(all_leaves))
+    means.append(mean.astype(leaves[0].dtype))
+  return means
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 5])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_the_mean_is_exact_and_does_not_depend_on_the_cuts(members, parts):
+  found = averaged(gradients(members), "float32", parts)
+  for got, want in zip(found, by_hand(gradients(members)), strict=True):
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def test_weights_multiply_and_the_count_divides():
+  args = {"weights": [1.0, 0.5, 0.25], "count": 5}
+  found = averaged(gradients(3), "float32", 3, **args)
+  for got, want in zip(found, by_hand(gradients(3), **args), strict=True):
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_bfloat16_rounds_once_on_the_way_in_and_once_out(parts):
+  found = averaged(gradients(3), "bfloat16", parts)
+  short = [
+    [
+      g.astype(jnp.bfloat16).astype(np.float32) if g.dtype == np.float32 else g
+      for g in leaves
+    ]
+    for leaves in gradients(3)
+  ]
+  for got, want in zip(found, by_hand(short), strict=True):
+    if want.dtype == np.float32:
+      want = want.astype(jnp.bfloat16).view(np.uint16)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_int8_errors_are_fed_back():
+  """Over many steps the sum of what is sent is the sum of what was meant."""
+  rng = np.random.default_rng(0)
+  leaves = [rng.normal(size=5000).astype(np.float32)]
+  place = layout.layout(leaves, "int8")
+  error = np.zeros(place.elements, np.float32)
+  buffer = np.zeros(place.nbytes, np.uint8)
+  sent = np.zeros(5000)
+  for _ in range(50):
+    aggregate.write(leaves, place, buffer, error)
+    sent += place.groups[0].codec.decode(buffer)[:5000]
+  step = np.abs(leaves[0]).max() / 127
+  # Without feedback it would be off by up to 50 half steps.
+  assert np.abs(sent - 50 * leaves[0]).max() <= 1.01 * step
+
+
+@pytest.mark.parametrize("kind", wire.WIRES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [10, 3 * aggregate.CHUNK])
+def test_what_is_not_finite_is_told(kind, bad, size):
+  leaves = [np.ones(size, np.float32), np.ones(3, np.float64)]
+  place = layout.layout(leaves, kind)
+  buffer = np.zeros(place.nbytes, np.uint8)
+  assert aggregate.write(leaves, place, buffer)
+  for leaf in leaves:
+    leaf[-1] = bad
+    assert not aggregate.write(leaves, place, buffer)
+    leaf[-1] = 1.0
+
+
+def test_numbers_whose_sum_overflows_are_finite():
+  leaves = [np.full(100, 3e38, np.float32)]
+  place = layout.layout(leaves)
+  assert aggregate.write(leaves, place, np.zeros(place.nbytes, np.uint8))
+
+
+def test_a_leaf_within_a_slice_is_not_copied():
+  leaves = [np.ones(640, np.float32), np.ones(640, np.float32)]
+  place = layout.layout(leaves)
+  cuts = place.cuts(2)
+  slices = [np.zeros(2560, np.uint8), np.zeros(2560, np.uint8)]
+  found = aggregate.read(place, slices, cuts, np.zeros(place.nbytes, np.uint8))
+  assert np.shares_memory(found[0], slices[0])
+  assert np.shares_memory(found[1], slices[1])

@@ -1,0 +1,97 @@
+"""Leaves in a flat buffer, and where it may be cut."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optax_dist.coordinator import layout, wire
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "bool")
+
+leaves_of = st.lists(
+  st.tuples(
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 40), max_size=3),
+  ),
+  min_size=1,
+  max_size=8,
+)
+
+
+def specs(drawn):
+  import jax
+  import jax.numpy as jnp
+
+  return [
+    jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+    for dtype, shape in drawn
+  ]
+
+
+@given(leaves_of, st.sampled_from(wire.WIRES), st.integers(1, 7))
+def test_slices_cover_every_byte_once(drawn, kind, parts):
+  place = layout.layout(specs(drawn), kind)
+  cuts = place.cuts(parts)
+  assert cuts[0] == 0
+  assert cuts[-1] == place.elements
+  assert list(cuts) == sorted(cuts)
+  covered = np.zeros(place.nbytes, int)
+  for start, stop in itertools.pairwise(cuts):
+    found = place.parts(start, stop)
+    for part in found:
+      covered[part.start : part.stop] += 1
+      assert part.stop - part.start == part.group.codec.nbytes(part.elements)
+    if found:
+      first, last = place.bytes_of(start, stop)
+      assert (first, last) == (found[0].start, found[-1].stop)
+  assert covered.max(initial=1) == 1
+  # What no slice has is what fills a group up to a multiple of 64 bytes.
+  assert (covered == 0).sum() < 64 * (len(place.groups) + 1)
+
+
+@given(leaves_of, st.sampled_from(("float32", "bfloat16")))
+def test_leaves_do_not_overlap_and_begin_aligned(drawn, kind):
+  place = layout.layout(specs(drawn), kind)
+  taken = np.zeros(place.nbytes, int)
+  for leaf in place.leaves:
+    start, stop = place.bytes_of_leaf(leaf)
+    itemsize = place.groups[leaf.group].codec.nbytes(1)
+    assert start % (16 * itemsize) == 0
+    assert stop - start == leaf.size * itemsize
+    taken[start:stop] += 1
+  assert taken.max(initial=0) <= 1
+
+
+@given(leaves_of, st.integers(1, 6))
+def test_a_mean_is_cut_where_its_gradients_are(drawn, parts):
+  place = layout.layout(specs(drawn), "int8")
+  mean = layout.layout(specs(drawn), wire.mean_wire("int8"), like=place)
+  assert mean.elements == place.elements
+  cuts = place.cuts(parts)
+  for start, stop in itertools.pairwise(cuts):
+    ours, theirs = place.parts(start, stop), mean.parts(start, stop)
+    assert [p.elements for p in ours] == [p.elements for p in theirs]
+
+
+def test_slices_are_nearly_equal():
+  place = layout.layout([np.zeros(100_003, np.float32)])
+  for parts in (3, 4, 5, 8):
+    sizes = np.diff(place.cuts(parts))
+    assert sizes.max() - sizes.min() <= 2 * 16
+
+
+def test_between_two_a_cut_at_a_leaf_s_end_is_preferred():
+  place = layout.layout([np.zeros(n, np.float32) for n in (6400, 6720)])
+  assert place.cuts(2)[1] == 6400
+  # But not at any price.
+  place = layout.layout([np.zeros(n, np.float32) for n in (64, 12800)])
+  assert place.cuts(2)[1] == pytest.approx(6432, abs=16)
+
+
+@pytest.mark.parametrize("size", [100_000, 1_000_000, 25_000_000])
+def test_round_sizes_need_no_padding(size):
+  leaves = [np.broadcast_to(np.float32(0), (size // 10,))] * 10
+  assert layout.layout(leaves).nbytes == 4 * size
