@@ -17,6 +17,8 @@ from optax_dist.coordinator import replica as replicas
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
 # Numbers that are free for replicas that come in place of others.
 _SPARE = 64
+# Seconds after which a service that `join` started ends, if nobody is there.
+_IDLE = 60.0
 
 
 def join(
@@ -107,7 +109,9 @@ def join(
   hosted = None
   if number == 0 and (local if start_service is None else start_service):
     with contextlib.suppress(RuntimeError):  # It runs already.
-      hosted = service.start(address, total + _SPARE, lifeline=False)
+      hosted = service.start(
+        address, total + _SPARE, lifeline=False, idle=_IDLE
+      )
   engine = jax_runtime.connect(
     address,
     number,

@@ -19,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
-from optax_dist.coordinator import addresses, jax_runtime
+from optax_dist.coordinator import addresses, connections, jax_runtime
 
 _READY = "ready "
 
@@ -73,6 +74,7 @@ def start(
   max_replicas: int,
   *,
   lifeline: bool = True,
+  idle: float | None = None,
   timeout: float = 20.0,
 ) -> Service:
   """Starts a process that hosts a board, and waits until it is ready.
@@ -81,6 +83,8 @@ def start(
     address: ``host:port`` to listen at. Port 0 takes a free one.
     max_replicas: replicas connect as numbers below this.
     lifeline: whether it ends when this process ends, however it ends.
+    idle: seconds without a connected replica after which it ends by itself;
+      None for never. Where that can't be told (not Linux) it stays.
     timeout: seconds to wait until it is ready.
 
   Returns:
@@ -94,6 +98,7 @@ def start(
   _check(address, max_replicas)
   command = [sys.executable, "-m", __name__, "--address", address]
   command += ["--replicas", str(max_replicas), "--timeout", str(timeout)]
+  command += [] if idle is None else ["--idle", str(idle)]
   # The process needs no accelerator, and warns that replicas can recover.
   env = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
   with tempfile.TemporaryFile() as said:
@@ -135,6 +140,7 @@ def serve(
   address: str,
   max_replicas: int,
   *,
+  idle: float | None = None,
   timeout: float = 20.0,
   ready: Callable[[str], None] = lambda address: None,
   until: threading.Event | None = None,
@@ -144,6 +150,7 @@ def serve(
   Args:
     address: ``host:port`` to listen at. Port 0 takes a free one.
     max_replicas: replicas connect as numbers below this.
+    idle: see `start`.
     timeout: seconds that it may take to start.
     ready: called with the address when replicas can connect.
     until: ends the service when it is set.
@@ -158,8 +165,18 @@ def serve(
   address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
   service = jax_runtime.start_service(address, max_replicas, timeout)
   ready(address)
-  (until or threading.Event()).wait()
+  _wait(until or threading.Event(), port, idle)
   service.shutdown()
+
+
+def _wait(until: threading.Event, port: int, idle: float | None) -> None:
+  """Waits for the event, or until nobody has been connected for long."""
+  seen = time.monotonic()
+  while not until.wait(None if idle is None else min(1.0, idle / 4)):
+    if connections.count(port) != 0:
+      seen = time.monotonic()
+    elif idle is not None and time.monotonic() - seen > idle:
+      return
 
 
 def _check(address: str, max_replicas: int) -> tuple[str, int]:
@@ -206,6 +223,9 @@ def _main(arguments: list[str] | None = None) -> int:
   parser.add_argument("--replicas", required=True, type=int)
   parser.add_argument("--timeout", type=float, default=20.0)
   parser.add_argument(
+    "--idle", type=float, help="seconds without a replica after which it ends"
+  )
+  parser.add_argument(
     "--lifeline", action="store_true", help="end when standard input ends"
   )
   options = parser.parse_args(arguments)
@@ -218,6 +238,7 @@ def _main(arguments: list[str] | None = None) -> int:
     serve(
       options.address,
       options.replicas,
+      idle=options.idle,
       timeout=options.timeout,
       ready=lambda address: print(f"{_READY}{address}", flush=True),
       until=ended,

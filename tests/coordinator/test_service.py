@@ -110,6 +110,20 @@ def test_a_service_ends_with_its_parent_if_it_is_to(lifeline):
       os.kill(pid, 9)
 
 
+def test_a_service_ends_when_nobody_has_been_there_for_long():
+  hosted = service.start("127.0.0.1:0", 2, lifeline=False, idle=1.0)
+  try:
+    board = jax_runtime.connect_board(hosted.address, 1)
+    assert not _gone(hosted.pid, 2.0)
+    board.put("a", b"x")
+    board.close()
+    del board
+    assert _gone(hosted.pid, 10.0)
+    assert hosted.process.wait(5.0) == 0
+  finally:
+    hosted.stop()
+
+
 def test_what_can_not_be_served_is_refused():
   with pytest.raises(ValueError, match="host:port"):
     service.start("29400", 1)
