@@ -84,6 +84,10 @@ class Chief(chief_steps.ChiefSteps):
       term=self._term,
       step=self._rules.step,
     )
+    if self._me not in self.view.peers:
+      # All who were let in are silent, and may hold another first state.
+      for incarnation in list(self.view.peers):
+        self._lose(incarnation, "it was silent when a newcomer became chief")
     # What the rules knew of the members, they learn again.
     for replica, how in self.view.gone.items():
       self._rules, _ = rules.step(self._rules, rules.Join(replica))

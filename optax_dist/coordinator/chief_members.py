@@ -207,5 +207,5 @@ class ChiefMembers(chief_ends.ChiefEnds):
         continue
       self._lose(incarnation, "left")
       if incarnation == self._me and not self._ended.is_set():
-        self._post.append({"kind": "resign", "term": self._term})
+        # Whoever reads that a chief has left knows that there is none.
         raise chief_post.Deposed

@@ -281,15 +281,17 @@ class DataPlane:
     cut: tuple[int, int],
     out: np.ndarray,
   ) -> None:
-    aggregate.mean_slice(
-      slices,
-      [m.weight for m in members],
-      sum(m.gradients for m in members),
-      self.place,
-      self.mean_place,
-      *cut,
-      out,
-    )
+    # What lies between leaves, or has been overwritten, may be anything.
+    with np.errstate(all="ignore"):
+      aggregate.mean_slice(
+        slices,
+        [m.weight for m in members],
+        sum(m.gradients for m in members),
+        self.place,
+        self.mean_place,
+        *cut,
+        out,
+      )
 
   def _read(
     self, slices: Sequence[np.ndarray], cuts: Sequence[int]

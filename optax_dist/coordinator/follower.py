@@ -52,6 +52,8 @@ class Follower(follower_steps.FollowerSteps):
         continue
       except board_log.Trimmed:
         self.position = self.log.trimmed()
+        self._has_all_peers = False
+        self._committed = True
         if self.admitted:
           # What became of its gradient is not to be found out any more.
           self._rejoin("the log has gone on without it")
@@ -64,6 +66,7 @@ class Follower(follower_steps.FollowerSteps):
       self._vacant = self._vacant and entry["kind"] != "term"
       self.position += 1
       self.view.update(entry)
+      self._committed |= entry["kind"] == "commit"
       handler = getattr(self, f"_on_{entry['kind']}", None)
       if handler is not None:
         handler(entry, payload)
@@ -71,7 +74,7 @@ class Follower(follower_steps.FollowerSteps):
   # News.
 
   def _on_tick(self, entry: dict[str, Any], payload: bytes) -> None:
-    if entry["ack"] and self.admitted and not self._lacking:
+    if entry["ack"] and self.admitted and not self.lacking:
       self._told = self.step
       self.tell({"kind": "ack", "applied": self.step})
 

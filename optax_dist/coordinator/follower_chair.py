@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from optax_dist.coordinator import follower_state, messages
+from optax_dist.coordinator import errors, follower_state, messages
 from optax_dist.coordinator.arrival import Fate
 
 
@@ -19,16 +19,16 @@ class FollowerChair(follower_state.FollowerState):
     candidates = {*self.view.peers, self.incarnation} - {self.view.chief}
     rank = sorted(candidates | {self.incarnation}).index(self.incarnation)
     patience = 0.0 if self._vacant else self._settings.chief_timeout
-    may = self.admitted or self._none_ever()
-    if may and silent > patience + 0.2 * rank:
+    if not self.admitted:
+      # Until the first commit its state is as good as any; members go first.
+      if self._committed or not self._has_all_peers:
+        return
+      patience = 2 * self._settings.chief_timeout
+    if silent > patience + 0.2 * rank:
       if self.log.has(self.position):
         return  # It was this process that stood still.
       self._heard, self._vacant = time.monotonic(), False
       self._claim(self.view.term + 1)
-
-  def _none_ever(self) -> bool:
-    """Whether the first chief has died before it wrote a word."""
-    return self.position == 0 and self.log.trimmed() == 0
 
   def _claim(self, term: int) -> None:
     """Becomes chief of a term that nobody else has claimed."""
@@ -50,8 +50,7 @@ class FollowerChair(follower_state.FollowerState):
     if self.admitted:
       self._meet_chief()
     elif self.incarnation in self.view.peers:
-      self._lacking = False
-      self._ask_for_snapshot("the chief that let it in is gone")
+      self._ask_for_snapshot("the chief that let it in is gone", again=True)
     elif self.view.hellos > self.incarnation:
       # Its request came before others', and will not be read any more.
       self.hello()
@@ -63,7 +62,6 @@ class FollowerChair(follower_state.FollowerState):
   def _meet_chief(self) -> None:
     self._open_inbox()
     self._pending = None
-    self._lacking = False
     self._watch_chief()
     with self.changed:
       arrival = self._arrival
@@ -74,8 +72,10 @@ class FollowerChair(follower_state.FollowerState):
           self._held_fate = Fate("lost", self.step)
       wishes = list(self._wishes.values())
     if self.step < self.view.step:
-      self._ask_for_snapshot(f"it is at step {self.step} of {self.view.step}")
+      why = f"it is at step {self.step} of {self.view.step}"
+      self._ask_for_snapshot(why, again=True)
     else:
+      self.lacking = False
       self.tell({"kind": "ack", "applied": self.step})
     for wish in wishes:
       self.tell(wish)
@@ -99,3 +99,10 @@ class FollowerChair(follower_state.FollowerState):
 
   def _on_resign(self, entry: dict[str, Any], payload: bytes) -> None:
     self._vacant = True
+    if not self.view.peers and self._has_all_peers:
+      self.fail(
+        errors.RunFinished(
+          "All replicas have left the run, and nobody holds its parameters any "
+          f"more: replica {self.replica!r} comes too late."
+        )
+      )

@@ -42,10 +42,11 @@ class FollowerMembers(follower_chair.FollowerChair):
       number += 1
     with self.changed:
       self.incarnation, self.admitted = number, False
-      self._lacking = False
+      self.lacking = False
     self._claim(0)
 
   def _on_join(self, entry: dict[str, Any], payload: bytes) -> None:
+    self._has_all_peers = True
     if entry["incarnation"] == self.incarnation:
       self._admitted(entry)
     elif self.admitted and entry["peer"] == self.incarnation:
@@ -54,7 +55,7 @@ class FollowerMembers(follower_chair.FollowerChair):
   def _admitted(self, entry: dict[str, Any]) -> None:
     self._count = entry["count"]
     if entry["peer"] is not None:
-      self._lacking = True
+      self.lacking = True
       self._restore(entry["peer"])
     elif entry["step"] == self.step:
       self._take_part()
@@ -85,6 +86,8 @@ class FollowerMembers(follower_chair.FollowerChair):
 
   def _on_gone(self, entry: dict[str, Any], payload: bytes) -> None:
     if entry["incarnation"] != self.incarnation:
+      if self.view.chief is None:
+        self._on_resign(entry, payload)
       return
     if entry["reason"] == "left":
       with self.changed:
@@ -126,7 +129,7 @@ class FollowerMembers(follower_chair.FollowerChair):
   def _on_serve(self, entry: dict[str, Any], payload: bytes) -> None:
     if entry["peer"] == self.incarnation:
       self._serve(entry["to"])
-    elif entry["to"] == self.incarnation and self._lacking:
+    elif entry["to"] == self.incarnation and self.lacking:
       self._restore(entry["peer"])
 
   def _restore(self, peer: int) -> None:
@@ -150,12 +153,13 @@ class FollowerMembers(follower_chair.FollowerChair):
       engine.OfferGone,
       messages.BadMessage,
     ) as error:
-      self._lacking = False
-      self._ask_for_snapshot(f"the snapshot of {self.view.name(peer)}: {error}")
+      self._ask_for_snapshot(
+        f"the snapshot of {self.view.name(peer)}: {error}", again=True
+      )
       return
-    self._lacking = False
     self._pending = None
     with self.changed:
+      self.lacking = False
       self.shared, self.step = shared, step
       self._keep_to_save()
       self.changed.notify_all()

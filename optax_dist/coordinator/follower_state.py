@@ -33,6 +33,7 @@ class FollowerState(threading.Thread):
     changed: guards what follows, and tells of changes.
     incarnation: the number of this replica's admission.
     admitted: whether it takes part.
+    lacking: whether it waits for a peer's state, for it can't have its own.
     shared: the shared state after `step` commits.
     step: the number of commits applied.
     asked: how many gradients its token asks for.
@@ -62,6 +63,7 @@ class FollowerState(threading.Thread):
     self.shared, self.step = shared, step
     self.incarnation = -1
     self.admitted = False
+    self.lacking = False
     self.asked = 1
     self.fate: Fate | None = None
     self.finished: str | None = None
@@ -87,9 +89,10 @@ class FollowerState(threading.Thread):
     self._held: Arrival | None = None
     self._held_fate: Fate | None = None
     self._wishes: dict[str, dict[str, Any]] = {}
-    # Whether it waits for the state of this step from a peer.
-    self._lacking = False
     self._claimed = -1
+    # Whether it has read the log from the start, or of a membership since.
+    self._has_all_peers = True
+    self._committed = False
     self._pending: tuple[int, int, Any] | None = None
     self._told = step
     self._heard = time.monotonic()
@@ -184,10 +187,10 @@ class FollowerState(threading.Thread):
           self._engine.board, self._settings.secret, *key
         )
 
-  def _ask_for_snapshot(self, why: str) -> None:
-    if self._lacking:
+  def _ask_for_snapshot(self, why: str, again: bool = False) -> None:
+    if self.lacking and not again:
       return
     _log.info("replica %r asks for a snapshot: %s", self.replica, why)
-    self._lacking = True
+    self.lacking = True
     self._open_inbox()
     self.tell({"kind": "behind", "applied": self.step})

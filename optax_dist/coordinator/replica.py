@@ -297,8 +297,10 @@ class Replica(replica_state.ReplicaState):
     f = self._follower
     self._count(reason, gradients)
     self._clear()
-    if f.rejoins != self._rejoins:
-      self._wait(lambda: f.admitted, "to be let in again")
+    if f.rejoins != self._rejoins or f.lacking:
+      # On what it has now, every gradient would be stale.
+      current = lambda: f.admitted and not f.lacking
+      self._wait(current, "for the parameters of this step")
     with f.changed:
       before, after = self._pinned, f.shared
       self._pinned, self._based_on = after, f.step

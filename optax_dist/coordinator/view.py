@@ -64,6 +64,8 @@ class View:
         self.gone[peer.replica] = (
           "left" if entry["reason"] == "left" else "lost"
         )
+      if entry["incarnation"] == self.chief and entry["reason"] == "left":
+        self.chief = None
     elif kind == "commit":
       self.step = entry["step"] + 1
     elif kind == "finish":

@@ -1,0 +1,285 @@
+"""Runs on the embedded engine in which replicas fail, and what must hold then."""
+
+import collections
+import copy
+import dataclasses
+import functools
+import json
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_dist.coordinator import embedded, fingerprint, phases, policies
+from optax_dist.coordinator.options import Options
+from optax_dist.coordinator.replica import Replica
+
+QUICK = {"timeout": 8.0, "attempt_timeout": 1.0, "chief_timeout": 0.5}
+PARAMS = {"b": jnp.linspace(0.5, 1.0, 70), "w": jnp.ones((5, 30))}
+
+
+OPT = optax.sgd(0.1, momentum=0.9)
+_compiled: dict[int, Any] = {}
+
+
+def _sync(opt: Any, quorum: policies.Quorum) -> policies.SyncReplicas:
+  """Compiled once for each optimizer, for there are many runs."""
+  if id(opt) not in _compiled:
+    _compiled[id(opt)] = opt, policies.SyncReplicas(opt, quorum)
+  made = copy.copy(_compiled[id(opt)][1])
+  made.quorum = quorum
+  return made
+
+
+class Killed(Exception):
+  """What a fault raises: the thread's replica ends."""
+
+
+@jax.jit
+def gradient(params, batch):
+  """A gradient that depends on both, so that no mix-up goes unseen."""
+  return jax.tree.map(
+    lambda x: 0.1 * x + jnp.sin(batch.astype(x.dtype)), params
+  )
+
+
+def batch_of(replica: int, number: int) -> int:
+  return 1000 * replica + number
+
+
+def compute(replica: Replica, number: int) -> tuple[Any, int]:
+  batch = batch_of(replica.replica, number)
+  return gradient(replica.params, jnp.asarray(batch)), batch
+
+
+@dataclasses.dataclass
+class Result:
+  """What a replica has seen."""
+
+  computed: int = 0
+  counts: dict[str, int] = dataclasses.field(default_factory=dict)
+  prints: dict[int, str] = dataclasses.field(default_factory=dict)
+  outcomes: list[Any] = dataclasses.field(default_factory=list, repr=False)
+  params: Any = dataclasses.field(default=None, repr=False)
+  opt_state: Any = dataclasses.field(default=None, repr=False)
+  error: BaseException | None = None
+  stats: dict[str, Any] = dataclasses.field(default_factory=dict)
+  value: Any = None
+
+
+def make(
+  world: embedded.World,
+  index: Any,
+  *,
+  k: int,
+  n: int,
+  params: Any = None,
+  opt: Any = None,
+  policy: Any = None,
+  quorum: dict[str, Any] | None = None,
+  opt_state: Any = None,
+  global_step: int = 0,
+  name: str | None = None,
+  **settings: Any,
+) -> Replica:
+  """A replica that has yet to start."""
+  numbers = policies.Quorum(k, n, **(quorum or {}))
+  chosen = (policy or _sync)(opt or OPT, numbers)
+  return Replica(
+    world.connect(name or str(index)),
+    chosen,
+    PARAMS if params is None else params,
+    replica=index,
+    settings=Options(**(QUICK | settings)),
+    opt_state=opt_state,
+    global_step=global_step,
+  )
+
+
+def to_step(target: int) -> Callable[[Replica, Result], None]:
+  """What a replica does that trains until this global step."""
+
+  def train(replica: Replica, result: Result) -> None:
+    while replica.global_step < target:
+      grads, batch = compute(replica, result.computed)
+      result.computed += 1
+      outcome = replica.step(grads, batch=batch)
+      result.outcomes.append(outcome)
+      result.prints[replica.global_step] = replica.fingerprint()
+      if outcome.finished:
+        result.computed -= 1
+        return
+
+  return train
+
+
+def start(
+  one: Replica, train: Callable[[Replica, Result], Any], result: Result
+) -> threading.Thread:
+  """Runs a replica in a thread of its own."""
+
+  def run() -> None:
+    try:
+      with one.start():
+        result.value = train(one, result)
+        result.params, result.opt_state = one.center, one.opt_state
+    except BaseException as error:
+      result.error = error
+      one.close()
+    finally:
+      result.counts = one.stats()["gradients"]
+
+  thread = threading.Thread(target=run, name=f"replica-{one.replica}")
+  thread.start()
+  return thread
+
+
+def run(
+  train: Callable[[Replica, Result], Any],
+  n: int,
+  *,
+  world: embedded.World | None = None,
+  limit: float = 30.0,
+  **options: Any,
+) -> list[Result]:
+  """Runs n replicas to their ends, which must come within the limit."""
+  world = world or embedded.World()
+  options.setdefault("k", n)
+  results = [Result() for _ in range(n)]
+  threads = [
+    start(make(world, i, n=n, **options), train, results[i]) for i in range(n)
+  ]
+  finish(threads, limit)
+  return results
+
+
+def finish(threads: list[threading.Thread], limit: float = 30.0) -> None:
+  """Waits for threads, and fails where one hangs."""
+  for thread in threads:
+    thread.join(limit)
+  hanging = [t.name for t in threads if t.is_alive()]
+  assert not hanging, f"{hanging} hang; threads: {threading.enumerate()}"
+
+
+class Faults:
+  """Interferes in phases, by a plan: (phase, replica, nth time) -> action."""
+
+  def __init__(self, plan: dict[tuple[str, Any, int], Callable[[], None]]):
+    self._plan = plan
+    self._lock = threading.Lock()
+    self._times: collections.Counter = collections.Counter()
+    self.done: list[tuple[str, Any, int]] = []
+
+  def __call__(self, phase: str, replica: Any) -> None:
+    with self._lock:
+      self._times[phase, replica] += 1
+      key = phase, replica, self._times[phase, replica]
+      action = self._plan.get(key)
+      if action is not None:
+        self.done.append(key)
+    if action is not None:
+      action()
+
+  def __enter__(self) -> "Faults":
+    phases.listen(self)
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    phases.listen(None)
+
+
+def kill() -> None:
+  raise Killed
+
+
+def records(path: pathlib.Path) -> list[dict[str, Any]]:
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check_journal(found: list[dict[str, Any]], k: int, late: int = 0) -> None:
+  """Steps in order, each once, of enough gradients that are fresh enough."""
+  commits = [r for r in found if r["kind"] == "commit"]
+  assert [c["step"] for c in commits] == list(range(len(commits)))
+  for commit in commits:
+    members = commit["members"]
+    assert sum(m["count"] for m in members) >= k
+    assert [m["replica"] for m in members] == sorted(
+      m["replica"] for m in members
+    )
+    for m in members:
+      assert commit["step"] - m["local_step"] == m["staleness"]
+      assert 0 <= m["staleness"] <= late
+  given = [
+    (m["replica"], tuple(m["batches"])) for c in commits for m in c["members"]
+  ]
+  assert len(set(given)) == len(given), "a gradient was applied twice"
+
+
+def replay(
+  found: list[dict[str, Any]], opt: Any = OPT, params: Any = None
+) -> list[str]:
+  """Fingerprints after each commit, by NumPy's sums in replica order."""
+  params = PARAMS if params is None else params
+  state, history = opt.init(params), [params]
+  apply = _apply(opt)
+  prints = []
+  for record in found:
+    if record["kind"] != "commit":
+      continue
+    total = None
+    gradients = 0
+    for m in record["members"]:
+      one = None
+      for batch in m["batches"]:
+        grads = gradient(history[m["local_step"]], jnp.asarray(batch))
+        grads = jax.tree.map(np.asarray, grads)
+        one = grads if one is None else jax.tree.map(np.add, one, grads)
+      weight = np.float32(m["weight"])
+      one = jax.tree.map(lambda x, w=weight: x * w, one)
+      total = one if total is None else jax.tree.map(np.add, total, one)
+      gradients += m["count"]
+    mean = jax.tree.map(lambda x, c=gradients: x / np.float32(c), total)
+    params, state = apply(params, state, mean)
+    history.append(params)
+    prints.append(fingerprint(policies.SharedState(params, state)))
+  return prints
+
+
+@functools.cache
+def _apply(opt: Any) -> Callable[..., Any]:
+  @jax.jit
+  def apply(params, state, mean):
+    updates, state = opt.update(mean, state, params)
+    return optax.apply_updates(params, updates), state
+
+  return apply
+
+
+def check_ledger(
+  results: dict[int, Result], found: list[dict[str, Any]]
+) -> None:
+  """Every gradient of a survivor has one fate, and the journal says the same."""
+  applied: collections.Counter = collections.Counter()
+  for record in found:
+    if record["kind"] == "commit":
+      for m in record["members"]:
+        applied[m["replica"]] += m["count"]
+  for index, result in results.items():
+    assert sum(result.counts.values()) == result.computed, (index, result)
+    assert result.counts["applied"] == applied[index], (index, result.counts)
+
+
+def coordinator_threads(patience: float = 3.0) -> list[threading.Thread]:
+  """Threads of replicas and chiefs that are still there after a while."""
+  end = time.monotonic() + patience
+  while True:
+    left = [t for t in threading.enumerate() if t.name.startswith("optax-dist")]
+    if not left or time.monotonic() > end:
+      return left
+    time.sleep(0.01)
