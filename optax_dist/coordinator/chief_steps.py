@@ -233,6 +233,7 @@ class ChiefSteps(chief_members.ChiefMembers):
     self._attempt = {
       "kind": "attempt",
       "step": start.step,
+      "term": self._term,
       "attempt": start.attempt,
       "members": [list(m) for m in members],
       "audience": audience,

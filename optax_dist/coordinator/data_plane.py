@@ -146,7 +146,7 @@ class DataPlane:
     phases.reach("reduce_scatter", replica)
     until = time.monotonic() + timeout
     members = [Member(*m) for m in entry["members"]]
-    step, attempt = entry["step"], entry["attempt"]
+    step, attempt = entry["step"], _attempt(entry)
     cuts = self.place.cuts(len(members))
     own = [m.incarnation for m in members].index(me)
     everyone = [m.incarnation for m in members] + list(entry["audience"])
@@ -205,13 +205,13 @@ class DataPlane:
     members = [Member(*m) for m in entry["members"]]
     cuts = self.place.cuts(len(members))
     return self._gather(
-      entry["step"], entry["attempt"], members, cuts, peers, timeout, cancelled
+      entry["step"], _attempt(entry), members, cuts, peers, timeout, cancelled
     )
 
   def _gather(
     self,
     step: int,
-    attempt: int,
+    attempt: tuple[int, int],
     members: Sequence[Member],
     cuts: Sequence[int],
     peers: dict[int, view.Peer],
@@ -318,6 +318,11 @@ class DataPlane:
     """Ends its threads."""
     if self._pool is not None:
       self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _attempt(entry: dict[str, Any]) -> tuple[int, int]:
+  """An attempt's number; each chief counts anew, and offers stay for a while."""
+  return entry.get("term", 0), entry["attempt"]
 
 
 def _address(peers: dict[int, view.Peer], incarnation: int) -> str:
