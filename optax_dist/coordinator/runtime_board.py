@@ -15,6 +15,8 @@ from optax_dist.coordinator import engine
 
 # Python handles Ctrl-C only between two waits.
 _SLICE = 0.5
+# For calls of other threads to end when the board is closed.
+_LAST_SECONDS = 2.0
 
 
 class RuntimeBoard:
@@ -24,6 +26,8 @@ class RuntimeBoard:
     self._client = client
     self._address = address
     self._closed = threading.Event()
+    self._calls = 0
+    self._calls_changed = threading.Condition()
     # A client that is connected when the service ends, ends this process.
     atexit.register(self.close)
 
@@ -74,19 +78,25 @@ class RuntimeBoard:
       self._client.key_value_delete(key)
 
   def close(self) -> None:
-    if self._closed.is_set():
-      return
-    self._closed.set()
+    with self._calls_changed:
+      if self._closed.is_set():
+        return
+      self._closed.set()
     atexit.unregister(self.close)
     # Ends the waits of other threads, too. From now on JAX doesn't end this
     # process when the service ends.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._client.shutdown()
+    # A thread that is in a call of JAX's while Python ends, aborts the process.
+    with self._calls_changed:
+      self._calls_changed.wait_for(lambda: not self._calls, _LAST_SECONDS)
 
   @contextlib.contextmanager
   def _errors(self, verb: str, key: str) -> Iterator[None]:
-    if self._closed.is_set():
-      raise engine.BoardLost("The board has been closed.")
+    with self._calls_changed:
+      if self._closed.is_set():
+        raise engine.BoardLost("The board has been closed.")
+      self._calls += 1
     try:
       yield
     except jax.errors.JaxRuntimeError as error:
@@ -101,6 +111,10 @@ class RuntimeBoard:
         f"Can't {verb} {key!r}: the coordination service at {self._address}"
         f" can't be reached ({str(error).splitlines()[0]})."
       ) from error
+    finally:
+      with self._calls_changed:
+        self._calls -= 1
+        self._calls_changed.notify_all()
 
 
 class _KeyExists(Exception):
