@@ -79,17 +79,17 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
 def _strategy(
   run: journal.Record, records: Sequence[journal.Record]
 ) -> Strategy:
+  k = run["replicas_to_aggregate"] or 1
+  late = min(run["max_staleness"] or 0, strategies.UNBOUNDED)
   if run["policy"] == "elastic_average":
     # A time in the journal is that of a whole period.
-    made = strategies.elastic_average(1)
-    return made._replace(name="recorded: elastic")
+    made = strategies.elastic_average(1)._replace(name="recorded: elastic")
+    if k > 1:  # They exchange at the same time.
+      made = made._replace(replicas_to_aggregate=k, max_staleness=late)
+    return made
   drops = [r for r in records if r["kind"] == "drop"]
   cancel = bool(drops) and all(r["compute"] is None for r in drops)
-  k = run["replicas_to_aggregate"] or 1
-  late = run["max_staleness"] or 0
-  made = strategies.sync_replicas(
-    k, max_staleness=min(late, strategies.UNBOUNDED), cancel=cancel
-  )
+  made = strategies.sync_replicas(k, max_staleness=late, cancel=cancel)
   kind: strategies.Kind = "gradient"
   if run["policy"] == "local_updates":
     kind = "change"

@@ -96,6 +96,23 @@ def test_elastic_exchanges_are_steps_of_one():
   assert recorded.steps_per_second == pytest.approx(0.5)
 
 
+def test_replicas_that_exchange_together_wait_for_each_other():
+  commit = {
+    "kind": "commit",
+    "time": 1.0,
+    "step": 0,
+    "members": [
+      {"replica": i, "local_step": 0, "compute": 1.0, "arrived": 1.0}
+      for i in range(3)
+    ],
+  }
+  run = _run(policy="elastic_average", replicas_to_aggregate=3)
+  recorded = simulate.from_journal([run, commit])
+  assert recorded.strategy.kind == "exchange"
+  assert recorded.strategy.replicas_to_aggregate == 3
+  assert recorded.strategy.max_staleness == 0
+
+
 def test_a_restarted_run_is_paced_by_its_longest_part():
   commit = {"kind": "commit", "step": 0, "members": []}
   drop = {
