@@ -88,7 +88,11 @@ class Chief(chief_steps.ChiefSteps):
       # All who were let in are silent, and may hold another first state.
       for incarnation in list(self.view.peers):
         self._lose(incarnation, "it was silent when a newcomer became chief")
-    # What the rules knew of the members, they learn again.
+    # What the rules knew of the members, they learn again. What those have
+    # under way may be as old as it was.
+    now = self._rules.step
+    late = self._rules.config.max_staleness
+    self._rules = self._rules._replace(step=now - late)
     for replica, how in self.view.gone.items():
       self._rules, _ = rules.step(self._rules, rules.Join(replica))
       kind = rules.Leave if self._counts_as_left(how) else rules.Lost
@@ -98,6 +102,7 @@ class Chief(chief_steps.ChiefSteps):
       self._rules, decisions = rules.step(self._rules, join)
       self._ask(decisions)
       self._post.listen(peer)
+    self._rules = self._rules._replace(step=now)
     self._post.await_hellos(self.view.hellos)
 
   def _receive(

@@ -297,6 +297,8 @@ class Replica(replica_state.ReplicaState):
     f = self._follower
     self._count(reason, gradients)
     self._clear()
+    if reason == "finished":
+      self._wait(lambda: self.finished, "for the end of the run")
     if f.rejoins != self._rejoins or f.lacking:
       # On what it has now, every gradient would be stale.
       current = lambda: f.admitted and not f.lacking

@@ -148,12 +148,22 @@ def run(
   limit: float = 30.0,
   **options: Any,
 ) -> list[Result]:
-  """Runs n replicas to their ends, which must come within the limit."""
+  """Runs n replicas to their ends, which must come within the limit.
+
+  None begins to train before all are there.
+  """
+  together = threading.Barrier(n)
+
+  def wait_and_train(replica: Replica, result: Result) -> Any:
+    together.wait(10.0)
+    return train(replica, result)
+
   world = world or embedded.World()
   options.setdefault("k", n)
   results = [Result() for _ in range(n)]
   threads = [
-    start(make(world, i, n=n, **options), train, results[i]) for i in range(n)
+    start(make(world, i, n=n, **options), wait_and_train, results[i])
+    for i in range(n)
   ]
   finish(threads, limit)
   return results
@@ -223,12 +233,12 @@ def check_journal(found: list[dict[str, Any]], k: int, late: int = 0) -> None:
 
 def replay(
   found: list[dict[str, Any]], opt: Any = OPT, params: Any = None
-) -> list[str]:
+) -> dict[int, str]:
   """Fingerprints after each commit, by NumPy's sums in replica order."""
   params = PARAMS if params is None else params
   state, history = opt.init(params), [params]
   apply = _apply(opt)
-  prints = []
+  prints = {0: fingerprint(policies.SharedState(params, state))}
   for record in found:
     if record["kind"] != "commit":
       continue
@@ -247,7 +257,8 @@ def replay(
     mean = jax.tree.map(lambda x, c=gradients: x / np.float32(c), total)
     params, state = apply(params, state, mean)
     history.append(params)
-    prints.append(fingerprint(policies.SharedState(params, state)))
+    digest = fingerprint(policies.SharedState(params, state))
+    prints[record["step"] + 1] = digest
   return prints
 
 

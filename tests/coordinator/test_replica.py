@@ -1,0 +1,336 @@
+"""What a training loop gets: exact numbers, outcomes with reasons, a clean end."""
+
+import threading
+import time
+
+import embedded_runs as runs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator import embedded, policies
+
+WAYS = pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
+
+
+def check_replay(results, path, params=None):
+  """What each replica held after its steps is what the journal says."""
+  prints = runs.replay(runs.records(path), params=params)
+  for result in results:
+    assert result.error is None, result.error
+    for step, digest in result.prints.items():
+      assert digest == prints[step], step
+
+
+@WAYS
+def test_all_replicas_in_every_step(inline, tmp_path):
+  path = tmp_path / "run.jsonl"
+  results = runs.run(runs.to_step(6), 3, inline_bytes=inline, journal=path)
+  check_replay(results, path)
+  for result in results:
+    assert result.counts == {"applied": 6}
+    assert [o.members for o in result.outcomes] == [(0, 1, 2)] * 6
+    assert [o.global_step for o in result.outcomes] == [1, 2, 3, 4, 5, 6]
+
+  # The same by hand, one replica after another.
+  params, state = runs.PARAMS, runs.OPT.init(runs.PARAMS)
+  for step in range(6):
+    grads = [
+      jax.tree.map(
+        np.asarray,
+        runs.gradient(params, jnp.asarray(runs.batch_of(replica, step))),
+      )
+      for replica in range(3)
+    ]
+    total = jax.tree.map(lambda a, b, c: (a + b) + c, *grads)
+    mean = jax.tree.map(lambda x: x / np.float32(3), total)
+    updates, state = runs.OPT.update(mean, state, params)
+    params = optax.apply_updates(params, updates)
+  for result in results:
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+      result.params,
+      params,
+    )
+
+
+@WAYS
+@pytest.mark.parametrize(
+  "quorum",
+  [{}, {"max_staleness": 2}, {"max_staleness": 3, "weight": "inverse"}],
+  ids=["fresh", "stale", "weighted"],
+)
+def test_some_replicas_in_every_step(inline, quorum, tmp_path):
+  path = tmp_path / "run.jsonl"
+  # Replica 2 sends what it has after another step was made.
+  stepped, sending = threading.Semaphore(0), threading.Semaphore(0)
+
+  def train(replica, result):
+    while replica.global_step < 12:
+      grads, batch = runs.compute(replica, result.computed)
+      if replica.replica == 2:
+        stepped.acquire(timeout=0.5)
+        sending.release()
+      result.computed += 1
+      replica.step(grads, batch=batch)
+      result.prints[replica.global_step] = replica.fingerprint()
+      if replica.replica == 0:
+        stepped.release()
+        sending.acquire(timeout=0.1)
+
+  results = runs.run(
+    train, 3, k=2, inline_bytes=inline, journal=path, quorum=quorum
+  )
+  check_replay(results, path)
+  found = runs.records(path)
+  late = quorum.get("max_staleness", 0)
+  left = any(r["kind"] == "leave" for r in found)
+  runs.check_journal(found, 1 if left else 2, late)
+  runs.check_ledger(dict(enumerate(results)), found)
+  reasons = set().union(*(r.counts for r in results))
+  assert reasons <= {"applied", "stale"}
+  staleness = [
+    m["staleness"] for c in found if c["kind"] == "commit" for m in c["members"]
+  ]
+  assert (max(staleness) > 0) == bool(late)
+
+
+@WAYS
+def test_more_gradients_than_replicas_are_shared_out(inline, tmp_path):
+  path = tmp_path / "run.jsonl"
+  results = runs.run(runs.to_step(4), 2, k=5, inline_bytes=inline, journal=path)
+  check_replay(results, path)
+  found = runs.records(path)
+  runs.check_journal(found, 5)
+  runs.check_ledger(dict(enumerate(results)), found)
+  commits = [r for r in found if r["kind"] == "commit"]
+  for commit in commits:
+    assert 5 <= sum(m["count"] for m in commit["members"]) <= 6
+  for result in results:
+    # What is summed is told to be in, though its step is yet to come.
+    assert all(o.accepted for o in result.outcomes)
+
+
+def test_one_replica_alone():
+  (result,) = runs.run(runs.to_step(5), 1)
+  assert result.error is None
+  assert result.counts == {"applied": 5}
+
+
+@WAYS
+def test_a_gradient_that_is_not_finite_never_reaches_the_mean(inline, tmp_path):
+  path = tmp_path / "run.jsonl"
+
+  def train(replica, result):
+    while replica.global_step < 5:
+      grads, batch = runs.compute(replica, result.computed)
+      if replica.replica == 1 and result.computed == 1:
+        bad = jnp.where(jnp.arange(70) == 69, jnp.nan, grads["b"])
+        grads = grads | {"b": bad}
+      result.computed += 1
+      result.outcomes.append(replica.step(grads, batch=batch))
+      result.prints[replica.global_step] = replica.fingerprint()
+
+  results = runs.run(train, 2, inline_bytes=inline, journal=path)
+  check_replay(results, path)
+  assert results[1].outcomes[1].reason == "non_finite"
+  assert results[1].counts == {"applied": 5, "non_finite": 1}
+  assert np.isfinite(results[0].params["w"]).all()
+  drops = [r for r in runs.records(path) if r["kind"] == "drop"]
+  assert [(d["replica"], d["reason"]) for d in drops] == [(1, "non_finite")]
+
+
+def test_data_that_runs_out_on_some_replicas_first(tmp_path):
+  # TensorFlow issue 20342: the others waited for ever.
+  path = tmp_path / "run.jsonl"
+
+  def train(replica, result):
+    for number in range(3 if replica.replica else 9):
+      grads, batch = runs.compute(replica, number)
+      result.computed += 1
+      result.outcomes.append(replica.step(grads, batch=batch))
+      result.prints[replica.global_step] = replica.fingerprint()
+
+  results = runs.run(train, 3, journal=path, inline_bytes=0)
+  check_replay(results, path)
+  assert [r.counts["applied"] for r in results] == [9, 3, 3]
+  members = [o.members for o in results[0].outcomes]
+  assert members[:3] == [(0, 1, 2)] * 3
+  assert members[-1] == (0,)
+
+
+def test_leaving_that_must_not_lower_the_quorum_is_told(tmp_path):
+  def train(replica, result):
+    while replica.replica or replica.global_step < 2:
+      replica.step(runs.compute(replica, 0)[0])
+
+  first, second = runs.run(train, 2, quorum={"lower_on_leave": False})
+  assert first.error is None
+  with pytest.raises(coordinator.CoordinatorError, match="missing: 0"):
+    raise second.error
+
+
+def test_finish_is_seen_by_all_with_the_same_parameters():
+  def train(replica, result):
+    while True:
+      outcome = replica.step(runs.compute(replica, 0)[0])
+      if outcome.finished:
+        assert replica.finished
+        # Nothing more happens, and nothing is an error.
+        again = replica.step(runs.compute(replica, 0)[0])
+        assert again.finished
+        assert again.reason == "finished"
+        break
+      if replica.replica == 1 and outcome.global_step >= 4:
+        replica.finish("the loss is low enough")
+        return replica.fingerprint(), replica.global_step
+    return replica.fingerprint(), replica.global_step
+
+  results = runs.run(train, 3, k=2)
+  assert [r.error for r in results] == [None] * 3
+  steps = {r.value[1] for r in results}
+  last = {r.value[0] for r in results if r.value[1] == max(steps)}
+  assert len(last) == 1
+  assert max(steps) - min(steps) <= 1
+
+
+def test_abandoning_stale_work():
+  turn = threading.Event()
+
+  def train(replica, result):
+    if replica.replica == 2:
+      assert not replica.is_stale
+      turn.set()
+      assert replica.wait_until_stale(5.0)
+      assert replica.is_stale
+      outcome = replica.abandon()
+      assert (outcome.accepted, outcome.reason) == (False, "stale")
+      assert outcome.global_step >= 1
+      assert not replica.is_stale
+      return replica.stats()["gradients"]
+    turn.wait(5.0)
+    replica.step(runs.compute(replica, 0)[0])
+    return None
+
+  results = runs.run(train, 3, k=2)
+  assert [r.error for r in results] == [None] * 3
+  assert results[2].value == {"applied": 0, "stale": 1}
+
+
+def test_abandoning_fresh_work_costs_nothing_but_itself():
+  def train(replica, result):
+    params = replica.params
+    assert replica.abandon().reason == "abandoned"
+    assert replica.params is params
+    assert not replica.wait_until_stale(0.01)
+    assert replica.step(runs.compute(replica, 0)[0]).accepted
+    return replica.stats()["gradients"]
+
+  (result,) = runs.run(train, 1)
+  assert result.error is None
+  assert result.value == {"applied": 1, "abandoned": 1}
+
+
+def test_all_replicas_save_after_the_same_step():
+  saved = {}
+
+  def train(replica, result):
+    while replica.global_step < 20:
+      if replica.replica == 2:
+        time.sleep(0.01)  # It passes steps over.
+      outcome = replica.step(runs.compute(replica, 0)[0])
+      if replica.replica == 0 and outcome.global_step == 5:
+        replica.save_soon()
+      if outcome.save:
+        shared, step = replica.state_to_save()
+        saved[replica.replica] = step, coordinator.fingerprint(shared)
+
+  results = runs.run(train, 3, k=2)
+  assert [r.error for r in results] == [None] * 3
+  assert sorted(saved) == [0, 1, 2]
+  assert len(set(saved.values())) == 1
+  assert 6 <= saved[0][0] < 20
+
+
+def test_bad_gradients_are_refused_where_they_are_given():
+  def train(replica, result):
+    good = runs.compute(replica, 0)[0]
+    with pytest.raises(ValueError, match="structure"):
+      replica.step(good["w"])
+    with pytest.raises(ValueError, match=r"\['b'\] must be float32\[70\]"):
+      replica.step(good | {"b": good["b"][:-1]})
+    with pytest.raises(ValueError, match="int32"):
+      replica.step(good | {"b": good["b"].astype(jnp.int32)})
+    assert replica.step(good).accepted
+
+  (result,) = runs.run(train, 1)
+  assert result.error is None, result.error
+
+
+@pytest.mark.parametrize(
+  ("params", "error"),
+  [({"n": np.zeros(3, np.int32)}, TypeError), ({}, ValueError)],
+)
+def test_bad_parameters_are_refused(params, error):
+  with pytest.raises(error, match="params"):
+    runs.make(embedded.World(), 0, k=1, n=1, params=params)
+
+
+def test_parameters_that_are_sharded_over_local_devices():
+  mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  params = {
+    "b": jax.device_put(jnp.ones(70), whole),
+    "w": jax.device_put(jnp.ones((4, 30)), rows),
+  }
+
+  def train(replica, result):
+    runs.to_step(5)(replica, result)
+    for tree in (replica.params, replica.opt_state[0].trace):
+      assert tree["w"].sharding.is_equivalent_to(rows, 2)
+      assert tree["b"].sharding.is_equivalent_to(whole, 1)
+
+  sharded = runs.run(train, 2, params=params, inline_bytes=0)
+  assert [r.error for r in sharded] == [None] * 2
+  plain = jax.tree.map(np.asarray, params)
+  same = runs.run(
+    runs.to_step(5), 2, params=jax.tree.map(jnp.asarray, plain), inline_bytes=0
+  )
+  for a, b in zip(sharded, same, strict=True):
+    assert a.prints == b.prints
+
+
+def test_the_threads_of_a_closed_replica_end():
+  one = runs.make(embedded.World(), 0, k=1, n=1).start()
+  assert runs.coordinator_threads(0.0)
+  one.close()
+  assert not runs.coordinator_threads()
+  one.close()
+
+
+def test_waiting_alone_has_a_deadline_and_names_who_is_missing():
+  def train(replica, result):
+    with pytest.raises(coordinator.CoordinatorError) as caught:
+      replica.step(runs.compute(replica, 0)[0])
+    assert "made no progress for 1." in str(caught.value)
+    assert "absent: replica 1, 2" in str(caught.value)
+
+  one = runs.make(embedded.World(), 0, k=3, n=3, timeout=1.0)
+  result = runs.Result()
+  runs.finish([runs.start(one, train, result)], 4.0)
+  # The run is over for it, which leaving tells again.
+  assert isinstance(result.error, coordinator.CoordinatorError)
+
+
+def test_replicas_of_a_number_that_is_not_positive_are_refused():
+  with pytest.raises(ValueError, match="num_replicas"):
+    coordinator.run_embedded(lambda r: r, 0, optax.sgd(0.1), jnp.zeros(3))
+  with pytest.raises(ValueError, match="replicas_to_aggregate"):
+    coordinator.run_embedded(
+      lambda r: r, 1, optax.sgd(0.1), jnp.zeros(3), replicas_to_aggregate=0
+    )
+  assert policies.Quorum(1, 1).max_staleness == 0
