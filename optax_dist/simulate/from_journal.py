@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,8 @@ class Recorded(NamedTuple):
   """A recorded run, in the simulator's terms.
 
   Attributes:
-    latency: of each replica, as recorded.
+    latency: of each replica, as recorded: computing, and what it began later
+      than `communication` says.
     replicas: how many had a gradient.
     strategy: what they did.
     communication: seconds from the last arrival of a step until its members
@@ -58,20 +59,28 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
       "the journal has no record of kind 'run', so nothing says how many"
       " gradients make a step."
     )
-  times = journal.latencies(records)
-  if not times:
+  turns = [turn for part in journal.segments(records) for turn in _turns(part)]
+  if not turns:
     raise ValueError(
       "the journal has no times of computing: no commit, drop or exchange in it"
       " has a 'compute'."
     )
+  after = [t.delay for t in turns if t.after_commit and t.delay is not None]
+  communication = max(0.0, float(np.median(after))) if after else 0.0
+  times: dict[Replica, list[float]] = {}
+  for turn in turns:
+    # What a replica was late beyond that is as if it had computed longer.
+    late = max(0.0, (turn.delay or 0.0) - communication)
+    each = max(_LEAST, (turn.compute + late) / turn.gradients)
+    times.setdefault(turn.replica, []).extend([each] * turn.gradients)
   # Ids may be numbers and names.
   order = sorted(times, key=lambda r: (isinstance(r, str), r))
-  hosts = [Empirical(np.maximum(times[r], _LEAST)) for r in order]
+  hosts = [Empirical(times[replica]) for replica in order]
   return Recorded(
     PerHost(hosts),
     len(hosts),
     _strategy(runs[-1], records),
-    _communication(records),
+    communication,
     _pace(records),
   )
 
@@ -96,28 +105,55 @@ def _strategy(
   return made._replace(name=f"recorded: {made.name}", kind=kind)
 
 
-def _communication(records: Sequence[journal.Record]) -> float:
-  """How long after the last arrival of a step its members computed on."""
-  passed = []
-  for part in journal.segments(records):
-    ends: dict[Replica, tuple[int, float]] = {}
-    for record in part:
-      gradients = record.get("members", [record])
-      if record["kind"] not in ("commit", "drop"):
-        continue
+class _Turn(NamedTuple):
+  """One computation of a replica.
+
+  Attributes:
+    replica: its id.
+    compute: seconds.
+    gradients: that were summed in it.
+    delay: seconds from what it follows until it began, as the chief saw it,
+      messages included; None where that is not known.
+    after_commit: whether it follows the last arrival of a step that the replica
+      took part in, rather than a gradient that was dropped.
+  """
+
+  replica: Replica
+  compute: float
+  gradients: int
+  delay: float | None
+  after_commit: bool
+
+
+def _turns(part: Sequence[journal.Record]) -> Iterator[_Turn]:
+  """The computations of a run whose times are known."""
+  # What each replica's next one follows: the least step, when, and a commit?
+  follows: dict[Replica, tuple[int, float | None, bool]] = {}
+  for record in part:
+    gradients = []
+    if record["kind"] == "commit":
+      gradients = record["members"]
+    elif record["kind"] in ("drop", "exchange"):
+      gradients = [record]
+    for one in gradients:
+      replica, arrived = one["replica"], one.get("arrived")
+      step, end, after_commit = follows.pop(replica, (0, None, False))
+      if one["compute"] is not None and one.get("count", 1) > 0:
+        delay = None
+        known = end is not None and arrived is not None
+        if known and one["local_step"] >= step:
+          delay = arrived - one["compute"] - end
+        yield _Turn(
+          replica, one["compute"], one.get("count", 1), delay, after_commit
+        )
+      if record["kind"] == "drop" and arrived is not None:
+        follows[replica] = record["step"], arrived, False
+    ends = [m["arrived"] for m in gradients if m.get("arrived") is not None]
+    if record["kind"] == "commit" and ends:
       for one in gradients:
-        step, end = ends.get(one["replica"], (-1, 0.0))
-        if step == one["local_step"] and None not in (
-          one["arrived"],
-          one["compute"],
-        ):
-          passed.append(one["arrived"] - one["compute"] - end)
-      if record["kind"] == "commit":
-        arrived = [m["arrived"] for m in gradients if m["arrived"] is not None]
-        if arrived:
-          for one in gradients:
-            ends[one["replica"]] = record["step"] + 1, max(arrived)
-  return max(0.0, float(np.median(passed))) if passed else 0.0
+        follows[one["replica"]] = record["step"] + 1, max(ends), True
+    elif record["kind"] in ("join", "lost", "leave"):
+      follows.pop(record["replica"], None)
 
 
 def _pace(records: Sequence[journal.Record]) -> float | None:

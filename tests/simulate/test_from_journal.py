@@ -117,6 +117,7 @@ def test_a_restarted_run_is_paced_by_its_longest_part():
   commit = {"kind": "commit", "step": 0, "members": []}
   drop = {
     "kind": "drop",
+    "step": 0,
     "replica": "a",
     "local_step": 0,
     "count": 1,
@@ -130,6 +131,37 @@ def test_a_restarted_run_is_paced_by_its_longest_part():
   assert recorded.steps_per_second == 0.25
   # Rounding must not make a latency 0.
   assert recorded.latency.mean > 0
+
+
+def test_what_began_late_counts_as_computing():
+  """Replica 0 follows its commit by 0.1, 0.1 and 0.5 s, and computes for 1 s."""
+  records, end = [_run()], 0.0
+  for step, delay in enumerate((0.1, 0.1, 0.5, 0.1)):
+    end += delay + 1.0
+    member = {"replica": 0, "local_step": step, "compute": 1.0, "arrived": end}
+    records.append(
+      {"kind": "commit", "time": end, "step": step, "members": [member]}
+    )
+  # A gradient that was dropped is followed by one that began 0.4 s later.
+  drop = {
+    "kind": "drop",
+    "step": 4,
+    "replica": 1,
+    "local_step": 3,
+    "compute": 2.0,
+    "arrived": end,
+    "time": end,
+  }
+  records += [drop, drop | {"arrived": end + 2.4, "local_step": 4, "step": 5}]
+  recorded = simulate.from_journal(records)
+  assert recorded.communication == pytest.approx(0.1)
+  first, second = recorded.latency.latencies
+  np.testing.assert_allclose(first.support, [1.0, 1.0, 1.0, 1.4])
+  np.testing.assert_allclose(second.support, [2.0, 2.3])
+  # Who was away in between has nothing to be late for.
+  back = {"kind": "join", "replica": 1, "time": end, "step": 4}
+  recorded = simulate.from_journal([*records[:-1], back, records[-1]])
+  np.testing.assert_allclose(recorded.latency.latencies[1].support, [2.0, 2.0])
 
 
 @pytest.mark.parametrize(
