@@ -291,6 +291,56 @@ def local_updates():
   return figure
 
 
+def coordinator():
+  """Three of four make a step; nobody waits for the slow or the dead."""
+  figure, ax = _figure(4.1, top=0.9, bottom=-4.75)
+  _rows(ax, 4)
+  steps = [1.75, 3.55, 5.4, 7.25]
+  ends = [
+    [1.35, 3.1, 5.4, 6.8],
+    [1.55, 3.55, 5.0, 7.25],
+    [1.75, 2.7],
+    [4.3, 5.25, 6.9],
+  ]
+  # Which gradients count: replica 3 comes late with its first one.
+  late = {(3, 0)}
+  for row, own in enumerate(ends):
+    start = 0.0
+    for i, end in enumerate(own):
+      color = DROP if (row, i) in late else COMPUTE
+      label = "stale" if (row, i) in late else "gradient"
+      _bar(ax, row, start, end, color, label if end - start > 0.9 else "")
+      # A stale one is known to be at once: go on from the newest parameters.
+      later = [s for s in steps if s >= end]
+      start = end if (row, i) in late else min(later, default=end)
+      if start > end:
+        _bar(ax, row, end, start, WAIT)
+  _bar(ax, 2, 3.55, 4.35, DROP)
+  ax.plot(4.35, -2, "x", color="black", ms=13, mew=3, zorder=4)
+  ax.text(4.6, -2, "killed", va="center", fontsize=12)
+  for i, step in enumerate(steps):
+    ax.plot([step, step], [0.42, -3.42], color=MESSAGE, lw=4, zorder=3)
+    ax.text(step, 0.6, f"step {i + 1}", ha="center", fontsize=12)
+  _time(ax, 8.0, -3.92)
+  _legend(
+    ax,
+    [
+      (COMPUTE, "counts", 1.3),
+      (DROP, "dropped, lost", 1.95),
+      (WAIT, "waits", 1.2),
+      (MESSAGE, "the three members average among themselves", 3),
+    ],
+    -4.55,
+  )
+  return figure
+
+
 if __name__ == "__main__":
-  for draw in (cross_shard, sync_replicas, elastic_average, local_updates):
+  for draw in (
+    cross_shard,
+    sync_replicas,
+    elastic_average,
+    local_updates,
+    coordinator,
+  ):
     draw().savefig(_HERE / f"concept_{draw.__name__}.png", dpi=150)
