@@ -1,0 +1,115 @@
+"""What must hold after a run, whatever happened in it."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def check(
+  records: Sequence[dict[str, Any]],
+  told: Iterable[tuple[int, int, dict[str, Any]]],
+  timeout: float,
+) -> tuple[int, list[str]]:
+  """Checks a run.
+
+  Args:
+    records: of its journal.
+    told: of each process that ended well: its replica, its incarnation, and
+      what it saw: ``calls`` and ``accepted`` (numbers of its gradients),
+      ``reasons`` of those that were dropped, ``prints`` by step, ``waited``,
+      ``step`` and ``stats``.
+    timeout: of the run; nobody may have waited longer.
+
+  Returns:
+    The committed steps, and what is wrong.
+  """
+  told = list(told)
+  problems: list[str] = []
+  commits = [r for r in records if r["kind"] == "commit"]
+  steps = [r["step"] for r in commits]
+  if steps != list(range(len(steps))):
+    problems.append(f"commits are not each once and in order: {_odd(steps)}")
+  finals = {seen["step"] for _, _, seen in told}
+  if not told:
+    problems.append("nobody was there at the end")
+  elif finals != {len(steps)}:
+    problems.append(
+      f"replicas ended at steps {sorted(finals)}, the journal at {len(steps)}"
+    )
+  problems += _prints(records, told)
+  problems += _ledger(commits, records, told)
+  for replica, _, seen in told:
+    if seen["waited"] > timeout:
+      problems.append(f"replica {replica} has waited {seen['waited']:.1f} s")
+    if seen["stats"]["pending"] > 64:
+      problems.append(
+        f"replica {replica} still holds {seen['stats']['pending']} offers"
+      )
+  return len(steps), problems
+
+
+def _odd(steps: list[int]) -> str:
+  counts = collections.Counter(steps)
+  twice = [s for s, n in counts.items() if n > 1]
+  missing = sorted(set(range(max(steps, default=-1) + 1)) - set(steps))
+  return f"missing {missing}, twice {twice}"
+
+
+def _prints(
+  records: Sequence[dict[str, Any]], told: Sequence[tuple[int, int, Any]]
+) -> list[str]:
+  """All hold the same parameters and optimizer state after each step."""
+  by_step: dict[int, set[str]] = collections.defaultdict(set)
+  for record in records:
+    if record["kind"] == "fingerprint":
+      by_step[record["step"]].add(record["state"])
+  for _, _, seen in told:
+    for step, text in seen["prints"].items():
+      by_step[int(step)].add(text)
+  apart = [step for step, found in sorted(by_step.items()) if len(found) > 1]
+  return [f"diverged: after steps {apart}"] if apart else []
+
+
+def _ledger(
+  commits: Sequence[dict[str, Any]],
+  records: Sequence[dict[str, Any]],
+  told: Sequence[tuple[int, int, Any]],
+) -> list[str]:
+  """Each gradient was applied once, dropped for a reason, or lost."""
+  problems = []
+  applied: collections.Counter[tuple[int, ...]] = collections.Counter()
+  for commit in commits:
+    for member in commit["members"]:
+      late = commit["step"] - member["local_step"]
+      if late != member["staleness"] or late < 0:
+        problems.append(f"step {commit['step']}: staleness is told wrong")
+      for key in member["batches"] or ():
+        applied[tuple(key)] += 1
+  twice = [key for key, n in applied.items() if n > 1]
+  if twice:
+    problems.append(f"gradients were applied twice: {twice[:5]}")
+  for replica, incarnation, seen in told:
+    own = {key[2] for key in applied if key[:2] == (replica, incarnation)}
+    believed = set(seen["accepted"])
+    if own != believed:
+      problems.append(
+        f"replica {replica} takes {sorted(believed - own)[:5]} for applied,"
+        f" the journal {sorted(own - believed)[:5]}"
+      )
+    if len(seen["calls"]) != len(seen["accepted"]) + len(seen["reasons"]):
+      problems.append(f"replica {replica}: a gradient has no outcome")
+    if "" in seen["reasons"]:
+      problems.append(
+        f"replica {replica}: a gradient was dropped without reason"
+      )
+    counted = sum(seen["stats"]["gradients"].values())
+    if counted != len(seen["calls"]):
+      problems.append(
+        f"replica {replica} counts {counted} gradients of {len(seen['calls'])}"
+      )
+  for record in records:
+    if record["kind"] == "drop" and not record["reason"]:
+      problems.append("the journal has a drop without a reason")
+  return problems
