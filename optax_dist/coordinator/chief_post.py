@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -87,9 +88,12 @@ class Post:
     """After a long silence another may have been chief, and trimmed the log."""
     now = time.monotonic()
     if now - self._sure > self._patience / 2:
-      later = self._engine.board.try_get(f"chief/{self._term + 1}")
+      key = f"chief/{self._term + 1}"
+      later = self._engine.board.try_get(key)
       if later is not None:
-        raise Deposed
+        with contextlib.suppress(messages.BadMessage):
+          messages.unpack(self._secret, key, later)
+          raise Deposed
     self._sure = now
 
   def listen(self, peer: views.Peer) -> None:

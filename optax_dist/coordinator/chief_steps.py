@@ -9,8 +9,10 @@ from typing import Any
 from optax_dist import rules
 from optax_dist.coordinator import chief_members, data_plane, phases
 
-# A replica so many steps late gets no more means, but a snapshot.
+# A replica so many steps late gets no more means, but a snapshot; one that has
+# just got one is given more time to catch up.
 _MAX_LAG = 8
+_MAX_LAG_AFTER_SNAPSHOT = 32
 
 
 class ChiefSteps(chief_members.ChiefMembers):
@@ -208,7 +210,8 @@ class ChiefSteps(chief_members.ChiefMembers):
       i
       for i in self.view.peers
       if i not in inside
-      and start.step - self._applied.get(i, start.step) <= _MAX_LAG
+      and start.step - self._applied.get(i, start.step)
+      <= (_MAX_LAG_AFTER_SNAPSHOT if i in self._unproven else _MAX_LAG)
     ]
     # Whoever has just fetched a snapshot needs the means since then.
     lag = max(

@@ -39,7 +39,7 @@ class FollowerChair(follower_state.FollowerState):
       if board.put(key, messages.pack(secret, key, header)):
         self._take_chair(self, term, self.position)
         return
-      if term == 0 or term <= self.view.term or term > self._claimed:
+      if term <= self.view.term or term > self._claimed:
         # Whoever claimed it may be about to say so.
         self._claimed = max(term, self._claimed)
         return

@@ -190,7 +190,8 @@ class ReplicaState:
   def _wait(self, ready: Callable[[], bool], what: str) -> None:
     """Waits, with a deadline somewhat after the one that the chief keeps."""
     f = self._follower
-    patience = self._settings.timeout + 3 * self._settings.chief_timeout
+    told = self._settings
+    patience = told.timeout + 3 * told.chief_timeout + told.attempt_timeout
     done = lambda: ready() or f.failure is not None or self.finished
     with f.changed:
       f.changed.wait_for(done, patience)

@@ -20,7 +20,7 @@ from optax_dist.coordinator import embedded, fingerprint, phases, policies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 
-QUICK = {"timeout": 8.0, "attempt_timeout": 1.0, "chief_timeout": 0.5}
+QUICK = {"timeout": 10.0, "attempt_timeout": 2.0, "chief_timeout": 0.5}
 PARAMS = {"b": jnp.linspace(0.5, 1.0, 70), "w": jnp.ones((5, 30))}
 
 

@@ -49,13 +49,18 @@ def plan(rng):
 def test_random_faults(seed, tmp_path):
   rng = random.Random(seed)
   k = rng.choice([1, 2, 3])
+  # One replica ends the run for all, or each leaves as it is done.
+  ends = rng.choice([True, False])
   settings = {
     "k": k,
     "n": 4,
     "journal": tmp_path / "run.jsonl",
     "inline_bytes": rng.choice([0, 0, 64 << 10]),
     "fingerprint_every": 1,
-    "quorum": {"max_staleness": rng.choice([0, 0, 2])},
+    "quorum": {
+      "max_staleness": rng.choice([0, 0, 2]),
+      "lower_on_loss": not ends,
+    },
   }
   world = embedded.World()
   results = {i: runs.Result() for i in range(4)}
@@ -67,6 +72,8 @@ def test_random_faults(seed, tmp_path):
       with contextlib.suppress(threading.BrokenBarrierError):
         together.wait(1.0)
     runs.to_step(STEPS)(replica, result)
+    if ends:
+      replica.finish()
 
   with runs.Faults(plan(rng)) as faults:
     threads = []
@@ -83,9 +90,10 @@ def test_random_faults(seed, tmp_path):
   expected = (runs.Killed, coordinator.RunFinished)
   assert all(isinstance(error, expected) for error in failed), told
   found = runs.records(tmp_path / "run.jsonl")
-  left = sum(1 for r in found if r["kind"] == "leave")
+  gone = ("leave",) if ends else ("leave", "lost")
+  least = 4 - sum(1 for r in found if r["kind"] in gone)
   runs.check_journal(
-    found, min(k, 4 - left), settings["quorum"]["max_staleness"]
+    found, max(1, min(k, least)), settings["quorum"]["max_staleness"]
   )
   alive = {i: r for i, r in results.items() if r.error is None}
   runs.check_ledger(alive, found)
