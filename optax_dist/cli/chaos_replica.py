@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import queue
@@ -20,6 +21,9 @@ _REPLY = 20.0
 def main() -> int:
   """Takes jobs from the launcher until it says "end"."""
   channel = child.Channel()
+  logging.basicConfig(
+    level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
+  )
   work = _Work(channel)
   channel.say("ready")
   while True:

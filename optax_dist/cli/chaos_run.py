@@ -11,7 +11,6 @@ import select
 import signal
 import sys
 import time
-from typing import Any
 
 from optax_dist.cli import chaos_checks
 from optax_dist.cli.chaos_cases import Case
@@ -47,7 +46,7 @@ class Result:
 
   @property
   def outcome(self) -> str:
-    """ "ok", or "hang", "diverged", "not struck" or "wrong"."""
+    """One word: ok, hang, diverged, not struck or wrong."""
     text = " ".join(self.problems)
     for word in ("hang", "diverged", "not struck"):
       if word in text:
@@ -282,9 +281,11 @@ class _Run:
       self._reached(member)
     elif event["event"] == "stop":
       self._continue_later(member)
-    elif event["event"] == "result":
-      if event["error"] not in (None, "finished"):
-        self._failed(member, event["error"])
+    elif event["event"] == "result" and event["error"] not in (
+      None,
+      "finished",
+    ):
+      self._failed(member, event["error"])
 
   def _continue_later(self, member: _Member) -> None:
     until = time.monotonic() + self._case.seconds

@@ -4,7 +4,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from optax_dist.cli import errors, parser, plan, replay, simulate, train
+from optax_dist.cli import (
+  chaos,
+  errors,
+  parser,
+  plan,
+  replay,
+  simulate,
+  train,
+  watch,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +63,8 @@ def _dispatch(argv: list[str]) -> int:
   train.add_parser(commands, argv)
   simulate.add_parser(commands)
   plan.add_parser(commands)
+  watch.add_parser(commands)
+  chaos.add_parser(commands)
   replay.add_parser(commands)
   args = root.parse_args(argv)
   if args.version:

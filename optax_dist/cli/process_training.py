@@ -161,7 +161,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       "checkpoints": str(args.output / "checkpoints"),
       "checkpoint": checkpoint and str(checkpoint),
       "checkpoint_every": args.checkpoint_every,
-      "fingerprint_every": 10,
+      "fingerprint_every": 1,
       "timeout": args.timeout,
       "attempt_timeout": min(5.0, args.timeout),
       "chief_timeout": min(2.0, args.timeout),
