@@ -24,7 +24,7 @@ import numpy as np
 PERIOD = 10
 REPLICAS = (4, 8)
 METHODS = ("DOWNPOUR", "EASGD", "EAMSGD")
-RATES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 def run(method, replicas, exchanges, keys, train, test):
