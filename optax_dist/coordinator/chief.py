@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from optax_dist import rules
-from optax_dist.coordinator import chief_post, chief_steps, engine
+from optax_dist.coordinator import chief_post, chief_steps, engine, journal
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -30,6 +30,8 @@ class Chief(chief_steps.ChiefSteps):
           pass
         else:
           self._receive(*message)
+        while self._queue and self._attempt is None:
+          self._receive(*self._queue.popleft())
         self._look_at_the_clock()
     except (chief_post.Deposed, engine.BoardLost):
       pass
@@ -105,11 +107,25 @@ class Chief(chief_steps.ChiefSteps):
     self._rules = self._rules._replace(step=now)
     self._post.await_hellos(self.view.hellos)
 
+  def _note_what_was_not(self) -> None:
+    """Notes commits that are in the log, but whose chief could not note them."""
+    if self._journal is None:
+      return
+    *_, part = journal.segments(journal.read(self._journal.path).records)
+    noted = [r["step"] for r in part if r["kind"] == "commit"]
+    last = max(noted, default=part[0].get("step", 0) - 1)
+    for entry in self._post.commits_after(last):
+      if "record" in entry:
+        self._note("commit", **entry["record"])
+
   def _receive(
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
     kind = header["kind"]
-    if kind == "hello":
+    if kind == "arrive" and self._policy.alone and self._attempt is not None:
+      # Two that arrive meanwhile would be averaged, not taken in turn.
+      self._queue.append((incarnation, header, payload))
+    elif kind == "hello":
       self._to_welcome.append((incarnation, header))
       self._welcome()
     elif incarnation in self.view.peers:

@@ -96,6 +96,22 @@ class Post:
           raise Deposed
     self._sure = now
 
+  def commits_after(self, step: int) -> list[dict[str, Any]]:
+    """The commits of the log that are of later steps, as far as it goes back."""
+    found: list[dict[str, Any]] = []
+    for position in range(self.position - 1, -1, -1):
+      try:
+        entry, _ = self._log.read(position, 0.05)
+      except messages.BadMessage:
+        continue
+      except (board_log.Trimmed, engine.EngineTimeout):
+        break
+      if entry["kind"] == "commit":
+        if entry["step"] <= step:
+          break
+        found.insert(0, entry)
+    return found
+
   def listen(self, peer: views.Peer) -> None:
     """Reads a replica's messages, and notices when its process ends."""
     if peer.incarnation == self._me:

@@ -284,10 +284,6 @@ class ChiefSteps(chief_members.ChiefMembers):
     if self._inline:
       gradients = [self._arrivals[m.incarnation][1] for m in members]
       payload = self._plane.inline_mean(gradients, members)
-    phases.reach("committing", self._me)
-    entry = attempt | {"kind": "commit", "tokens": tokens}
-    self._post.append(entry, payload)
-    self._waiting_since, self._warned = None, 0.0
     told = []
     for m in members:
       header, _, arrived = self._arrivals.pop(m.incarnation)
@@ -304,10 +300,17 @@ class ChiefSteps(chief_members.ChiefMembers):
           "arrived": arrived,
         }
       )
-    self._note(
-      "commit",
-      step=commit.step,
-      attempt=commit.attempt,
-      attempt_time=self._attempt_time,
-      members=told,
-    )
+    record = {
+      "step": commit.step,
+      "attempt": commit.attempt,
+      "attempt_time": self._attempt_time,
+      "members": told,
+    }
+    phases.reach("committing", self._me)
+    entry = attempt | {"kind": "commit", "tokens": tokens}
+    if self._journal is not None:
+      # Should this chief die now, the next one can note it.
+      entry["record"] = record
+    self._post.append(entry, payload)
+    self._waiting_since, self._warned = None, 0.0
+    self._note("commit", **record)
