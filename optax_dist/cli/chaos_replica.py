@@ -80,7 +80,7 @@ class _Work:
       self._engine = connect(*args, **kwargs)
       return self._engine
 
-    jax_runtime.connect = connect_and_keep  # type: ignore[assignment]
+    jax_runtime.connect = connect_and_keep
     phases.listen(self._reached)
 
   # The run.
