@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import logging
 import threading
@@ -80,6 +81,9 @@ class ChiefState(threading.Thread):
     self._attempt: dict[str, Any] | None = None
     self._attempt_started = 0.0
     self._held: list[rules.Event] = []
+    self._queue: collections.deque[tuple[int, dict[str, Any], bytes]] = (
+      collections.deque()
+    )
     # Whose gradients were in the attempt that was abandoned last.
     self._void: dict[rules.Replica, int] = {}
     self._to_welcome: list[tuple[int, dict[str, Any]]] = []

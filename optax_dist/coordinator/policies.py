@@ -64,11 +64,13 @@ class Policy(Protocol):
     name: in the journal.
     quorum: the numbers of the rules.
     sums: whether `apply` is to be told of how many the mean is.
+    alone: whether no two replicas may take part in one step.
   """
 
   name: str
   quorum: Quorum
   sums: bool
+  alone: bool
 
   def shared(self, params: Any) -> Any:
     """The shared state at the start."""
@@ -111,7 +113,7 @@ class SyncReplicas:
   """Every replica sends gradients; the mean of k fresh ones is applied."""
 
   name = "sync_replicas"
-  sums = False
+  sums = alone = False
 
   def __init__(self, optimizer: optax.GradientTransformation, quorum: Quorum):
     self.quorum = quorum
@@ -240,7 +242,7 @@ class ElasticAverage(_Local):
       center = exchange(mean, shared.params, pulls).center
       return SharedState(center, shared.opt_state)
 
-    self.sums = synchronous
+    self.sums, self.alone = synchronous, not synchronous
 
     self.apply = jax.jit(apply)
     self._pull = jax.jit(lambda own, center: exchange(own, center, 1).params)
@@ -267,7 +269,7 @@ class LocalUpdates(_Local):
   """
 
   name = "local_updates"
-  sums = False
+  sums = alone = False
 
   def __init__(
     self,

@@ -64,9 +64,10 @@ class Replica(replica_state.ReplicaState):
     compute = time.monotonic() - self._token_time
     self._raise_failure()
     if self._left:
+      self._count("finished", 1)
       return self._outcome("finished", finished=True)
     if self.finished:
-      return self._start_over("finished")
+      return self._start_over("finished", self._counted + 1)
     tree_checks.check_grads(grads, self._template)
     if f.rejoins != self._rejoins:
       # It was taken for dead meanwhile: what it had is worth nothing.

@@ -113,7 +113,6 @@ def to_step(target: int) -> Callable[[Replica, Result], None]:
       result.outcomes.append(outcome)
       result.prints[replica.global_step] = replica.fingerprint()
       if outcome.finished:
-        result.computed -= 1
         return
 
   return train

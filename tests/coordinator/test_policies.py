@@ -1,5 +1,7 @@
 """Elastic averaging, local updates and wires, against the same by hand."""
 
+import threading
+
 import embedded_runs as runs
 import jax
 import jax.numpy as jnp
@@ -60,20 +62,11 @@ def test_asynchronous_elastic_averaging(inline, tmp_path):
   for record in runs.records(path):
     if record["kind"] != "commit":
       continue
-    for member in record["members"]:
-      i = member["replica"]
-      own[i] = local_steps(own[i], i, PERIOD * met[i])
-      met[i] += 1
-    if len(record["members"]) == 1:
-      own[i], center, *_ = elastic_exchange(own[i], center, RATE)
-      continue
-    # Several that came at the same time meet the center at once: their mean.
-    i = [m["replica"] for m in record["members"]]
-    mean = jax.tree.map(lambda *x: sum(x) / len(x), *(own[j] for j in i))
-    before = center
-    center = elastic_exchange(mean, before, RATE).center
-    for j in i:
-      own[j] = elastic_exchange(own[j], before, RATE).params
+    (member,) = record["members"]
+    i = member["replica"]
+    own[i] = local_steps(own[i], i, PERIOD * met[i])
+    met[i] += 1
+    own[i], center, *_ = elastic_exchange(own[i], center, RATE)
   assert met == [4] * 3
   for i, result in enumerate(results):
     close(result.value, own[i])
@@ -207,8 +200,6 @@ def test_bytes_are_counted_and_are_the_fewest_there_can_be():
         assert replica.step({"x": jnp.ones(elements)}).accepted
         late.wait()
     return replica.stats()["bytes_in"] - before
-
-  import threading
 
   late = threading.Barrier(3)
   results = runs.run(

@@ -319,7 +319,9 @@ def test_waiting_alone_has_a_deadline_and_names_who_is_missing():
     assert "made no progress for 1." in str(caught.value)
     assert "absent: replica 1, 2" in str(caught.value)
 
-  one = runs.make(embedded.World(), 0, k=3, n=3, timeout=1.0)
+  one = runs.make(
+    embedded.World(), 0, k=3, n=3, timeout=1.0, attempt_timeout=0.5
+  )
   result = runs.Result()
   runs.finish([runs.start(one, train, result)], 4.0)
   # The run is over for it, which leaving tells again.
