@@ -71,8 +71,8 @@ def case(seed: int) -> Case:
   index = seed % (cells * len(WHO))
   phase = PHASES[index % len(PHASES)]
   fault = FAULTS[index // len(PHASES) % len(FAULTS)]
-  # Among the first cells, both are struck.
-  who = WHO[(index // cells + index) % len(WHO)]
+  # There is an odd number of cells, so the second half has the others.
+  who = WHO[index % len(WHO)]
   rng = random.Random(seed)
   large = phase in _LARGE
   return Case(

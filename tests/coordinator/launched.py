@@ -1,0 +1,62 @@
+"""A launched replica for the tests: what it does is told by its arguments."""
+
+import os
+import signal
+import sys
+import time
+
+from optax_dist.coordinator import child, launcher
+
+
+def main() -> int:
+  channel = child.Channel()
+  what = sys.argv[1]
+  channel.say("pid", pid=os.getpid())
+  replica, incarnation = launcher.take_place(channel)
+  channel.say("placed", replica=replica, incarnation=incarnation)
+  if what == "sleep":
+    time.sleep(120)
+  if what == "stop":
+    if replica == 1:
+      os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(120)
+  if what == "fail" and replica == 1:
+    print("the disk of replica one is full")
+    return 3
+  if what == "die" and replica == 1 and incarnation == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+  if what == "always" and replica == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+  if what in ("fail", "always"):
+    time.sleep(60)
+  if what == "train":
+    train(channel)
+  channel.say("finished")
+  return 0
+
+
+def train(channel: child.Channel) -> None:
+  import jax
+  import jax.numpy as jnp
+  import optax
+
+  from optax_dist import coordinator
+
+  grad = jax.jit(lambda p: p * 0.5)
+  with coordinator.join(
+    optax.sgd(0.1),
+    jnp.ones(8),
+    start_service=False,
+    replicas_to_aggregate=1,
+    timeout=10.0,
+  ) as replica:
+    end = time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < end and not replica.finished:
+      replica.step(grad(replica.params))
+      channel.say("step", step=replica.global_step)
+      time.sleep(0.01)
+    replica.finish()
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())

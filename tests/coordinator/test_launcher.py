@@ -1,0 +1,151 @@
+"""The launcher looks after real processes, and leaves none behind."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from optax_dist.coordinator import launcher
+
+_PROGRAM = str(pathlib.Path(__file__).with_name("launched.py"))
+
+
+def _launcher(folder, what, replicas=2, **options):
+  options.setdefault("deadline", 90.0)
+  return launcher.Launcher(
+    [sys.executable, _PROGRAM, *what.split()],
+    replicas,
+    folder=folder,
+    env={"JAX_PLATFORMS": "cpu"},
+    grace=3.0,
+    **options,
+  )
+
+
+def _gone(pid, within=10.0):
+  end = time.monotonic() + within
+  while time.monotonic() < end:
+    try:
+      stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+      return True
+    if stat.rpartition(")")[2].split()[0] == "Z":
+      return True
+    time.sleep(0.05)
+  return False
+
+
+def test_who_dies_is_started_again_by_a_spare(tmp_path):
+  told = []
+  made = _launcher(
+    tmp_path,
+    "die",
+    restarts=1,
+    spares=1,
+    on_event=lambda *event: told.append(event),
+  )
+  report = made.run()
+  assert report.restarts == 1
+  [loss] = report.losses
+  assert (loss.replica, loss.incarnation) == (1, 0)
+  assert loss.fate == "was ended by SIGKILL"
+  placed = [(r, i) for r, i, event in told if event["event"] == "placed"]
+  assert sorted(placed) == [(0, 0), (1, 0), (1, 1)]
+  assert made.service.process.returncode is not None
+
+
+@pytest.mark.parametrize(
+  ("what", "fate", "words"),
+  [
+    ("fail", "exit code 3", "the disk of replica one is full"),
+    ("always", "SIGKILL", "1 replicas are left of 2 needed"),
+  ],
+)
+def test_when_it_can_not_go_on_the_culprit_is_named(
+  tmp_path, what, fate, words
+):
+  made = _launcher(tmp_path, what, needed=2)
+  with pytest.raises(launcher.LaunchError, match=fate) as caught:
+    made.run()
+  assert caught.value.culprit == "replica 1"
+  assert words in str(caught.value)
+  assert not made.processes or all(
+    p.popen.returncode is not None for p in made.processes.values()
+  )
+
+
+def test_deadlines_end_a_run_that_says_nothing(tmp_path):
+  made = _launcher(tmp_path, "sleep", silence=8.0)
+  with pytest.raises(launcher.LaunchError, match="Nothing was heard") as caught:
+    made.run()
+  # It says where each of them stands.
+  assert str(caught.value).count("in main") == 2
+  made = _launcher(tmp_path, "sleep", deadline=0.5)
+  with pytest.raises(launcher.LaunchError, match=r"not over after 0\.5 s"):
+    made.run()
+
+
+def test_the_launcher_says_that_the_service_has_died(tmp_path):
+  steps = []
+
+  def on_event(replica, incarnation, event):
+    if event["event"] == "step":
+      steps.append(event["step"])
+      if len(steps) == 5:
+        made.service.process.kill()
+
+  made = _launcher(tmp_path, "train 60", on_event=on_event)
+  start = time.monotonic()
+  with pytest.raises(launcher.LaunchError, match="SIGKILL") as caught:
+    made.run()
+  assert caught.value.culprit == "the service"
+  assert "last checkpoint" in str(caught.value)
+  assert len(steps) >= 5
+  assert time.monotonic() - start < 60.0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_the_launcher(tmp_path, how):
+  code = f"""
+import pathlib, sys
+sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+from optax_dist.coordinator import launcher
+def told(replica, incarnation, event):
+  if event["event"] == "placed":
+    print(*(p.pid for p in made.processes.values()), made.service.pid, flush=True)
+made = launcher.Launcher(
+  [sys.executable, {_PROGRAM!r}, "stop"], 2,
+  folder=pathlib.Path({str(tmp_path)!r}), on_event=told)
+made.run()
+"""
+  process = subprocess.Popen(
+    [sys.executable, "-c", code],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    text=True,
+  )
+  try:
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    process.stdout.readline()
+    time.sleep(0.3)  # Time to be stopped.
+    process.send_signal(how)
+    process.wait(20.0)
+    assert len(pids) == 3
+    assert [pid for pid in pids if not _gone(pid)] == []
+    assert process.returncode != 0
+  finally:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_wrong_numbers_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="replicas must be at least 1, got 0"):
+    _launcher(tmp_path, "sleep", 0)
+  with pytest.raises(ValueError, match="needed must be from 1 to 2"):
+    _launcher(tmp_path, "sleep", needed=3)
