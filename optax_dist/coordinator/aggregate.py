@@ -39,6 +39,17 @@ def write(
   Returns:
     Whether all numbers are finite.
   """
+  # Numbers that are not finite may be compared and added here, silently.
+  with np.errstate(all="ignore"):
+    return _write(leaves, place, out, error)
+
+
+def _write(
+  leaves: Sequence[Any],
+  place: layouts.Layout,
+  out: np.ndarray,
+  error: np.ndarray | None,
+) -> bool:
   finite = True
   for index, group in enumerate(place.groups):
     mine = [
@@ -70,10 +81,9 @@ def _write_plain(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
     first, last = codec.nbytes(start), codec.nbytes(start + numbers.size)
     codec.encode(numbers, out[first:last])
     # The sum of finite numbers may overflow; only then look at each.
-    with np.errstate(all="ignore"):
-      finite &= exact or bool(
-        np.isfinite(np.add.reduce(numbers)) or np.isfinite(numbers).all()
-      )
+    finite &= exact or bool(
+      np.isfinite(np.add.reduce(numbers)) or np.isfinite(numbers).all()
+    )
   return finite
 
 

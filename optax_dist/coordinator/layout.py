@@ -85,6 +85,13 @@ class Layout:
   groups: tuple[Group, ...]
   elements: int
   nbytes: int
+  # What was asked before; there are few numbers of parts in a run.
+  _cuts: dict[int, tuple[int, ...]] = dataclasses.field(
+    default_factory=dict, repr=False, compare=False
+  )
+  _parts: dict[tuple[int, int], list[Part]] = dataclasses.field(
+    default_factory=dict, repr=False, compare=False
+  )
 
   def cuts(self, parts: int) -> tuple[int, ...]:
     """Cuts the elements into nearly equal parts: `parts + 1` positions.
@@ -92,6 +99,11 @@ class Layout:
     A cut lies where every codec allows one, and, between two, where a leaf
     ends if that is nearly the middle, so that leaves need not be mended.
     """
+    if parts not in self._cuts:
+      self._cuts[parts] = self._find_cuts(parts)
+    return self._cuts[parts]
+
+  def _find_cuts(self, parts: int) -> tuple[int, ...]:
     found = [0]
     for i in range(1, parts):
       found.append(max(found[-1], self._allowed(self.elements * i // parts)))
@@ -114,6 +126,11 @@ class Layout:
 
   def parts(self, start: int, stop: int) -> list[Part]:
     """The stretches of groups between two positions that `cuts` gave."""
+    if (start, stop) not in self._parts:
+      self._parts[start, stop] = self._find_parts(start, stop)
+    return self._parts[start, stop]
+
+  def _find_parts(self, start: int, stop: int) -> list[Part]:
     found = []
     for group in self.groups:
       first = max(start, group.start)
