@@ -20,9 +20,7 @@ def fingerprint(tree: Any) -> str:
   for leaf in jax.tree.leaves(tree):
     array = as_numpy(leaf)
     digest.update(f"{array.dtype}{array.shape}".encode())
-    digest.update(
-      memoryview(np.ascontiguousarray(array).reshape(-1).view("u1"))
-    )
+    digest.update(np.ascontiguousarray(array).reshape(-1).view("u1").data)
   return digest.hexdigest()
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import optax
 
@@ -37,7 +37,7 @@ def join(
   opt_state: Any = None,
   global_step: int = 0,
   secret: bytes | str | None = None,
-  exchange: str = "auto",
+  exchange: Literal["auto", "shared_memory", "transfer"] = "auto",
   bind: str = "127.0.0.1",
   start_service: bool | None = None,
   **settings: Any,
