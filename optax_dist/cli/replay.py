@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
   latency_source.check_installed()
   records = latency_source.read_journal(args.journal, "")
   runs = [record for record in records if record["kind"] == "run"]
-  config = (runs[0]["config"] if runs else None) or {}
+  config = (runs[0].get("config") if runs else None) or {}
   setup = _setup_of(config) if args.setup is None else _load(args.setup)
   from optax_dist.cli import bar
   from optax_dist.simulate.replay_run import replay_run

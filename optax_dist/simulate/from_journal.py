@@ -88,8 +88,8 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
 def _strategy(
   run: journal.Record, records: Sequence[journal.Record]
 ) -> Strategy:
-  k = run["replicas_to_aggregate"] or 1
-  late = min(run["max_staleness"] or 0, strategies.UNBOUNDED)
+  k = run.get("replicas_to_aggregate") or 1
+  late = min(run.get("max_staleness") or 0, strategies.UNBOUNDED)
   if run["policy"] == "elastic_average":
     # A time in the journal is that of a whole period.
     made = strategies.elastic_average(1)._replace(name="recorded: elastic")
@@ -97,7 +97,7 @@ def _strategy(
       made = made._replace(replicas_to_aggregate=k, max_staleness=late)
     return made
   drops = [r for r in records if r["kind"] == "drop"]
-  cancel = bool(drops) and all(r["compute"] is None for r in drops)
+  cancel = bool(drops) and all(r.get("compute") is None for r in drops)
   made = strategies.sync_replicas(k, max_staleness=late, cancel=cancel)
   kind: strategies.Kind = "gradient"
   if run["policy"] == "local_updates":
@@ -138,14 +138,13 @@ def _turns(part: Sequence[journal.Record]) -> Iterator[_Turn]:
     for one in gradients:
       replica, arrived = one["replica"], one.get("arrived")
       step, end, after_commit = follows.pop(replica, (0, None, False))
-      if one["compute"] is not None and one.get("count", 1) > 0:
+      compute, count = one.get("compute"), one.get("count", 1)
+      if compute is not None and count > 0:
         delay = None
         known = end is not None and arrived is not None
         if known and one["local_step"] >= step:
-          delay = arrived - one["compute"] - end
-        yield _Turn(
-          replica, one["compute"], one.get("count", 1), delay, after_commit
-        )
+          delay = arrived - compute - end
+        yield _Turn(replica, compute, count, delay, after_commit)
       if record["kind"] == "drop" and arrived is not None:
         follows[replica] = record["step"], arrived, False
     ends = [m["arrived"] for m in gradients if m.get("arrived") is not None]

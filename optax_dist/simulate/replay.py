@@ -187,7 +187,7 @@ def _history(
 
 def _check(commit: Record) -> None:
   for member in commit["members"]:
-    if not member["batches"]:
+    if not member.get("batches"):
       raise ValueError(
         f"step {commit['step']}: the journal does not say on which batches"
         f" replica {member['replica']} computed."

@@ -50,7 +50,7 @@ def replay_run(
   params = jax.tree.map(jnp.asarray, params)
   leaves, treedef = jax.tree.flatten(params)
   runs = [record for record in records if record["kind"] == "run"]
-  wire = (runs[0]["wire"] if runs else None) or "float32"
+  wire = (runs[0].get("wire") if runs else None) or "float32"
   place = layouts.layout(leaves, wire)
   mean_place = layouts.layout(leaves, wires.mean_wire(wire), like=place)
   # How many are needed is behind us: the journal has who was in.
@@ -71,7 +71,7 @@ def replay_run(
     error = None
     if wire == "int8":
       # What a replica's encoding lost goes with its next gradient that counts.
-      who = member["replica"], member["incarnation"]
+      who = member["replica"], member.get("incarnation")
       zeros = np.zeros(place.elements, np.float32)
       error = errors.setdefault(who, zeros)
     aggregate.write(jax.tree.leaves(total), place, out, error)

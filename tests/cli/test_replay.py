@@ -115,7 +115,7 @@ def test_a_launched_training_is_found_again(capsys, tmp_path):
     replicas=2,
     replicas_to_aggregate=None,
     epochs=1,
-    batch_size=720,
+    batch_size=16,
     optimizer="momentum",
     learning_rate=0.1,
     seed=0,
