@@ -123,7 +123,3 @@ class Inbox:
     if self._next % BLOCK == 0:
       self._board.delete(f"{self._folder}/{self._next // BLOCK - 1}")
     return messages.unpack(self._secret, key, blob)
-
-  def clear(self) -> None:
-    """Removes what is left of it."""
-    self._board.delete(self._folder)

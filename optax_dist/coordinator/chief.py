@@ -64,6 +64,7 @@ class Chief(chief_steps.ChiefSteps):
     if not self._first:
       # The log may have gone on beyond what this replica had read.
       self._rules = self._policy.quorum.initial(self.view.step)
+    self._post.clear_old()
     self._journal = self._open_journal()
     if self._first:
       quorum = self._policy.quorum

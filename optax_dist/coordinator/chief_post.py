@@ -141,6 +141,8 @@ class Post:
     if incarnation in self._readers:
       self._readers.pop(incarnation).set()
       self._unwatch.pop(incarnation)()
+      with contextlib.suppress(engine.BoardLost):
+        self._engine.board.delete(f"in/{self._term}/{incarnation}")
 
   def _read(
     self, peer: views.Peer, inbox: board_log.Inbox, ended: threading.Event
@@ -180,6 +182,11 @@ class Post:
       except engine.BoardLost:
         return
       number += 1
+
+  def clear_old(self) -> None:
+    """Removes what was sent to the chief before; nobody reads it any more."""
+    if self._term > 0:
+      self._engine.board.delete(f"in/{self._term - 1}")
 
   def withdraw(self) -> None:
     """Gives a claim to the role back that was never used."""

@@ -1,0 +1,57 @@
+"""Checkpoints by orbax: saved by any replica, restored on as many as one likes."""
+
+import embedded_runs as runs
+import jax
+import pytest
+
+from optax_dist.coordinator import checkpoint, phases
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_other_replicas(tmp_path):
+  whole = tmp_path / "whole.jsonl"
+  rest = tmp_path / "rest.jsonl"
+  entered = []
+
+  def train(replica, result):
+    step = None
+    while replica.global_step < 8:
+      grads, batch = runs.compute(replica, result.computed)
+      result.computed += 1
+      outcome = replica.step(grads, batch=batch)
+      if outcome.global_step == 3 and replica.replica == 0:
+        replica.save_soon()
+      if outcome.save and replica.replica == 1:
+        step = checkpoint.save(tmp_path / "saved", replica)
+    return step
+
+  phases.listen(lambda phase, replica: entered.append((phase, replica)))
+  try:
+    results = runs.run(train, 3, journal=whole)
+  finally:
+    phases.listen(None)
+  assert [r.error for r in results] == [None] * 3
+  assert ("checkpointing", 1) in entered
+  step = results[1].value
+  assert 4 <= step < 8
+
+  zeros = jax.tree.map(jax.numpy.zeros_like, runs.PARAMS)
+  found = checkpoint.restore(tmp_path / "saved", zeros, runs.OPT.init(zeros))
+  assert found["global_step"] == step
+  # What it holds is what the journal says of that step.
+  held = runs.policies.SharedState(found["params"], found["opt_state"])
+  digest = runs.fingerprint(held)
+  assert digest == runs.replay(runs.records(whole))[step]
+
+  again = runs.run(runs.to_step(step + 3), 2, journal=rest, **found)
+  assert [r.error for r in again] == [None] * 2
+  assert again[0].prints == again[1].prints
+  assert sorted(again[0].prints) == [step + 1, step + 2, step + 3]
+  commits = [r["step"] for r in runs.records(rest) if r["kind"] == "commit"]
+  assert commits == [step, step + 1, step + 2]
+
+
+def test_what_is_not_there_is_told(tmp_path):
+  with pytest.raises(FileNotFoundError):
+    checkpoint.restore(
+      tmp_path / "none", runs.PARAMS, runs.OPT.init(runs.PARAMS)
+    )
