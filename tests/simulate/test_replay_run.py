@@ -1,6 +1,7 @@
 """A run of the coordinator, with kills, is found again to the last bit."""
 
 import random
+import threading
 import time
 
 import jax
@@ -31,7 +32,11 @@ def gradient(params, batch):
 
 
 def _train(number, steps=25):
+  # Or some could be done before others are in.
+  everyone = threading.Barrier(N, timeout=60)
+
   def train(replica):
+    everyone.wait()
     rng = random.Random(number + hash(replica.replica))
     batch = 1000 * replica.replica
     while replica.global_step < steps and not replica.finished:
