@@ -54,6 +54,14 @@ def steps(folder: pathlib.Path) -> list[int]:
   return sorted(int(match[1]) for match in found if match)
 
 
+def step_of(path: pathlib.Path) -> int:
+  """The step of a checkpoint."""
+  match = _NAME.fullmatch(path.name)
+  if match is None:
+    raise ValueError(f"{path} is not named as a checkpoint is.")
+  return int(match[1])
+
+
 def load(path: pathlib.Path, like: Any) -> dict[str, Any]:
   """What `coordinator.join` is given to go on from a checkpoint.
 

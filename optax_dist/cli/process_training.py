@@ -166,9 +166,10 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       "attempt_timeout": min(5.0, args.timeout),
       "chief_timeout": min(2.0, args.timeout),
     }
+    before = _metrics_before(paths[0], checkpoint)
     lines = stack.enter_context(metrics.JsonLines(paths[0]))
     shown = stack.enter_context(run_table.Live(paths[2], config["commits"]))
-    collected = _Collected(config, lines)
+    collected = _Collected(config, lines, before)
 
     def on_event(replica: int, incarnation: int, event: dict) -> None:
       collected.take(replica, event)
@@ -222,17 +223,37 @@ def _checkpoint(args: argparse.Namespace) -> pathlib.Path | None:
   return checkpoints.path_of(args.output / "checkpoints", found[-1])
 
 
+def _metrics_before(
+  path: pathlib.Path, checkpoint: pathlib.Path | None
+) -> list[dict[str, Any]]:
+  """The metrics of the steps that a checkpoint has."""
+  from optax_dist.cli import checkpoints
+
+  if checkpoint is None or not path.exists():
+    return []
+  last = checkpoints.step_of(checkpoint)
+  found = []
+  for line in path.read_text().splitlines():
+    with contextlib.suppress(ValueError):
+      found.append(json.loads(line))
+  return [record for record in found if record["step"] <= last]
+
+
 class _Collected:
   """Makes metrics of what the replicas say."""
 
-  def __init__(self, config: dict[str, Any], lines: Any):
+  def __init__(
+    self, config: dict[str, Any], lines: Any, before: Sequence[dict[str, Any]]
+  ):
     self._config, self._lines = config, lines
     self._losses: dict[int, list[float]] = collections.defaultdict(list)
     self._accuracies: dict[int, float] = {}
     self._times: dict[int, float] = {}
     self._before = time.monotonic()
-    self._written = 0
-    self.records: list[dict[str, Any]] = []
+    self.records: list[dict[str, Any]] = list(before)
+    for record in before:
+      lines.write(record)
+    self._written = before[-1]["step"] if before else 0
     self.finals: dict[int, dict[str, Any]] = {}
     self.faults: collections.Counter[str] = collections.Counter()
 

@@ -99,9 +99,9 @@ class Post:
   def commits_after(self, step: int) -> list[dict[str, Any]]:
     """The commits of the log that are of later steps, as far as it goes back."""
     found: list[dict[str, Any]] = []
-    for position in range(self.position - 1, -1, -1):
+    for position in range(self.position - 1, self._log.trimmed() - 1, -1):
       try:
-        entry, _ = self._log.read(position, 0.05)
+        entry, _ = self._log.read(position, self._patience)
       except messages.BadMessage:
         continue
       except (board_log.Trimmed, engine.EngineTimeout):

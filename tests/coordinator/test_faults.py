@@ -1,0 +1,34 @@
+"""Faults strike real processes: a short matrix, and the old system's failures.
+
+`optax-dist chaos --seeds 0:300` is the long matrix.
+"""
+
+import pytest
+
+from optax_dist.cli import chaos_cases, chaos_run
+
+# Each phase, each fault, replicas and chiefs, in few runs.
+_SEEDS = (0, 1, 2, 5, 7, 8, 65, 14, 15, 28, 34, 44, 45, 53)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+  with chaos_run.Pool(tmp_path_factory.mktemp("chaos")) as made:
+    yield made
+  assert made.orphans() == []
+
+
+def test_the_short_matrix_has_each_phase_and_fault():
+  cases = [chaos_cases.case(seed) for seed in _SEEDS]
+  assert {case.phase for case in cases} == set(chaos_cases.PHASES)
+  assert {case.fault for case in cases} == set(chaos_cases.FAULTS)
+  for fault in ("kill", "stop"):
+    assert {c.who for c in cases if c.fault == fault} == set(chaos_cases.WHO)
+
+
+@pytest.mark.parametrize("seed", _SEEDS, ids=lambda s: str(chaos_cases.case(s)))
+def test_nothing_hangs_and_nothing_differs(pool, seed):
+  result = chaos_run.run(pool, chaos_cases.case(seed))
+  assert result.problems == []
+  assert result.struck
+  assert result.steps >= 6
