@@ -1,7 +1,11 @@
 """Replicas die and stall at random moments; what must hold, holds.
 
 One replica of four may die, in any phase, and others be slow in any; one more
-joins late. Three are left, two are needed.
+joins late. Checked after each run: every replica's parameters and optimizer state
+after each step are what the journal's gradients, each taken as a whole, make of
+them (a gradient counts whole or not at all, and all replicas are alike); steps are
+committed in order, each once, by enough gradients that are fresh enough; every
+gradient has one fate; no wait passes its deadline, and no thread is left.
 """
 
 import contextlib
