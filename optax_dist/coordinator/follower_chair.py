@@ -21,7 +21,7 @@ class FollowerChair(follower_state.FollowerState):
     patience = 0.0 if self._vacant else self._settings.chief_timeout
     if not self.admitted:
       # Until the first commit its state is as good as any; members go first.
-      if self._committed or not self._has_all_peers:
+      if self.position and (self._committed or not self._from_start):
         return
       patience = 2 * self._settings.chief_timeout
     if silent > patience + 0.2 * rank:
@@ -47,6 +47,8 @@ class FollowerChair(follower_state.FollowerState):
       term += 1
 
   def _on_term(self, entry: dict[str, Any], payload: bytes) -> None:
+    if self.position == 1:
+      self._has_all_peers = self._from_start = True
     if self.admitted:
       self._meet_chief()
     elif self.incarnation in self.view.peers:

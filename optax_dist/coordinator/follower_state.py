@@ -91,7 +91,7 @@ class FollowerState(threading.Thread):
     self._wishes: dict[str, dict[str, Any]] = {}
     self._claimed = -1
     # Whether it has read the log from the start, or of a membership since.
-    self._has_all_peers = True
+    self._has_all_peers = self._from_start = False
     self._committed = False
     self._pending: tuple[int, int, Any] | None = None
     self._told = step
