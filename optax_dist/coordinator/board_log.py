@@ -61,6 +61,21 @@ class BoardLog:
     """Whether there is such an entry now."""
     return self._board.try_get(self._key(position)) is not None
 
+  def end(self) -> int:
+    """The first position without an entry, found in few questions."""
+    low = high = self.trimmed()
+    if not self.has(low):
+      return low
+    while self.has(high):
+      low, high = high, high + BLOCK
+    while high - low > 1:
+      middle = (low + high) // 2
+      if self.has(middle):
+        low = middle
+      else:
+        high = middle
+    return high
+
   def trimmed(self) -> int:
     """The first position that was not removed."""
     key = f"{self._name}-trimmed"

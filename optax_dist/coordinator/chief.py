@@ -87,6 +87,8 @@ class Chief(chief_steps.ChiefSteps):
       term=self._term,
       step=self._rules.step,
     )
+    if not self._first:
+      self._note_what_was_not()
     if self._me not in self.view.peers:
       # All who were let in are silent, and may hold another first state.
       for incarnation in list(self.view.peers):

@@ -56,6 +56,9 @@ class Follower(follower_steps.FollowerSteps):
         self._committed = True
         if self.admitted:
           # What became of its gradient is not to be found out any more.
+          # What it has to know comes with its admission; if it read all that
+          # is left, it might never catch up.
+          self.position = self.log.end()
           self._rejoin("the log has gone on without it")
         continue
       except messages.BadMessage as error:
