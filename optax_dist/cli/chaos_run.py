@@ -366,6 +366,11 @@ class _Run:
       if others and any(m.is_chief for m in live):
         self._primed = True
         others[-1].process.signal(signal.SIGKILL)
+    if self._primed and self._case.joins and self._struck_at is None:
+      # The chief may have served the newcomer, or nobody: try another.
+      told = [e for e in self._members[-1].events if e["event"] == "step"]
+      if self._members[-1].incarnation and len(told) > 5:
+        self._primed = False
     if self._finishing or self._struck_at is None:
       return
     aim = self._struck_at + _STEPS_AFTER
