@@ -24,59 +24,13 @@ from typing import Any
 
 from optax_dist.coordinator import child, cluster, service
 from optax_dist.coordinator.join import SECRET_VARIABLE
+from optax_dist.coordinator.launch_report import LaunchError, Loss, Report
 
 _log = logging.getLogger("optax_dist.coordinator")
 
 _SLICE = 0.1
 # One that fails with an error may be the first of all: wait for the others.
 _SETTLE = 1.0
-
-
-class LaunchError(RuntimeError):
-  """A launched run can't go on.
-
-  Attributes:
-    culprit: whose fault it was: "replica 2", "the service", or "" where that
-      is not known.
-  """
-
-  def __init__(self, culprit: str, message: str):
-    super().__init__(message)
-    self.culprit = culprit
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-  """A replica's process that ended before the run did.
-
-  Attributes:
-    replica: its number.
-    incarnation: how often it had been started before.
-    fate: how it ended, in words.
-    tail: the last lines of its output.
-    seconds: when, since the launch.
-  """
-
-  replica: int
-  incarnation: int
-  fate: str
-  tail: str
-  seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-  """A run that ended well.
-
-  Attributes:
-    seconds: how long it took.
-    losses: processes that ended on the way.
-    restarts: how many were started in place of others.
-  """
-
-  seconds: float
-  losses: Sequence[Loss]
-  restarts: int
 
 
 @dataclasses.dataclass
@@ -437,3 +391,6 @@ def take_place(channel: child.Channel) -> tuple[int, int]:
   told = channel.receive()
   os.environ[cluster.REPLICA] = str(told["replica"])
   return told["replica"], told["incarnation"]
+
+
+__all__ = ["LaunchError", "Launcher", "Loss", "Report", "take_place"]
