@@ -227,10 +227,11 @@ def average(
   for i, x in zip(dense, reduced[len(head) :], strict=True):
     # The compiler repeats a product wherever it is needed, and keeps a quotient
     # in memory: so multiply.
-    kind = jnp.promote_types(jnp.finfo(x.dtype).dtype, jnp.float32)
-    mean = x.astype(jnp.promote_types(x.dtype, kind)) * (
-      1 / divisor.astype(kind)
-    )
+    kind = jnp.finfo(x.dtype).dtype
+    wide = x.dtype
+    if kind.itemsize < 4:
+      kind = wide = jnp.dtype(jnp.float32)
+    mean = x.astype(wide) * (1 / divisor.astype(kind)).astype(wide)
     results[i] = mean.astype(grads[i].dtype)
   for i, grad in enumerate(grads):
     if isinstance(grad, IndexedSlices):

@@ -143,3 +143,12 @@ def test_no_gradients_average_to_zero():
   mean, count = jax.vmap(average, axis_name=maps.AXIS)(jnp.zeros((N, 2)))
   np.testing.assert_array_equal(mean, 0)
   np.testing.assert_array_equal(count, 0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_sums_are_divided_in_float32(dtype):
+  average = lambda x: gradient_sum.average(x, x, jnp.int32(1), (maps.AXIS,))
+  sums = jnp.arange(1, N + 1, dtype=dtype)
+  mean, _ = jax.vmap(average, axis_name=maps.AXIS)(sums)
+  assert mean.dtype == dtype
+  np.testing.assert_array_equal(mean, jnp.asarray((N + 1) / 2, dtype))

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from optax_dist import rules
-from optax_dist.coordinator import chief_ends, chief_post, policies
+from optax_dist.coordinator import chief_ends, chief_post, specs
 from optax_dist.coordinator import view as views
 
 
@@ -21,7 +21,7 @@ class ChiefMembers(chief_ends.ChiefEnds):
         self._to_welcome.append((number, header))
 
   def _admit(self, number: int, header: dict[str, Any]) -> bool:
-    why = policies.difference(self._spec, header["spec"])
+    why = specs.difference(self._spec, header["spec"])
     if why:
       self._post.append(
         {"kind": "refuse", "incarnation": number, "reason": why}

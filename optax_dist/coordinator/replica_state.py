@@ -21,6 +21,7 @@ from optax_dist.coordinator import (
   named_run,
   options,
   policies,
+  specs,
   tree_checks,
 )
 from optax_dist.coordinator.fingerprint import fingerprint
@@ -60,7 +61,7 @@ class ReplicaState:
       settings.wire,
     )
     self._inline = self._plane.place.nbytes <= settings.inline_bytes
-    self._spec = policies.spec(policy, shared, params, settings.wire)
+    self._spec = specs.spec(policy, shared, params, settings.wire)
     self._origin = (global_step, fingerprint(shared))
     self._compile(policy, shared)
     self._chiefs: list[chief.Chief] = []

@@ -231,21 +231,3 @@ def test_arguments_out_of_range_are_refused(make, message):
 def test_one_replica_has_but_one_change_to_give():
   with pytest.raises(ValueError, match="replicas_to_aggregate"):
     policies.local_updates()(INNER, policies.Quorum(4, 2))
-
-
-def test_specs_tell_what_differs():
-  def spec(opt=INNER, params=runs.PARAMS, k=2, wire="float32"):
-    policy = policies.SyncReplicas(opt, policies.Quorum(k, 2))
-    return policies.spec(policy, policy.shared(params), params, wire)
-
-  ours = spec()
-  assert policies.difference(ours, spec()) == ""
-  for name, other in {
-    "parameters": spec(params={"b": jnp.zeros(3), "w": jnp.ones((5, 30))}),
-    "policy": spec(k=1),
-    "optimizer state": spec(opt=optax.sgd(0.1, momentum=0.9)),
-    "optimizer": spec(opt=optax.sgd(0.2)),
-    "wire": spec(wire="int8"),
-  }.items():
-    assert policies.difference(ours, other).startswith(f"its {name} differ")
-  assert policies.difference(ours, None).startswith("its parameters differ")
