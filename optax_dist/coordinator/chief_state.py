@@ -80,7 +80,7 @@ class ChiefState(threading.Thread):
     self._save_at = -1
     self._attempt: dict[str, Any] | None = None
     self._attempt_started = 0.0
-    self._held: list[rules.Event] = []
+    self._held: list[rules.Done] = []
     self._queue: collections.deque[tuple[int, dict[str, Any], bytes]] = (
       collections.deque()
     )

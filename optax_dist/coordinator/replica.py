@@ -61,7 +61,9 @@ class Replica(replica_state.ReplicaState):
     """
     f = self._follower
     phases.reach("computing", self.replica)
-    compute = time.monotonic() - self._token_time
+    now = time.monotonic()
+    self._computed += now - self._token_time
+    self._token_time = now
     self._raise_failure()
     if self._left:
       self._count("finished", 1)
@@ -77,11 +79,10 @@ class Replica(replica_state.ReplicaState):
       self._pinned, self._local, grads
     )
     if payload is None:
-      self._token_time = time.monotonic()
       return self._outcome("", accepted=True)
     self._batches.append(batch)
     if self.is_stale:
-      return self._say_it_is_stale(compute)
+      return self._say_it_is_stale(self._computed)
     self._total = (
       payload if self._total is None else self._add(self._total, payload)
     )
@@ -89,10 +90,10 @@ class Replica(replica_state.ReplicaState):
     self._unsent += 1
     if self._unsent < f.asked:
       return self._outcome("", accepted=True)
-    return self._send(compute)
+    return self._send(self._computed)
 
   def _header(
-    self, compute: float, finite: bool, count: int, total: int
+    self, compute: float | None, finite: bool, count: int, total: int
   ) -> dict[str, Any]:
     self._sequence += 1
     return {
@@ -107,7 +108,7 @@ class Replica(replica_state.ReplicaState):
       "sequence": self._sequence,
     }
 
-  def _say_it_is_stale(self, compute: float) -> Outcome:
+  def _say_it_is_stale(self, compute: float | None) -> Outcome:
     """Its fate is known; the chief need only know of it."""
     count = self._unsent + 1
     self._follower.tell(self._header(compute, True, count, count))
@@ -201,7 +202,8 @@ class Replica(replica_state.ReplicaState):
     self._mind_the_held()
     if self.is_stale:
       self._batches.append(None)
-      return self._say_it_is_stale(time.monotonic() - self._token_time)
+      # How long it would have taken is not known.
+      return self._say_it_is_stale(None)
     if not self._counted and self._follower.step > self._based_on:
       return self._start_over("abandoned")
     # What is summed already is still as good as it was.
@@ -289,6 +291,7 @@ class Replica(replica_state.ReplicaState):
 
   def _clear(self) -> None:
     self._total, self._counted, self._unsent = None, 0, 0
+    self._computed = 0.0
     self._batches = []
 
   def _start_over(

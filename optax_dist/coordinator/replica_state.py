@@ -89,6 +89,7 @@ class ReplicaState:
     self._local: Any = policy.local(shared)
     self._rejoins = 0
     self._token_time = time.monotonic()
+    self._computed = 0.0
     self._counts: dict[str, int] = {"applied": 0}
     self._left = False
 
@@ -178,6 +179,7 @@ class ReplicaState:
 
   def close(self) -> None:
     """Ends this replica's threads and waits; what it has not said is lost."""
+    threads: list[follower.Follower | chief.Chief]
     threads = [self._follower, *self._chiefs]
     for thread in threads:
       thread.stop()
