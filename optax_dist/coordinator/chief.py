@@ -63,7 +63,9 @@ class Chief(chief_steps.ChiefSteps):
       raise
     if not self._first:
       # The log may have gone on beyond what this replica had read.
-      self._rules = self._policy.quorum.initial(self.view.step)
+      self._rules = self._policy.quorum.initial(
+        self.view.step, two_phase=not self._inline
+      )
     self._post.clear_old()
     self._journal = self._open_journal()
     if self._first:

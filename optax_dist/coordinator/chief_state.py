@@ -56,7 +56,11 @@ class ChiefState(threading.Thread):
     # Whoever starts with this state at this step needs no snapshot.
     self._origin = (step, state)
     self._first = self.view.term < 0
-    self._rules = policy.quorum.initial(step if self._first else self.view.step)
+    # Gradients that ride in the messages are averaged without anyone's help.
+    self._inline = plane.place.nbytes <= settings.inline_bytes
+    self._rules = policy.quorum.initial(
+      step if self._first else self.view.step, two_phase=not self._inline
+    )
     self._post = chief_post.Post(
       engine_,
       settings.secret,
@@ -70,7 +74,6 @@ class ChiefState(threading.Thread):
     self._open_journal = open_journal
     self._failed = failed
     self._journal: journal.Journal | None = None
-    self._inline = plane.place.nbytes <= settings.inline_bytes
     self._applied: dict[int, int] = {}
     self._arriving: tuple[dict[str, Any], bytes, float] = ({}, b"", 0.0)
     # The accepted ones whose fate is open.

@@ -112,6 +112,8 @@ class ChiefSteps(chief_members.ChiefMembers):
         case rules.Abandon():
           self._abandon(decision)
         case rules.Commit():
+          if self._inline:
+            self._start(decision)
           self._commit(decision, tokens)
           told = True
         case rules.CannotProceed():
@@ -190,7 +192,7 @@ class ChiefSteps(chief_members.ChiefMembers):
       arrived=arrived,
     )
 
-  def _start(self, start: rules.StartAttempt) -> None:
+  def _start(self, start: rules.StartAttempt | rules.Commit) -> None:
     members = []
     for c in start.members:
       header = self._arrivals[c.incarnation][0]
@@ -245,11 +247,6 @@ class ChiefSteps(chief_members.ChiefMembers):
     }
     if not self._inline:
       self._post.append(self._attempt)
-      return
-    # Everything is here already.
-    self._step(
-      *(rules.Done(m.replica, start.step, start.attempt) for m in members)
-    )
 
   def _abandon(self, abandon: rules.Abandon) -> None:
     attempt, self._attempt = self._attempt, None

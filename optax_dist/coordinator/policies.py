@@ -39,7 +39,7 @@ class Quorum(NamedTuple):
   lower_on_leave: bool = True
   lower_on_loss: bool = False
 
-  def initial(self, global_step: int) -> rules.State:
+  def initial(self, global_step: int, two_phase: bool = True) -> rules.State:
     """The rules' first state."""
     if self.weight not in (None, "inverse"):
       raise ValueError(
@@ -51,6 +51,7 @@ class Quorum(NamedTuple):
       max_staleness=self.max_staleness,
       weight=rules.inverse_staleness if self.weight else None,
       lower_on_leave=self.lower_on_leave or self.lower_on_loss,
+      two_phase=two_phase,
       global_step=global_step,
     )
 
