@@ -82,10 +82,9 @@ class Chief(chief_steps.ChiefSteps):
         wire=self._settings.wire,
         config=dict(self._settings.config),
       )
-    me = self.view.peers.get(self._me)
     self._note(
       "chief",
-      replica=me.replica if me else self._me,
+      replica=self._replica,
       term=self._term,
       step=self._rules.step,
     )

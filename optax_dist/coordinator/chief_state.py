@@ -43,6 +43,7 @@ class ChiefState(threading.Thread):
     term: int,
     position: int,
     incarnation: int,
+    replica: rules.Replica,
     step: int,
     state: str,
     line: local_line.LocalLine,
@@ -51,6 +52,7 @@ class ChiefState(threading.Thread):
   ):
     super().__init__(name=f"optax-dist-chief-{term}", daemon=True)
     self._settings, self._policy, self._plane = settings, policy, plane
+    self._replica = replica
     self._spec, self._term, self._me = spec, term, incarnation
     self.view = copy.deepcopy(view)
     # Whoever starts with this state at this step needs no snapshot.

@@ -114,6 +114,7 @@ class ReplicaState:
       term=term,
       position=position,
       incarnation=who.incarnation,
+      replica=who.replica,
       step=who.step,
       state=self._origin[1] if who.step == self._origin[0] else "",
       line=who.line,

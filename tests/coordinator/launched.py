@@ -27,7 +27,7 @@ def main() -> int:
     os.kill(os.getpid(), signal.SIGKILL)
   if what == "always" and replica == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-  if what in ("fail", "always"):
+  if what in ("fail", "always") or (what == "die" and replica == 0):
     time.sleep(60)
   if what == "train":
     train(channel)

@@ -111,7 +111,9 @@ def test_the_launcher_says_that_the_service_has_died(tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_the_launcher(tmp_path, how):
   code = f"""
-import pathlib, sys
+import pathlib, signal, sys
+# It may be started where Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
 from optax_dist.coordinator import launcher
 def told(replica, incarnation, event):
