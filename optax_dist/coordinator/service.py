@@ -173,7 +173,7 @@ def _wait(until: threading.Event, port: int, idle: float | None) -> None:
   """Waits for the event, or until nobody has been connected for long."""
   seen = time.monotonic()
   while not until.wait(None if idle is None else min(1.0, idle / 4)):
-    if connections.count(port) != 0:
+    if connections.count(port, except_own=True) != 0:
       seen = time.monotonic()
     elif idle is not None and time.monotonic() - seen > idle:
       return

@@ -13,6 +13,7 @@ def test_only_established_connections_to_the_port_count():
       socket.create_connection(("127.0.0.1", port)),
     ):
       assert connections.count(port) == 2
+      assert connections.count(port, except_own=True) == 0
       assert connections.count(port + 1) == other
     first, _ = server.accept()
     first.close()
