@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from optax_dist.cli import errors, latency_source
+from optax_dist.cli import errors, installed, output_files
 
 _DESCRIPTION = """\
 Starts replicas as processes on this machine and has faults strike them: SIGKILL,
@@ -65,8 +65,8 @@ def _seeds(text: str) -> range:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``chaos`` command with its parsed arguments."""
-  latency_source.check_installed()
-  latency_source.check_writable(args.json)
+  installed.check()
+  output_files.check_writable(args.json)
   from optax_dist.cli import bar, chaos_cases, chaos_run
 
   results: list[chaos_run.Result] = []
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
   if left:
     print(f"processes are left: {left}")
   if args.json:
-    latency_source.write_json(args.json, [_plain(r) for r in results])
+    output_files.write_json(args.json, [_plain(r) for r in results])
   bad = [r for r in results if r.problems]
   return _FAILED if bad or left else 0
 

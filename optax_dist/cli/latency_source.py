@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import pathlib
-from typing import Any
 
-from optax_dist.cli import errors, parser
-
-_SHOWN = 10
-_NEEDED = {
-  "rich": "rich",
-  "matplotlib": "matplotlib",
-  "flax": "flax",
-  "sklearn": "scikit-learn",
-}
+from optax_dist.cli import errors, journal_file, parser
 
 LATENCIES = """\
 Latencies are NAME:PARAMETERS, in seconds:
@@ -87,20 +76,6 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
   add("--save", metavar="FILE", type=pathlib.Path, help="save a picture (PNG)")
 
 
-def check_installed(*modules: str) -> None:
-  """Raises an error if what prints and draws is not there, or one of these."""
-  missing = [
-    _NEEDED[module]
-    for module in ("rich", "matplotlib", *modules)
-    if importlib.util.find_spec(module) is None
-  ]
-  if missing:
-    raise errors.CommandError(
-      f"{', '.join(missing)} not installed; run: pip install"
-      ' "optax-dist[train]"'
-    )
-
-
 def load(args: argparse.Namespace):
   """Loads what the arguments of `add_arguments` name.
 
@@ -118,7 +93,9 @@ def load(args: argparse.Namespace):
     if args.journal is None:
       latency = simulate.parse_latency(args.latency)
     else:
-      recorded = simulate.from_journal(read_journal(args.journal))
+      recorded = simulate.from_journal(
+        journal_file.read(args.journal, "--journal ")
+      )
       latency = recorded.latency
   except ValueError as error:
     what = "--latency" if args.journal is None else f"--journal {args.journal}"
@@ -137,64 +114,3 @@ def load(args: argparse.Namespace):
     late = recorded.strategy.max_staleness if recorded else 0
     args.max_staleness = late
   return latency, recorded
-
-
-def read_journal(
-  path: pathlib.Path, flag: str = "--journal "
-) -> list[dict[str, Any]]:
-  """Reads a journal, and says which of its lines are bad.
-
-  Args:
-    path: the file.
-    flag: what an error has before it.
-
-  Returns:
-    The good records, at least one.
-
-  Raises:
-    errors.CommandError: it cannot be read, or has no good line.
-  """
-  from optax_dist.coordinator import journal
-
-  try:
-    records, problems = journal.read(path)
-  except OSError as error:
-    raise errors.CommandError(
-      f"{flag}{path}: can't be read: {error.strerror}"
-    ) from error
-  for problem in problems[:_SHOWN]:
-    parser.say(f"{path}: {problem}")
-  if len(problems) > _SHOWN:
-    parser.say(f"{path}: {len(problems) - _SHOWN} more lines are bad")
-  if not records:
-    raise errors.CommandError(f"{flag}{path}: no line of it can be used")
-  if problems:
-    parser.say(f"{path}: going on with the other {len(records)} lines")
-  return records
-
-
-def write_json(path: pathlib.Path, report: Any) -> None:
-  """Writes figures as JSON.
-
-  Raises:
-    errors.CommandError: it can't be written.
-  """
-  try:
-    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-  except OSError as error:
-    raise errors.CommandError(
-      f"can't write {path}: {error.strerror}"
-    ) from error
-
-
-def check_writable(*paths: pathlib.Path | None) -> None:
-  """Raises an error now rather than after the work.
-
-  Raises:
-    errors.CommandError: the directory of one of the files does not exist.
-  """
-  for path in paths:
-    if path is not None and not path.absolute().parent.is_dir():
-      raise errors.CommandError(
-        f"can't write {path}: there is no directory {path.parent}"
-      )

@@ -5,7 +5,7 @@ import json
 import pathlib
 from typing import Any
 
-from optax_dist.cli import errors
+from optax_dist.cli import output_files
 
 
 class JsonLines:
@@ -30,18 +30,14 @@ class JsonLines:
       errors.CommandError: if it can't be written, as from :meth:`write`.
     """
     self.path = path
-    try:
+    with output_files.writing(path):
       self._file = path.open("w", encoding="utf-8", buffering=1)
-    except OSError as error:
-      raise self._error(error) from error
 
   def write(self, record: dict[str, Any]) -> None:
     """Writes a line. Numbers must be finite: JSON has no others."""
     line = json.dumps(record, allow_nan=False)
-    try:
+    with output_files.writing(self.path):
       self._file.write(line + "\n")
-    except OSError as error:
-      raise self._error(error) from error
 
   def close(self) -> None:
     """Closes the file. What could not be written before is given up."""
@@ -53,6 +49,3 @@ class JsonLines:
 
   def __exit__(self, *exception) -> None:
     self.close()
-
-  def _error(self, error: OSError) -> errors.CommandError:
-    return errors.CommandError(f"can't write {self.path}: {error.strerror}")

@@ -10,7 +10,7 @@ import matplotlib.style
 import matplotlib.ticker
 import numpy as np
 
-from optax_dist.cli import errors, strategy
+from optax_dist.cli import output_files, strategy
 
 Panel = Callable[[matplotlib.axes.Axes, Sequence[strategy.Record]], None]
 
@@ -69,12 +69,8 @@ def save(
     subplots = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(subplots, panels, strict=True):
       panel(axes, records)
-    try:
+    with output_files.writing(path):
       figure.savefig(path, dpi=110)
-    except OSError as error:
-      raise errors.CommandError(
-        f"can't write {path}: {error.strerror}"
-      ) from error
 
 
 def epochs_passed(records: Sequence[strategy.Record]) -> np.ndarray:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 
-from optax_dist.cli import errors, latency_source, parser
+from optax_dist.cli import (
+  errors,
+  installed,
+  latency_source,
+  output_files,
+  parser,
+)
 
 _DESCRIPTION = """\
 Recommends how many gradients should make a step of sync replicas, for given
@@ -55,8 +61,8 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``plan`` command with its parsed arguments."""
-  latency_source.check_installed()
-  latency_source.check_writable(args.json, args.save)
+  installed.check()
+  output_files.check_writable(args.json, args.save)
   latency, recorded = latency_source.load(args)
   if recorded is not None and recorded.strategy.kind == "exchange":
     raise errors.CommandError(
@@ -81,13 +87,12 @@ def run(args: argparse.Namespace) -> int:
     )
   _show(plan, f"{args.replicas} replicas, {latency}")
   if args.json:
-    latency_source.write_json(args.json, plan.report())
+    output_files.write_json(args.json, plan.report())
   if args.save:
     from optax_dist.cli import plan_picture
 
     plan_picture.save(args.save, plan, f"{args.replicas} replicas, {latency}")
-  for path in filter(None, (args.json, args.save)):
-    print(f"written: {path}")
+  output_files.tell(args.json, args.save)
   return 0
 
 

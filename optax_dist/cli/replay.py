@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from optax_dist.cli import errors, latency_source, process_plan
+from optax_dist.cli import errors, installed, journal_file, process_plan
 
 _DESCRIPTION = """\
 Does again on this machine what the replicas of a recorded run did, from its journal
@@ -37,9 +37,7 @@ def add_parser(commands) -> None:
     epilog=_EPILOG,
   )
   command.set_defaults(run=run)
-  command.add_argument(
-    "journal", metavar="FILE", type=pathlib.Path, help="the run's journal"
-  )
+  journal_file.add_argument(command)
   command.add_argument(
     "--setup",
     metavar="FILE.py",
@@ -51,8 +49,8 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``replay`` command with its parsed arguments."""
-  latency_source.check_installed()
-  records = latency_source.read_journal(args.journal, "")
+  installed.check()
+  records = journal_file.read(args.journal)
   runs = [record for record in records if record["kind"] == "run"]
   config = (runs[0].get("config") if runs else None) or {}
   setup = _setup_of(config) if args.setup is None else _load(args.setup)
@@ -86,7 +84,7 @@ def _setup_of(config: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
       "the journal is not of 'optax-dist train --launch processes': give"
       " --setup FILE.py, which says what was trained"
     )
-  latency_source.check_installed("flax", "sklearn")
+  installed.check("flax", "sklearn")
   return process_plan.replay
 
 

@@ -9,7 +9,13 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from optax_dist.cli import errors, latency_source, parser
+from optax_dist.cli import (
+  errors,
+  installed,
+  latency_source,
+  output_files,
+  parser,
+)
 
 _DESCRIPTION = """\
 Simulates replicas that train together, in virtual time, and tells how many steps
@@ -103,8 +109,8 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``simulate`` command with its parsed arguments."""
-  latency_source.check_installed()
-  latency_source.check_writable(args.json, args.save, args.write_journal)
+  installed.check()
+  output_files.check_writable(args.json, args.save, args.write_journal)
   latency, recorded = latency_source.load(args)
   if args.train:
     return _train(args, latency, recorded)
@@ -154,15 +160,14 @@ def run(args: argparse.Namespace) -> int:
     else:
       print()
   if args.json:
-    latency_source.write_json(args.json, report)
+    output_files.write_json(args.json, report)
   if args.save:
     from optax_dist.cli import timing_picture
 
     timing_picture.save(
       args.save, timings, f"{args.replicas} replicas, {latency}"
     )
-  for path in filter(None, (args.json, args.save, args.write_journal)):
-    print(f"written: {path}")
+  output_files.tell(args.json, args.save, args.write_journal)
   return 0
 
 
@@ -170,7 +175,7 @@ def _train(args: argparse.Namespace, latency, recorded) -> int:
   """Trains in virtual time."""
   if args.write_journal:
     raise errors.CommandError("--write-journal does not go with --train")
-  latency_source.check_installed("sklearn")
+  installed.check("sklearn")
   seconds = args.seconds or 300 * latency.mean
   if not math.isfinite(seconds):
     raise errors.CommandError(
@@ -198,13 +203,12 @@ def _train(args: argparse.Namespace, latency, recorded) -> int:
   simulated_training.show(f"{title}, {seconds:.4g} virtual seconds", trainings)
   if args.json:
     reports = [simulated_training.report(training) for training in trainings]
-    latency_source.write_json(
+    output_files.write_json(
       args.json, {"latency": str(latency), "trainings": reports}
     )
   if args.save:
     simulated_training.save(args.save, trainings, title)
-  for path in filter(None, (args.json, args.save)):
-    print(f"written: {path}")
+  output_files.tell(args.json, args.save)
   return 0
 
 

@@ -10,7 +10,7 @@ import matplotlib.figure
 import matplotlib.style
 import numpy as np
 
-from optax_dist.cli import errors, picture
+from optax_dist.cli import output_files, picture
 from optax_dist.simulate.timing import CAUSES, Timing
 
 COLORS = dict(
@@ -106,9 +106,5 @@ def draw(
       panel(axes)
       if i < inverted:
         axes.invert_yaxis()
-    try:
+    with output_files.writing(path):
       figure.savefig(path, dpi=100, format="png")
-    except OSError as error:
-      raise errors.CommandError(
-        f"can't write {path}: {error.strerror}"
-      ) from error

@@ -1,13 +1,13 @@
 """``optax-dist train``: trains a small network on real images."""
 
 import argparse
-import importlib.util
 import pathlib
 import time
 from collections.abc import Sequence
 
 from optax_dist.cli import (
   errors,
+  installed,
   optimizer,
   output,
   parser,
@@ -24,12 +24,6 @@ of handwritten digits, on several replicas: one on each device there is, or on
 8 virtual devices if there is only a CPU. The same arguments, on the same kind of
 machine, give the same numbers."""
 
-_NEEDED = {
-  "flax": "flax",
-  "matplotlib": "matplotlib",
-  "rich": "rich",
-  "sklearn": "scikit-learn",
-}
 _MAX_SEED = 2**32 - 1
 
 
@@ -212,16 +206,7 @@ def _check(args: argparse.Namespace) -> None:
       f" {args.batch_size}"
     )
   optimizer.check(args.optimizer)
-  missing = [
-    name
-    for module, name in _NEEDED.items()
-    if importlib.util.find_spec(module) is None
-  ]
-  if missing:
-    raise errors.CommandError(
-      f"{', '.join(missing)} not installed; run: pip install"
-      ' "optax-dist[train]"'
-    )
+  installed.check("flax", "sklearn")
 
 
 def _chosen_strategy(argv: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import argparse
 import pathlib
 import time
 
-from optax_dist.cli import errors, latency_source
+from optax_dist.cli import errors, installed, journal_file, output_files
 
 _DESCRIPTION = """\
 Shows a run from its journal, while it goes on or afterwards: steps per second, and
@@ -25,8 +25,8 @@ def add_parser(commands) -> None:
     description=_DESCRIPTION,
   )
   command.set_defaults(run=run)
+  journal_file.add_argument(command)
   add = command.add_argument
-  add("journal", metavar="FILE", type=pathlib.Path, help="the run's journal")
   add("--once", action="store_true", help="show it once, and end")
   add(
     "--save",
@@ -38,8 +38,8 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
-  latency_source.check_installed()
-  latency_source.check_writable(args.save)
+  installed.check()
+  output_files.check_writable(args.save)
   if not args.journal.exists():
     raise errors.CommandError(f"{args.journal}: there is no such journal")
   from optax_dist.cli import run_summary, run_table, timing_table

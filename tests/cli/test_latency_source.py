@@ -1,49 +1,37 @@
 """Latencies from the command line."""
 
-import json
-
 import pytest
 
-from optax_dist.cli import errors, latency_source
-
-_RUN = {
-  "kind": "run",
-  "time": 0,
-  "version": 1,
-  "policy": "sync_replicas",
-  "step": 0,
-}
+from optax_dist.cli import errors, latency_source, parser
 
 
-def test_many_bad_lines_are_counted(tmp_path, capsys):
-  path = tmp_path / "run.jsonl"
-  path.write_text(json.dumps(_RUN) + "\n" + "{\n" * 25)
-  assert latency_source.read_journal(path) == [_RUN]
-  lines = capsys.readouterr().err.splitlines()
-  assert len(lines) == 12
-  assert "run.jsonl: line 2: not JSON" in lines[0]
-  assert "15 more lines are bad" in lines[10]
-  assert "going on with the other 1 lines" in lines[11]
+def _load(*argv):
+  command = parser.Parser()
+  latency_source.add_arguments(command)
+  latency_source.add_run_arguments(command)
+  args = command.parse_args(argv)
+  return args, *latency_source.load(args)
 
 
-def test_a_good_journal_says_nothing(tmp_path, capsys):
-  path = tmp_path / "run.jsonl"
-  path.write_text(json.dumps(_RUN))
-  latency_source.read_journal(path)
-  assert capsys.readouterr().err == ""
+def test_what_is_not_given_is_filled_in():
+  args, latency, recorded = _load("--latency", "gamma:4,0.25")
+  assert (str(latency), recorded) == ("gamma:4,0.25", None)
+  assert (args.replicas, args.max_staleness, args.communication) == (8, 0, 0.0)
 
 
-def test_what_is_not_installed_is_named(monkeypatch):
-  monkeypatch.setattr(
-    latency_source.importlib.util, "find_spec", lambda name: None
-  )
-  with pytest.raises(
-    errors.CommandError, match="rich, matplotlib, scikit-learn not installed"
-  ):
-    latency_source.check_installed("sklearn")
+def test_what_is_given_is_kept():
+  more = ("--replicas", "3", "--max-staleness", "2", "--communication", "0.5")
+  args, _, _ = _load("--latency", "constant:1", *more)
+  assert (args.replicas, args.max_staleness, args.communication) == (3, 2, 0.5)
 
 
-def test_a_directory_that_is_not_there_is_named_before_the_work(tmp_path):
-  latency_source.check_writable(None, tmp_path / "x.png")
-  with pytest.raises(errors.CommandError, match="there is no directory"):
-    latency_source.check_writable(tmp_path / "no" / "x.png")
+@pytest.mark.parametrize(
+  ("argv", "said"),
+  [
+    (["--latency", "weibull:1"], "--latency: a latency is one of"),
+    (["--journal", "nowhere.jsonl"], "--journal nowhere.jsonl: can't be read"),
+  ],
+)
+def test_where_none_come_from_is_an_error(argv, said):
+  with pytest.raises(errors.CommandError, match=said):
+    _load(*argv)

@@ -1,0 +1,50 @@
+"""A journal that is named on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+from optax_dist.cli import errors, parser
+
+_SHOWN = 10
+
+
+def add_argument(to: argparse.ArgumentParser) -> None:
+  """Adds the journal of a run, for a command that is about one."""
+  to.add_argument(
+    "journal", metavar="FILE", type=pathlib.Path, help="the run's journal"
+  )
+
+
+def read(path: pathlib.Path, flag: str = "") -> list[dict[str, Any]]:
+  """Reads a journal, and says which of its lines are bad.
+
+  Args:
+    path: the file.
+    flag: what an error has before it.
+
+  Returns:
+    The good records, at least one.
+
+  Raises:
+    errors.CommandError: it cannot be read, or has no good line.
+  """
+  from optax_dist.coordinator import journal
+
+  try:
+    records, problems = journal.read(path)
+  except OSError as error:
+    raise errors.CommandError(
+      f"{flag}{path}: can't be read: {error.strerror}"
+    ) from error
+  for problem in problems[:_SHOWN]:
+    parser.say(f"{path}: {problem}")
+  if len(problems) > _SHOWN:
+    parser.say(f"{path}: {len(problems) - _SHOWN} more lines are bad")
+  if not records:
+    raise errors.CommandError(f"{flag}{path}: no line of it can be used")
+  if problems:
+    parser.say(f"{path}: going on with the other {len(records)} lines")
+  return records

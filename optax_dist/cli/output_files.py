@@ -1,0 +1,55 @@
+"""Single files that a command writes where its arguments say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from optax_dist.cli import errors
+
+
+def check_writable(*paths: pathlib.Path | None) -> None:
+  """Raises an error now rather than after the work.
+
+  Raises:
+    errors.CommandError: the directory of one of the files does not exist.
+  """
+  for path in paths:
+    if path is not None and not path.absolute().parent.is_dir():
+      raise errors.CommandError(
+        f"can't write {path}: there is no directory {path.parent}"
+      )
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+  """Tells in one line what goes wrong with a file.
+
+  Raises:
+    errors.CommandError: it can't be written.
+  """
+  try:
+    yield
+  except OSError as error:
+    raise errors.CommandError(
+      f"can't write {path}: {error.strerror}"
+    ) from error
+
+
+def write_json(path: pathlib.Path, report: Any) -> None:
+  """Writes figures as JSON.
+
+  Raises:
+    errors.CommandError: it can't be written.
+  """
+  with writing(path):
+    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+
+
+def tell(*paths: pathlib.Path | None) -> None:
+  """Prints which files were written; None stands for one that was not asked for."""
+  for path in filter(None, paths):
+    print(f"written: {path}")
