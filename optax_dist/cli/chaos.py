@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from optax_dist.cli import errors, installed, output_files
+from optax_dist.cli import errors, installed, output_files, parser
 
 _DESCRIPTION = """\
 Starts replicas as processes on this machine and has faults strike them: SIGKILL,
@@ -26,12 +26,13 @@ _FAILED = 1
 
 def add_parser(commands) -> None:
   """Adds the ``chaos`` command to the commands of a parser."""
-  command = commands.add_parser(
+  command = parser.add_command(
+    commands,
     "chaos",
+    run,
     help="inflict faults on real processes, and check what must hold",
     description=_DESCRIPTION,
   )
-  command.set_defaults(run=run)
   add = command.add_argument
   add(
     "--seeds",

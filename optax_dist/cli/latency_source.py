@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 from optax_dist.cli import errors, journal_file, parser
 
-LATENCIES = """\
+_LATENCIES = """\
 Latencies are NAME:PARAMETERS, in seconds:
   constant:t                      always t
   exponential:mean
@@ -18,6 +20,18 @@ Latencies are NAME:PARAMETERS, in seconds:
   bernoulli:fast,slow,p           slow with probability p, else fast
   slow-hosts:share,factor,NAME:PARAMETERS
                                   a share of the hosts takes factor times longer"""
+
+
+def add_command(
+  commands: Any,
+  name: str,
+  run: Callable[[argparse.Namespace], int],
+  **texts: str,
+) -> argparse.ArgumentParser:
+  """Adds a command about latencies, as `parser.add_command`."""
+  command = parser.add_command(commands, name, run, epilog=_LATENCIES, **texts)
+  add_arguments(command)
+  return command
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
@@ -65,12 +79,13 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     help="from the last gradient of a step until its parameters are there"
     " (default: the journal's median, else 0)",
   )
-  add(
+  parser.add_number(
+    to,
     "--seed",
-    metavar="N",
-    type=parser.whole_number(0),
+    "N",
+    parser.whole_number(0),
     default=0,
-    help="the same one gives the same output (default: %(default)s)",
+    help="the same one gives the same output",
   )
   add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
   add("--save", metavar="FILE", type=pathlib.Path, help="save a picture (PNG)")

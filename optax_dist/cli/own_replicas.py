@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from optax_dist.cli import parser, strategy
 
@@ -14,17 +14,20 @@ if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
 
 def add_period(group: argparse._ArgumentGroup, default: int, what: str) -> None:
   """Adds ``--communication-period``; ``what`` says in its help what it counts."""
-  group.add_argument(
+  parser.add_number(
+    group,
     "--communication-period",
-    metavar="STEPS",
-    type=parser.whole_number(1),
+    "STEPS",
+    parser.whole_number(1),
     default=default,
-    help=f"{what} (default: %(default)s)",
+    help=what,
   )
 
 
 def build(
-  run: strategy.Run, transform: optax.GradientTransformationExtraArgs
+  run: strategy.Run,
+  make: Callable[..., optax.GradientTransformationExtraArgs],
+  **options: Any,
 ) -> strategy.Program:
   """Builds the program of a transform whose state has a center.
 
@@ -34,9 +37,10 @@ def build(
   spread at every step takes communication too, which is not the transform's.
 
   Args:
-    run: what to build from.
-    transform: works on one replica's own parameters, knows how many replicas
-      there are, and its state is one that :func:`optax_dist.center_params` reads.
+    run: what to build from; its arguments are those of :func:`add_period`.
+    make: a function such as :func:`optax_dist.local_sgd`, whose transform has a
+      state that :func:`optax_dist.center_params` reads.
+    **options: more of its arguments.
 
   Returns:
     The program. It evaluates the center, and each replica.
@@ -49,6 +53,13 @@ def build(
   import optax_dist
 
   axis, mesh = run.axis_name, run.mesh
+  transform = make(
+    run.optimizer,
+    axis,
+    num_workers=mesh.size,
+    communication_period=run.args.communication_period,
+    **options,
+  )
 
   def start(params):
     own = jax.tree.map(lambda x: jnp.stack([x] * mesh.size), params)

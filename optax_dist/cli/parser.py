@@ -1,10 +1,10 @@
-"""An argument parser whose errors are one line, and types for its arguments."""
+"""An argument parser whose errors are one line, and what its arguments share."""
 
 import argparse
 import math
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,6 +24,55 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
   def __init__(self, prog, **kwargs):
     super().__init__(prog, **({"max_help_position": 30} | kwargs))
+
+
+def add_command(
+  commands: Any,
+  name: str,
+  run: Callable[[argparse.Namespace], int],
+  **texts: str,
+) -> argparse.ArgumentParser:
+  """Adds a command.
+
+  Args:
+    commands: what ``add_subparsers`` returned.
+    name: of the command.
+    run: runs it, with its parsed arguments.
+    **texts: its ``help`` and ``description``, and more of them.
+
+  Returns:
+    Its parser.
+  """
+  command = commands.add_parser(name, **texts)
+  command.set_defaults(run=run)
+  return command
+
+
+def add_number(
+  to: argparse._ActionsContainer,
+  flag: str,
+  metavar: str,
+  kind: Callable[[str], float],
+  default: float,
+  help: str,
+) -> None:
+  """Adds a flag with a number, and tells in its help what it is if not given.
+
+  Args:
+    to: a parser, or a group of its arguments.
+    flag: with both hyphens.
+    metavar: what stands for the number in the help.
+    kind: an argument type, such as :func:`positive_float`.
+    default: what it is if not given.
+    help: what it means.
+  """
+  to.add_argument(
+    flag,
+    metavar=metavar,
+    type=kind,
+    default=default,
+    help=f"{help} (default: %(default)g)",
+  )
 
 
 def whole_number(

@@ -25,16 +25,14 @@ _ROWS = 16
 
 def add_parser(commands) -> None:
   """Adds the ``plan`` command to the commands of a parser."""
-  command = commands.add_parser(
+  command = latency_source.add_command(
+    commands,
     "plan",
+    run,
     help="recommend how many gradients make a step",
     description=_DESCRIPTION,
-    epilog=latency_source.LATENCIES,
   )
-  command.set_defaults(run=run)
-  latency_source.add_arguments(command)
-  add = command.add_argument
-  add(
+  command.add_argument(
     "--noise-scale",
     metavar="B",
     type=_noise_scale,
@@ -42,20 +40,22 @@ def add_parser(commands) -> None:
     " mean; 'inf' to count gradients (default: the number of replicas)",
   )
   latency_source.add_run_arguments(command)
-  add(
+  parser.add_number(
+    command,
     "--steps",
-    metavar="N",
-    type=parser.whole_number(1),
+    "N",
+    parser.whole_number(1),
     default=200,
-    help="steps in each simulation (default: %(default)s)",
+    help="steps in each simulation",
   )
-  add(
+  parser.add_number(
+    command,
     "--repetitions",
-    metavar="N",
-    type=parser.whole_number(2),
+    "N",
+    parser.whole_number(2),
     default=100,
     help="simulations of each number of gradients; with a journal each draws the"
-    " recorded times anew; fewer with many replicas (default: %(default)s)",
+    " recorded times anew; fewer with many replicas",
   )
 
 

@@ -23,12 +23,13 @@ _DEFAULT_REPLICAS = 4
 
 def add_arguments(train: argparse.ArgumentParser) -> None:
   """Adds the flags of --launch."""
-  add = train.add_argument_group(
+  group = train.add_argument_group(
     "options of --launch processes",
     "Each replica is a process of its own on this machine, and the coordinator"
     " is between them: who is killed or stopped does not stop the others. With"
     " sync-replicas, elastic-average, local-sgd and diloco.",
-  ).add_argument
+  )
+  add = group.add_argument
   add(
     "--launch",
     choices=["processes"],
@@ -47,21 +48,21 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
     action="store_true",
     help="go on from the last checkpoint in --output",
   )
-  add(
+  parser.add_number(
+    group,
     "--checkpoint-every",
-    metavar="N",
-    type=parser.whole_number(0),
+    "N",
+    parser.whole_number(0),
     default=50,
-    help="steps from checkpoint to checkpoint; 0 for none (default:"
-    " %(default)s)",
+    help="steps from checkpoint to checkpoint; 0 for none",
   )
-  add(
+  parser.add_number(
+    group,
     "--timeout",
-    metavar="SECONDS",
-    type=parser.positive_float,
+    "SECONDS",
+    parser.positive_float,
     default=60.0,
-    help="without progress, after which the run is given up (default:"
-    " %(default)g)",
+    help="without progress, after which the run is given up",
   )
 
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from optax_dist.cli import errors, installed, journal_file, process_plan
+from optax_dist.cli import errors, installed, journal_file, parser, process_plan
 
 _DESCRIPTION = """\
 Does again on this machine what the replicas of a recorded run did, from its journal
@@ -30,13 +30,14 @@ _DIFFERS = 1
 
 def add_parser(commands) -> None:
   """Adds the ``replay`` command to the commands of a parser."""
-  command = commands.add_parser(
+  command = parser.add_command(
+    commands,
     "replay",
+    run,
     help="do a recorded run again, and compare every step",
     description=_DESCRIPTION,
     epilog=_EPILOG,
   )
-  command.set_defaults(run=run)
   journal_file.add_argument(command)
   command.add_argument(
     "--setup",

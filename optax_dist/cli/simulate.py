@@ -30,14 +30,13 @@ _NAMES = ("sync", "async", "bounded-staleness", "elastic", "local-updates")
 
 def add_parser(commands) -> None:
   """Adds the ``simulate`` command to the commands of a parser."""
-  command = commands.add_parser(
+  command = latency_source.add_command(
+    commands,
     "simulate",
+    run,
     help="simulate replicas in virtual time",
     description=_DESCRIPTION,
-    epilog=latency_source.LATENCIES,
   )
-  command.set_defaults(run=run)
-  latency_source.add_arguments(command)
   add = command.add_argument
   add(
     "--strategy",
@@ -71,13 +70,14 @@ def add_parser(commands) -> None:
     help="failures per second of each replica, and seconds until it is back"
     " (default: none)",
   )
-  add(
+  parser.add_number(
+    command,
     "--steps",
-    metavar="N",
-    type=parser.whole_number(1),
+    "N",
+    parser.whole_number(1),
     default=10_000,
     help="steps of sync; the others go on until as many gradients have been"
-    " applied (default: %(default)s)",
+    " applied",
   )
   add(
     "--write-journal",
@@ -98,12 +98,13 @@ def add_parser(commands) -> None:
     type=parser.positive_float,
     help="of virtual time (default: 300 times the mean latency)",
   )
-  training.add_argument(
+  parser.add_number(
+    training,
     "--learning-rate",
-    metavar="RATE",
-    type=parser.positive_float,
+    "RATE",
+    parser.positive_float,
     default=0.1,
-    help="of plain gradient descent (default: %(default)s)",
+    help="of plain gradient descent",
   )
 
 

@@ -36,13 +36,14 @@ def add_parser(commands, argv: Sequence[str]) -> None:
       two may be alike, so only the chosen strategy's are added.
   """
   chosen = _chosen_strategy(argv)
-  train = commands.add_parser(
+  train = parser.add_command(
+    commands,
     "train",
+    run,
     help="train a small network on real images, on several replicas",
     description=_DESCRIPTION,
     epilog=_help_on_others(chosen),
   )
-  train.set_defaults(run=run)
   add = train.add_argument
   add(
     "--strategy",
@@ -59,20 +60,22 @@ def add_parser(commands, argv: Sequence[str]) -> None:
     help="replicas, one per device; must divide the batch size (default: 8 on a"
     " CPU, else as many as there are devices)",
   )
-  add(
+  parser.add_number(
+    train,
     "--epochs",
-    metavar="N",
-    type=parser.whole_number(1),
+    "N",
+    parser.whole_number(1),
     default=20,
-    help="passes over the training images (default: %(default)s)",
+    help="passes over the training images",
   )
-  add(
+  parser.add_number(
+    train,
     "--batch-size",
-    metavar="N",
-    type=parser.whole_number(1),
+    "N",
+    parser.whole_number(1),
     default=64,
     help="images per step, over all replicas; at most 1437, the number of"
-    " training images (default: %(default)s)",
+    " training images",
   )
   add(
     "--optimizer",
@@ -91,13 +94,13 @@ def add_parser(commands, argv: Sequence[str]) -> None:
     f" (default: {', '.join(rates)}, {optimizer.OTHER_LEARNING_RATE:g} for"
     " others)",
   )
-  add(
+  parser.add_number(
+    train,
     "--seed",
-    metavar="N",
-    type=parser.whole_number(0, _MAX_SEED),
+    "N",
+    parser.whole_number(0, _MAX_SEED),
     default=0,
-    help="of the first parameters and of the images' order (default:"
-    " %(default)s)",
+    help="of the first parameters and of the images' order",
   )
   add(
     "--output",

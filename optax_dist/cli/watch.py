@@ -6,7 +6,7 @@ import argparse
 import pathlib
 import time
 
-from optax_dist.cli import errors, installed, journal_file, output_files
+from optax_dist.cli import errors, installed, journal_file, output_files, parser
 
 _DESCRIPTION = """\
 Shows a run from its journal, while it goes on or afterwards: steps per second, and
@@ -19,12 +19,13 @@ _SLICE = 0.25
 
 def add_parser(commands) -> None:
   """Adds the ``watch`` command to the commands of a parser."""
-  command = commands.add_parser(
+  command = parser.add_command(
+    commands,
     "watch",
+    run,
     help="show a run of the coordinator while it goes on",
     description=_DESCRIPTION,
   )
-  command.set_defaults(run=run)
   journal_file.add_argument(command)
   add = command.add_argument
   add("--once", action="store_true", help="show it once, and end")

@@ -38,3 +38,20 @@ def test_positive_float_accepts_exactly_finite_numbers_above_0(value):
 def test_positive_float_refuses_text():
   with pytest.raises(argparse.ArgumentTypeError, match="'fast'"):
     parser.positive_float("fast")
+
+
+def test_a_command_is_run_with_its_arguments():
+  commands = parser.Parser().add_subparsers()
+  command = parser.add_command(commands, "go", len, description="Goes.")
+  assert command.parse_args([]).run is len
+  assert "Goes." in command.format_help()
+
+
+def test_a_number_tells_what_it_is_if_not_given():
+  command = parser.Parser(prog="go")
+  parser.add_number(
+    command, "--rate", "R", parser.positive_float, default=60.0, help="of it"
+  )
+  assert command.parse_args([]).rate == 60.0
+  assert command.parse_args(["--rate", "2.5"]).rate == 2.5
+  assert "--rate R    of it (default: 60)" in command.format_help()

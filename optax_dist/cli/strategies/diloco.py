@@ -10,20 +10,21 @@ class Diloco(strategy.Strategy):
 
   def add_arguments(self, group):
     own_replicas.add_period(group, 20, "steps from round to round")
-    group.add_argument(
+    parser.add_number(
+      group,
       "--outer-learning-rate",
-      metavar="RATE",
-      type=parser.positive_float,
+      "RATE",
+      parser.positive_float,
       default=0.7,
-      help="of the outer optimizer (default: %(default)g)",
+      help="of the outer optimizer",
     )
-    group.add_argument(
+    parser.add_number(
+      group,
       "--outer-momentum",
-      metavar="DECAY",
-      type=parser.non_negative_float,
+      "DECAY",
+      parser.non_negative_float,
       default=0.9,
-      help="Nesterov momentum of the outer optimizer, below 1 (default:"
-      " %(default)g)",
+      help="Nesterov momentum of the outer optimizer, below 1",
     )
 
   def check(self, args):
@@ -37,14 +38,9 @@ class Diloco(strategy.Strategy):
 
     return own_replicas.build(
       run,
-      optax_dist.diloco(
-        run.optimizer,
-        run.axis_name,
-        num_workers=run.mesh.size,
-        communication_period=run.args.communication_period,
-        outer_learning_rate=run.args.outer_learning_rate,
-        outer_momentum=run.args.outer_momentum,
-      ),
+      optax_dist.diloco,
+      outer_learning_rate=run.args.outer_learning_rate,
+      outer_momentum=run.args.outer_momentum,
     )
 
 

@@ -17,13 +17,14 @@ class ElasticAverage(strategy.Strategy):
       help="part of its distance from the center that a replica moves in an"
       " exchange (default: 0.9 / replicas)",
     )
-    group.add_argument(
+    parser.add_number(
+      group,
       "--rho",
-      metavar="STRENGTH",
-      type=parser.non_negative_float,
+      "STRENGTH",
+      parser.non_negative_float,
       default=0.0,
       help="pull towards the center between exchanges; TensorFlow's default is"
-      " the moving rate / the learning rate (default: %(default)g)",
+      " the moving rate / the learning rate",
     )
 
   def build(self, run):
@@ -32,14 +33,9 @@ class ElasticAverage(strategy.Strategy):
     rate = run.args.moving_rate
     return own_replicas.build(
       run,
-      optax_dist.elastic_average(
-        run.optimizer,
-        run.axis_name,
-        num_workers=run.mesh.size,
-        communication_period=run.args.communication_period,
-        moving_rate=0.9 / run.mesh.size if rate is None else rate,
-        rho=run.args.rho,
-      ),
+      optax_dist.elastic_average,
+      moving_rate=0.9 / run.mesh.size if rate is None else rate,
+      rho=run.args.rho,
     )
 
 

@@ -23,13 +23,8 @@ class LocalSgd(strategy.Strategy):
 
     return own_replicas.build(
       run,
-      optax_dist.local_sgd(
-        run.optimizer,
-        run.axis_name,
-        num_workers=run.mesh.size,
-        communication_period=run.args.communication_period,
-        inner_state=run.args.inner_state,
-      ),
+      optax_dist.local_sgd,
+      inner_state=run.args.inner_state,
     )
 
 

@@ -41,12 +41,13 @@ class SyncReplicas(strategy.Strategy):
       help="this replica, counted from 0, arrives with probability P at each"
       " step; may be given several times (default: all arrive)",
     )
-    group.add_argument(
+    parser.add_number(
+      group,
       "--max-staleness",
-      metavar="N",
-      type=parser.whole_number(0),
+      "N",
+      parser.whole_number(0),
       default=0,
-      help="updates that a gradient may be late by (default: %(default)s)",
+      help="updates that a gradient may be late by",
     )
     group.add_argument(
       "--staleness-weight",
