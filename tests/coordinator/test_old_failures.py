@@ -1,0 +1,255 @@
+"""What TensorFlow's SyncReplicasOptimizer failed at, with real processes.
+
+After each test the ledger adds up, all replicas held the same parameters and
+optimizer state after each step, no wait passed its deadline, and journal and
+data alone give the same numbers again, to the last bit: `Run.check`.
+"""
+
+import time
+
+import process_runs
+import pytest
+
+_DEAD = {"phase": "computing", "time": 4, "what": "kill"}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+  with process_runs.Machine(tmp_path_factory.mktemp("processes")) as made:
+    made.prepare(4)
+    yield made
+
+
+def _members(commit):
+  return [member["replica"] for member in commit["members"]]
+
+
+@pytest.mark.parametrize("then", ["lowered", "replaced"])
+def test_a_replica_takes_a_token_and_dies(machine, tmp_path, then):
+  """TensorFlow issue 5022: the token was lost with it, and all stood still."""
+  lowered = then == "lowered"
+  run = process_runs.Run(machine, tmp_path, 3, 3, lower_on_loss=lowered)
+  *_, dead = run.start(3, replica_2={"fault": _DEAD})
+  machine.wait(lambda: dead.over, "the death of replica 2")
+  if lowered:
+    run.wait_steps(5)
+  else:
+    run.add(2, incarnation=1)
+    run.wait_steps(5)
+  run.finish()
+  run.check()
+  commits = run.records("commit")
+  [lost] = run.records("lost")
+  assert lost["replica"] == 2
+  for commit in commits:
+    late = commit["step"] >= lost["step"]
+    assert _members(commit) == ([0, 1] if late and lowered else [0, 1, 2])
+  # The gradient that it died with is in no step, before or after.
+  assert [key for _, key in run.gradients() if key[:2] == (2, 0)] == [
+    (2, 0, i) for i in range(3)
+  ]
+  if lowered:
+    # Nobody waited for the token: its end is told at once.
+    next_one = next(c for c in commits if c["step"] == lost["step"])
+    assert next_one["time"] - lost["time"] < 2.0
+
+
+def test_data_runs_out_on_some_replicas_first(machine, tmp_path):
+  """TensorFlow issue 20342: the others waited for ever."""
+  run = process_runs.Run(machine, tmp_path, 3, 3)
+  run.start(3, replica_1={"gradients": 7}, replica_2={"gradients": 3})
+  machine.wait(lambda: len(run.live) == 1, "the end of two replicas' data")
+  run.wait_steps(5)
+  run.finish()
+  run.check()
+  who = [_members(c) for c in run.records("commit")]
+  assert who[:7] == [[0, 1, 2]] * 3 + [[0, 1]] * 4
+  assert len(who) >= 12
+  assert all(members == [0] for members in who[7:])
+  assert [r["replica"] for r in run.records("leave")] == [2, 1]
+  assert not run.records("lost")
+
+
+def test_the_chief_is_killed(machine, tmp_path):
+  """TensorFlow issues 7970 and 16213: without the chief nobody went on."""
+  run = process_runs.Run(machine, tmp_path, 3, 3, lower_on_loss=True)
+  fault = {"phase": "committing", "time": 5, "what": "kill"}
+  first, *others = run.start(3, first_alone=True, replica_0={"fault": fault})
+  machine.wait(lambda: first.over, "the death of the chief")
+  run.wait_steps(5, others)
+  # It comes back under its number, and has nothing to do with the past.
+  run.add(0, incarnation=1)
+  run.wait_steps(5)
+  run.finish()
+  run.check()
+  one, two = run.records("chief")
+  assert (one["replica"], one["step"]) == (0, 0)
+  # Four steps were committed, and the next chief begins after them.
+  assert (two["replica"] in (1, 2), two["step"]) == (True, 4)
+  after = {key[:2] for step, key in run.gradients() if step >= 4}
+  assert after == {(1, 0), (2, 0), (0, 1)}
+
+
+def test_the_chief_leaves_in_good_order(machine, tmp_path):
+  """The same issues: when the chief had done its steps the others hung."""
+  run = process_runs.Run(machine, tmp_path, 3, 3)
+  first, *others = run.start(3, first_alone=True, replica_0={"gradients": 4})
+  machine.wait(lambda: first.over, "the end of the chief's data")
+  run.wait_steps(5, others)
+  run.finish()
+  run.check()
+  who = [_members(c) for c in run.records("commit")]
+  assert who[:4] == [[0, 1, 2]] * 4
+  assert len(who) >= 9
+  assert all(members == [1, 2] for members in who[4:])
+  one, two = run.records("chief")
+  assert (one["replica"], two["replica"] in (1, 2)) == (0, True)
+  assert not run.records("lost")
+
+
+def test_a_network_stall_in_mid_push(machine, tmp_path):
+  """TensorFlow issue 12667: a push that never ended held everyone up."""
+  run = process_runs.Run(
+    machine, tmp_path, 3, 3, attempt_timeout=1.0, lower_on_loss=True
+  )
+  fault = {"phase": "reduce_scatter", "time": 3, "what": "stop"}
+  *others, stopped = run.start(3, first_alone=True, replica_2={"fault": fault})
+  machine.wait(lambda: stopped.said("struck"), "the stall")
+  run.wait_steps(5, others)
+  stopped.process.signal(process_runs.CONTINUE)
+  run.wait_steps(5)
+  run.finish()
+  run.check()
+  [lost] = run.records("lost")
+  assert (lost["replica"], lost["step"]) == (2, 2)
+  assert "stuck" in lost["reason"]
+  # What it held is known to be lost; it caught up, and took part again.
+  assert "lost" in stopped.result["reasons"]
+  assert _members(run.records("commit")[-1]) == [0, 1, 2]
+
+
+def test_two_optimizers_in_one_job(machine, tmp_path):
+  """TensorFlow issue 11071: two optimizers shared one queue of tokens.
+
+  Two processes train two models each, at the same time and over one service.
+  """
+  one = process_runs.Run(machine, tmp_path, 2, 2, name="one")
+  two = process_runs.Run(machine, tmp_path, 2, 2, name="two", width=900)
+  for run in (one, two):
+    for replica in range(2):
+      others = [m for m in one.members if run is two and m.replica == replica]
+      process = others[0].process if others else None
+      run.add(replica, process=process)
+  one.begin()
+  two.begin()
+  for _ in range(2):
+    one.wait_steps(5)
+    two.wait_steps(5)
+  # The end of one is not the end of the other.
+  one.finish()
+  two.wait_steps(5)
+  two.finish()
+  for run in (one, two):
+    run.check()
+    assert all(_members(c) == [0, 1] for c in run.records("commit"))
+  # They were under way at the same time.
+  begun = [run.records("run")[0]["unix_time"] for run in (one, two)]
+  assert begun[1] < begun[0] + one.records("finish")[0]["time"]
+
+
+def test_a_stuck_replica_is_named_and_the_others_go_on(machine, tmp_path):
+  """JAX issue 38503: it lives, its heartbeats go on, and nothing else does."""
+  run = process_runs.Run(machine, tmp_path, 2, 3, attempt_timeout=1.0)
+  fault = {"phase": "reduce_scatter", "time": 2, "what": "hang"}
+  jobs = {f"replica_{i}": {"period": 0.05} for i in range(2)}
+  *others, stuck = run.start(
+    3, first_alone=True, replica_2={"fault": fault}, **jobs
+  )
+  machine.wait(lambda: stuck.said("struck"), "the hang")
+  run.wait_steps(5, others)
+  assert stuck.process.popen.poll() is None
+  [lost] = run.records("lost")
+  assert (lost["replica"], "stuck" in lost["reason"]) == (2, True)
+  # It held the others up no longer than an attempt may take.
+  [abandoned] = run.records("abandon")
+  commits = run.records("commit")
+  after = next(c for c in commits if c["step"] == abandoned["step"])
+  before = next(c for c in commits if c["step"] == abandoned["step"] - 1)
+  assert after["time"] - before["time"] < 2 * 1.5 * 1.0
+  stuck.tell("release")
+  run.wait_steps(5)
+  run.finish()
+  run.check()
+  assert stuck.result["stats"]["rejoins"] == 1
+  assert "lost" in stuck.result["reasons"]
+
+
+def test_when_all_need_a_stuck_replica_each_says_its_name(machine, tmp_path):
+  """The same where no step can be made without it: an error, in time."""
+  run = process_runs.Run(
+    machine, tmp_path, 2, 2, timeout=2.0, attempt_timeout=1.0
+  )
+  fault = {"phase": "computing", "time": 3, "what": "hang"}
+  waiting, stuck = run.start(2, first_alone=True, replica_1={"fault": fault})
+  machine.wait(lambda: stuck.said("struck"), "the hang")
+  began = time.monotonic()
+  machine.wait(lambda: waiting.over, "the error of who waits")
+  assert time.monotonic() - began < 2.0 + 2.0
+  stuck.tell("release")
+  machine.wait(lambda: stuck.over, "the error of who was stuck")
+  for member in (waiting, stuck):
+    error = member.result["error"]
+    assert "no progress" in error
+    assert "computing: replica 1" in error
+    machine.give_back(member.process)
+  assert [c["step"] for c in run.records("commit")] == [0, 1]
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_a_restart_averages_in_nothing_old(machine, tmp_path, checkpointed):
+  """TensorFlow's accumulators outlived a restart, and old gradients counted.
+
+  The service goes on; a gradient of the first life has arrived at its chief, and
+  its replica wakes up while the second life trains.
+  """
+  path = tmp_path / "checkpoint"
+  first = process_runs.Run(machine, tmp_path, 2, 2, name="first")
+  fault = {"phase": "arrived", "time": 7, "what": "stop"}
+  chief, ghost = first.start(
+    2,
+    first_alone=True,
+    replica_0={"save": [4, str(path)]},
+    replica_1={"fault": fault},
+  )
+  machine.wait(lambda: ghost.said("struck"), "a gradient of the first life")
+  chief.kill()
+  before = first.records()
+  second = process_runs.Run(machine, tmp_path, 2, 2, name="second")
+  job = {"incarnation": 1, "restore": str(path) if checkpointed else None}
+  for replica in range(2):
+    second.add(replica, **job)
+  second.begin()
+  second.wait_steps(3)
+  ghost.process.signal(process_runs.CONTINUE)
+  second.wait_steps(5)
+  second.finish()
+  second.check(before if checkpointed else ())
+  commits = second.records("commit")
+  assert commits[0]["step"] == (4 if checkpointed else 0)
+  assert {key[:2] for _, key in second.gradients()} == {(0, 1), (1, 1)}
+  ghost.kill()
+  # Nor did the first life go on by itself.
+  assert first.records("commit") == [r for r in before if r["kind"] == "commit"]
+
+
+def test_a_replay_gives_the_same_parameters(machine, tmp_path):
+  """From the journal and the data alone, though one of five was killed."""
+  run = process_runs.Run(machine, tmp_path, 4, 5, max_staleness=1)
+  *others, dead = run.start(5)
+  run.wait_steps(5)
+  dead.kill()
+  run.wait_steps(8, others)
+  run.finish()
+  run.check()
+  assert len(run.records("commit")) >= 13
+  assert [r["replica"] for r in run.records("lost")] == [4]
