@@ -46,12 +46,9 @@ from optax_dist.streaming_updates import (
   streaming_traffic,
   streaming_updates,
 )
-from optax_dist.sync_replicas import (
-  ReplicaState,
-  SyncReplicasState,
-  sync_replicas,
-)
+from optax_dist.sync_replicas import sync_replicas
 from optax_dist.sync_report import SyncReport, sync_report
+from optax_dist.sync_state import ReplicaState, SyncReplicasState
 
 __version__ = "0.1.0"
 

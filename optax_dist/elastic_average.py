@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist import axes, collectives, own_params
+from optax_dist import axes, collectives, own_params, replicas
 from optax_dist.elastic_exchange import elastic_exchange
 from optax_dist.in_place import change_if
 from optax_dist.indexed_slices import is_indexed_slices
@@ -155,7 +155,7 @@ def elastic_average(
   inner = optax.with_extra_args_support(inner)
 
   def init_fn(params):
-    blocks = own_params.blocks_at_init(_USER, names, num_workers)
+    workers = replicas.at_init(_USER, names, num_workers)
     # Not weakly typed: types must not change in the first update.
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     center = own_params.common(params, names)
@@ -168,12 +168,12 @@ def elastic_average(
       global_step=zero(),
       ticks=zero(),
       center=center,
-      replica=own_params.per_replica(own, blocks, names),
+      replica=replicas.start(own, workers, names),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    workers = own_params.check_replicas(_USER, names, num_workers)
-    own_params.check_counter(_USER, state.ticks, names)
+    workers = replicas.in_update(_USER, names, num_workers)
+    replicas.check_counter(_USER, state.ticks, names)
     xs, gradients, treedef = own_params.flatten_with_updates(
       _USER, params, updates, names
     )

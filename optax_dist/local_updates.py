@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist import axes, collectives, own_params
+from optax_dist import axes, collectives, own_params, replicas
 from optax_dist.in_place import change_if
 from optax_dist.indexed_slices import is_indexed_slices
 from optax_dist.period_schedules import SettablePeriod
@@ -167,7 +167,7 @@ def local_updates(
     )
 
   def init_fn(params):
-    blocks = own_params.blocks_at_init(_USER, names, num_workers)
+    workers = replicas.at_init(_USER, names, num_workers)
     # Not weakly typed: types must not change in the first update.
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     center = own_params.common(params, names)
@@ -180,14 +180,14 @@ def local_updates(
       period=period_after(zero()),
       center=center,
       outer_state=outer.init(center),
-      replica=own_params.per_replica(
-        LocalReplica(zero(), inner.init(params)), blocks, names
+      replica=replicas.start(
+        LocalReplica(zero(), inner.init(params)), workers, names
       ),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    workers = own_params.check_replicas(_USER, names, num_workers)
-    own_params.check_counter(_USER, state.ticks, names)
+    workers = replicas.in_update(_USER, names, num_workers)
+    replicas.check_counter(_USER, state.ticks, names)
     xs, gradients, treedef = own_params.flatten_with_updates(
       _USER, params, updates, names
     )

@@ -1,6 +1,5 @@
-"""Parameters that each replica has its own of: how many, where, and checks."""
+"""Parameters that each replica has its own of: their start, and checks."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,63 +9,6 @@ import optax
 
 from optax_dist import axes, collectives, update_leaves
 from optax_dist.indexed_slices import is_indexed_slices
-from optax_dist.state_specs import PerReplica
-
-
-def check_replicas(
-  user: str, names: tuple[axes.AxisName, ...], num_workers: int | None
-) -> int:
-  """Returns the number of replicas along the axes ``names``, bound here.
-
-  Raises:
-    UnboundAxisError: if an axis is not bound.
-    ValueError: if there are not ``num_workers`` of them.
-  """
-  replicas = math.prod(axes.check_bound(names, user).values())
-  if num_workers not in (None, replicas):
-    raise ValueError(
-      f"{user}: `num_workers` is {num_workers}, but there are {replicas} replicas"
-      f" along {names!r}. Leave it out to use the size of the axis."
-    )
-  return replicas
-
-
-def blocks_at_init(
-  user: str, names: tuple[axes.AxisName, ...], num_workers: int | None
-) -> int:
-  """Returns how many replicas' blocks ``init`` makes: inside the map its own.
-
-  Raises:
-    ValueError: if it is not known, or contradicts ``num_workers``.
-  """
-  if axes.bound_axes().keys() & set(names):
-    check_replicas(user, names, num_workers)
-    return 1
-  sizes = dict(jax.sharding.get_abstract_mesh().shape)
-  if sizes.keys() >= set(names):
-    size = math.prod(sizes[name] for name in names)
-    if num_workers not in (None, size):
-      raise ValueError(
-        f"{user}: `num_workers` is {num_workers}, but there are {size} replicas"
-        f" along {names!r} of the mesh."
-      )
-    return size
-  if num_workers is None:
-    raise ValueError(
-      f"{user}: the number of replicas is not known in `init`. Give"
-      " `num_workers`, or call init inside the map or under jax.set_mesh."
-    )
-  return num_workers
-
-
-def per_replica(
-  own: Any, blocks: int, names: tuple[axes.AxisName, ...]
-) -> PerReplica:
-  """Returns the replicas' part of a state, each starting from ``own``."""
-  stacked = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * blocks), own)
-  if axes.bound_axes().keys() >= set(names):
-    stacked = axes.cast_to_varying(stacked, names)
-  return PerReplica(stacked)
 
 
 def common(params: Any, names: tuple[axes.AxisName, ...]) -> Any:
@@ -181,32 +123,6 @@ def block_and_row(leading: bool) -> tuple[Callable, Callable]:
     lambda tree: jax.tree.map(lambda x: x[None], tree),
     lambda tree: jax.tree.map(lambda x: x[0], tree),
   )
-
-
-def check_counter(
-  user: str, counter: Any, names: tuple[axes.AxisName, ...]
-) -> None:
-  """Checks that a counter that decides on communication is equal everywhere.
-
-  Raises:
-    ValueError: if its type says that it varies over one of ``names``, or if it is
-      not a scalar.
-  """
-  remedy = (
-    "Pass the state into the map with in_specs=optax_dist.state_specs(state,"
-    " axis_name) for jax.shard_map, or in_axes=optax_dist.state_axes(state) for"
-    " jax.vmap and jax.pmap, and out of it in the same way."
-  )
-  if axes.varying_axes(counter) & set(names):
-    raise ValueError(
-      f"{user}: the state's counters vary over axis {names!r}, so replicas could"
-      f" disagree on when to communicate. {remedy}"
-    )
-  if jnp.ndim(counter):
-    raise ValueError(
-      f"{user}: the state's counters have shape {jnp.shape(counter)}, which must"
-      f" be (). {remedy}"
-    )
 
 
 def check_count(name: str, value: Any, *, or_none: bool = False) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from optax_dist import gradient_sum, rules
 from optax_dist.gradient_sum import SparseSum
 from optax_dist.state_specs import PerReplica
-from optax_dist.sync_replicas import ReplicaState, SyncReplicasState
+from optax_dist.sync_state import ReplicaState, SyncReplicasState
 
 
 def resize_replicas(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist import axes, collectives, own_params
+from optax_dist import axes, collectives, own_params, replicas
 from optax_dist.in_place import change_if
 from optax_dist.indexed_slices import is_indexed_slices
 from optax_dist.local_updates import LocalReplica
@@ -124,7 +124,7 @@ def streaming_updates(
   inner = optax.with_extra_args_support(inner)
 
   def init_fn(params):
-    blocks = own_params.blocks_at_init(_USER, names, num_workers)
+    workers = replicas.at_init(_USER, names, num_workers)
     # Not weakly typed: types must not change in the first update.
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     center = own_params.common(params, names)
@@ -136,12 +136,12 @@ def streaming_updates(
       center=center,
       pending=jax.tree.map(jnp.zeros_like, center) if delay else None,
       outer_state=tuple(outer.init(_only(center, at)) for at in members),
-      replica=own_params.per_replica(own, blocks, names),
+      replica=replicas.start(own, workers, names),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    workers = own_params.check_replicas(_USER, names, num_workers)
-    own_params.check_counter(_USER, state.ticks, names)
+    workers = replicas.in_update(_USER, names, num_workers)
+    replicas.check_counter(_USER, state.ticks, names)
     xs, gradients, treedef = own_params.flatten_with_updates(
       _USER, params, updates, names
     )

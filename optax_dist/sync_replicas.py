@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,62 +12,16 @@ from optax_dist import (
   axes,
   gradient_sum,
   moving_averages,
+  replicas,
   rules,
   staleness,
   update_leaves,
 )
 from optax_dist.indexed_slices import IndexedSlices, is_indexed_slices
-from optax_dist.state_specs import PerReplica, as_block, own_block
+from optax_dist.state_specs import as_block, own_block
+from optax_dist.sync_state import ReplicaState, SyncReplicasState
 
 _USER = "sync_replicas"
-
-
-class ReplicaState(NamedTuple):
-  """What one replica of :func:`sync_replicas` holds.
-
-  Attributes:
-    gradient_sum: the accepted gradients since the last step, added up; where
-      there are none it is left over from the last step, and means nothing.
-    num_accumulated: how many these are (int32 scalar).
-    local_step: the global step that the replica last took a token of (int32
-      scalar): the step of the parameters that its gradients belong to.
-    accepted: gradients accepted so far (int32 scalar).
-    absent: ticks without a gradient so far (int32 scalar).
-    dropped_stale: gradients dropped as too old so far (int32 scalar).
-    dropped_nonfinite: gradients dropped as not finite so far (int32 scalar).
-    dropped_overflow: gradients dropped so far because a sparse one had more rows
-      than there are slots left (int32 scalar).
-    dropped_departed: gradients that went with a replica (int32 scalar), see
-      :func:`optax_dist.resize_replicas`.
-  """
-
-  gradient_sum: Any
-  num_accumulated: jax.Array
-  local_step: jax.Array
-  accepted: jax.Array
-  absent: jax.Array
-  dropped_stale: jax.Array
-  dropped_nonfinite: jax.Array
-  dropped_overflow: jax.Array
-  dropped_departed: jax.Array
-
-
-class SyncReplicasState(NamedTuple):
-  """State of :func:`sync_replicas`.
-
-  Attributes:
-    global_step: updates made so far (int32 scalar, equal on all replicas).
-    ticks: calls of ``update`` since the last step (int32 scalar, equal on all).
-    inner_state: state of the inner transformation, equal on all replicas.
-    averages: moving averages of the parameters, or None.
-    replica: one :class:`ReplicaState` per replica.
-  """
-
-  global_step: jax.Array
-  ticks: jax.Array
-  inner_state: Any
-  averages: Any
-  replica: PerReplica
 
 
 def sync_replicas(
@@ -203,17 +157,17 @@ def sync_replicas(
     )
   inner = optax.with_extra_args_support(inner)
 
-  def holds_sum(replicas):
-    return not all_arrive or needed > replicas or sparse_capacity is not None
+  def holds_sum(size):
+    return not all_arrive or needed > size or sparse_capacity is not None
 
   def init_fn(params):
-    replicas = total_num_replicas or _axes_size_in_context(names)
-    # Inside the map a replica makes its own block only.
-    blocks = 1 if axes.bound_axes().keys() >= set(names) else replicas
+    size = replicas.at_init(
+      _USER, names, total_num_replicas, "total_num_replicas"
+    )
     zero = jnp.zeros([], jnp.int32)
     own = ReplicaState(
       gradient_sum.init(params, sparse_capacity, accumulator_dtype)
-      if holds_sum(replicas)
+      if holds_sum(size)
       else None,
       *[zero] * (len(ReplicaState._fields) - 1),
     )
@@ -225,20 +179,15 @@ def sync_replicas(
       averages=moving_averages.init(
         params, variable_averages, variables_to_average
       ),
-      replica=PerReplica(
-        jax.tree.map(lambda x: jnp.repeat(x[None], blocks, 0), own)
-      ),
+      replica=replicas.start(own, size, names),
     )
 
   def update_fn(
     updates, state, params=None, *, arrived=None, local_step=None, **extra_args
   ):
-    replicas = math.prod(axes.check_bound(names, _USER).values())
-    if total_num_replicas not in (None, replicas):
-      raise ValueError(
-        f"{_USER}: `total_num_replicas` is {total_num_replicas}, but axis"
-        f" {axis_name!r} has size {replicas}."
-      )
+    size = replicas.in_update(
+      _USER, names, total_num_replicas, "total_num_replicas"
+    )
     if variable_averages is not None and params is None:
       raise ValueError(
         f"{_USER}: `variable_averages` needs the parameters: call"
@@ -250,7 +199,7 @@ def sync_replicas(
         " given to update."
       )
     _check_updates(updates, names)
-    _check_replicated(state, names)
+    replicas.check_counter(_USER, state.ticks, names)
     own, leading = own_block(
       state.replica, state.replica.value.local_step, _USER
     )
@@ -266,7 +215,7 @@ def sync_replicas(
     finite = _all_finite(updates) if reject_nonfinite else yes
 
     # 2. Add it up, on this replica.
-    if holds_sum(replicas):
+    if holds_sum(size):
       # To clear a sum when it is next used costs nothing; at the step it would
       # cost another pass over memory.
       before = gradient_sum.clear(own.gradient_sum, own.num_accumulated == 0)
@@ -284,7 +233,7 @@ def sync_replicas(
     count = own.num_accumulated + accepted.astype(jnp.int32)
 
     # 3. Enough? Then aggregate once, and apply.
-    ticks_needed = math.ceil(needed / replicas)
+    ticks_needed = math.ceil(needed / size)
     sparse = any(
       map(
         is_indexed_slices, jax.tree.leaves(updates, is_leaf=is_indexed_slices)
@@ -295,7 +244,7 @@ def sync_replicas(
       mean, all_in = gradient_sum.average(
         held,
         updates,
-        replicas * ticks_needed if all_arrive else count,
+        size * ticks_needed if all_arrive else count,
         names,
         sparse_average,
       )
@@ -340,7 +289,7 @@ def sync_replicas(
       return counter + what.astype(jnp.int32)
 
     own = ReplicaState(
-      gradient_sum=held if holds_sum(replicas) else None,
+      gradient_sum=held if holds_sum(size) else None,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(here, global_step, own.local_step),
       accepted=tally(own.accepted, accepted),
@@ -364,16 +313,6 @@ def sync_replicas(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _axes_size_in_context(names: tuple[axes.AxisName, ...]) -> int:
-  sizes = dict(jax.sharding.get_abstract_mesh().shape) | axes.bound_axes()
-  if not sizes.keys() >= set(names):
-    raise ValueError(
-      f"{_USER}: the number of replicas is not known in `init`. Give"
-      " `total_num_replicas`, or call init inside the map or under jax.set_mesh."
-    )
-  return math.prod(sizes[name] for name in names)
-
-
 def _check_updates(updates, names) -> None:
   tracked = frozenset(name for name in names if axes.is_tracked(name))
   leaves, _ = jax.tree_util.tree_flatten_with_path(
@@ -383,15 +322,6 @@ def _check_updates(updates, names) -> None:
     leaf = leaf.values if is_indexed_slices(leaf) else leaf
     update_leaves.check_dtype(_USER, path, leaf)
     update_leaves.check_own(_USER, path, leaf, tracked)
-
-
-def _check_replicated(state: SyncReplicasState, names) -> None:
-  if axes.varying_axes(state.ticks) & set(names):
-    raise ValueError(
-      f"{_USER}: state.ticks varies over axis {names!r}, so replicas could"
-      " disagree on when to communicate. Pass the state into the map with"
-      " in_specs=optax_dist.state_specs(state, axis_name)."
-    )
 
 
 def _scalar(value, default, name, kind) -> jax.Array:

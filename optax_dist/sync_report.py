@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optax_dist.sync_replicas import SyncReplicasState
+from optax_dist.sync_state import SyncReplicasState
 
 
 class SyncReport(NamedTuple):

@@ -56,11 +56,29 @@ def test_the_number_of_replicas_must_be_known():
 @maps.every_map
 def test_the_number_of_replicas_must_agree_with_the_axis(map_name):
   tx = _make(total_num_replicas=N + 1)
-  step = lambda g: tx.update(g, tx.init(0.0))[0]
-  with pytest.raises(
-    ValueError, match=r"`total_num_replicas` is 5, but .* size 4"
+  made_outside = tx.init(0.0)
+  for step in (
+    lambda g: tx.init(g).global_step,
+    lambda g: tx.update(g, made_outside)[0],
   ):
-    maps.run(map_name, step, np.ones(N, np.float32), size=N)
+    with pytest.raises(
+      ValueError, match="`total_num_replicas` is 5, but there are 4 replicas"
+    ):
+      maps.run(map_name, step, np.ones(N, np.float32), size=N)
+
+
+@maps.tracked_map
+def test_counters_must_be_equal_on_all_replicas(map_name):
+  tx = _make(total_num_replicas=N)
+  state = jax.tree.map(lambda x: np.stack([x] * N), tx.init(0.0))
+  with pytest.raises(ValueError, match=r"could disagree on when .*state_specs"):
+    maps.run(
+      map_name,
+      lambda s, g: tx.update(g, s)[0],
+      state,
+      np.ones(N, np.float32),
+      size=N,
+    )
 
 
 @maps.tracked_map
