@@ -4,7 +4,6 @@ import chex
 import hypothesis
 import hypothesis.strategies as st
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import maps
 import numpy as np
@@ -187,12 +186,7 @@ def test_works_with_every_learning_step_in_one_scan():
       updates, state = tx.update(grads, state, w)
       return (optax.apply_updates(w, updates), state), None
 
-    state = tx.init(w)
-    # The carry of a scan has to have one type from the start.
-    state = state._replace(
-      replica=optax_dist.local_params(state.replica, maps.AXIS)
-    )
-    (w, state), _ = jax.lax.scan(body, (w, state), xs)
+    (w, _), _ = jax.lax.scan(body, (w, tx.init(w)), xs)
     return w
 
   expected = np.zeros(3, np.float32)
@@ -202,39 +196,6 @@ def test_works_with_every_learning_step_in_one_scan():
     w = maps.Replicated(np.zeros(3, np.float32))
     got = maps.run(map_name, train, w, x, size=N)
     np.testing.assert_allclose(got, np.tile(expected, (N, 1)), rtol=1e-5)
-
-
-@maps.every_map
-def test_steps_share_one_compilation(map_name):
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=6, total_num_replicas=N
-  )
-  traces = []
-
-  def step(state, g, arrived):
-    traces.append(None)
-    return tx.update(g, state, arrived=arrived)
-
-  state = tx.init(np.zeros(2, np.float32))
-  run = maps.stepper(map_name, step, state, N)
-  for seed in range(4):
-    arrived = np.random.default_rng(seed).random(N) < 0.5
-    _, state = run(state, np.ones((N, 2), np.float32), arrived)
-    # pmap traces again for its own output, which is placed unlike its input.
-    assert len(traces) <= (1 if map_name != "pmap" else 2)
-
-
-def test_the_state_can_be_donated():
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0, momentum=0.9),
-    maps.AXIS,
-    replicas_to_aggregate=N,
-    total_num_replicas=N,
-  )
-  state = tx.init(np.ones(2, np.float32))
-  # An array that is in the state twice can't be donated.
-  arrays = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
-  assert len(set(arrays)) == len(arrays)
 
 
 def test_what_is_left_of_a_sum_means_nothing():
@@ -354,60 +315,3 @@ def test_the_accumulators_dtype():
   np.testing.assert_array_equal(
     updates.astype(np.float32), np.float32(jnp.bfloat16((1 + 2**-6) / 3))
   )
-
-
-# --- What travels ------------------------------------------------------------
-
-
-def _collectives(tx, **kwargs):
-  params = {str(i): np.zeros((8,), np.float32) for i in range(5)}
-  state = tx.init(params)
-  stacked = jax.tree.map(lambda x: np.tile(x, (N, 1)), params)
-
-  def step(state, g):
-    kw = {k: v() for k, v in kwargs.items()}
-    return tx.update(g, state, params, **kw)
-
-  run = maps.stepper("shard_map_vma", step, state, N)
-  jaxpr = jax.make_jaxpr(run)(state, stacked).jaxpr
-  return _count(jaxpr, "psum", conds=False), _count(jaxpr, "psum", conds=True)
-
-
-def _count(jaxpr, name, conds):
-  """Counts collectives, outside of every cond or within them."""
-
-  def walk(jaxpr, inside):
-    total = 0
-    for eqn in jaxpr.eqns:
-      total += eqn.primitive.name.startswith(name) and inside == conds
-      is_cond = eqn.primitive.name == "cond"
-      for sub in jax.extend.core.jaxprs_in_params(eqn.params):
-        total += walk(sub, inside or is_cond)
-    return total
-
-  return walk(jaxpr, False)
-
-
-@pytest.mark.parametrize("all_arrive", [False, True])
-@pytest.mark.parametrize("needed", [2, N])
-def test_one_message_per_step_with_the_count_in_it(needed, all_arrive):
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=needed,
-    total_num_replicas=N,
-    all_arrive=all_arrive,
-  )
-  assert _collectives(tx) == (1, 0)
-
-
-@pytest.mark.parametrize("all_arrive", [False, True])
-def test_nothing_travels_while_gradients_add_up(all_arrive):
-  tx = optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    maps.AXIS,
-    replicas_to_aggregate=3 * N,
-    total_num_replicas=N,
-    all_arrive=all_arrive,
-  )
-  assert _collectives(tx) == (0, 1)
