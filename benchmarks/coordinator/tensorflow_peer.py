@@ -11,11 +11,10 @@ The interpreter is one with TensorFlow 2.21 (`--python`, if not this one).
 """
 
 import argparse
-import os
-import sys
 import time
 from typing import Any
 
+import peers
 import processes
 
 WORKERS = 2
@@ -39,12 +38,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     started = [
       group.start(
         f"TensorFlow's {role}",
-        [
-          *(args.python, os.path.abspath(__file__)),
-          *("--role", role, "--ports", ports, "--params", str(args.params)),
-          *("--variables", str(args.variables)),
-          *("--seconds", str(args.seconds)),
-        ],
+        peers.command(args, role, ports=ports, variables=args.variables),
         {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
       )
       for role in ("ps", *(f"worker{i}" for i in range(WORKERS)))
@@ -121,29 +115,22 @@ def _train(role: str, args: argparse.Namespace) -> None:
   processes.leave()
 
 
+def _play(args: argparse.Namespace) -> None:
+  if args.role == "ps":
+    _serve(args.role, args.ports).join()
+  else:
+    _train(args.role, args)
+
+
 def _main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--python", default=sys.executable)
-  parser.add_argument("--params", type=int, default=1_000)
+  parser = peers.parser(__doc__, timeout=180.0)
   parser.add_argument("--variables", type=int, default=1)
-  parser.add_argument("--seconds", type=float, default=5.0)
-  parser.add_argument("--timeout", type=float, default=180.0)
-  parser.add_argument("--role", help=argparse.SUPPRESS)
   parser.add_argument(
     "--ports",
     type=lambda text: list(map(int, text.split(","))),
     help=argparse.SUPPRESS,
   )
-  args = parser.parse_args()
-  if args.role is None:
-    processes.launch()
-    processes.say(**measure(args))
-    return
-  processes.end_with_parent()
-  if args.role == "ps":
-    _serve(args.role, args.ports).join()
-  else:
-    _train(args.role, args)
+  peers.run(parser.parse_args(), measure, _play)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ The interpreter is one with torchft 0.2.0 (`--python`, if not this one).
 
 import argparse
 import datetime
-import os
-import sys
 import time
 from typing import Any
 
+import peers
 import processes
 import stall
 
@@ -44,10 +43,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
       return group.start(
         f"torchft's {role}",
         [
-          *(args.python, os.path.abspath(__file__)),
-          *("--role", role, "--port", str(port), "--store", str(store)),
-          *("--params", str(args.params), "--seconds", str(args.seconds)),
-          *("--replicas", str(args.replicas)),
+          *peers.command(
+            args, role, port=port, store=store, replicas=args.replicas
+          ),
           *(["--kill"] if args.kill else []),
         ],
         {
@@ -152,13 +150,16 @@ def _replica(args: argparse.Namespace) -> None:
   processes.leave()
 
 
+def _play(args: argparse.Namespace) -> None:
+  if args.role == "lighthouse":
+    _lighthouse(args)
+  else:
+    _replica(args)
+
+
 def _main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--python", default=sys.executable)
-  parser.add_argument("--params", type=int, default=1_000)
-  parser.add_argument("--seconds", type=float, default=5.0)
+  parser = peers.parser(__doc__, timeout=90.0)
   parser.add_argument("--replicas", type=int, default=2)
-  parser.add_argument("--timeout", type=float, default=90.0)
   parser.add_argument(
     "--kill", action="store_true", help="kill a replica, and time the stall"
   )
@@ -168,19 +169,9 @@ def _main() -> None:
     default=0.0,
     help="seconds after the warm-up when it is killed",
   )
-  parser.add_argument("--role", help=argparse.SUPPRESS)
   parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
   parser.add_argument("--store", type=int, help=argparse.SUPPRESS)
-  args = parser.parse_args()
-  if args.role is None:
-    processes.launch()
-    processes.say(**measure(args))
-    return
-  processes.end_with_parent()
-  if args.role == "lighthouse":
-    _lighthouse(args)
-  else:
-    _replica(args)
+  peers.run(parser.parse_args(), measure, _play)
 
 
 if __name__ == "__main__":
