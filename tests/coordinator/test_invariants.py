@@ -1,0 +1,311 @@
+"""The coordinator's invariants, A1 to A6, whatever happens.
+
+What the rules alone decide is tested on random histories of events; what needs
+parameters, on threads that train while replicas die and stall.
+"""
+
+import re
+import threading
+import time
+
+import embedded_runs as runs
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rule_histories import CHOICES, OPTIONS, histories
+
+from optax_dist import coordinator, rules
+from optax_dist.coordinator import embedded
+
+REPLICAS, STEPS = 3, 6
+_IN_ATTEMPT = ("reduce_scatter", "gather")
+_OF_REPLICAS = ("computing", "arrived", *_IN_ATTEMPT, "done", "applied")
+
+_times = st.tuples(
+  st.sampled_from([*_OF_REPLICAS, "committing"]),
+  st.integers(0, REPLICAS - 1),
+  st.integers(1, STEPS - 1),
+)
+
+
+def _stall():
+  time.sleep(0.7)
+
+
+def _train_embedded(path, plan, k, late=0, spoilt=()):
+  """Trains in threads; spoilt gradients are not finite in one leaf alone."""
+
+  def train(replica, result):
+    while replica.global_step < STEPS:
+      grads, batch = runs.compute(replica, result.computed)
+      leaf = dict(spoilt).get((replica.replica, result.computed))
+      if leaf is not None:
+        grads = grads | {leaf: grads[leaf].at[0].set(jnp.nan)}
+      result.computed += 1
+      result.outcomes.append(replica.step(grads, batch=batch))
+      result.prints[replica.global_step] = replica.fingerprint()
+    replica.finish()
+
+  path.unlink(missing_ok=True)
+  with runs.Faults(plan):
+    results = runs.run(
+      train,
+      REPLICAS,
+      k=k,
+      journal=path,
+      inline_bytes=0,
+      attempt_timeout=0.4,
+      quorum={"max_staleness": late, "lower_on_loss": True},
+    )
+  for result in results:
+    expected = runs.Killed | coordinator.RunFinished | None
+    assert isinstance(result.error, expected), results
+  return results, runs.records(path)
+
+
+def _check_values(results, found):
+  """What each held after each step is what whole gradients make of it."""
+  prints = runs.replay(found)
+  for result in results:
+    for step, digest in result.prints.items():
+      assert prints[step] == digest, step
+
+
+def _gradients(state):
+  """The sizes of all that is on its way to a step, by whose it is."""
+  held = [*state.inside.values()]
+  held += state.attempt.members if state.attempt else ()
+  sizes = {(c.replica, c.incarnation, c.local_step): c.count for c in held}
+  assert len(sizes) == len(held)
+  early = state.early.values()
+  return sizes | {(e.replica, "early", e.local_step): e.count for e in early}
+
+
+@given(OPTIONS, CHOICES)
+@settings(max_examples=150)
+def test_a1_a_gradient_is_accepted_or_dropped_as_a_whole(options, choices):
+  """A1 A gradient is accepted or dropped as a whole, for all parameters."""
+  counted = set()
+  for before, event, decisions, after in histories(options, choices):
+    known = _gradients(before)
+    if isinstance(event, rules.Arrive):
+      known[event.replica, "new", event.local_step] = event.count
+
+    def take(decision, *kinds, known=known):
+      """The whole of what a decision is about, and no part of it."""
+      its = (decision.replica, decision.local_step)
+      same = [key for key in known if key[::2] == its]
+      of_kind = [key for key in same if not kinds or key[1] in kinds]
+      key = max(of_kind, key=lambda key: key[1] == "new")
+      assert known.pop(key) == decision.count
+
+    for decision in decisions:
+      match decision:
+        case rules.Accept(replica, at, _, count):
+          take(decision, "new", "early")
+          key = (replica, after.replicas.get(replica).incarnation, at)
+          known[key] = known.get(key, 0) + count
+        case rules.Drop():
+          take(decision)
+        case rules.Commit(_, members):
+          for member in members:
+            key = (member.replica, member.incarnation, member.local_step)
+            assert known.pop(key) == member.count
+            assert key not in counted
+            counted.add(key)
+    # Of what came just now something may be early.
+    parked = [key for key in known if key[1] == "new"]
+    for replica, _, at in parked:
+      known[replica, "early", at] = known.pop((replica, "new", at))
+    assert known == _gradients(after)
+
+
+@given(
+  st.dictionaries(
+    st.tuples(st.integers(0, REPLICAS - 1), st.integers(0, STEPS - 1)),
+    st.sampled_from(["b", "w"]),
+    min_size=1,
+    max_size=4,
+  ),
+  st.integers(1, REPLICAS),
+)
+@settings(max_examples=8)
+def test_a1_one_bad_leaf_drops_the_whole_gradient(tmp_path_factory, spoilt, k):
+  """A1, by values: none of a dropped gradient's leaves is in any mean."""
+  path = tmp_path_factory.getbasetemp() / "a1.jsonl"
+  results, found = _train_embedded(path, {}, k, spoilt=tuple(spoilt.items()))
+  _check_values(results, found)
+  bad = {runs.batch_of(*who) for who in spoilt}
+  for commit in (r for r in found if r["kind"] == "commit"):
+    assert not bad & {b for m in commit["members"] for b in m["batches"]}
+  for (replica, number), _ in spoilt.items():
+    if number < len(results[replica].outcomes):
+      outcome = results[replica].outcomes[number]
+      assert outcome.reason in ("non_finite", "stale", "finished")
+
+
+@given(OPTIONS, CHOICES)
+@settings(max_examples=150)
+def test_a2_a_step_averages_enough_fresh_gradients(options, choices):
+  """A2 A committed step averages at least `replicas_to_aggregate` gradients.
+
+  Each has staleness <= `max_staleness` (0 by default).
+  """
+  k, late = options["replicas_to_aggregate"], options["max_staleness"]
+  for _, _, decisions, _ in histories(options, choices):
+    for decision in decisions:
+      if isinstance(decision, rules.Accept):
+        assert 0 <= decision.staleness <= late
+      if not isinstance(decision, rules.Commit):
+        continue
+      assert sum(member.count for member in decision.members) >= k
+      names = [member.replica for member in decision.members]
+      assert names == sorted(set(names))
+      for member in decision.members:
+        assert member.staleness == decision.step - member.local_step
+        assert 0 <= member.staleness <= late
+
+
+@given(OPTIONS, CHOICES)
+@settings(max_examples=150)
+def test_a3_steps_commit_in_order_each_once(options, choices):
+  """A3 Steps commit in order, each exactly once; a failure leaves no trace."""
+  committed = 0
+  for before, _, decisions, after in histories(options, choices):
+    steps = [d.step for d in decisions if isinstance(d, rules.Commit)]
+    assert steps == list(range(committed, committed + len(steps)))
+    committed += len(steps)
+    assert after.step == committed
+    failed = [d for d in decisions if isinstance(d, rules.Abandon)]
+    if not failed or steps:
+      continue
+    assert after.applied == before.applied
+    # The gradients of those who are not to blame are as good as before.
+    held = {c.replica: c for c in after.inside.values()}
+    if after.attempt:
+      held |= {c.replica: c for c in after.attempt.members}
+    for member in before.attempt.members:
+      record = after.replicas.get(member.replica)
+      alive = record.live and record.incarnation == member.incarnation
+      if alive and member.replica != failed[0].culprit:
+        assert held[member.replica] == member
+
+
+@given(
+  st.tuples(
+    st.sampled_from(_IN_ATTEMPT),
+    st.integers(0, REPLICAS - 1),
+    st.integers(1, STEPS - 1),
+  )
+)
+@settings(max_examples=6)
+def test_a3_a_failed_attempt_leaves_no_trace(tmp_path_factory, where):
+  """A3 A failed attempt leaves no trace in parameters or optimizer state."""
+  path = tmp_path_factory.getbasetemp() / "a3.jsonl"
+  results, found = _train_embedded(path, {where: _stall}, REPLICAS)
+  _check_values(results, found)
+  runs.check_journal(found, 1)
+  runs.check_ledger(
+    {i: r for i, r in enumerate(results) if r.error is None}, found
+  )
+  failed = [r["step"] for r in found if r["kind"] == "abandon"]
+  assert failed
+  commits = [r for r in found if r["kind"] == "commit"]
+  assert failed[0] in [c["step"] for c in commits]
+
+
+@given(
+  _times,
+  st.lists(_times, max_size=2),
+  st.integers(1, REPLICAS),
+  st.sampled_from([0, 2]),
+)
+@settings(max_examples=10)
+def test_a4_all_live_replicas_are_bit_identical(
+  tmp_path_factory, death, stalls, k, late
+):
+  """A4 After each commit, parameters and optimizer state are bit-identical.
+
+  On all live replicas, though one dies and others stall.
+  """
+  path = tmp_path_factory.getbasetemp() / "a4.jsonl"
+  plan = dict.fromkeys(stalls, _stall) | {death: runs.kill}
+  results, found = _train_embedded(path, plan, k, late)
+  by_step = {}
+  for result in results:
+    for step, digest in result.prints.items():
+      by_step.setdefault(step, set()).add(digest)
+  assert all(len(digests) == 1 for digests in by_step.values())
+  # And all alike are right.
+  _check_values(results, found)
+
+
+@given(OPTIONS, CHOICES)
+@settings(max_examples=150)
+def test_a5_no_token_is_lost_and_none_is_old(options, choices):
+  """A5 No token is lost with a dead replica, and none is of an old step.
+
+  No fresh replica is handed an old step number while a newer one exists.
+  """
+  k, total = options["replicas_to_aggregate"], options["total_num_replicas"]
+  for _, event, decisions, after in histories(options, choices):
+    tokens = [d for d in decisions if isinstance(d, rules.Token)]
+    committed = any(isinstance(d, rules.Commit) for d in decisions)
+    for token in tokens:
+      # None for the dead, none of an old step.
+      assert after.replicas.get(token.replica).live
+      assert token.step in (after.step, after.step - committed)
+      assert k > total or token.count == 1
+      if isinstance(event, rules.Join) and not committed:
+        assert token.step == after.step
+    members = after.attempt.incarnations if after.attempt else {}
+    for replica, record in after.replicas.items():
+      held = replica in after.inside or replica in after.early
+      if record.live and not after.finished:
+        # Whoever is there computes, or has something in.
+        member = members.get(replica) == record.incarnation
+        assert record.asked or held or member
+      else:
+        assert not record.asked
+        assert not held
+
+
+@pytest.mark.parametrize("phase", _OF_REPLICAS)
+def test_a6_every_wait_has_a_deadline(phase):
+  """A6 Every wait has a deadline.
+
+  When one passes, the error names what was waited for, for how long, and which
+  replicas are missing.
+  """
+  patience = {"timeout": 0.8, "attempt_timeout": 0.4, "chief_timeout": 0.3}
+  released, began = threading.Event(), []
+
+  def hang():
+    began.append(time.monotonic())
+    released.wait(20.0)
+
+  world, results, threads = embedded.World(), {}, []
+  together = threading.Barrier(2)
+
+  def train(replica, result):
+    together.wait(10.0)
+    runs.to_step(STEPS)(replica, result)
+
+  with runs.Faults({(phase, 0, 2): hang}):
+    for i in range(2):
+      one = runs.make(world, i, k=2, n=2, inline_bytes=0, **patience)
+      results[i] = runs.Result()
+      threads.append(runs.start(one, train, results[i]))
+    threads[1].join(10.0)
+    ended = time.monotonic()
+    released.set()
+    runs.finish(threads)
+  assert began, "nobody hung"
+  # A replica's own patience is somewhat longer than the chief's.
+  assert ended - began[0] < 0.8 + 3 * 0.3 + 0.4 + 1.5
+  assert isinstance(results[1].error, coordinator.CoordinatorError)
+  told = str(results[1].error)
+  assert re.search(r"[Ss]tep \d|this step's commit", told), told
+  assert re.search(r"\d+\.\d s", told), told
+  assert re.search(r"(computing|aggregating|absent): replica 0", told), told

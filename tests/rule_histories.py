@@ -1,0 +1,86 @@
+"""Random histories of the default rules: events, decisions, states."""
+
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from optax_dist import rules
+
+OPTIONS = st.fixed_dictionaries(
+  {
+    "replicas_to_aggregate": st.integers(1, 6),
+    "total_num_replicas": st.integers(1, 4),
+    "max_staleness": st.integers(0, 2),
+    "two_phase": st.booleans(),
+  }
+)
+
+
+class Choice(NamedTuple):
+  """An event before it is known which step the run is at."""
+
+  kind: str
+  replica: int
+  offset: int
+  finite: bool
+  incarnation: int | None
+  count: int
+  other: int
+
+
+CHOICES = st.lists(
+  st.builds(
+    Choice,
+    st.sampled_from(
+      ["arrive"] * 6 + ["done"] * 4 + ["join"] * 3 + ["lost", "leave", "failed"]
+    ),
+    st.integers(0, 4),
+    st.sampled_from([0, 0, 0, 0, -1, -2, 1]),
+    st.sampled_from([True, True, True, False]),
+    st.sampled_from([None, None, None, 0, 1]),
+    st.sampled_from([1, 1, 2, 3]),
+    st.integers(0, 4),
+  ),
+  max_size=60,
+)
+
+
+def event_of(choice, state):
+  """The event that a choice means at a state."""
+  number = state.attempt.number if state.attempt else 1
+  match choice.kind:
+    case "arrive":
+      return rules.Arrive(
+        choice.replica,
+        max(0, state.step + choice.offset),
+        choice.finite,
+        choice.incarnation,
+        choice.count,
+      )
+    case "join":
+      return rules.Join(choice.replica, choice.incarnation)
+    case "lost":
+      return rules.Lost(choice.replica, choice.incarnation)
+    case "leave":
+      return rules.Leave(choice.replica, choice.incarnation)
+    case "done":
+      return rules.Done(choice.replica, state.step, number)
+  return rules.Failed(choice.replica, state.step, number, choice.other)
+
+
+def started(options):
+  """A run in which all but the last replica have joined."""
+  state = rules.init(**options)
+  for replica in range(options["total_num_replicas"] - 1):
+    state, _ = rules.step(state, rules.Join(replica))
+  return state
+
+
+def histories(options, choices):
+  """Yields (state before, event, decisions, state after)."""
+  state = started(options)
+  for choice in choices:
+    event = event_of(choice, state)
+    after, decisions = rules.step(state, event)
+    yield state, event, decisions, after
+    state = after
