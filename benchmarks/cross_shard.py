@@ -6,13 +6,9 @@ the same process or processes; below 1 is faster. README.md says what each means
     python benchmarks/cross_shard.py [--quick] [--sizes] [--json FILE]
 """
 
-import argparse
 import itertools
-import json
 import pathlib
-import statistics
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import ratios
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -54,41 +51,6 @@ CALLS = 5
 # Leaves, and KiB of each: what is joined, and what would be, by the rule.
 SIZES_WITHIN = [(50, 8), (50, 32), (40, 64), (20, 256), (10, 1024), (400, 60)]
 SIZES_BETWEEN = [(100, 400), (40, 1024), (30, 2048), (20, 4096)]
-
-
-# --- Timing ------------------------------------------------------------------
-
-
-def compare(ours, theirs, rounds: int, calls: int = 1) -> dict[str, float]:
-  """Calls both in turns, ``rounds`` times; each waits for its result.
-
-  Args:
-    ours: a function of nothing.
-    theirs: another.
-    rounds: how often to call each.
-    calls: how often each does in one call what is timed.
-
-  Returns:
-    The median over the rounds of the ratio of the two times, the ratio of the
-    two shortest times, and the medians in milliseconds.
-  """
-  for fn in (ours, theirs):
-    fn()
-    fn()
-  times: tuple[list[float], list[float]] = ([], [])
-  for i in range(rounds):
-    # Neither is always the one that follows the other.
-    for which in (0, 1) if i % 2 else (1, 0):
-      begin = time.perf_counter()
-      (ours, theirs)[which]()
-      times[which].append(time.perf_counter() - begin)
-  pairs = zip(*times, strict=True)
-  return {
-    "ratio": statistics.median(a / b for a, b in pairs),
-    "ratio_of_shortest": min(times[0]) / min(times[1]),
-    "ours_ms": 1e3 / calls * statistics.median(times[0]),
-    "theirs_ms": 1e3 / calls * statistics.median(times[1]),
-  }
 
 
 def _repeating(run, *args):
@@ -156,7 +118,7 @@ def single_process(rounds: int) -> Iterator[dict[str, Any]]:
         "what": f"step, {name}, check_vma={check_vma}",
         "against": "pmean",
         "goal": STEP_GOAL,
-        **compare(ours, theirs, rounds),
+        **ratios.compare(ours, theirs, rounds),
       }
 
 
@@ -176,7 +138,7 @@ def aggregation(leaves: int, size: int, rounds: int) -> dict[str, dict]:
   tree = _placed(leaves, size)
   others = {"per leaf": tree, "flat": _placed(1, leaves * size)}
   return {
-    name: compare(
+    name: ratios.compare(
       _repeating(ours, tree), _repeating(by_hand, arg), rounds, CALLS
     )
     for name, arg in others.items()
@@ -190,7 +152,7 @@ def joining(leaves: int, size: int, rounds: int) -> dict[str, float]:
   joined = _aggregating(lambda g: mean(collectives._joined(total, g)))
   single = _aggregating(lambda g: mean([total(x) for x in g]))
   tree = _placed(leaves, size)
-  return compare(
+  return ratios.compare(
     _repeating(joined, tree), _repeating(single, tree), rounds, CALLS
   )
 
@@ -266,45 +228,22 @@ def sizes(rounds: int) -> Iterator[dict[str, Any]]:
 # --- The command -------------------------------------------------------------
 
 
-def _line(result: dict[str, Any]) -> str:
-  goal = ""
-  if result["goal"] is not None:
-    met = "met" if result["ratio"] <= result["goal"] else "MISSED"
-    goal = f"<= {result['goal']:.2f} {met}"
-  return (
-    f"{result['where']:<21} {result['what']:<42} {result['against']:<9}"
-    f" {result['ratio']:6.3f} {result['ratio_of_shortest']:8.3f}"
-    f" {result['ours_ms']:9.2f} {result['theirs_ms']:9.2f}"
-    f"  {goal}"
-  )
-
-
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument(
-    "--quick", action="store_true", help="fewer rounds: noisy, but soon done"
-  )
+  """Prints a line for each comparison."""
+  parser = ratios.parser(__doc__)
   parser.add_argument(
     "--sizes", action="store_true", help="time joining by size of leaf instead"
-  )
-  parser.add_argument(
-    "--json", type=pathlib.Path, metavar="FILE", help="also write figures here"
   )
   args = parser.parse_args()
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", DEVICES)
-  print(
-    f"{'where':<21} {'what':<42} {'against':<9} {'ratio':>6} {'shortest':>8}"
-    f" {'ours/ms':>9} {'other/ms':>9}  goal"
-  )
-  results = []
   chosen = ((single_process, 100), (several_processes, 30))
-  for measure, rounds in ((sizes, 15),) if args.sizes else chosen:
-    for result in measure(8 if args.quick else rounds):
-      print(_line(result), flush=True)
-      results.append(result)
-  if args.json:
-    args.json.write_text(json.dumps(results, indent=2) + "\n")
+  ratios.report(
+    args,
+    {"where": 21, "what": 42, "against": 9},
+    ((sizes, 15),) if args.sizes else chosen,
+    quick=8,
+  )
 
 
 if __name__ == "__main__":

@@ -12,19 +12,16 @@ processes, with parameters and state donated; below 1 is faster:
     python benchmarks/sync_replicas.py [--quick] [--json FILE]
 """
 
-import argparse
 import functools
 import itertools
-import json
-import pathlib
 from typing import Any
 
-import cross_shard
 import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import optax
+import ratios
 from cross_shard import AXIS, DEVICES, launch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -188,7 +185,7 @@ def steps(rounds: int) -> list[dict[str, Any]]:
           "where": f"1 process, {DEVICES} devices",
           "what": f"{what}; {name}",
           "goal": STEP_GOAL if what.startswith("k = N") else None,
-          **cross_shard.compare(trainer.tick, theirs, rounds),
+          **ratios.compare(trainer.tick, theirs, rounds),
         }
       )
   return results
@@ -208,9 +205,11 @@ def accumulation(name: str, rounds: int) -> dict[str, dict[str, Any]]:
       f"k = {ACCUMULATED} N": {},
     }.items():
       ours = Trainer(sync(ACCUMULATED, **kwargs), widths, batch)
+      executed = ours.collectives()
       results[what] = {
-        "collectives": [ours.collectives(), expected],
-        **cross_shard.compare(ours.update, theirs.update, rounds),
+        "collectives": [executed, expected],
+        "note": f"{executed} collectives against {expected}",
+        **ratios.compare(ours.update, theirs.update, rounds),
       }
   return results
 
@@ -246,44 +245,17 @@ def accumulations(rounds: int) -> list[dict[str, Any]]:
 # --- The command -------------------------------------------------------------
 
 
-def _line(result: dict[str, Any]) -> str:
-  line = (
-    f"{result['where']:<21} {result['what']:<53}"
-    f" {result['ratio']:6.3f} {result['ratio_of_shortest']:8.3f}"
-    f" {result['ours_ms']:9.2f} {result['theirs_ms']:9.2f}"
-  )
-  if result["goal"]:
-    met = "met" if result["ratio"] <= result["goal"] else "MISSED"
-    line += f"  <= {result['goal']:.2f} {met}"
-  if "collectives" in result:
-    ours, theirs = result["collectives"]
-    line += f"  {ours} collectives against {theirs}"
-  return line
-
-
 def main() -> None:
   """Prints a line for each comparison."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument(
-    "--quick", action="store_true", help="fewer rounds: noisy, but soon done"
-  )
-  parser.add_argument(
-    "--json", type=pathlib.Path, metavar="FILE", help="also write figures here"
-  )
-  args = parser.parse_args()
+  args = ratios.parser(__doc__).parse_args()
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", DEVICES)
-  print(
-    f"{'where':<21} {'what':<53} {'ratio':>6} {'shortest':>8} {'ours/ms':>9}"
-    f" {'other/ms':>9}"
+  ratios.report(
+    args,
+    {"where": 21, "what": 53},
+    ((steps, 200), (accumulations, 40)),
+    quick=10,
   )
-  results = []
-  for measure, rounds in ((steps, 200), (accumulations, 40)):
-    for result in measure(10 if args.quick else rounds):
-      print(_line(result), flush=True)
-      results.append(result)
-  if args.json:
-    args.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
