@@ -4,20 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from latency_specs import SPECS
 
 from optax_dist import simulate
 from optax_dist.simulate import host_latencies
-
-SPECS = [
-  "constant:2",
-  "exponential:0.5",
-  "shifted-exponential:1,0.5",
-  "lognormal:-1,0.5",
-  "pareto:1,3.5",
-  "gamma:2,0.5",
-  "bernoulli:1,10,0.05",
-  "slow-hosts:0.25,4,exponential:1",
-]
 
 
 def _all():
