@@ -30,6 +30,7 @@ class Chief(chief_steps.ChiefSteps):
           pass
         else:
           self._receive(*message)
+          self._heed_reports()
         while self._queue and self._attempt is None:
           self._receive(*self._queue.popleft())
         self._look_at_the_clock()
@@ -155,7 +156,12 @@ class Chief(chief_steps.ChiefSteps):
 
   def _mind_the_attempt(self, lasts: float) -> None:
     """Whoever does not report in time is given up."""
-    if self._attempt is None or lasts < 1.5 * self._settings.attempt_timeout:
+    patience = self._settings.attempt_timeout
+    if self._attempt is None:
+      return
+    if not self._told and lasts > patience / 4:
+      self._tell(self._attempt)
+    if not self._told or lasts < 1.5 * patience:
       return
     reporting = set(rules.missing(self._rules).reporting)
     held = {event.replica for event in self._held}

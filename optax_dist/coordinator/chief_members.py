@@ -52,11 +52,10 @@ class ChiefMembers(chief_ends.ChiefEnds):
         "view": self.view.dump(),
       }
     )
-    self._applied[number] = step
+    self._applied[number] = self._surely[number] = step
     if peer is not None:
       self._unproven.add(number)
       self._served[number] = peer
-    self._asked[number] = time.monotonic()
     self._post.listen(newcomer)
     self._note("join", replica=replica, incarnation=number, step=step)
     self._carry_out([d for d in decisions if not isinstance(d, rules.Token)])
@@ -124,8 +123,9 @@ class ChiefMembers(chief_ends.ChiefEnds):
       self._leaving,
       self._served,
       self._applied,
-      self._asked,
+      self._surely,
       self._sequences,
+      self._reports,
     ):
       known.pop(incarnation, None)
 
@@ -162,12 +162,13 @@ class ChiefMembers(chief_ends.ChiefEnds):
     self._attend()
 
   def _has_applied(self, incarnation: int, step: int) -> None:
-    self._applied[incarnation] = max(step, self._applied.get(incarnation, 0))
+    for known in (self._applied, self._surely):
+      known[incarnation] = max(step, known.get(incarnation, 0))
 
   def _on_behind(
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
-    self._applied[incarnation] = header["applied"]
+    self._applied[incarnation] = self._surely[incarnation] = header["applied"]
     tried = self._behind.setdefault(incarnation, set())
     if incarnation in self._served:
       tried.add(self._served.pop(incarnation))
@@ -179,7 +180,9 @@ class ChiefMembers(chief_ends.ChiefEnds):
       if peer is not None:
         self._served[incarnation] = peer
         self._unproven.add(incarnation)
-        self._applied[incarnation] = self._rules.step
+        self._applied[incarnation] = self._surely[incarnation] = (
+          self._rules.step
+        )
         self._post.append({"kind": "serve", "peer": peer, "to": incarnation})
       elif self._behind.keys() >= set(self.view.peers):
         self._give_up(

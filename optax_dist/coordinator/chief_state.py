@@ -76,15 +76,19 @@ class ChiefState(threading.Thread):
     self._open_journal = open_journal
     self._failed = failed
     self._journal: journal.Journal | None = None
+    # Commits that each has applied, or is applying; and what it has surely.
     self._applied: dict[int, int] = {}
+    self._surely: dict[int, int] = {}
     self._arriving: tuple[dict[str, Any], bytes, float] = ({}, b"", 0.0)
     # The accepted ones whose fate is open.
     self._arrivals: dict[int, tuple[dict[str, Any], bytes, float]] = {}
-    self._asked: dict[int, float] = {}
     self._sequences: dict[int, int] = {}
     self._save_at = -1
     self._attempt: dict[str, Any] | None = None
     self._attempt_started = 0.0
+    # Whether its members were told of it; and reports of what is yet to start.
+    self._told = True
+    self._reports: dict[int, dict[str, Any]] = {}
     self._held: list[rules.Done] = []
     self._queue: collections.deque[tuple[int, dict[str, Any], bytes]] = (
       collections.deque()
@@ -153,7 +157,7 @@ class ChiefState(threading.Thread):
   def _has_all_of(self, step: int, incarnation: int) -> bool:
     """Whether a replica needs nothing more of others for the state of a step."""
     return (
-      self._applied.get(incarnation, 0) >= step
+      self._surely.get(incarnation, 0) >= step
       and incarnation not in self._behind
       and incarnation not in self._unproven
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optax_dist import rules
-from optax_dist.coordinator import chief_members, data_plane, phases
+from optax_dist.coordinator import ahead, chief_members, data_plane, phases
 
 # A replica so many steps late gets no more means, but a snapshot; one that has
 # just got one is given more time to catch up.
@@ -58,19 +58,18 @@ class ChiefSteps(chief_members.ChiefMembers):
   def _on_done(
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
-    step, attempt = header["step"], header["attempt"]
-    if self._attempt is None or (step, attempt) != (
-      self._attempt["step"],
-      self._attempt["attempt"],
-    ):
+    attempt = self._current(header)
+    if attempt is None:
+      # It may have been quicker than another one's arrival.
+      self._reports[incarnation] = header
       return
-    self._has_applied(incarnation, step + 1)
-    if self._attempt["witness"] == incarnation:
+    self._applied[incarnation] = attempt["step"] + 1  # It will very soon.
+    if attempt["witness"] == incarnation:
       self._dismiss_witness()
       return
     replica = self.view.peers[incarnation].replica
-    event = rules.Done(replica, step, attempt)
-    if self._attempt["witness"] is not None:
+    event = rules.Done(replica, attempt["step"], attempt["attempt"])
+    if attempt["witness"] is not None:
       self._held.append(event)
     else:
       self._step(event)
@@ -78,24 +77,59 @@ class ChiefSteps(chief_members.ChiefMembers):
   def _on_failed(
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
-    step, attempt = header["step"], header["attempt"]
-    if self._attempt is None or (step, attempt) != (
-      self._attempt["step"],
-      self._attempt["attempt"],
-    ):
+    attempt = self._current(header)
+    if attempt is None:
       return
-    if self._attempt["witness"] == incarnation:
+    if attempt["witness"] == incarnation:
       self._dismiss_witness()
       return
     culprit = header["culprit"]
     replica = self.view.peers[incarnation].replica
     # Perhaps it is gone already; it is its gradient that is left out.
-    named = [m[1] for m in self._attempt["members"] if m[0] == culprit]
+    named = [m[1] for m in attempt["members"] if m[0] == culprit]
     self._step(
-      rules.Failed(replica, step, attempt, named[0] if named else None)
+      rules.Failed(
+        replica,
+        attempt["step"],
+        attempt["attempt"],
+        named[0] if named else None,
+      )
     )
     if culprit is not None and culprit != incarnation:
       self._lose(culprit, f"stuck: {header['reason']}")
+
+  def _on_pass(
+    self, incarnation: int, header: dict[str, Any], payload: bytes
+  ) -> None:
+    attempt = self._current(header)
+    if attempt is None:
+      self._reports[incarnation] = header
+    else:
+      self._tell(attempt)
+
+  def _current(self, header: dict[str, Any]) -> dict[str, Any] | None:
+    """The attempt under way, if a report is of that, by either number."""
+    attempt = self._attempt
+    if attempt is None or header["step"] != attempt["step"]:
+      return None
+    numbers = (attempt["attempt"], attempt["ahead"] or attempt["attempt"])
+    return attempt if header["attempt"] in numbers else None
+
+  def _tell(self, attempt: dict[str, Any]) -> None:
+    """Tells the members of the attempt, if they were not told before."""
+    if not self._told:
+      self._told = True
+      self._attempt_started = time.monotonic()
+      self._post.append(attempt)
+
+  def _heed_reports(self) -> None:
+    """Heeds reports that came before the attempt that they are about."""
+    if self._attempt is None or self._told or not self._reports:
+      return
+    early, self._reports = self._reports, {}
+    for incarnation, header in early.items():
+      if incarnation in self.view.peers:
+        getattr(self, f"_on_{header['kind']}")(incarnation, header, b"")
 
   def _carry_out(self, decisions: Sequence[rules.Decision]) -> None:
     tokens = self._tokens(decisions)
@@ -126,18 +160,15 @@ class ChiefSteps(chief_members.ChiefMembers):
 
   def _tokens(self, decisions: Sequence[rules.Decision]) -> list[list[int]]:
     """Tokens that ask for more or less than one gradient, or just for more."""
-    found = []
-    shared = (
-      self._rules.config.replicas_to_aggregate
-      > self._rules.config.total_num_replicas
-    )
+    found: list[list[int]] = []
+    config = self._rules.config
+    if config.replicas_to_aggregate <= config.total_num_replicas:
+      return found
     for decision in decisions:
       if isinstance(decision, rules.Token):
         peer = self._by_id(decision.replica)
         if peer is not None:
-          self._asked[peer.incarnation] = time.monotonic()
-          if shared:
-            found.append([peer.incarnation, decision.step, decision.count])
+          found.append([peer.incarnation, decision.step, decision.count])
     return found
 
   def _ask(self, decisions: Sequence[rules.Decision]) -> None:
@@ -244,9 +275,25 @@ class ChiefSteps(chief_members.ChiefMembers):
       "audience": audience,
       "witness": witness,
       "lag": lag,
+      "ahead": self._number_ahead(start.step, members, audience),
     }
-    if not self._inline:
-      self._post.append(self._attempt)
+    self._told = self._inline
+    if not self._attempt["ahead"]:
+      self._tell(self._attempt)
+
+  def _number_ahead(
+    self,
+    step: int,
+    members: Sequence[data_plane.Member],
+    audience: Sequence[int],
+  ) -> int:
+    """The number under which all have offered already what is in; or 0."""
+    if audience or self._inline:
+      return 0
+    who = [m.incarnation for m in members]
+    number = ahead.number(self._settings.secret, self._term, step, who)
+    said = [self._arrivals[i][0]["ahead"] for i in who]
+    return number if all(s == number for s in said) else 0
 
   def _abandon(self, abandon: rules.Abandon) -> None:
     attempt, self._attempt = self._attempt, None
@@ -256,7 +303,7 @@ class ChiefSteps(chief_members.ChiefMembers):
       if self._applied.get(incarnation, 0) > abandon.step:
         self._applied[incarnation] = abandon.step
     reason = f"replica {abandon.culprit!r} could not do its part"
-    if not self._inline:
+    if self._told and not self._inline:
       self._post.append(
         {
           "kind": "abandon",

@@ -5,17 +5,14 @@ For trying things out, for notebooks and for tests.
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from optax_dist.coordinator import engine
-
-_ALIGNMENT = 64
-_KEPT = 2
+from optax_dist.coordinator import buffer_pool, engine
 
 
 class World:
@@ -33,7 +30,7 @@ class World:
   def __init__(self) -> None:
     self.changed = threading.Condition()
     self.values: dict[str, bytes] = {}
-    self.offers: dict[tuple[str, int], np.ndarray] = {}
+    self.offers: dict[tuple[str, int], Offer] = {}
     self.watches: dict[str, list[Callable[[], None]]] = {}
     self.alive: set[str] = set()
     self._names = 0
@@ -104,6 +101,19 @@ class EmbeddedBoard:
       self._world.changed.notify_all()
 
 
+@dataclasses.dataclass
+class Offer:
+  """What stands under a ticket.
+
+  Attributes:
+    array: the bytes.
+    gone: whether their buffer was given back.
+  """
+
+  array: np.ndarray
+  gone: bool = False
+
+
 class EmbeddedExchange:
   """An exchange in memory; see `engine.Exchange`."""
 
@@ -111,42 +121,35 @@ class EmbeddedExchange:
     self._world = world
     self.address = address
     self.bytes_in = self.bytes_out = 0
-    self._recycled: collections.deque[np.ndarray] = collections.deque()
-    self._tickets: dict[int, list[int]] = {}
+    self._pool = buffer_pool.BufferPool(shared=False)
     self._waits = 0
 
   def buffer(self, nbytes: int) -> np.ndarray:
-    with self._world.changed:
-      fitting = [b for b in self._recycled if b.size == nbytes]
-      if len(fitting) > _KEPT:
-        self._forget(fitting[0])
-        return fitting[0]
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + nbytes]
-
-  def _forget(self, buffer: np.ndarray) -> None:
-    self._recycled = collections.deque(
-      b for b in self._recycled if b is not buffer
-    )
-    for ticket in self._tickets.pop(id(_root(buffer)), ()):
-      self._world.offers.pop((self.address, ticket), None)
+    self._check_open()
+    return self._pool.take(nbytes)
 
   def recycle(self, buffer: np.ndarray) -> None:
-    with self._world.changed:
-      self._recycled.append(buffer)
-      # A size that is not asked for any more would stay for ever.
-      if len(self._recycled) > 16:
-        self._forget(self._recycled[0])
+    if self.address in self._world.alive:
+      self._pool.recycle(buffer)
 
   def offer(
     self, ticket: int, array: np.ndarray, readers: Sequence[str]
   ) -> None:
+    self._check_open()
+    buffer, _ = self._pool.find(array)
+    made, key = Offer(array), (self.address, ticket)
+
+    def erase() -> None:
+      with self._world.changed:
+        made.gone = True
+        if self._world.offers.get(key) is made:
+          del self._world.offers[key]
+
     with self._world.changed:
-      self._world.offers[self.address, ticket] = array
-      self._tickets.setdefault(id(_root(array)), []).append(ticket)
+      self._world.offers[key] = made
       self.bytes_out += array.nbytes * len(readers)
       self._world.changed.notify_all()
+    buffer.on_recycle.append(erase)
 
   def fetch(
     self,
@@ -170,26 +173,36 @@ class EmbeddedExchange:
           if not self._both(peer):
             raise engine.PeerLost(f"{peer} is gone")
           if key in world.offers:
-            array = world.offers[key]
-            self.bytes_in += array.nbytes
+            found = world.offers[key]
             break
         if time.monotonic() > end or (cancelled and cancelled()):
           raise engine.EngineTimeout(f"nothing from {peer} in {timeout:g} s")
     finally:
       with world.changed:
         self._waits -= 1
-    if array.nbytes != nbytes:
-      raise ValueError(f"{peer} offers {array.nbytes} bytes, not {nbytes}.")
+    if found.array.nbytes != nbytes:
+      raise engine.PeerLost(
+        f"{peer} offers {found.array.nbytes} bytes under ticket {ticket}, not "
+        f"{nbytes}"
+      )
+    with world.changed:
+      self.bytes_in += nbytes
 
     def check() -> None:
-      with world.changed:
-        if world.offers.get(key) is not array:
-          raise engine.OfferGone(f"{peer} has overwritten what it offered")
+      if found.gone:
+        raise engine.OfferGone(f"{peer} has overwritten what it offered")
 
-    return engine.Fetched(array, check)
+    return engine.Fetched(found.array, check)
+
+  def _check_open(self) -> None:
+    if self.address not in self._world.alive:
+      raise engine.PeerLost("The exchange has been closed.")
 
   def _both(self, peer: str) -> bool:
     return peer in self._world.alive and self.address in self._world.alive
+
+  def is_near(self, peer: str) -> bool:
+    return True
 
   def watch(self, peer: str, lost: Callable[[], None]) -> Callable[[], None]:
     with self._world.changed:
@@ -217,12 +230,6 @@ class EmbeddedExchange:
         del self._world.offers[key]
       told = self._world.watches.pop(self.address, [])
       self._world.changed.notify_all()
+    self._pool.close()
     for lost in told:
       threading.Thread(target=lost, daemon=True).start()
-
-
-def _root(array: np.ndarray) -> np.ndarray:
-  """The memory that an array is a view into."""
-  while isinstance(array.base, np.ndarray):
-    array = array.base
-  return array

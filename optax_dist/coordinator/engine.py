@@ -153,6 +153,10 @@ class Exchange(Protocol):
     """
     ...
 
+  def is_near(self, peer: str) -> bool:
+    """Whether a fetch from it can be given up without leaving anything."""
+    ...
+
   def watch(self, peer: str, lost: Callable[[], None]) -> Callable[[], None]:
     """Calls `lost` once, from another thread, when the peer's process ends.
 

@@ -15,7 +15,7 @@ from optax_dist.coordinator import (
   board_log,
   engine,
   errors,
-  follower_steps,
+  follower_ahead,
   messages,
 )
 from optax_dist.coordinator.arrival import Arrival, Fate
@@ -28,7 +28,7 @@ _log = logging.getLogger("optax_dist.coordinator")
 _SLICE = 0.1
 
 
-class Follower(follower_steps.FollowerSteps):
+class Follower(follower_ahead.FollowerAhead):
   """Reads the log; see the module."""
 
   def run(self) -> None:

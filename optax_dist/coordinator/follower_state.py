@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import threading
 import time
@@ -94,10 +95,16 @@ class FollowerState(threading.Thread):
     self._has_all_peers = self._from_start = False
     self._committed = False
     self._pending: tuple[int, int, Any] | None = None
+    # One attempt at a time; the next one that need not be told, the number of
+    # the last such one, and whether to give it up.
+    self._exchanging = threading.Lock()
+    self._next_exchange: tuple[dict[str, Any], Arrival] | None = None
+    self._ahead = 0
+    self._not_ahead = threading.Event()
+    self._sender: concurrent.futures.Executor | None = None
     self._told = step
     self._heard = time.monotonic()
     self._vacant = False
-    self._watched: int | None = None
     self._unwatch: Callable[[], None] = lambda: None
     self._stopped = threading.Event()
     self._treedef = jax.tree.structure(shared.params)
@@ -120,7 +127,10 @@ class FollowerState(threading.Thread):
         return
       self.fate, self._arrival = None, arrival
       self._told = max(self._told, self.step)
-    self._send_arrival(arrival)
+    self._send_new(arrival)
+
+  def _send_new(self, arrival: Arrival) -> None:
+    raise NotImplementedError
 
   def take_held_fate(self) -> Fate | None:
     """What became of a sum that was in while more was asked for, once."""

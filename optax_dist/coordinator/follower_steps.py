@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,7 +36,14 @@ class FollowerSteps(follower_members.FollowerMembers):
     witness = entry["witness"] == self.incarnation
     if not mine and not witness:
       return
-    key = {"step": entry["step"], "attempt": entry["attempt"]}
+    self._not_ahead.set()
+    with self._exchanging:
+      self._take_part_in(entry, mine)
+
+  def _take_part_in(
+    self, entry: dict[str, Any], mine: list[data_plane.Member]
+  ) -> None:
+    """Does what a member does, or else the witness."""
     try:
       if entry["step"] != self.step:
         raise data_plane.AttemptFailed(self.incarnation, "it has fallen behind")
@@ -53,16 +62,28 @@ class FollowerSteps(follower_members.FollowerMembers):
         )
       else:
         mean = self._collect(entry)
-      after = self._apply(mean, entry)
+      mean.check()
     except data_plane.AttemptFailed as error:
       if not self._overtaken():
+        key = {"step": entry["step"], "attempt": entry["attempt"]}
         report = key | {"culprit": error.culprit, "reason": str(error)[:200]}
         self.tell({"kind": "failed"} | report)
       return
-    self._pending = (entry["step"], entry["attempt"], after)
+    self._report(entry, mean, self.tell)
+
+  def _report(
+    self,
+    entry: dict[str, Any],
+    mean: data_plane.Mean,
+    tell: Callable[[dict[str, Any]], None],
+  ) -> None:
+    """Says that the mean is here, and applies it until that is committed."""
+    step, attempt = entry["step"], entry["attempt"]
     phases.reach("done", self.replica)
-    self._told = self.step + 1
-    self.tell({"kind": "done"} | key)
+    tell({"kind": "done", "step": step, "attempt": attempt})
+    with contextlib.suppress(data_plane.AttemptFailed):
+      # What was overwritten meanwhile is asked for again at the commit.
+      self._pending = (step, attempt, self._apply(mean, entry))
 
   def _find(self, sequence: int) -> Arrival | None:
     """The arrival of this number, where it has something to offer."""
@@ -120,11 +141,16 @@ class FollowerSteps(follower_members.FollowerMembers):
     if step > self.step:
       self._ask_for_snapshot(f"it is at step {self.step} of {step}")
       return
+    if self._ahead != entry.get("ahead"):
+      self._not_ahead.set()
+    with self._exchanging:
+      pending, self._pending = self._pending, None
+    numbers = (attempt, entry.get("ahead"))
     if payload:
       leaves = self._plane.read_inline(payload)
       after = self._apply(data_plane.Mean(leaves, lambda: None), entry)
-    elif self._pending is not None and self._pending[:2] == (step, attempt):
-      after = self._pending[2]
+    elif pending and pending[0] == step and pending[1] in numbers:
+      after = pending[2]
     else:
       if self.incarnation not in entry["audience"]:
         self._ask_for_snapshot("it has fallen behind")
@@ -136,7 +162,6 @@ class FollowerSteps(follower_members.FollowerMembers):
           f"the mean of step {step}: {self.view.name(error.culprit)} {error}"
         )
         return
-    self._pending = None
     self._publish(entry, after)
 
   def _publish(self, entry: dict[str, Any], after: Any) -> None:

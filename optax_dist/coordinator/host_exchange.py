@@ -150,6 +150,9 @@ class HostExchange:
       self.bytes_in += nbytes
     return fetched
 
+  def is_near(self, peer: str) -> bool:
+    return self._place(peer) is not None
+
   def watch(self, peer: str, lost: Callable[[], None]) -> Callable[[], None]:
     self._check_open()
     place = self._place(peer)

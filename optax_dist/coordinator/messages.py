@@ -57,8 +57,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "compute": _NO_REAL,
     "batches": (list, type(None)),
     "sequence": _INT,
+    "ahead": _INT,
   },
   "done": {"step": _INT, "attempt": _INT},
+  "pass": {"step": _INT, "attempt": _INT},
   "failed": {
     "step": _INT,
     "attempt": _INT,

@@ -90,7 +90,7 @@ class Replica(replica_state.ReplicaState):
     self._unsent += 1
     if self._unsent < f.asked:
       return self._outcome("", accepted=True)
-    return self._send(self._computed)
+    return self._send()
 
   def _header(
     self, compute: float | None, finite: bool, count: int, total: int
@@ -106,6 +106,7 @@ class Replica(replica_state.ReplicaState):
       "compute": compute,
       "batches": self._batches[-total:],
       "sequence": self._sequence,
+      "ahead": 0,
     }
 
   def _say_it_is_stale(self, compute: float | None) -> Outcome:
@@ -114,12 +115,12 @@ class Replica(replica_state.ReplicaState):
     self._follower.tell(self._header(compute, True, count, count))
     return self._start_over("stale", self._counted + 1)
 
-  def _send(self, compute: float) -> Outcome:
+  def _send(self) -> Outcome:
     f = self._follower
     buffer, finite = self._plane.write(jax.tree.leaves(self._total))
     self._buffers.append(buffer)
     raw = buffer.tobytes() if self._inline and finite else b""
-    header = self._header(compute, finite, self._unsent, self._counted)
+    header = self._header(self._computed, finite, self._unsent, self._counted)
     start = time.monotonic()
     try:
       f.arrive(
@@ -127,6 +128,7 @@ class Replica(replica_state.ReplicaState):
         self._rejoins,
       )
       phases.reach("arrived", self.replica)
+      f.exchange_ahead()
       self._wait(lambda: f.fate is not None, "for this step's commit")
       assert f.fate is not None
       fate = f.fate

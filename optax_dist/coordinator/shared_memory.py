@@ -146,12 +146,14 @@ class OfferTable:
       return _ROWS - len(self._free)
 
   def close(self) -> None:
-    """Tells readers that nothing more will be offered."""
+    """Tells readers that nothing more will be offered.
+
+    What was offered stays as it is for those who have fetched it already.
+    """
     with self._lock:
       if self._file < 0:
         return
       self._head[_CLOSED] = 1
-      self._rows[_KEY] = 0
       self._free = collections.deque(range(_ROWS))
       os.close(self._file)
       self._file = -1
