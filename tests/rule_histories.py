@@ -31,8 +31,13 @@ class Choice(NamedTuple):
 CHOICES = st.lists(
   st.builds(
     Choice,
+    # Mostly what goes well, or hardly a step would ever be committed.
     st.sampled_from(
-      ["arrive"] * 6 + ["done"] * 4 + ["join"] * 3 + ["lost", "leave", "failed"]
+      ["work"] * 12
+      + ["arrive"] * 5
+      + ["join"] * 3
+      + ["lost", "failed"] * 2
+      + ["done", "leave"]
     ),
     st.integers(0, 4),
     st.sampled_from([0, 0, 0, 0, -1, -2, 1]),
@@ -41,6 +46,7 @@ CHOICES = st.lists(
     st.sampled_from([1, 1, 2, 3]),
     st.integers(0, 4),
   ),
+  min_size=15,
   max_size=60,
 )
 
@@ -48,7 +54,18 @@ CHOICES = st.lists(
 def event_of(choice, state):
   """The event that a choice means at a state."""
   number = state.attempt.number if state.attempt else 1
-  match choice.kind:
+  kind = choice.kind
+  if kind == "work":
+    missing = rules.missing(state)
+    waited_for = missing.reporting or missing.computing
+    if not waited_for:
+      return rules.Join(choice.replica)
+    replica = waited_for[choice.replica % len(waited_for)]
+    if missing.reporting:
+      return rules.Done(replica, state.step, number)
+    asked = state.replicas.get(replica).asked
+    return rules.Arrive(replica, state.step, count=asked)
+  match kind:
     case "arrive":
       return rules.Arrive(
         choice.replica,
