@@ -13,10 +13,7 @@ Chen, Pan, Monga, Bengio and Jozefowicz 2016, Revisiting Distributed Synchronous
 SGD (https://arxiv.org/abs/1604.00981).
 """
 
-import argparse
 import functools
-import json
-import pathlib
 import time
 
 import easgd_digits as digits
@@ -25,6 +22,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+import results
 
 from optax_dist import simulate
 
@@ -158,7 +156,7 @@ def predicted():
   return REPLICAS - best, REPLICAS - plan.best_high, REPLICAS - plan.best_low
 
 
-def draw(times, errors, path):
+def draw(times, errors):
   """Draws both results side by side."""
   figure, (left, right) = plt.subplots(
     1, 2, figsize=(10, 3.8), layout="constrained"
@@ -195,16 +193,13 @@ def draw(times, errors, path):
   right.legend(loc="upper left")
   for axes in (left, right):
     axes.grid(alpha=0.3)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=110)
+  return figure
 
 
 def main():
   """Runs both."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = results.parser(__doc__)
   parser.add_argument("--seeds", type=int, default=8)
-  parser.add_argument("--image", type=pathlib.Path)
-  parser.add_argument("--json", type=pathlib.Path)
   parser.add_argument(
     "--scale",
     type=float,
@@ -226,11 +221,8 @@ def main():
     print(f"without backups it takes {ratio:.1f} times as long")
   errors = asynchronous(functions, args.seeds, args.scale)
   print(f"{time.perf_counter() - begin:.0f} s in all")
-  if args.image:
-    draw(times, errors, args.image)
-  if args.json:
-    found = {"backups": times, "asynchronous": errors}
-    args.json.write_text(json.dumps(found, indent=1))
+  found = {"backups": times, "asynchronous": errors}
+  results.save(args, lambda: draw(times, errors), found)
 
 
 if __name__ == "__main__":

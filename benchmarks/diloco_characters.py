@@ -12,9 +12,6 @@ Douillard et al. 2023, DiLoCo (https://arxiv.org/abs/2311.08105), figure 2, in
 small.
 """
 
-import argparse
-import json
-import pathlib
 import time
 from pydoc_data import topics
 
@@ -23,6 +20,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+import results
 
 import optax_dist
 
@@ -162,14 +160,14 @@ def train(method: str, rounds: int, key, text, held_out, symbols: int):
   return np.asarray(losses[0]), int(made[0]) * size
 
 
-def draw(results, path):
+def draw(found):
   """Draws the loss over the steps, and the bytes."""
   figure, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
-  for method, (losses, sent) in results.items():
+  for method, (losses, sent) in found.items():
     steps = PERIOD * (1 + np.arange(len(losses)))
     label = f"{method}: {losses[-1]:.3f}, {sent / 2**20:,.0f} MiB"
     ax.plot(steps, losses, label=label)
-  low = min(losses[-1] for losses, _ in results.values())
+  low = min(losses[-1] for losses, _ in found.values())
   ax.set(
     ylim=(0.95 * low, 1.7 * low),
     xlabel="steps of each replica",
@@ -178,48 +176,40 @@ def draw(results, path):
   )
   ax.grid(alpha=0.3)
   ax.legend()
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=110)
+  return figure
 
 
 def main():
   """Runs all, prints the losses and what the paper leads to expect."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = results.parser(__doc__)
   parser.add_argument("--rounds", type=int, default=160)
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--image", type=pathlib.Path)
-  parser.add_argument("--json", type=pathlib.Path)
   args = parser.parse_args()
   text, held_out, symbols = load_text()
   print(f"{text.size:,} characters to train on, {symbols} symbols")
-  results = {}
+  found = {}
   for method in METHODS:
     begin = time.perf_counter()
     key = jax.random.key(args.seed)
     losses, sent = train(method, args.rounds, key, text, held_out, symbols)
-    results[method] = losses, sent
+    found[method] = losses, sent
     print(
       f"{method:17}: loss {losses[-1]:.4f}, {sent:,} bytes handed over by a"
       f" replica, {time.perf_counter() - begin:.0f} s",
       flush=True,
     )
-  final = {method: losses[-1] for method, (losses, _) in results.items()}
+  final = {method: losses[-1] for method, (losses, _) in found.items()}
   single, plain, nesterov, synchronous = (final[method] for method in METHODS)
   ordered = single > plain > nesterov > synchronous
   print(f"single > plain > outer Nesterov > fully synchronous: {ordered}")
   print(
     f"outer Nesterov / fully synchronous: {nesterov / synchronous:.4f} (<= 1.04)"
   )
-  sent = {method: sent for method, (_, sent) in results.items()}
+  sent = {method: sent for method, (_, sent) in found.items()}
   ratio = sent["fully synchronous"] / sent["outer Nesterov"]
   print(f"bytes: 1/{ratio:g} of fully synchronous (1/{PERIOD})")
-  if args.image:
-    draw(results, args.image)
-  if args.json:
-    table = {
-      m: {"loss": x.tolist(), "bytes": b} for m, (x, b) in results.items()
-    }
-    args.json.write_text(json.dumps(table, indent=1))
+  table = {m: {"loss": x.tolist(), "bytes": b} for m, (x, b) in found.items()}
+  results.save(args, lambda: draw(found), table)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,6 @@ Zhang, Choromanska and LeCun 2015, Deep learning with Elastic Averaging SGD
 (https://arxiv.org/abs/1412.6651), figures 2 and 3, in small.
 """
 
-import argparse
-import json
-import pathlib
 import time
 
 import downpour
@@ -21,6 +18,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+import results
 
 import optax_dist
 
@@ -130,7 +128,7 @@ def load_splits():
   return split(slice(half)), split(slice(half, None))
 
 
-def draw(errors, path):
+def draw(errors):
   """Draws error over period, one line per method."""
   figure, ax = plt.subplots(figsize=(5, 3.4), layout="constrained")
   for (method, of_period), marker in zip(errors.items(), "vos", strict=True):
@@ -149,16 +147,13 @@ def draw(errors, path):
   ax.set_yticks(ticks, map(str, ticks))
   ax.grid(alpha=0.3)
   ax.legend()
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=110)
+  return figure
 
 
 def main():
   """Runs all, prints the errors and what the paper leads to expect."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = results.parser(__doc__)
   parser.add_argument("--exchanges", type=int, default=1000)
-  parser.add_argument("--image", type=pathlib.Path)
-  parser.add_argument("--json", type=pathlib.Path)
   args = parser.parse_args()
   train, test = load_splits()
   keys = jax.random.split(jax.random.key(0), SPLITS)
@@ -191,10 +186,7 @@ def main():
   print(f"EASGD differs by {spread:.2f} points over the periods (<= 1)")
   behind = 100 * max(mean["EAMSGD"][t] - mean["EASGD"][t] for t in PERIODS)
   print(f"EAMSGD is at most {behind:+.2f} points from EASGD (<= +0.3)")
-  if args.image:
-    draw(errors, args.image)
-  if args.json:
-    args.json.write_text(json.dumps(errors, indent=1))
+  results.save(args, lambda: draw(errors), errors)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ Zhang, Choromanska and LeCun 2015, Deep learning with Elastic Averaging SGD
 (https://arxiv.org/abs/1412.6651), in small.
 """
 
-import argparse
-import json
-import pathlib
-
 import easgd_digits as digits
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+import results
 
 PERIOD = 10
 REPLICAS = (4, 8)
@@ -42,7 +39,7 @@ def run(method, replicas, exchanges, keys, train, test):
   return 100 * np.asarray(of_rates(jnp.array(RATES), keys, train, test))
 
 
-def draw(found, path):
+def draw(found):
   """Draws error over rate, a panel for each number of replicas."""
   figure, panels = plt.subplots(
     1, len(REPLICAS), figsize=(10, 3.8), layout="constrained", sharey=True
@@ -71,16 +68,13 @@ def draw(found, path):
     axes.grid(alpha=0.3)
   panels[0].set_ylabel("test error of the center (%)")
   panels[0].legend()
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=110)
+  return figure
 
 
 def main():
   """Runs all and prints the errors."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = results.parser(__doc__)
   parser.add_argument("--exchanges", type=int, default=1000)
-  parser.add_argument("--image", type=pathlib.Path)
-  parser.add_argument("--json", type=pathlib.Path)
   args = parser.parse_args()
   train, test = digits.load_splits()
   keys = jax.random.split(jax.random.key(0), digits.SPLITS)
@@ -104,11 +98,8 @@ def main():
         f"{n} replicas, each at its best rate: {method} is {less.mean():+.2f} ±"
         f" {error:.2f} points better than DOWNPOUR (same splits, standard error)"
       )
-  if args.image:
-    draw(found, args.image)
-  if args.json:
-    plain = {f"{m}, {n} replicas": e.tolist() for (m, n), e in found.items()}
-    args.json.write_text(json.dumps(plain, indent=1))
+  plain = {f"{m}, {n} replicas": e.tolist() for (m, n), e in found.items()}
+  results.save(args, lambda: draw(found), plain)
 
 
 if __name__ == "__main__":

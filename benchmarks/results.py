@@ -1,0 +1,34 @@
+"""What the scripts about learning do with what they found."""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib.figure
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+  """Returns a parser of ``--image`` and ``--json``.
+
+  Args:
+    description: of the script, in the first of its lines.
+  """
+  made = argparse.ArgumentParser(description=description.splitlines()[0])
+  made.add_argument("--image", type=pathlib.Path)
+  made.add_argument("--json", type=pathlib.Path)
+  return made
+
+
+def save(
+  args: argparse.Namespace,
+  draw: Callable[[], matplotlib.figure.Figure],
+  figures: Any,
+) -> None:
+  """Draws and writes what was found, where the arguments say."""
+  if args.image:
+    args.image.parent.mkdir(parents=True, exist_ok=True)
+    draw().savefig(args.image, dpi=110)
+  if args.json:
+    args.json.write_text(json.dumps(figures, indent=1))
