@@ -7,7 +7,6 @@ write one, and nobody can repeat one under another key. It is not encrypted.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import struct
@@ -20,6 +19,8 @@ _MAGIC = b"ODC1"
 _TAG = 16
 _LENGTH = struct.Struct("<I")
 _START = len(_MAGIC) + _TAG + _LENGTH.size
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 Header = dict[str, Any]
 
@@ -140,7 +141,7 @@ def pack(
     >>> unpack(b"s", "in/0", blob)
     ({'kind': 'ack', 'applied': 3}, b'')
   """
-  text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+  text = _encode(header).encode()
   body = b"".join((_LENGTH.pack(len(text)), text, payload))
   size = len(_MAGIC) + _TAG + len(body)
   if size > MAX_BYTES or len(text) > _MAX_HEADER:
@@ -208,6 +209,6 @@ def ticket(secret: bytes, *parts: Any) -> int:
 
 
 def _tag(secret: bytes, key: str, body: bytes | memoryview) -> bytes:
-  mac = hmac.new(secret, key.encode() + b"\0", hashlib.sha256)
-  mac.update(body)
-  return mac.digest()[:_TAG]
+  # At once: several times as fast as an object that is fed.
+  told = b"".join((key.encode(), b"\0", body))
+  return hmac.digest(secret, told, "sha256")[:_TAG]
