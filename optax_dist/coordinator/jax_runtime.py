@@ -45,6 +45,9 @@ _HEARTBEAT_SECONDS = 86400
 # Where the service says how many replicas it was made for.
 _MAX_REPLICAS = "optax_dist.service/max_replicas"
 
+# The client's number of who only asks; replicas have theirs, plus one.
+_ASKING = 0
+
 # Several transports move more than one: 0.9 against 0.5 GB/s on loopback.
 _TRANSPORTS = 4
 
@@ -111,7 +114,7 @@ def start_service(address: str, max_replicas: int, timeout: float) -> Any:
 
     service = _jax.get_distributed_runtime_service(
       address,
-      max_replicas,
+      1 + max_replicas,
       heartbeat_timeout=_HEARTBEAT_SECONDS,
       shutdown_timeout=1,
       recoverable=True,  # A replica may die and come back.
@@ -131,18 +134,20 @@ def start_service(address: str, max_replicas: int, timeout: float) -> Any:
 
   threads = [
     threading.Thread(target=come, args=(i,), daemon=True)
-    for i in range(max_replicas)
+    for i in range(1 + max_replicas)
   ]
   for thread in threads:
     thread.start()
   for thread in threads:
     thread.join()
-  if len(clients) < max_replicas:
+  if len(clients) <= max_replicas:
     raise engine.EngineTimeout(
       f"The coordination service at {address} did not start within"
       f" {timeout:g} s."
     )
-  clients[0].key_value_set_bytes(_MAX_REPLICAS, str(max_replicas).encode())
+  clients[_ASKING].key_value_set_bytes(
+    _MAX_REPLICAS, str(max_replicas).encode()
+  )
   for client in clients.values():
     client.shutdown()
   return service
@@ -195,10 +200,11 @@ def connect_board(
   deadline = time.monotonic() + timeout
   _wait_for_port(host, port, deadline, timeout)
   try:
-    probe = _knock(address, node_id, min(deadline, time.monotonic() + 0.5))
+    soon = min(deadline, time.monotonic() + 0.5)
+    probe = _knock(address, 1 + node_id, soon)
   except engine.EngineTimeout:
     # Perhaps there is no such number: ask under one that there is.
-    probe = _knock(address, 0, deadline)
+    probe = _knock(address, _ASKING, deadline)
   try:
     places = int(probe.blocking_key_value_get_bytes(_MAX_REPLICAS, 5000))
   except (jax.errors.JaxRuntimeError, ValueError) as error:
@@ -213,7 +219,7 @@ def connect_board(
       f"The service at {address} was started for {places} replicas, so"
       f" node_id is at most {places - 1}; got {node_id}."
     )
-  client = _client(address, node_id, timeout)
+  client = _client(address, 1 + node_id, timeout)
   client.connect()
   return runtime_board.RuntimeBoard(client, address)
 

@@ -108,6 +108,20 @@ class SharedState(NamedTuple):
   opt_state: Any
 
 
+def _applied_by(
+  optimizer: optax.GradientTransformation,
+) -> Callable[..., SharedState]:
+  """A compiled function that applies a gradient, or the mean of some."""
+  tx = optax.with_extra_args_support(optimizer)
+
+  def apply(state: SharedState, grads: Any) -> SharedState:
+    grads = _owned(grads, state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    return SharedState(optax.apply_updates(state.params, updates), opt_state)
+
+  return jax.jit(apply)
+
+
 class SyncReplicas:
   """Every replica sends gradients; the mean of k fresh ones is applied."""
 
@@ -116,15 +130,8 @@ class SyncReplicas:
 
   def __init__(self, optimizer: optax.GradientTransformation, quorum: Quorum):
     self.quorum = quorum
-    tx = optax.with_extra_args_support(optimizer)
-    self._init = tx.init
-
-    def apply(shared: SharedState, mean: Any) -> SharedState:
-      mean = _owned(mean, shared.params)
-      updates, opt_state = tx.update(mean, shared.opt_state, shared.params)
-      return SharedState(optax.apply_updates(shared.params, updates), opt_state)
-
-    self.apply = jax.jit(apply)
+    self._init = optimizer.init
+    self.apply = _applied_by(optimizer)
 
   def shared(self, params: Any) -> SharedState:
     return SharedState(params, self._init(params))
@@ -168,14 +175,8 @@ class _Local:
         f"{communication_period!r}."
       )
     self._period = communication_period
-    tx = optax.with_extra_args_support(inner)
-    self._init = tx.init
-
-    def update(params: Any, opt_state: Any, grads: Any) -> tuple[Any, Any]:
-      updates, opt_state = tx.update(grads, opt_state, params)
-      return optax.apply_updates(params, updates), opt_state
-
-    self._update = jax.jit(update)
+    self._init = inner.init
+    self._update = _applied_by(inner)
 
   def local(self, shared: SharedState) -> LocalState:
     return LocalState(shared.params, self._init(shared.params), 0)
@@ -187,8 +188,9 @@ class _Local:
     self, shared: SharedState, local: LocalState, grads: Any
   ) -> tuple[Any, LocalState]:
     if local.steps < self._period:
-      params, opt_state = self._update(local.params, local.opt_state, grads)
-      local = LocalState(params, opt_state, local.steps + 1)
+      own = SharedState(local.params, local.opt_state)
+      after = self._update(own, grads)
+      local = LocalState(after.params, after.opt_state, local.steps + 1)
     if local.steps < self._period:
       return None, local
     return self._payload(shared, local), local
@@ -224,7 +226,6 @@ class ElasticAverage(_Local):
     self.quorum = Quorum(
       n if synchronous else 1, n, 0 if synchronous else _ANY_STALENESS
     )
-    self._synchronous = synchronous
 
     def exchange(params: Any, center: Any, pulls: Any) -> Any:
       total = lambda leaves: [
@@ -286,15 +287,9 @@ class LocalUpdates(_Local):
         f"{quorum.replicas_to_aggregate}: one replica has one change to give."
       )
     self.quorum = quorum
-    outer = optax.with_extra_args_support(outer_optimizer or optax.sgd(1.0))
+    outer = outer_optimizer or optax.sgd(1.0)
     self._init_outer = outer.init
-
-    def apply(shared: SharedState, mean: Any) -> SharedState:
-      mean = _owned(mean, shared.params)
-      updates, opt_state = outer.update(mean, shared.opt_state, shared.params)
-      return SharedState(optax.apply_updates(shared.params, updates), opt_state)
-
-    self.apply = jax.jit(apply)
+    self.apply = _applied_by(outer)
     self._change = jax.jit(
       lambda old, new: jax.tree.map(lambda a, b: a - b, old, new)
     )

@@ -34,7 +34,6 @@ class View:
     gone: ids of those who do not any more, and whether they left ("left") or
       were lost ("lost").
     hellos: how many requests to join were answered.
-    finished: whether the run is over.
   """
 
   def __init__(self) -> None:
@@ -44,7 +43,6 @@ class View:
     self.peers: dict[int, Peer] = {}
     self.gone: dict[rules.Replica, str] = {}
     self.hellos = 0
-    self.finished = False
 
   def update(self, entry: dict[str, Any]) -> None:
     """Takes one entry of the log into account."""
@@ -68,8 +66,6 @@ class View:
         self.chief = None
     elif kind == "commit":
       self.step = entry["step"] + 1
-    elif kind == "finish":
-      self.finished = True
 
   def admit(self, peer: Peer) -> None:
     """Adds a replica; its predecessor of the same id is no more."""
