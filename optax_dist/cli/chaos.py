@@ -116,12 +116,12 @@ def _plain(result: Any) -> dict[str, Any]:
 
 def _show(results: list[Any]) -> None:
   """Prints the matrix: for each phase and fault, how many runs went well."""
-  from optax_dist.cli import chaos_cases, timing_table
+  from optax_dist.cli import chaos_cases, tables
 
   cells: dict[tuple[str, str], list[Any]] = collections.defaultdict(list)
   for result in results:
     cells[result.case.phase, result.case.fault].append(result)
-  shown = timing_table.table("runs that went well, of all, by phase and fault")
+  shown = tables.table("runs that went well, of all, by phase and fault")
   shown.add_column("phase", no_wrap=True)
   for fault in chaos_cases.FAULTS:
     shown.add_column(fault, justify="right")
@@ -132,7 +132,7 @@ def _show(results: list[Any]) -> None:
       good = sum(not r.problems for r in found)
       row.append(f"{good}/{len(found)}" if found else "")
     shown.add_row(phase, *row)
-  timing_table.print_table(shown)
+  tables.show(shown)
   counts = collections.Counter(r.outcome for r in results)
   print(
     f"{len(results)} runs in {sum(r.seconds for r in results):.0f} s:"

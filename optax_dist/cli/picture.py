@@ -4,47 +4,22 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import matplotlib.axes
-import matplotlib.figure
 import matplotlib.layout_engine
-import matplotlib.style
 import matplotlib.ticker
 import numpy as np
 
-from optax_dist.cli import output_files, strategy
+from optax_dist.cli import panels, strategy
 
 Panel = Callable[[matplotlib.axes.Axes, Sequence[strategy.Record]], None]
 
-INK, GRID = "#1f2933", "#e4e7eb"
 LOSS, ACCURACY, SPREAD = "#2563a8", "#c2571a", "#3f7d4f"
-
-# Readable at half the size, where a text of 15 points is one of 7.5.
-STYLE = {
-  "font.size": 15,
-  "axes.titlesize": 16,
-  "axes.titlelocation": "left",
-  "axes.titlepad": 12,
-  "axes.labelpad": 7,
-  "axes.spines.top": False,
-  "axes.spines.right": False,
-  "axes.edgecolor": INK,
-  "axes.labelcolor": INK,
-  "axes.titlecolor": INK,
-  "axes.axisbelow": True,
-  "axes.grid": True,
-  "grid.color": GRID,
-  "text.color": INK,
-  "xtick.color": INK,
-  "ytick.color": INK,
-  "legend.frameon": False,
-  "lines.linewidth": 2.5,
-}
 
 
 def save(
   path: pathlib.Path,
   records: Sequence[strategy.Record],
   title: str,
-  panels: Sequence[Panel] = (),
+  further: Sequence[Panel] = (),
 ) -> None:
   """Draws a run and saves the picture as PNG.
 
@@ -52,25 +27,25 @@ def save(
     path: where to.
     records: the run's metrics, one record per step.
     title: what the run was.
-    panels: draw further panels, to the right of loss and accuracy.
+    further: draw more panels, to the right of loss and accuracy.
 
   Raises:
     errors.CommandError: if the file can't be written.
   """
-  panels = (_draw_loss, _draw_accuracy, *panels)
-  with matplotlib.style.context(["default", STYLE]):
-    figure = matplotlib.figure.Figure(
-      figsize=(6.2 * len(panels), 4.9),
-      layout=matplotlib.layout_engine.ConstrainedLayoutEngine(
-        w_pad=0.12, h_pad=0.12, wspace=0.03
-      ),
-    )
-    figure.suptitle(title, fontsize=17, fontweight="bold")
-    subplots = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, panel in zip(subplots, panels, strict=True):
-      panel(axes, records)
-    with output_files.writing(path):
-      figure.savefig(path, dpi=110)
+
+  def on_records(draw: Panel) -> Callable[[matplotlib.axes.Axes], None]:
+    return lambda axes: draw(axes, records)
+
+  panels.save(
+    path,
+    title,
+    [on_records(draw) for draw in (_draw_loss, _draw_accuracy, *further)],
+    size=(6.2, 4.9),
+    dpi=110,
+    layout=matplotlib.layout_engine.ConstrainedLayoutEngine(
+      w_pad=0.12, h_pad=0.12, wspace=0.03
+    ),
+  )
 
 
 def epochs_passed(records: Sequence[strategy.Record]) -> np.ndarray:

@@ -97,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(plan, title: str) -> None:
-  from optax_dist.cli import timing_table
+  from optax_dist.cli import tables
 
-  shown = timing_table.table(title)
+  shown = tables.table(title)
   for name in (
     "replicas_to_aggregate",
     "backups",
@@ -124,7 +124,7 @@ def _show(plan, title: str) -> None:
       f"{row.best:.0%}",
       style="bold" if row is best else None,
     )
-  timing_table.print_table(shown)
+  tables.show(shown)
   all_in = plan.candidates[-1]
   print(
     f"recommended: replicas_to_aggregate={best.replicas_to_aggregate} of"

@@ -7,7 +7,7 @@ import pathlib
 import matplotlib.axes
 import matplotlib.ticker
 
-from optax_dist.cli import picture, timing_picture
+from optax_dist.cli import panels, picture
 from optax_dist.simulate.plan import Plan
 
 
@@ -79,4 +79,4 @@ def save(path: pathlib.Path, plan: Plan, title: str) -> None:
     wasted.grid(False)
     label(axes)
 
-  timing_picture.draw(path, title, [progress, pace])
+  panels.save(path, title, [progress, pace])

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from optax_dist import simulate
-from optax_dist.cli import digits, timing_picture, timing_table
+from optax_dist.cli import digits, panels, tables
 from optax_dist.simulate.training import Evaluate, Gradient, Training
 
 BATCH = 16
@@ -127,7 +127,7 @@ def show(title: str, trainings: Sequence[Training]) -> None:
     title: what they have in common.
     trainings: of each strategy.
   """
-  shown = timing_table.table(title)
+  shown = tables.table(title)
   shown.add_column("strategy", no_wrap=True)
   for name in (
     "steps",
@@ -148,7 +148,7 @@ def show(title: str, trainings: Sequence[Training]) -> None:
       f"{training.metrics['accuracy'][-1]:.1%}",
       *(f"{t:.4g}" if np.isfinite(t) else "-" for t in times),
     )
-  timing_table.print_table(shown)
+  tables.show(shown)
 
 
 def report(training: Training) -> dict[str, Any]:
@@ -195,4 +195,4 @@ def save(path: pathlib.Path, trainings: Sequence[Training], title: str) -> None:
     axes.legend(loc="lower right", fontsize=12)
 
   loss = panel("loss", 1, "cross-entropy (nats)")
-  timing_picture.draw(path, title, [loss, accuracy])
+  panels.save(path, title, [loss, accuracy])

@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib.axes
 
-from optax_dist.cli import timing_picture
+from optax_dist.cli import panels
 
 _COMPUTE, _WAIT, _DROP, _LOST = "#3f7d4f", "#e0b23c", "#c2571a", "#8a3ffc"
 
@@ -29,7 +29,7 @@ def save(
   Raises:
     errors.CommandError: the file can't be written.
   """
-  timing_picture.draw(
+  panels.save(
     path,
     title,
     [

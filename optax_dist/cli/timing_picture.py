@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import matplotlib.axes
-import matplotlib.figure
-import matplotlib.style
 import numpy as np
 
-from optax_dist.cli import output_files, picture
+from optax_dist.cli import panels
 from optax_dist.simulate.timing import CAUSES, Timing
 
 COLORS = dict(
@@ -76,35 +74,4 @@ def save(path: pathlib.Path, timings: Sequence[Timing], title: str) -> None:
     axes.set_title("Wait of each replica")
     axes.set_ylim(bottom=0)
 
-  draw(path, title, [causes, rates, waits], inverted=2)
-
-
-def draw(
-  path: pathlib.Path,
-  title: str,
-  panels: Sequence[Callable[[matplotlib.axes.Axes], None]],
-  inverted: int = 0,
-) -> None:
-  """Draws panels side by side and saves them as PNG.
-
-  Args:
-    path: where to.
-    title: of all of them.
-    panels: each draws one.
-    inverted: how many of the first panels have their first bar on top.
-
-  Raises:
-    errors.CommandError: the file can't be written.
-  """
-  with matplotlib.style.context(["default", picture.STYLE]):
-    figure = matplotlib.figure.Figure(
-      figsize=(6.6 * len(panels), 5.4), layout="constrained"
-    )
-    figure.suptitle(title, fontsize=17, fontweight="bold")
-    subplots = figure.subplots(1, len(panels), squeeze=False)[0]
-    for i, (axes, panel) in enumerate(zip(subplots, panels, strict=True)):
-      panel(axes)
-      if i < inverted:
-        axes.invert_yaxis()
-    with output_files.writing(path):
-      figure.savefig(path, dpi=100, format="png")
+  panels.save(path, title, [causes, rates, waits], inverted=2)

@@ -4,31 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import rich.console
-import rich.table
-
+from optax_dist.cli import tables
 from optax_dist.simulate.timing import Timing
-
-_WIDTH = 140  # Off a terminal.
-
-
-def table(title: str) -> rich.table.Table:
-  """An empty table, as all commands have it."""
-  return rich.table.Table(
-    title=title,
-    title_justify="left",
-    box=rich.box.SIMPLE_HEAD,
-    pad_edge=False,
-    collapse_padding=True,
-  )
-
-
-def print_table(shown: rich.table.Table) -> None:
-  """Prints it to standard output."""
-  console = rich.console.Console(highlight=False)
-  if not console.is_terminal:
-    console.width = _WIDTH
-  console.print(shown, crop=False)
 
 
 def show(title: str, timings: Sequence[Timing]) -> None:
@@ -38,7 +15,7 @@ def show(title: str, timings: Sequence[Timing]) -> None:
     title: what they have in common.
     timings: of the simulations.
   """
-  shown = table(title)
+  shown = tables.table(title)
   shown.add_column("strategy", no_wrap=True)
   for name in ("steps/s", "gradients/s", "dropped", "late by"):
     shown.add_column(name, justify="right")
@@ -64,5 +41,5 @@ def show(title: str, timings: Sequence[Timing]) -> None:
       *(f"{shares[cause]:.1%}" for cause in causes),
       f"{waits.max():.1%}",
     )
-  print_table(shown)
+  tables.show(shown)
   print("dropped is of gradients; what is right of 'late by' is of time")

@@ -43,13 +43,13 @@ def run(args: argparse.Namespace) -> int:
   output_files.check_writable(args.save)
   if not args.journal.exists():
     raise errors.CommandError(f"{args.journal}: there is no such journal")
-  from optax_dist.cli import run_summary, run_table, timing_table
+  from optax_dist.cli import run_summary, run_table, tables
   from optax_dist.coordinator import journal, journal_tail
 
   if args.once:
     summary = run_summary.RunSummary()
     summary.update(journal_tail.Tail(args.journal).read())
-    timing_table.print_table(run_table.table(summary))
+    tables.show(run_table.table(summary))
   else:
     with run_table.Live(args.journal) as live:
       try:
