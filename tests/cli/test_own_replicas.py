@@ -5,11 +5,10 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+import strategy_programs
 
-from optax_dist.cli import digits, strategies, strategy
+from optax_dist.cli import digits, strategies
 
 _REPLICAS, _PERIOD, _STEPS = 4, 2, 5
 _ARGS = {
@@ -59,22 +58,12 @@ class _Oracle:
 
 @pytest.mark.parametrize("name", sorted(_ARGS))
 def test_steps_and_metrics(name):
-  mesh = jax.make_mesh(
-    (_REPLICAS,),
-    ("data",),
-    axis_types=(jax.sharding.AxisType.Auto,),
-    devices=jax.devices()[:_REPLICAS],
-  )
-  args = argparse.Namespace(communication_period=_PERIOD, **_ARGS[name])
-  program = strategies.load(name).build(
-    strategy.Run(
-      args=args,
-      mesh=mesh,
-      axis_name="data",
-      loss_fn=_loss,
-      optimizer=optax.sgd(0.1),
-      steps=_STEPS,
-    )
+  program, sharding = strategy_programs.build(
+    name,
+    {"communication_period": _PERIOD, **_ARGS[name]},
+    replicas=_REPLICAS,
+    loss_fn=_loss,
+    steps=_STEPS,
   )
   rng = np.random.default_rng(0)
   start = np.array([1.0, -2.0, 0.5])
@@ -87,7 +76,7 @@ def test_steps_and_metrics(name):
     batch = digits.Batch(
       images=images.astype(np.float32), labels=labels.astype(np.float32)
     )
-    on_mesh = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+    on_mesh = jax.device_put(batch, sharding)
     state, metrics = program.step(state, on_mesh)
     oracle.step(number, images, labels)
     np.testing.assert_allclose(

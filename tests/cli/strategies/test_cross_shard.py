@@ -1,15 +1,12 @@
 """The cross-shard strategy's step against NumPy."""
 
-import argparse
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+import strategy_programs
 
-from optax_dist.cli import digits, strategies, strategy
+from optax_dist.cli import digits
 
 _REPLICAS, _PER_REPLICA, _STEPS = 8, 2, 3
 
@@ -35,18 +32,12 @@ def _numpy_step(params, batch, reduction):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_step_is_clip_then_reduce_then_apply(reduction):
-  mesh = jax.make_mesh(
-    (_REPLICAS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-  )
-  program = strategies.load("cross-shard").build(
-    strategy.Run(
-      args=argparse.Namespace(reduction=reduction),
-      mesh=mesh,
-      axis_name="data",
-      loss_fn=_loss,
-      optimizer=optax.sgd(0.1),
-      steps=_STEPS,
-    )
+  program, sharding = strategy_programs.build(
+    "cross-shard",
+    {"reduction": reduction},
+    replicas=_REPLICAS,
+    loss_fn=_loss,
+    steps=_STEPS,
   )
   rng = np.random.default_rng(0)
   expected = np.array([1.0, -2.0, 0.5])
@@ -59,7 +50,7 @@ def test_step_is_clip_then_reduce_then_apply(reduction):
       images=(rng.normal(size=(size, 3)) * scale[:, None]).astype(np.float32),
       labels=rng.normal(size=size).astype(np.float32),
     )
-    on_mesh = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+    on_mesh = jax.device_put(batch, sharding)
     state, metrics = program.step(state, on_mesh)
     expected, loss = _numpy_step(expected, batch, reduction)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)

@@ -1,18 +1,16 @@
 """The sync-replicas strategy's step against NumPy, and its flags and report."""
 
-import argparse
 import json
 
 import jax
 import jax.numpy as jnp
 import matplotlib.figure
 import numpy as np
-import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+import strategy_programs
 from sync_replicas_oracle import Oracle
 
-from optax_dist.cli import digits, main, strategies, strategy
+from optax_dist.cli import digits, main
 
 _REPLICAS, _PER_REPLICA, _TICKS = 8, 2, 24
 
@@ -22,31 +20,21 @@ def _loss(params, batch):
 
 
 def _program(**flags):
-  args = argparse.Namespace(
-    **{
-      "replicas_to_aggregate": None,
-      "straggler": [],
-      "max_staleness": 0,
-      "staleness_weight": "one",
-      "variable_averages": None,
-      "seed": 0,
-    }
-    | flags
+  args = {
+    "replicas_to_aggregate": None,
+    "straggler": [],
+    "max_staleness": 0,
+    "staleness_weight": "one",
+    "variable_averages": None,
+    "seed": 0,
+  }
+  return strategy_programs.build(
+    "sync-replicas",
+    args | flags,
+    replicas=_REPLICAS,
+    loss_fn=_loss,
+    steps=_TICKS,
   )
-  mesh = jax.make_mesh(
-    (_REPLICAS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-  )
-  program = strategies.load("sync-replicas").build(
-    strategy.Run(
-      args=args,
-      mesh=mesh,
-      axis_name="data",
-      loss_fn=_loss,
-      optimizer=optax.sgd(0.1),
-      steps=_TICKS,
-    )
-  )
-  return program, NamedSharding(mesh, PartitionSpec("data"))
 
 
 def _batches(seed=0):
