@@ -107,9 +107,9 @@ def sync_replicas(
 
   Raises:
     ValueError, TypeError: at construction, if an argument is not as above; in
-      ``init``, if the number of replicas is not known; in ``update``, if the
-      axis has another size, a gradient arrives already summed, or the state was
-      not passed as one replica's.
+      ``init``, if the number of replicas is not known, or not that of the axis;
+      in ``update``, if the axis has another size, a gradient arrives already
+      summed, or the state was not passed as one replica's.
     UnboundAxisError: in ``update``, if an axis is not bound.
 
   Example:
