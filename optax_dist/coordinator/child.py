@@ -126,13 +126,7 @@ class Child:
 
   def fate(self) -> str:
     """How it ended, in words."""
-    code = self.popen.poll()
-    if code is None:
-      return "still runs"
-    if code < 0:
-      with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+    return fate(self.popen)
 
   def where(self) -> str:
     """What it does now: the stack of each of its threads."""
@@ -203,3 +197,14 @@ def _end_with_launcher() -> None:
   launcher = os.environ.get(_LAUNCHER_VARIABLE)
   if launcher is not None and int(launcher) != os.getppid():
     os._exit(1)
+
+
+def fate(process: subprocess.Popen) -> str:
+  """How a process ended, in words."""
+  code = process.poll()
+  if code is None:
+    return "still runs"
+  if code < 0:
+    with contextlib.suppress(ValueError):
+      return f"was ended by {signal.Signals(-code).name}"
+  return f"ended with exit code {code}"

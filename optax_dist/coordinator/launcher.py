@@ -316,15 +316,11 @@ class Launcher:
     for process in self.processes.values():
       with contextlib.suppress(Exception):
         process.popen.wait(max(0.1, end - time.monotonic()))
-    code = host.returncode
-    how = f"exit code {code}"
-    if code < 0:
-      how = signal.Signals(-code).name
     raise LaunchError(
       "the service",
-      f"The service of the job (process {host.pid}) was ended by {how}, and"
-      f" with it {', '.join(fates) or 'the run'}: replicas can't go on without"
-      " their board. Start the job again from its last checkpoint.",
+      f"The service of the job (process {host.pid}) {child.fate(host)}, and with"
+      f" it {', '.join(fates) or 'the run'}: replicas can't go on without their"
+      " board. Start the job again from its last checkpoint.",
     )
 
   def _mind_the_clock(self) -> None:
