@@ -20,7 +20,7 @@ from optax_dist.coordinator import layout as layouts
 from optax_dist.coordinator import wire as wires
 
 # Means are kept for replicas that are a little late.
-_KEPT = 2
+KEPT = 2
 
 
 class Member(NamedTuple):
@@ -308,7 +308,7 @@ class DataPlane:
 
   def _keep(self, out: np.ndarray, lag: int) -> None:
     self._means.append(out)
-    while len(self._means) > _KEPT + lag:
+    while len(self._means) > KEPT + lag:
       self._exchange.recycle(self._means.popleft())
 
   def _ticket(self, *parts: Any) -> int:

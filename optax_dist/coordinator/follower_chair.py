@@ -47,6 +47,8 @@ class FollowerChair(follower_state.FollowerState):
       term += 1
 
   def _on_term(self, entry: dict[str, Any], payload: bytes) -> None:
+    # A chief in this process may have been passed over, and not know it.
+    self.line.shut(entry["term"] - 1)
     if self.position == 1:
       self._has_all_peers = self._from_start = True
     if self.admitted:

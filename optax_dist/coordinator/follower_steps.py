@@ -115,12 +115,33 @@ class FollowerSteps(follower_members.FollowerMembers):
     return True
 
   def _collect(self, entry: dict[str, Any]) -> data_plane.Mean:
+    kept = entry["step"] + data_plane.KEPT + entry.get("lag", 0)
     return self._plane.collect(
       entry,
       self.view.peers,
       self._settings.attempt_timeout,
-      self._stopped.is_set,
+      lambda: self._stopped.is_set() or self._is_committed(kept),
     )
+
+  # Up to where the log was looked through, and the last commit in it.
+  _looked = (0, -1)
+
+  def _is_committed(self, step: int) -> bool:
+    """Whether the log goes on to this step: older means are there no more."""
+    position, latest = self._looked  # Several threads may ask at a time.
+    position = max(position, self.position)
+    while latest < step:
+      if not self.log.has(position):
+        return position < self.log.trimmed()
+      with contextlib.suppress(
+        messages.BadMessage, board_log.Trimmed, engine.EngineTimeout
+      ):
+        entry, _ = self.log.read(position, 0.1)
+        if entry["kind"] == "commit":
+          latest = entry["step"]
+      position += 1
+      self._looked = position, latest
+    return True
 
   def _apply(self, mean: data_plane.Mean, entry: dict[str, Any]) -> Any:
     tree = jax.tree.unflatten(self._treedef, mean.leaves)

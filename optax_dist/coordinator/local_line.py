@@ -47,9 +47,9 @@ class LocalLine:
       self._entries.clear()
 
   def shut(self, term: int) -> None:
-    """The chief of this term is one no more."""
+    """The chief of this term, or of an earlier one, is one no more."""
     with self._changed:
-      if self._term == term:
+      if self._term is not None and self._term <= term:
         self._term = self._mail = None
       self._changed.notify_all()
 

@@ -1,0 +1,65 @@
+"""One that is behind, or was passed over, does not hold up anybody, itself included."""
+
+import threading
+import time
+
+import embedded_runs as runs
+import pytest
+
+from optax_dist.coordinator import embedded
+
+
+@pytest.mark.parametrize("behind", [2, 3, 5, 8, 12])
+def test_who_is_a_few_steps_behind_catches_up_at_once(behind):
+  released, caught_up = threading.Event(), threading.Event()
+  took = []
+
+  def train(replica, result):
+    if replica.replica == 2:
+      # Its thread stands still after the second commit.
+      replica.step(runs.compute(replica, 0)[0])
+      assert released.wait(10.0)
+      began = time.monotonic()
+      while replica.global_step < 2 + behind:
+        replica.abandon()
+        time.sleep(0.005)
+      took.append(time.monotonic() - began)
+      caught_up.set()
+      return
+    runs.to_step(2 + behind)(replica, result)
+    released.set()
+    assert caught_up.wait(10.0)
+
+  plan = {("applied", 2, 2): lambda: released.wait(10.0)}
+  with runs.Faults(plan):
+    results = runs.run(train, 3, k=2, inline_bytes=0)
+  assert [r.error for r in results] == [None] * 3
+  assert took[0] < 1.0
+
+
+def test_a_chief_that_hangs_does_not_slow_its_replica_down():
+  released, lines = threading.Event(), {}
+
+  def train(replica, result):
+    runs.to_step(8)(replica, result)
+    # It would wait for the chief that hangs before each entry of the log.
+    lines[replica.replica] = replica._follower.line.is_open
+
+  world = embedded.World()
+  settings = {"k": 2, "n": 2, "inline_bytes": 0, "chief_timeout": 0.5}
+  one, two = (runs.make(world, i, **settings) for i in range(2))
+  results = [runs.Result(), runs.Result()]
+  hangs = {("committing", 0, 3): lambda: released.wait(20.0)}
+  with runs.Faults(hangs) as faults:
+    threads = [runs.start(one, train, results[0])]
+    end = time.monotonic() + 10.0
+    while not one.is_chief and time.monotonic() < end:
+      time.sleep(0.01)
+    threads.append(runs.start(two, train, results[1]))
+    for thread in threads:
+      thread.join(15.0)
+    released.set()
+    runs.finish(threads)
+  assert faults.done == [("committing", 0, 3)]
+  assert [r.error for r in results] == [None] * 2
+  assert lines == {0: False, 1: True}
