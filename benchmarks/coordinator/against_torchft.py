@@ -11,6 +11,7 @@ import side_by_side
 from side_by_side import Line
 
 PARAMS = (1_000, 1_000_000)
+ARRAYS = (1, 10)
 STEP_GOAL = (0.0, 0.6)
 STALL_GOAL = (0.0, 0.3)
 
@@ -19,32 +20,33 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
   """Yields the figures: time of a step by size, and the stall."""
   theirs = {"python": args.torchft_python, "seconds": args.seconds}
   for params in args.params or PARAMS:
-    runs = side_by_side.in_turns(
-      {
-        "ours": (
-          "replicas.py",
-          {
-            "params": params,
-            "seconds": args.seconds,
-            "exchange": args.exchange,
-          },
-        ),
-        "torchft": ("torchft_peer.py", {"params": params, **theirs}),
-      },
-      args.repeats,
-    )
+    ours = {
+      f"ours, {arrays}": (
+        "replicas.py",
+        {
+          "params": params,
+          "leaves": arrays,
+          "seconds": args.seconds,
+          "exchange": args.exchange,
+        },
+      )
+      for arrays in ARRAYS
+    }
+    torchft = ("torchft_peer.py", {"params": params, **theirs})
+    runs = side_by_side.in_turns(ours | {"torchft": torchft}, args.repeats)
     milliseconds = {
       name: [1e3 * x for x in side_by_side.values(each, "seconds_per_step")]
       for name, each in runs.items()
     }
-    yield side_by_side.against(
-      f"step, {4 * params / 1000:,.0f} kB",
-      "ms",
-      milliseconds["ours"],
-      "torchft",
-      milliseconds["torchft"],
-      STEP_GOAL,
-    )
+    for name in ours:
+      yield side_by_side.against(
+        f"step, {4 * params / 1000:,.0f} kB, {name.split()[-1]} array(s)",
+        "ms",
+        milliseconds[name],
+        "torchft, 1 array",
+        milliseconds["torchft"],
+        STEP_GOAL,
+      )
   yield from _stalls(args)
 
 
