@@ -195,7 +195,7 @@ class _Work:
       os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "stop":
       self.channel.say("stop", seconds=seconds)
-      os.kill(os.getpid(), signal.SIGSTOP)
+      signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif fault == "delay":
       time.sleep(seconds)
     elif fault == "disconnect":

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,7 +84,8 @@ class _Random:
     if fault == "kill":
       os.kill(os.getpid(), signal.SIGKILL)
     self._channel.say("stop", seconds=self._faults.seconds)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: it goes no further, while others might take a signal late.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def install(channel: child.Channel, replica: int, incarnation: int) -> float:

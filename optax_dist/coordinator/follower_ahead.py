@@ -50,13 +50,12 @@ class FollowerAhead(follower_steps.FollowerSteps):
 
   def _send_new(self, arrival: Arrival) -> None:
     entry = self._look_ahead(arrival)
-    if entry is None:
-      self._send_arrival(arrival)
-      return
-    self._ahead = arrival.header["ahead"] = entry["attempt"]
-    self._not_ahead.clear()
-    self._next_exchange = entry, arrival
-    self._tell_later(arrival.header | {"applied": self.step})
+    if entry is not None:
+      self._ahead = arrival.header["ahead"] = entry["attempt"]
+      self._not_ahead.clear()
+      self._next_exchange = entry, arrival
+    # Before anything is exchanged: who is stuck in that is not computing.
+    self._send_arrival(arrival)
 
   def exchange_ahead(self) -> None:
     """Aggregates with all others what has just arrived, if that may be."""

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 
 from optax_dist.coordinator import child, launcher
@@ -18,7 +19,7 @@ def main() -> int:
     time.sleep(120)
   if what == "stop":
     if replica == 1:
-      os.kill(os.getpid(), signal.SIGSTOP)
+      signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     time.sleep(120)
   if what == "fail" and replica == 1:
     print("the disk of replica one is full")

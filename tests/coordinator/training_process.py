@@ -123,7 +123,7 @@ class Member:
     if fault["what"] == "kill":
       os.kill(os.getpid(), signal.SIGKILL)
     elif fault["what"] == "stop":
-      os.kill(os.getpid(), signal.SIGSTOP)
+      signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     else:
       self.released.wait(_HANG)
 
