@@ -30,6 +30,7 @@ class Case:
     inline: whether gradients ride in the messages.
     transfer: whether arrays go by `jax.experimental.transfer`.
     max_staleness: of the rules.
+    everyone: whether all replicas that are there are needed for a step.
   """
 
   seed: int
@@ -41,6 +42,7 @@ class Case:
   inline: bool
   transfer: bool
   max_staleness: int
+  everyone: bool
 
   @property
   def joins(self) -> bool:
@@ -85,4 +87,5 @@ def case(seed: int) -> Case:
     inline=not large and rng.random() < 0.5,
     transfer=rng.random() < 0.2,
     max_staleness=rng.choice((0, 0, 1)),
+    everyone=rng.random() < 0.4,
   )

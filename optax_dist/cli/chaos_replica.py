@@ -118,6 +118,7 @@ class _Work:
         total_num_replicas=job["replicas"],
         replicas_to_aggregate=job["aggregate"],
         max_staleness=job["max_staleness"],
+        lower_on_loss=job["everyone"],
         secret=job["secret"],
         run=job["run"],
         start_service=False,

@@ -136,7 +136,7 @@ class _Run:
         "replica": replica,
         "incarnation": incarnation,
         "replicas": REPLICAS,
-        "aggregate": AGGREGATE,
+        "aggregate": REPLICAS if case.everyone else AGGREGATE,
         "journal": str(self._journal),
         "timeout": TIMEOUT,
         "attempt_timeout": ATTEMPT,
