@@ -19,6 +19,10 @@ class FollowerAhead(follower_steps.FollowerSteps):
 
   def _look_ahead(self, arrival: Arrival) -> dict[str, Any] | None:
     """The attempt that will be, if who takes part can be known by now."""
+    now = self.view.term, self.step
+    if self._ahead_at == now:
+      # Another gradient under the same number could be mistaken for this one.
+      return None
     peers = dict(self.view.peers)
     needed = self._policy.quorum.replicas_to_aggregate
     total = self._policy.quorum.total_num_replicas
@@ -34,13 +38,8 @@ class FollowerAhead(follower_steps.FollowerSteps):
       or not all(map(self._is_near, peers))
     ):
       return None
-    entry = ahead.attempt(
-      self._settings.secret, self.view.term, self.step, peers
-    )
-    # Another gradient under the same number could be mistaken for this one.
-    if entry["attempt"] == self._ahead:
-      return None
-    return entry
+    self._ahead_at = now
+    return ahead.attempt(self._settings.secret, *now, peers)
 
   def _is_near(self, incarnation: int) -> bool:
     peer = self.view.peers.get(incarnation)

@@ -95,11 +95,11 @@ class FollowerState(threading.Thread):
     self._has_all_peers = self._from_start = False
     self._committed = False
     self._pending: tuple[int, int, Any] | None = None
-    # One attempt at a time; the next one that need not be told, the number of
-    # the last such one, and whether to give it up.
+    # One attempt at a time; the next one that need not be told, the number and
+    # the term and step of the last such one, and whether to give it up.
     self._exchanging = threading.Lock()
     self._next_exchange: tuple[dict[str, Any], Arrival] | None = None
-    self._ahead = 0
+    self._ahead, self._ahead_at = 0, (-1, -1)
     self._not_ahead = threading.Event()
     self._sender: concurrent.futures.Executor | None = None
     self._told = step

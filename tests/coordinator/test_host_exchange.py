@@ -44,6 +44,10 @@ def test_each_peer_is_reached_in_its_way(made):
     assert reader.bytes_in == 1000
     fetched.check()
   assert one.bytes_out == 2000
+  assert one.is_near(near.address)
+  assert near.is_near(one.address)
+  assert not one.is_near(far.address)
+  assert not far.is_near(one.address)
   one.recycle(given)
   with pytest.raises(engine.EngineTimeout):
     near.fetch(one.address, 1, 1000, 0.0)
