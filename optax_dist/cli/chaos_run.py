@@ -18,6 +18,9 @@ AGGREGATE = 2
 TIMEOUT, ATTEMPT, CHIEF = 20.0, 1.5, 1.0
 # A run that is not over by then hangs.
 DEADLINE = 45.0
+# How often a replica is started in a run; several newcomers may be needed until
+# the right one serves.
+_LIVES = 20
 # Steps that are to follow a fault.
 _STEPS_AFTER = 6
 
@@ -246,7 +249,7 @@ class _Run:
 
   def _replace(self, member: _Member) -> None:
     again = [m for m in self._members if m.replica == member.replica]
-    if len(again) < 5:
+    if len(again) < _LIVES:
       self._add(member.replica, len(again))
 
   def _advance(self) -> None:
