@@ -111,7 +111,7 @@ class Inbox:
   ):
     self._board, self._secret = board, secret
     self._folder = f"in/{term}/{incarnation}"
-    self._next = 0
+    self._next = self._cleared = 0
 
   def _key(self) -> str:
     return f"{self._folder}/{self._next // BLOCK}/{self._next % BLOCK}"
@@ -135,6 +135,10 @@ class Inbox:
     key = self._key()
     blob = self._board.get(key, timeout)
     self._next += 1
-    if self._next % BLOCK == 0:
-      self._board.delete(f"{self._folder}/{self._next // BLOCK - 1}")
-    return messages.unpack(self._secret, key, blob)
+    found = messages.unpack(self._secret, key, blob)
+    # The sender has passed what is before its own message, and only then: it
+    # might put the next one where a stranger's was removed.
+    while self._cleared < (self._next - 1) // BLOCK:
+      self._board.delete(f"{self._folder}/{self._cleared}")
+      self._cleared += 1
+    return found

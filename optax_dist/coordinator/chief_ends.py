@@ -81,6 +81,7 @@ class ChiefEnds(chief_state.ChiefState):
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
     step = header["step"]
+    self._has_applied(incarnation, step)
     replica = self.view.peers[incarnation].replica
     found = (header["params"], header["state"])
     known = self._prints.get(step)

@@ -161,10 +161,6 @@ class ChiefMembers(chief_ends.ChiefEnds):
     self._served.pop(incarnation, None)
     self._attend()
 
-  def _has_applied(self, incarnation: int, step: int) -> None:
-    for known in (self._applied, self._surely):
-      known[incarnation] = max(step, known.get(incarnation, 0))
-
   def _on_behind(
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:

@@ -154,6 +154,10 @@ class ChiefState(threading.Thread):
         return peer
     return None
 
+  def _has_applied(self, incarnation: int, step: int) -> None:
+    for known in (self._applied, self._surely):
+      known[incarnation] = max(step, known.get(incarnation, 0))
+
   def _has_all_of(self, step: int, incarnation: int) -> bool:
     """Whether a replica needs nothing more of others for the state of a step."""
     return (

@@ -35,6 +35,7 @@ class LocalLine:
   def __init__(self) -> None:
     self._changed = threading.Condition()
     self._entries: dict[int, tuple[dict[str, Any], bytes]] = {}
+    self._latest = -1
     self._term: int | None = None
     self._mail: queue.Queue[Mail] | None = None
 
@@ -43,7 +44,7 @@ class LocalLine:
   def open(self, term: int, mail: queue.Queue[Mail]) -> None:
     """From now on the chief of this term takes mail and delivers entries."""
     with self._changed:
-      self._term, self._mail = term, mail
+      self._term, self._mail, self._latest = term, mail, -1
       self._entries.clear()
 
   def shut(self, term: int) -> None:
@@ -60,6 +61,7 @@ class LocalLine:
     with self._changed:
       # The chief goes on to change its own.
       self._entries[position] = dict(entry), payload
+      self._latest = position
       self._entries.pop(position - _KEPT, None)
       self._changed.notify_all()
 
@@ -83,10 +85,12 @@ class LocalLine:
   def read(
     self, position: int, timeout: float
   ) -> tuple[dict[str, Any], bytes] | None:
-    """An entry, if the chief of this process delivers it in time."""
+    """An entry, if the chief of this process delivers it in time.
+
+    One that is not there though a later one is, comes no more.
+    """
     with self._changed:
-      if self._term is not None:
-        self._changed.wait_for(
-          lambda: position in self._entries or self._term is None, timeout
-        )
+      self._changed.wait_for(
+        lambda: position <= self._latest or self._term is None, timeout
+      )
       return self._entries.pop(position, None)

@@ -70,3 +70,18 @@ def test_a_bad_message_is_told_and_passed_over(board):
   with pytest.raises(messages.BadMessage):
     reader.receive(0.1)
   assert reader.receive(0.1)[0] == ENTRY
+
+
+def test_what_a_stranger_puts_at_the_end_of_a_block_costs_no_message(board):
+  # Were the block removed now, the sender would find room where nobody reads.
+  sender = board_log.Inbox(board, SECRET, 0, 4)
+  reader = board_log.Inbox(board, SECRET, 0, 4)
+  for _ in range(board_log.BLOCK - 1):
+    sender.send(ENTRY)
+    reader.receive(0.1)
+  board.put(f"in/0/4/0/{board_log.BLOCK - 1}", b"junk")
+  with pytest.raises(messages.BadMessage):
+    reader.receive(0.1)
+  sender.send({"kind": "ack", "applied": 7})
+  assert reader.receive(0.1)[0] == {"kind": "ack", "applied": 7}
+  assert len(board.items("in/0/4")) == 1

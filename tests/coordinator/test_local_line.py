@@ -104,3 +104,11 @@ def test_an_entry_stays_as_it_was_when_it_was_delivered(line):
   line.deliver(5, entry, b"")
   entry["step"] = 2
   assert line.read(5, 0.0) == ({"kind": "commit", "step": 1}, b"")
+
+
+def test_an_entry_that_was_passed_is_not_waited_for(line):
+  for position in range(2 * local_line._KEPT):
+    line.deliver(position, ENTRY, b"")
+  began = time.monotonic()
+  assert line.read(3, 10.0) is None
+  assert time.monotonic() - began < 5.0
