@@ -67,7 +67,9 @@ def test_where_all_are_needed_no_attempt_is_told(n, tmp_path, monkeypatch):
   monkeypatch.setattr(ahead, "patience", lambda nbytes: 5.0)
   world = embedded.World()
   path = tmp_path / "run.jsonl"
-  results = runs.run(runs.to_step(8), n, world=world, journal=path, **MOVED)
+  # An attempt is also told after a quarter of its time.
+  patient = MOVED | {"timeout": 60.0, "attempt_timeout": 20.0}
+  results = runs.run(runs.to_step(8), n, world=world, journal=path, **patient)
   check(results, path)
   assert told(world) == []
 

@@ -233,15 +233,16 @@ def test_who_differs_is_refused_and_told_in_what(name, difference):
 
 def test_a_snapshot_whose_source_dies_is_taken_from_another():
   world = embedded.World()
-  stop = threading.Event()
+  stop, begun = threading.Event(), threading.Event()
 
   def train(replica, result):
     while not stop.is_set():
       replica.step(runs.compute(replica, 0)[0])
+      begun.set()
 
   with runs.Faults({("serving", i, 1): runs.kill for i in (1, 2)}) as faults:
     threads, results = begin(world, range(3), train, k=1, n=3, **MOVED)
-    time.sleep(0.1)
+    assert begun.wait(10.0)
     # Both others die as they serve; the chief is asked last.
     late = runs.make(world, 3, k=1, n=3, **MOVED)
     late.start()

@@ -122,9 +122,10 @@ def test_a_network_stall_in_mid_push(machine, tmp_path):
   run.check()
   lost = run.records("lost")[0]
   assert (lost["replica"], "stuck" in lost["reason"]) == (2, True)
-  # What it held is known to be lost; it caught up, and took part again.
-  assert "lost" in stopped.result["reasons"]
-  assert _members(run.records("commit")[-1]) == [0, 1, 2]
+  # What it held is known to be dropped; it caught up, and took part again.
+  assert {"failed", "lost"} & set(stopped.result["reasons"])
+  after = [c for c in run.records("commit") if c["step"] > lost["step"]]
+  assert [0, 1, 2] in map(_members, after)
 
 
 def test_two_optimizers_in_one_job(machine, tmp_path):
@@ -238,8 +239,8 @@ def test_a_restart_averages_in_nothing_old(machine, tmp_path, checkpointed):
   assert commits[0]["step"] == (4 if checkpointed else 0)
   assert {key[:2] for _, key in second.gradients()} == {(0, 1), (1, 1)}
   ghost.kill()
-  # Nor did the first life go on by itself.
-  assert first.records("commit") == [r for r in before if r["kind"] == "commit"]
+  # Nor did the first life go on by itself with what had arrived.
+  assert all(c["step"] < 6 for c in first.records("commit"))
 
 
 def test_a_replay_gives_the_same_parameters(machine, tmp_path):
