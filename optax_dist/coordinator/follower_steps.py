@@ -160,7 +160,7 @@ class FollowerSteps(follower_members.FollowerMembers):
       return
     step, attempt = entry["step"], entry["attempt"]
     if step > self.step:
-      self._ask_for_snapshot(f"it is at step {self.step} of {step}")
+      self._miss(entry, f"it is at step {self.step} of {step}")
       return
     if self._ahead != entry.get("ahead"):
       self._not_ahead.set()
@@ -174,7 +174,7 @@ class FollowerSteps(follower_members.FollowerMembers):
       after = pending[2]
     else:
       if self.incarnation not in entry["audience"]:
-        self._ask_for_snapshot("it has fallen behind")
+        self._miss(entry, "it has fallen behind")
         return
       try:
         after = self._apply(self._collect(entry), entry)
@@ -185,18 +185,28 @@ class FollowerSteps(follower_members.FollowerMembers):
         return
     self._publish(entry, after)
 
-  def _publish(self, entry: dict[str, Any], after: Any) -> None:
+  def _miss(self, entry: dict[str, Any], why: str) -> None:
+    """A commit that it can't apply, though it may have taken part in it."""
+    # In this order: nobody may take the old state for what comes after that.
+    self._ask_for_snapshot(why)
+    self._decide_by(entry, self.shared)
+
+  def _decide_by(self, entry: dict[str, Any], before: Any) -> None:
+    """Tells what became of the own gradient, if the commit has it."""
     members = [data_plane.Member(*m) for m in entry["members"]]
-    mine = [m for m in members if m.incarnation == self.incarnation]
+    ids = tuple(m.replica for m in members)
+    for m in members:
+      if m.incarnation == self.incarnation:
+        fate = Fate(None, entry["step"] + 1, ids, m.staleness, before)
+        self._decide(fate, m.sequence)
+
+  def _publish(self, entry: dict[str, Any], after: Any) -> None:
     with self.changed:
       before, self.shared = self.shared, after
       self.step = step = entry["step"] + 1
       self.missing = ""
       self._take_tokens(entry)
-      if mine:
-        ids = tuple(m.replica for m in members)
-        fate = Fate(None, step, ids, mine[0].staleness, before)
-        self._decide(fate, mine[0].sequence)
+      self._decide_by(entry, before)
       self._keep_to_save()
       self.changed.notify_all()
     phases.reach("applied", self.replica)

@@ -148,7 +148,10 @@ class Replica(replica_state.ReplicaState):
     self._count("applied", self._counted)
     before = fate.before
     self._clear()
-    self._pinned, self._based_on = f.shared, f.step
+    self._await_state()
+    with f.changed:
+      self._pinned, self._based_on = f.shared, f.step
+      self._rejoins = f.rejoins
     self._local = self._policy.settle(
       before, self._pinned, self._local, mine=True
     )
@@ -305,10 +308,7 @@ class Replica(replica_state.ReplicaState):
     self._clear()
     if reason == "finished":
       self._wait(lambda: self.finished, "for the end of the run")
-    if f.rejoins != self._rejoins or f.lacking:
-      # On what it has now, every gradient would be stale.
-      current = lambda: f.admitted and not f.lacking
-      self._wait(current, "for the parameters of this step")
+    self._await_state()
     with f.changed:
       before, after = self._pinned, f.shared
       self._pinned, self._based_on = after, f.step
@@ -316,6 +316,14 @@ class Replica(replica_state.ReplicaState):
     self._local = self._policy.settle(before, after, self._local, mine=False)
     self._token_time = time.monotonic()
     return self._outcome(reason, waited=waited, finished=reason == "finished")
+
+  def _await_state(self) -> None:
+    """Waits for a peer's state, if that is what it needs to go on."""
+    f = self._follower
+    if f.rejoins != self._rejoins or f.lacking:
+      # On what it has now, every gradient would be stale.
+      current = lambda: f.admitted and not f.lacking
+      self._wait(current, "for the parameters of this step")
 
   def _outcome(
     self,

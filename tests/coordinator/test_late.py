@@ -6,7 +6,7 @@ import time
 import embedded_runs as runs
 import pytest
 
-from optax_dist.coordinator import embedded
+from optax_dist.coordinator import data_plane, embedded, follower
 
 
 @pytest.mark.parametrize("behind", [2, 3, 5, 8, 12])
@@ -65,3 +65,31 @@ def test_a_chief_that_hangs_does_not_slow_its_replica_down():
   assert faults.done == [("committing", 0, 3)]
   assert [r.error for r in results] == [None] * 2
   assert lines == {0: True, 1: True}
+
+
+@pytest.mark.parametrize("n", [2, 3], ids=["ahead", "told"])
+def test_a_member_that_loses_the_mean_still_took_part(n, monkeypatch, tmp_path):
+  # It was stopped between its report and applying the mean, for long.
+  apply, failed = follower.Follower._apply, []
+
+  def overwritten(self, mean, entry):
+    members = [m[1] for m in entry["members"]]
+    if entry["step"] >= 2 and self.replica in members and not failed:
+      failed.append((self.replica, entry["step"]))
+      raise data_plane.AttemptFailed(None, "overwritten")
+    return apply(self, mean, entry)
+
+  monkeypatch.setattr(follower.Follower, "_apply", overwritten)
+  path = tmp_path / "run.jsonl"
+  results = runs.run(runs.to_step(8), n, k=2, inline_bytes=0, journal=path)
+  [(replica, step)] = failed
+  found = runs.records(path)
+  runs.check_journal(found, 2)
+  runs.check_ledger(dict(enumerate(results)), found)
+  prints = runs.replay(found)
+  for result in results:
+    assert result.error is None
+    for at, digest in result.prints.items():
+      assert digest == prints[at], at
+  commit = next(r for r in found if r["kind"] == "commit" and r["step"] == step)
+  assert replica in [m["replica"] for m in commit["members"]]
