@@ -99,12 +99,9 @@ class FollowerSteps(follower_members.FollowerMembers):
     """Whether the log says that the attempt will not be waited for."""
     position = max(self._peeked, self.position)
     while not self._stopped.is_set():
-      if not self.log.has(position):
+      entry = self._peek(position)
+      if entry is None:
         return False
-      try:
-        entry, _ = self.log.read(position, 0.1)
-      except (messages.BadMessage, board_log.Trimmed, engine.EngineTimeout):
-        entry = {"kind": ""}
       gone = entry["kind"] == "gone"
       if entry["kind"] in _ENDS_ATTEMPT or (
         gone and entry["incarnation"] == self.incarnation
@@ -113,6 +110,15 @@ class FollowerSteps(follower_members.FollowerMembers):
       # Others may come and go meanwhile.
       self._peeked = position = position + 1
     return True
+
+  def _peek(self, position: int) -> dict[str, Any] | None:
+    """The entry that the log has there by now; of no kind if it is unreadable."""
+    if not self.log.has(position):
+      return None
+    try:
+      return self.log.read(position, 0.1)[0]
+    except (messages.BadMessage, board_log.Trimmed, engine.EngineTimeout):
+      return {"kind": ""}
 
   def _collect(self, entry: dict[str, Any]) -> data_plane.Mean:
     kept = entry["step"] + data_plane.KEPT + entry.get("lag", 0)
@@ -131,14 +137,11 @@ class FollowerSteps(follower_members.FollowerMembers):
     position, latest = self._looked  # Several threads may ask at a time.
     position = max(position, self.position)
     while latest < step:
-      if not self.log.has(position):
+      entry = self._peek(position)
+      if entry is None:
         return position < self.log.trimmed()
-      with contextlib.suppress(
-        messages.BadMessage, board_log.Trimmed, engine.EngineTimeout
-      ):
-        entry, _ = self.log.read(position, 0.1)
-        if entry["kind"] == "commit":
-          latest = entry["step"]
+      if entry["kind"] == "commit":
+        latest = entry["step"]
       position += 1
       self._looked = position, latest
     return True

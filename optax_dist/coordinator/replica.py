@@ -149,9 +149,7 @@ class Replica(replica_state.ReplicaState):
     before = fate.before
     self._clear()
     self._await_state()
-    with f.changed:
-      self._pinned, self._based_on = f.shared, f.step
-      self._rejoins = f.rejoins
+    self._take_current()
     self._local = self._policy.settle(
       before, self._pinned, self._local, mine=True
     )
@@ -286,11 +284,15 @@ class Replica(replica_state.ReplicaState):
 
   # Helpers.
 
-  def _refresh(self) -> None:
+  def _take_current(self) -> None:
+    """Goes on from what is shared now."""
     f = self._follower
     with f.changed:
       self._pinned, self._based_on = f.shared, f.step
       self._rejoins = f.rejoins
+
+  def _refresh(self) -> None:
+    self._take_current()
     self._local = self._policy.local(self._pinned)
     self._token_time = time.monotonic()
 
@@ -303,17 +305,16 @@ class Replica(replica_state.ReplicaState):
     self, reason: str, gradients: int = 1, waited: float = 0.0
   ) -> Outcome:
     """What was computed is dropped; goes on from the current parameters."""
-    f = self._follower
     self._count(reason, gradients)
     self._clear()
     if reason == "finished":
       self._wait(lambda: self.finished, "for the end of the run")
     self._await_state()
-    with f.changed:
-      before, after = self._pinned, f.shared
-      self._pinned, self._based_on = after, f.step
-      self._rejoins = f.rejoins
-    self._local = self._policy.settle(before, after, self._local, mine=False)
+    before = self._pinned
+    self._take_current()
+    self._local = self._policy.settle(
+      before, self._pinned, self._local, mine=False
+    )
     self._token_time = time.monotonic()
     return self._outcome(reason, waited=waited, finished=reason == "finished")
 
