@@ -37,9 +37,10 @@ def watch():
 
 
 def test_an_end_is_told_once(child, watch):
-  told, ended = [], threading.Event()
+  told, ended, failed = [], threading.Event(), threading.Event()
 
   def fails():
+    failed.set()
     raise RuntimeError("of the caller")
 
   # One that fails keeps the others from nothing.
@@ -55,6 +56,8 @@ def test_an_end_is_told_once(child, watch):
   time.sleep(0.1)
   assert told == []
   child.kill()
+  # Which of the two is told first is nobody's promise.
+  assert failed.wait(5.0)
   assert ended.wait(5.0)
   assert told == ["end"]
   assert watch.count() == 1
