@@ -9,6 +9,10 @@ from __future__ import annotations
 from optax_dist.coordinator import engine, messages
 
 BLOCK = 64
+# Of all inboxes.
+FOLDER = "in"
+# The note of an entry that was foretold word by word.
+AS_FORETOLD = b"="
 
 
 class Trimmed(LookupError):
@@ -22,8 +26,22 @@ class BoardLog:
     secret: the job's.
   """
 
-  def __init__(self, board: engine.Board, secret: bytes, name: str = "log"):
-    self._board = board
+  def __init__(
+    self,
+    board: engine.Board,
+    secret: bytes,
+    name: str = "log",
+    notes: engine.Notes | None = None,
+  ):
+    """A log.
+
+    Args:
+      board: where it is.
+      secret: the job's.
+      name: of the log.
+      notes: where what is appended is left, too, for others of this host.
+    """
+    self._board, self._notes = board, notes
     self.secret = secret
     self._name = name
 
@@ -31,12 +49,55 @@ class BoardLog:
     return f"{self._name}/{position // BLOCK}/{position % BLOCK}"
 
   def append(
-    self, position: int, header: messages.Header, payload: bytes = b""
+    self,
+    position: int,
+    header: messages.Header,
+    payload: bytes = b"",
+    foretell: bool = False,
   ) -> bool:
-    """Puts an entry; False if there is one, of somebody else, already."""
+    """Puts an entry; False if there is one, of somebody else, already.
+
+    Args:
+      position: its place.
+      header: what it says.
+      payload: bytes that belong to it.
+      foretell: whether others of this host are to read it before it stands, and
+        may not: so that they can prepare for it.
+    """
     key = self._key(position)
     blob = messages.pack(self.secret, key, header, payload)
-    return self._board.put(key, blob)
+    foretold = foretell and self._leave(self.foretelling(position), blob)
+    if not self._board.put(key, blob):
+      return False
+    note = AS_FORETOLD if foretold else blob
+    # An empty one says that it is to be read from the board.
+    if not self._leave(self.ticket(position), note):
+      self._leave(self.ticket(position), b"")
+    return True
+
+  def _leave(self, ticket: int, note: bytes) -> bool:
+    if self._notes is None:
+      return False
+    try:
+      return self._notes.leave(ticket, note)
+    except engine.PeerLost:
+      return False  # This process is ending.
+
+  def ticket(self, position: int) -> int:
+    """The ticket of the note that has the entry."""
+    return messages.ticket(self.secret, "note", self._key(position))
+
+  def foretelling(self, position: int) -> int:
+    """The ticket of the note that has what may become the entry."""
+    return messages.ticket(self.secret, "foretold", self._key(position))
+
+  def unpack(self, position: int, blob: bytes) -> tuple[messages.Header, bytes]:
+    """Reads what was found as this entry; raises `BadMessage`."""
+    return messages.unpack(self.secret, self._key(position), blob)
+
+  def peek(self, position: int) -> bytes | None:
+    """The entry as it stands there now, if one does."""
+    return self._board.try_get(self._key(position))
 
   def read(
     self, position: int, timeout: float
@@ -55,11 +116,11 @@ class BoardLog:
       if position < self.trimmed():
         raise Trimmed(f"entry {position} was removed") from None
       raise
-    return messages.unpack(self.secret, key, blob)
+    return self.unpack(position, blob)
 
   def has(self, position: int) -> bool:
     """Whether there is such an entry now."""
-    return self._board.try_get(self._key(position)) is not None
+    return self.peek(position) is not None
 
   def end(self) -> int:
     """The first position without an entry, found in few questions."""
@@ -110,7 +171,7 @@ class Inbox:
     self, board: engine.Board, secret: bytes, term: int, incarnation: int
   ):
     self._board, self._secret = board, secret
-    self._folder = f"in/{term}/{incarnation}"
+    self._folder = f"{FOLDER}/{term}/{incarnation}"
     self._next = self._cleared = 0
 
   def _key(self) -> str:

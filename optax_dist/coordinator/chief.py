@@ -56,6 +56,7 @@ class Chief(chief_steps.ChiefSteps):
       "term": self._term,
       "incarnation": self._me,
       "step": self._rules.step,
+      "address": self._post.address,
     }
     try:
       self._post.append(entry)

@@ -10,7 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from optax_dist.coordinator import board_log, engine, local_line, messages
+from optax_dist.coordinator import (
+  board_log,
+  engine,
+  inboxes,
+  local_line,
+  messages,
+)
 from optax_dist.coordinator import view as views
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -29,6 +35,7 @@ class Post:
   Attributes:
     received: tuples (incarnation, header, payload), as they come.
     position: where the next entry of the log goes.
+    address: of this process.
     appended: when the last one was written, by the monotonic clock.
   """
 
@@ -45,11 +52,10 @@ class Post:
   ):
     self._engine, self._secret = engine_, secret
     self._term, self._view, self._patience = term, view, patience
-    self._log = board_log.BoardLog(engine_.board, secret)
-    self.received: queue.Queue[tuple[int, dict[str, Any], bytes]] = (
-      queue.Queue()
-    )
+    self._log = board_log.BoardLog(engine_.board, secret, notes=engine_.notes)
+    self.received: queue.SimpleQueue[local_line.Mail] = queue.SimpleQueue()
     self.position = position
+    self.address = engine_.exchange.address
     self.appended = time.monotonic()
     self._sure = time.monotonic()
     self._stopped = threading.Event()
@@ -64,7 +70,8 @@ class Post:
     Raises:
       Deposed: another chief has written.
     """
-    while not self._log.append(self.position, entry, payload):
+    # With a payload there is something to prepare.
+    while not self._append(entry, payload, foretell=bool(payload)):
       try:
         found, _ = self._log.read(self.position, 1.0)
       except messages.BadMessage:
@@ -83,6 +90,13 @@ class Post:
     self._view.update(entry)
     if self.position % board_log.BLOCK == 0:
       self._log.trim(self.position - _KEPT)
+
+  def _append(
+    self, entry: dict[str, Any], payload: bytes, foretell: bool
+  ) -> bool:
+    if foretell:
+      self._line.foretell(self.position, entry, payload)
+    return self._log.append(self.position, entry, payload, foretell)
 
   def _check_role(self) -> None:
     """After a long silence another may have been chief, and trimmed the log."""
@@ -118,8 +132,12 @@ class Post:
       return  # It has a line of its own, and ends when this process does.
     ended = threading.Event()
     self._readers[peer.incarnation] = ended
-    inbox = board_log.Inbox(
-      self._engine.board, self._secret, self._term, peer.incarnation
+    inbox = inboxes.inbox(
+      self._engine,
+      self._secret,
+      self._term,
+      peer.incarnation,
+      peer.address,
     )
     threading.Thread(
       target=self._read,
@@ -142,10 +160,10 @@ class Post:
       self._readers.pop(incarnation).set()
       self._unwatch.pop(incarnation)()
       with contextlib.suppress(engine.BoardLost):
-        self._engine.board.delete(f"in/{self._term}/{incarnation}")
+        inboxes.clear(self._engine.board, self._term, incarnation)
 
   def _read(
-    self, peer: views.Peer, inbox: board_log.Inbox, ended: threading.Event
+    self, peer: views.Peer, inbox: inboxes.AnyInbox, ended: threading.Event
   ) -> None:
     while not (ended.is_set() or self._stopped.is_set()):
       try:
@@ -156,7 +174,7 @@ class Post:
         _log.warning(
           "a message of replica %r is ignored: %s", peer.replica, error
         )
-      except engine.BoardLost:
+      except (engine.BoardLost, engine.PeerLost):
         return
 
   def await_hellos(self, first: int) -> None:
@@ -186,7 +204,7 @@ class Post:
   def clear_old(self) -> None:
     """Removes what was sent to the chief before; nobody reads it any more."""
     if self._term > 0:
-      self._engine.board.delete(f"in/{self._term - 1}")
+      inboxes.clear(self._engine.board, self._term - 1)
 
   def withdraw(self) -> None:
     """Gives a claim to the role back that was never used."""

@@ -1,6 +1,6 @@
 """What the coordinator needs from the world: a board and an exchange.
 
-Chief and replicas speak to these two protocols alone, so they run unchanged as
+Chief and replicas speak to these protocols alone, so they run unchanged as
 threads of one process (`embedded`) and as processes on several hosts
 (`jax_runtime`).
 """
@@ -178,17 +178,60 @@ class Exchange(Protocol):
     ...
 
 
+class Notes(Protocol):
+  """Small messages to whom memory is shared with, several times as fast.
+
+  A note stands until some hundreds of others have followed, and is gone with its
+  process: what must not be lost has to be on the board as well.
+  """
+
+  def reaches(self, peer: str) -> bool:
+    """Whether a process and this one read each other's notes, by its address."""
+    ...
+
+  def leave(self, ticket: int, message: bytes) -> bool:
+    """Lets others read a message; False if it is too large for that.
+
+    Args:
+      ticket: a number below 2**62 by which it is found.
+      message: what they read.
+    """
+    ...
+
+  def find(
+    self,
+    peer: str,
+    tickets: Sequence[int],
+    timeout: float = 0.0,
+    cancelled: Callable[[], bool] | None = None,
+  ) -> tuple[int, bytes] | None:
+    """What a peer has left, with its ticket; None if there is nothing.
+
+    Args:
+      peer: the address of its exchange.
+      tickets: the numbers under which it may stand; the first counts most.
+      timeout: seconds to wait for it at most.
+      cancelled: asked about every 20 ms while waiting; True ends the wait.
+
+    Raises:
+      PeerLost: the peer's process has ended, and there is no such note.
+    """
+    ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """A board and an exchange that belong together.
+  """What belongs together.
 
   Attributes:
     board: small messages.
     exchange: large arrays.
+    notes: small messages past the board, where there is such a way.
   """
 
   board: Board
   exchange: Exchange
+  notes: Notes | None = None
 
   def close(self) -> None:
     """Closes both; waits in other threads end with an error."""

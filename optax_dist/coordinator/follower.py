@@ -43,10 +43,9 @@ class Follower(follower_ahead.FollowerAhead):
   def _follow(self) -> None:
     while not self._stopped.is_set() and self.failure is None:
       try:
-        found = self.line.read(self.position, _SLICE)
-        # With a line to the chief there is seldom anything else to be read.
-        left = 0.001 if self.line.is_open else _SLICE
-        entry, payload = found or self.log.read(self.position, left)
+        entry, payload = self._reader.read(
+          self.position, self.view.chief_address, _SLICE, self._is_vacant
+        )
       except engine.EngineTimeout:
         self._mind_the_chair()
         continue
@@ -74,6 +73,9 @@ class Follower(follower_ahead.FollowerAhead):
       handler = getattr(self, f"_on_{entry['kind']}", None)
       if handler is not None:
         handler(entry, payload)
+
+  def _is_vacant(self) -> bool:
+    return self._vacant or self._stopped.is_set()
 
   # News.
 

@@ -16,7 +16,9 @@ from optax_dist.coordinator import (
   board_log,
   data_plane,
   engine,
+  inboxes,
   local_line,
+  log_reader,
   options,
   policies,
   snapshots,
@@ -75,6 +77,9 @@ class FollowerState(threading.Thread):
     self.view = views.View()
     self.log = board_log.BoardLog(engine_.board, settings.secret)
     self.line = local_line.LocalLine()
+    self._reader = log_reader.LogReader(
+      self.log, self.line, engine_.notes, self._prepare
+    )
     self.position = 0
     self.gone = False
     self.rejoins = 0
@@ -82,7 +87,7 @@ class FollowerState(threading.Thread):
     self._plane, self._spec = plane, spec
     self._snapshots = snapshots.Snapshots(engine_, settings.secret)
     self._take_chair = take_chair
-    self._inbox: board_log.Inbox | None = None
+    self._inbox: inboxes.AnyInbox | None = None
     self._inbox_term = self._inbox_of = -1
     self._sending = threading.Lock()
     self._arrival: Arrival | None = None
@@ -95,6 +100,8 @@ class FollowerState(threading.Thread):
     self._has_all_peers = self._from_start = False
     self._committed = False
     self._pending: tuple[int, int, Any] | None = None
+    # The state before a commit that was foretold, that commit, the state after.
+    self._prepared: tuple[Any, log_reader.Entry, Any] | None = None
     # One attempt at a time; the next one that need not be told, the number and
     # the term and step of the last such one, and whether to give it up.
     self._exchanging = threading.Lock()
@@ -130,6 +137,9 @@ class FollowerState(threading.Thread):
     self._send_new(arrival)
 
   def _send_new(self, arrival: Arrival) -> None:
+    raise NotImplementedError
+
+  def _prepare(self, found: log_reader.Entry) -> None:
     raise NotImplementedError
 
   def take_held_fate(self) -> Fate | None:
@@ -193,8 +203,8 @@ class FollowerState(threading.Thread):
       key = (self.view.term, self.incarnation)
       if (self._inbox_term, self._inbox_of) != key:
         self._inbox_term, self._inbox_of = key
-        self._inbox = board_log.Inbox(
-          self._engine.board, self._settings.secret, *key
+        self._inbox = inboxes.inbox(
+          self._engine, self._settings.secret, *key, self.view.chief_address
         )
 
   def _ask_for_snapshot(self, why: str, again: bool = False) -> None:

@@ -13,6 +13,7 @@ from optax_dist.coordinator import (
   data_plane,
   engine,
   follower_members,
+  log_reader,
   messages,
   phases,
 )
@@ -171,8 +172,9 @@ class FollowerSteps(follower_members.FollowerMembers):
       pending, self._pending = self._pending, None
     numbers = (attempt, entry.get("ahead"))
     if payload:
-      leaves = self._plane.read_inline(payload)
-      after = self._apply(data_plane.Mean(leaves, lambda: None), entry)
+      after = self._take_prepared((entry, payload))
+      if after is None:
+        after = self._apply_inline(entry, payload)
     elif pending and pending[0] == step and pending[1] in numbers:
       after = pending[2]
     else:
@@ -187,6 +189,25 @@ class FollowerSteps(follower_members.FollowerMembers):
         )
         return
     self._publish(entry, after)
+
+  def _prepare(self, found: log_reader.Entry) -> None:
+    entry, payload = found
+    current = self.admitted and not self.lacking
+    if payload and current and entry.get("step") == self.step:
+      with contextlib.suppress(messages.BadMessage):
+        after = self._apply_inline(entry, payload)
+        self._prepared = self.shared, found, after
+
+  def _take_prepared(self, found: log_reader.Entry) -> Any:
+    """The state after this commit, if it was foretold like this."""
+    prepared, self._prepared = self._prepared, None
+    if prepared is None or prepared[0] is not self.shared:
+      return None
+    return prepared[2] if prepared[1] == found else None
+
+  def _apply_inline(self, entry: dict[str, Any], payload: bytes) -> Any:
+    leaves = self._plane.read_inline(payload)
+    return self._apply(data_plane.Mean(leaves, lambda: None), entry)
 
   def _miss(self, entry: dict[str, Any], why: str) -> None:
     """A commit that it can't apply, though it may have taken part in it."""

@@ -65,6 +65,8 @@ def _loaded(text: str) -> Address:
 class HostExchange:
   """Shared memory on one host, transfers between hosts; see `engine.Exchange`.
 
+  Where memory is shared it also takes notes; see `engine.Notes`.
+
   Attributes:
     address: text of an `Address`.
     bytes_in: payload bytes fetched so far.
@@ -152,6 +154,26 @@ class HostExchange:
 
   def is_near(self, peer: str) -> bool:
     return self._place(peer) is not None
+
+  def reaches(self, peer: str) -> bool:
+    return self.is_near(peer)
+
+  def leave(self, ticket: int, message: bytes) -> bool:
+    self._check_open()
+    assert self._table is not None
+    return self._table.note(ticket, message)
+
+  def find(
+    self,
+    peer: str,
+    tickets: Sequence[int],
+    timeout: float = 0.0,
+    cancelled: Callable[[], bool] | None = None,
+  ) -> tuple[int, bytes] | None:
+    self._check_open()
+    place = self._place(peer)
+    assert place is not None
+    return self._reader.note(place, tickets, timeout, cancelled)
 
   def watch(self, peer: str, lost: Callable[[], None]) -> Callable[[], None]:
     self._check_open()

@@ -354,7 +354,7 @@ def connect(
   except BaseException:
     board.close()
     raise
-  return engine.Engine(board, arrays)
+  return engine.Engine(board, arrays, arrays if shares else None)
 
 
 # --- Where the job runs ------------------------------------------------------

@@ -74,8 +74,15 @@ KINDS: dict[str, dict[str, Any]] = {
   "end": {"reason": _TEXT},
   "fingerprint": {"step": _INT, "params": _TEXT, "state": _TEXT},
   "save": {"after": _INT},
+  # The chief's, to a sender of its host: what it has read.
+  "read": {"number": _INT},
   # In the log.
-  "term": {"term": _INT, "incarnation": _INT, "step": _INT},
+  "term": {
+    "term": _INT,
+    "incarnation": _INT,
+    "step": _INT,
+    "address": _TEXT,
+  },
   "join": {
     "incarnation": _INT,
     "replica": _ID,

@@ -1,9 +1,15 @@
-"""Looking again and again, soon at first, until a deadline."""
+"""Looking again and again, soon at first, until a deadline.
+
+Where a word of shared memory changes with what is looked for, that is waited
+for instead.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+from optax_dist.coordinator import futex
 
 _SHORTEST, _LONGEST = 20e-6, 1e-3
 
@@ -26,21 +32,30 @@ class Polling:
   """
 
   def __init__(
-    self, timeout: float, cancelled: Callable[[], bool] | None = None
+    self,
+    timeout: float,
+    cancelled: Callable[[], bool] | None = None,
+    word: futex.Word | None = None,
   ):
     """Starts to wait.
 
     Args:
       timeout: seconds until `pause` raises.
       cancelled: asked now and then; if it says True, `pause` raises.
+      word: changes with what is looked for.
     """
+    self._word = word if futex.is_available() else None
     self._timeout = timeout
     self._cancelled = cancelled
     self._started = time.monotonic()
     self._asked = self._started
 
-  def pause(self) -> None:
-    """Sleeps for a moment; a `TimeoutError` says why there is no more time."""
+  def pause(self, seen: int = 0) -> None:
+    """Sleeps for a moment; a `TimeoutError` says why there is no more time.
+
+    Args:
+      seen: what the word was before the caller looked.
+    """
     now = time.monotonic()
     waited = now - self._started
     if waited >= self._timeout:
@@ -49,5 +64,9 @@ class Polling:
       self._asked = now
       if self._cancelled():
         raise TimeoutError("cancelled")
+    left = self._timeout - waited
+    if self._word is not None:
+      self._word.wait(seen, min(_CANCELLED_SECONDS, left))
+      return
     pause = min(_LONGEST, max(_SHORTEST, waited * _PATIENCE))
-    time.sleep(min(pause, self._timeout - waited))
+    time.sleep(min(pause, left))

@@ -20,22 +20,28 @@ import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from optax_dist.coordinator import (
   buffer_pool,
   engine,
+  futex,
+  message_ring,
   polling,
   process_watch,
 )
 
 _ROWS = 4096  # Offers that can stand at a time.
 _HEAD = 8
-_NONCE, _CLOSED = 0, 1
+_NONCE, _CLOSED, _COUNT = 0, 1, 2
 _KEY, _FILE, _OFFSET, _NBYTES, _MIX = range(5)  # Columns.
-_SIZE = 8 * (_HEAD + 5 * _ROWS)
+_WORDS = _HEAD + 5 * _ROWS
+_SIZE = 8 * _WORDS + message_ring.SIZE
+
+_Found = TypeVar("_Found")
 
 
 def is_available() -> bool:
@@ -108,9 +114,12 @@ class OfferTable:
     self._lock = threading.Lock()
     self._fence = threading.Lock()
     self._file = buffer_pool.memory_file("optax-dist-offers", _SIZE)
-    words = np.frombuffer(mmap.mmap(self._file, _SIZE), np.uint64)
+    memory = np.frombuffer(mmap.mmap(self._file, _SIZE), np.uint8)
+    words = memory[: 8 * _WORDS].view(np.uint64)
     self._head = words[:_HEAD]
+    self._count = futex.Word(words[_COUNT : _COUNT + 1])
     self._rows = words[_HEAD:].reshape(5, _ROWS)
+    self._ring = message_ring.RingWriter(memory[8 * _WORDS :])
     self._free = collections.deque(range(_ROWS))
     nonce = secrets.randbits(62)
     self._head[_NONCE] = nonce
@@ -134,6 +143,15 @@ class OfferTable:
         pass
       self._rows[_KEY, at] = row[0]
       buffer.on_recycle.append(lambda: self._erase(at))
+      self._count.value += 1
+    self._count.wake()
+
+  def note(self, ticket: int, message: bytes) -> bool:
+    """Leaves a note; see `engine.Notes.leave`."""
+    if len(message) > message_ring.LARGEST:
+      return False
+    self._ring.put(ticket, message)
+    return True
 
   def _erase(self, at: int) -> None:
     with self._lock:
@@ -157,6 +175,8 @@ class OfferTable:
       self._free = collections.deque(range(_ROWS))
       os.close(self._file)
       self._file = -1
+    self._count.wake()
+    self._ring.count.wake()
 
 
 class _Peer:
@@ -169,11 +189,13 @@ class _Peer:
     self._regions: dict[int, np.ndarray] = {}
     weakref.finalize(self, os.close, self.pidfd)
     table = self._map(place.file, whole=True)
-    words = table[: table.size // 8 * 8].view(np.uint64)
-    if words.size != _SIZE // 8 or int(words[_NONCE]) != place.nonce:
+    words = table[: min(table.size // 8, _WORDS) * 8].view(np.uint64)
+    if table.size != _SIZE or int(words[_NONCE]) != place.nonce:
       raise self.lost("its table is not the one that was announced")
     self._head = words[:_HEAD]
     self._rows = words[_HEAD:].reshape(5, _ROWS)
+    self.ring = message_ring.RingReader(table[8 * _WORDS :])
+    self.offers = futex.Word(words[_COUNT : _COUNT + 1])
 
   def lost(self, why: str) -> engine.PeerLost:
     return engine.PeerLost(f"Process {self._pid} is lost: {why}.")
@@ -253,16 +275,66 @@ class Reader:
     cancelled: Callable[[], bool] | None = None,
   ) -> engine.Fetched:
     """Waits for an offer; see `engine.Exchange.fetch`."""
-    wait = polling.Polling(timeout, cancelled)
+    found = self._look(
+      place,
+      lambda peer: peer.find(ticket, nbytes),
+      lambda peer: peer.offers,
+      timeout,
+      cancelled,
+    )
+    if isinstance(found, TimeoutError):
+      raise engine.EngineTimeout(
+        f"Process {place.process.pid} offered nothing under ticket"
+        f" {ticket}: {found}."
+      )
+    return found
+
+  def note(
+    self,
+    place: Place,
+    tickets: Sequence[int],
+    timeout: float,
+    cancelled: Callable[[], bool] | None = None,
+  ) -> tuple[int, bytes] | None:
+    """Waits for a note; see `engine.Notes.find`."""
+
+    def find(peer: _Peer) -> tuple[int, bytes] | None:
+      for ticket in tickets:
+        message = peer.ring.find(ticket)
+        if message is not None:
+          return ticket, message
+      return None
+
+    found = self._look(
+      place,
+      find,
+      lambda peer: peer.ring.count,
+      timeout,
+      cancelled,
+    )
+    return None if isinstance(found, TimeoutError) else found
+
+  def _look(
+    self,
+    place: Place,
+    find: Callable[[_Peer], _Found | None],
+    changes: Callable[[_Peer], futex.Word],
+    timeout: float,
+    cancelled: Callable[[], bool] | None,
+  ) -> _Found | TimeoutError:
+    """What is found first, or why nothing was."""
     peer = self._peer(place)
+    word = changes(peer)
+    wait = polling.Polling(timeout, cancelled, word)
     while True:
       if self._closed:
         raise engine.PeerLost("The exchange has been closed.")
+      seen = word.value
       try:
-        found = peer.find(ticket, nbytes)
-        # The last offer of one that has ended may have come in between.
+        found = find(peer)
+        # The last one of a process that has ended may have come in between.
         if found is None and (why := peer.ended()):
-          found = peer.find(ticket, nbytes)
+          found = find(peer)
           if found is None:
             raise peer.lost(why)
       except engine.PeerLost:
@@ -271,12 +343,9 @@ class Reader:
       if found is not None:
         return found
       try:
-        wait.pause()
+        wait.pause(seen)
       except TimeoutError as error:
-        raise engine.EngineTimeout(
-          f"Process {place.process.pid} offered nothing under ticket"
-          f" {ticket}: {error}."
-        ) from None
+        return error
 
   def close(self) -> None:
     """Ends all waits."""

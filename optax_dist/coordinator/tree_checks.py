@@ -27,15 +27,15 @@ def check_grads(grads: Any, template: Any) -> None:
     grads: what the training loop gave.
     template: a tree of `jax.ShapeDtypeStruct`.
   """
-  have = jax.tree.structure(grads)
-  want = jax.tree.structure(template)
+  leaves, have = jax.tree.flatten(grads)
+  likes, want = jax.tree.flatten(template)
   if have != want:  # type: ignore[operator]
     raise ValueError(
       f"grads must have the structure of the parameters, {want}, got {have}."
     )
-  named = jax.tree_util.tree_leaves_with_path(template)
-  for (path, like), grad in zip(named, jax.tree.leaves(grads), strict=True):
+  for index, (like, grad) in enumerate(zip(likes, leaves, strict=True)):
     if (grad.shape, grad.dtype) != (like.shape, like.dtype):
+      path, _ = jax.tree_util.tree_leaves_with_path(template)[index]
       raise ValueError(
         f"grads{jax.tree_util.keystr(path)} must be {like.dtype}"
         f"{list(like.shape)}, as the parameter, got "

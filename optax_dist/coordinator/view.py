@@ -29,6 +29,7 @@ class View:
   Attributes:
     term: how often the role of chief was taken.
     chief: the chief's incarnation, or None where there is none.
+    chief_address: of the exchange of the latest chief; None before the first.
     step: the global step.
     peers: those who take part, by incarnation.
     gone: ids of those who do not any more, and whether they left ("left") or
@@ -39,6 +40,7 @@ class View:
   def __init__(self) -> None:
     self.term = -1
     self.chief: int | None = None
+    self.chief_address: str | None = None
     self.step = 0
     self.peers: dict[int, Peer] = {}
     self.gone: dict[rules.Replica, str] = {}
@@ -49,6 +51,7 @@ class View:
     kind = entry["kind"]
     if kind == "term":
       self.term, self.chief = entry["term"], entry["incarnation"]
+      self.chief_address = entry["address"]
       self.step = max(self.step, entry["step"])
     elif kind == "resign":
       self.chief = None
@@ -80,6 +83,7 @@ class View:
     return {
       "term": self.term,
       "chief": self.chief,
+      "chief_address": self.chief_address,
       "step": self.step,
       "peers": [
         [p.incarnation, p.replica, p.address] for p in self.peers.values()
@@ -90,6 +94,7 @@ class View:
 
   def _load(self, dumped: dict[str, Any]) -> None:
     self.term, self.chief = dumped["term"], dumped["chief"]
+    self.chief_address = dumped["chief_address"]
     self.step, self.hellos = dumped["step"], dumped["hellos"]
     self.peers = {i: Peer(i, r, a) for i, r, a in dumped["peers"]}
     self.gone = dict(dumped["gone"])

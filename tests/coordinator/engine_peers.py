@@ -2,15 +2,16 @@
 
 A peer evaluates expressions over its own `engine`, `board` and `exchange`, one
 after another: ``peer.do("board.get('a', 1.0)")``. ``begin`` starts one without
-waiting, and returns what ends with its value. Values travel as Python literals;
-an error is raised here as an error of the same name.
+waiting, and returns what ends with its value. Values travel pickled (literals are
+not read by several threads at a time: CPython issue 106905); an error is raised
+here as an error of the same name.
 """
 
-import ast
 import concurrent.futures
 import faulthandler
 import os
 import pathlib
+import pickle
 import signal
 import subprocess
 import sys
@@ -165,13 +166,14 @@ class ProcessPeer:
   def _read(self) -> None:
     assert self.process.stdout is not None
     for line in self.process.stdout:
-      number, kind, value = line.decode().rstrip("\n").split(" ", 2)
+      number, kind, text = line.decode().rstrip("\n").split(" ", 2)
       reply = self._replies[int(number)]
+      value = pickle.loads(bytes.fromhex(text))
       if kind == "value":
-        reply.set_result(ast.literal_eval(value))
+        reply.set_result(value)
       else:
         error = _ERRORS.get(kind, AssertionError)
-        reply.set_exception(error(f"{kind}: {ast.literal_eval(value)}"))
+        reply.set_exception(error(f"{kind}: {value}"))
     for reply in self._replies.values():
       if not reply.done():
         reply.set_exception(ConnectionError("The peer's process ended."))
@@ -193,7 +195,7 @@ def _main(address: str, node_id: str, exchange: str) -> None:
       if kind not in _ERRORS:
         value += traceback.format_exc()
     with lock:
-      print(number, kind, repr(value), flush=True)
+      print(number, kind, pickle.dumps(value).hex(), flush=True)
 
   of = jax_runtime.connect(address, int(node_id), exchange=exchange)
   known = names(of)

@@ -17,7 +17,9 @@ def gone(incarnation, reason):
 
 
 def members():
-  view = after({"kind": "term", "term": 0, "incarnation": 0, "step": 3})
+  view = after(
+    {"kind": "term", "term": 0, "incarnation": 0, "step": 3, "address": "a"}
+  )
   for number, replica in enumerate([0, "b", 2]):
     view.admit(views.Peer(number, replica, f"address-{number}"))
   return view
@@ -35,7 +37,10 @@ def test_a_newcomer_learns_all_of_it_from_its_admission():
 def test_commits_move_the_step_and_terms_never_back():
   view = after({"kind": "commit", "step": 3}, start=members())
   assert view.step == 4
-  after({"kind": "term", "term": 1, "incarnation": 2, "step": 1}, start=view)
+  after(
+    {"kind": "term", "term": 1, "incarnation": 2, "step": 1, "address": "b"},
+    start=view,
+  )
   assert (view.step, view.term, view.chief) == (4, 1, 2)
   after({"kind": "resign"}, start=view)
   assert view.chief is None
