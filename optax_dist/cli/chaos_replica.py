@@ -203,6 +203,8 @@ class _Work:
       _drop_connections()
     elif fault == "corrupt":
       _spoil(self._engine.board, self._job["run"], self._job["seed"])
+      if self._replica is not None and self._engine.notes is not None:
+        _spoil_notes(self._engine.notes, self._replica, self._job["seed"])
     self.channel.say("inflicted", fault=fault)
 
 
@@ -252,6 +254,25 @@ def _spoil(board: Any, run: str, seed: int) -> None:
   for ahead in range(4):
     for incarnation in range(6):
       board.put(f"snapshot/{position + ahead}/{incarnation}", garbage)
+
+
+def _spoil_notes(notes: Any, replica: Any, seed: int) -> None:
+  """Leaves for others of the host what no member writes, under coming keys."""
+  import numpy as np
+
+  from optax_dist.coordinator import near_inbox
+
+  rng = np.random.default_rng(seed)
+  follower = replica._follower
+  tickets = []
+  for position in range(follower.position, follower.position + 4):
+    tickets.append(follower.log.ticket(position))
+    tickets.append(follower.log.foretelling(position))
+  inbox = follower._inbox
+  if isinstance(inbox, near_inbox.NearInbox):
+    tickets.extend(inbox.coming(4))
+  for ticket in tickets:
+    notes.leave(ticket, rng.bytes(int(rng.integers(200))))
 
 
 if __name__ == "__main__":

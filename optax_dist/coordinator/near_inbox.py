@@ -59,6 +59,11 @@ class NearInbox:
   def _ticket(self, key: str) -> int:
     return messages.ticket(self._secret, "note", key)
 
+  def coming(self, count: int) -> list[int]:
+    """The tickets of the messages that follow."""
+    numbers = range(self._next, self._next + count)
+    return [self._ticket(self._key(number)) for number in numbers]
+
   def send(self, header: messages.Header, payload: bytes = b"") -> None:
     """Leaves the next message.
 
