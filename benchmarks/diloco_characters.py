@@ -31,6 +31,8 @@ EMBEDDING = 24
 HIDDEN = 128
 BATCH = 32
 LEARNING_RATE = 4e-3
+# Steps over which the learning rate rises.
+WARM_UP = 100
 OUTER_LEARNING_RATE = 0.7
 OUTER_MOMENTUM = 0.9
 EVALUATED = 8192
@@ -92,7 +94,7 @@ def windows_at(text, starts):
 def transformation(method: str, steps: int):
   """Returns what trains."""
   schedule = optax.warmup_cosine_decay_schedule(
-    0.0, LEARNING_RATE, 100, steps, 0.1 * LEARNING_RATE
+    0.0, LEARNING_RATE, WARM_UP, steps, 0.1 * LEARNING_RATE
   )
   inner = optax.adam(schedule)
   if method == "single replica":
@@ -185,6 +187,11 @@ def main():
   parser.add_argument("--rounds", type=int, default=160)
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
+  if args.rounds * PERIOD <= WARM_UP:
+    parser.error(
+      f"--rounds must be above {WARM_UP // PERIOD}, the warm-up of the"
+      f" learning rate; got {args.rounds}"
+    )
   text, held_out, symbols = load_text()
   print(f"{text.size:,} characters to train on, {symbols} symbols")
   found = {}

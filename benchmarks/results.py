@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -31,4 +32,16 @@ def save(
     args.image.parent.mkdir(parents=True, exist_ok=True)
     draw().savefig(args.image, dpi=110)
   if args.json:
-    args.json.write_text(json.dumps(figures, indent=1))
+    text = json.dumps(_finite(figures), indent=1, allow_nan=False)
+    args.json.write_text(text)
+
+
+def _finite(figures: Any) -> Any:
+  """The same with None for what JSON has no number for."""
+  if isinstance(figures, dict):
+    return {key: _finite(value) for key, value in figures.items()}
+  if isinstance(figures, list | tuple):
+    return [_finite(value) for value in figures]
+  if isinstance(figures, float) and not math.isfinite(figures):
+    return None
+  return figures

@@ -9,8 +9,9 @@ from typing import Any
 from optax_dist import rules
 from optax_dist.coordinator import ahead, chief_members, data_plane, phases
 
-# A replica so many steps late gets no more means, but a snapshot; one that has
-# just got one is given more time to catch up.
+# A replica so many steps late gets no more means, but a snapshot. It may be less
+# late than is known: means are kept for two steps, and it tells after four. One
+# that has just got a snapshot is given more time to catch up.
 _MAX_LAG = 8
 _MAX_LAG_AFTER_SNAPSHOT = 32
 

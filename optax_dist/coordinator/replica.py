@@ -36,13 +36,21 @@ class Replica(replica_state.ReplicaState):
     f = self._follower
     f.hello()
     f.start()
-    self._wait(
-      lambda: f.admitted,
-      "to be let in: no chief answers. If all replicas of the job have died, "
-      "restart its service and resume from a checkpoint",
-    )
+    self._wait(lambda: f.admitted, self._who_lets_in)
     self._refresh()
     return self
+
+  def _who_lets_in(self) -> str:
+    view = self._follower.view
+    if view.chief is None:
+      return (
+        "to be let in: no chief answers. If all replicas of the job have died,"
+        " restart its service and resume from a checkpoint"
+      )
+    return (
+      f"to be let in, with the state of step {view.step}, by"
+      f" {view.name(view.chief)}, which is chief"
+    )
 
   def step(self, grads: Any, *, batch: Any = None) -> Outcome:
     """Sends a gradient computed on `params`, and waits for what becomes of it.

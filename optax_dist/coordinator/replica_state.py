@@ -191,7 +191,9 @@ class ReplicaState:
       if thread.is_alive() and thread is not threading.current_thread():
         thread.join(_PATIENCE)
 
-  def _wait(self, ready: Callable[[], bool], what: str) -> None:
+  def _wait(
+    self, ready: Callable[[], bool], what: str | Callable[[], str]
+  ) -> None:
     """Waits, with a deadline somewhat after the one that the chief keeps."""
     f = self._follower
     told = self._settings
@@ -212,8 +214,9 @@ class ReplicaState:
       with f.changed:
         f.fate = f.fate or follower.Fate("finished", f.step)
       return
+    text = what if isinstance(what, str) else what()
     raise errors.CoordinatorError(
-      f"Replica {self.replica!r} has waited {patience:.1f} s {what}. "
+      f"Replica {self.replica!r} has waited {patience:.1f} s {text}. "
       f"{missing or 'The chief says nothing'}."
     )
 
