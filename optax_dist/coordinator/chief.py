@@ -6,15 +6,25 @@ and the next chief asks everyone to arrive again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
 from typing import Any
 
 from optax_dist import rules
-from optax_dist.coordinator import chief_post, chief_steps, engine, journal
+from optax_dist.coordinator import (
+  chief_post,
+  chief_steps,
+  engine,
+  journal,
+  local_line,
+)
 
 _log = logging.getLogger("optax_dist.coordinator")
+
+# Seconds between two looks at the clock.
+_GLANCE = 0.05
 
 
 class Chief(chief_steps.ChiefSteps):
@@ -22,18 +32,19 @@ class Chief(chief_steps.ChiefSteps):
 
   def run(self) -> None:
     try:
-      self._begin()
+      with self._turn:
+        self._begin()
       while not self._ended.is_set():
-        try:
-          message = self._post.received.get(timeout=0.05)
-        except queue.Empty:
-          pass
-        else:
-          self._receive(*message)
-          self._heed_reports()
-        while self._queue and self._attempt is None:
-          self._receive(*self._queue.popleft())
-        self._look_at_the_clock()
+        message: local_line.Mail | None = None
+        with contextlib.suppress(queue.Empty):
+          message = self._post.received.get(timeout=_GLANCE)
+        with self._turn:
+          if self._broken is not None:
+            raise self._broken
+          if message is not None:
+            self._handle(*message)
+          self._go_on()
+          self._look_at_the_clock()
     except (chief_post.Deposed, engine.BoardLost):
       pass
     except Exception as error:
@@ -45,6 +56,29 @@ class Chief(chief_steps.ChiefSteps):
       self._post.stop()
       if self._journal is not None:
         self._journal.close()
+
+  def _take(
+    self, incarnation: int, header: dict[str, Any], payload: bytes
+  ) -> None:
+    """Handles a message in the thread that has read it, without a hand-over."""
+    with self._turn:
+      if self._ended.is_set() or self._broken is not None:
+        return
+      try:
+        self._handle(incarnation, header, payload)
+      except Exception as error:
+        self._broken = error
+
+  def _handle(
+    self, incarnation: int, header: dict[str, Any], payload: bytes
+  ) -> None:
+    self._receive(incarnation, header, payload)
+    self._heed_reports()
+    self._go_on()
+
+  def _go_on(self) -> None:
+    while self._queue and self._attempt is None:
+      self._receive(*self._queue.popleft())
 
   def stop(self) -> None:
     """Ends the thread, without a word to anyone."""

@@ -33,7 +33,8 @@ class Post:
   """One chief's mail.
 
   Attributes:
-    received: tuples (incarnation, header, payload), as they come.
+    received: tuples (incarnation, header, payload) of its own replica, and of
+      what has happened to others; what those say is given to `take`.
     position: where the next entry of the log goes.
     address: of this process.
     appended: when the last one was written, by the monotonic clock.
@@ -49,6 +50,7 @@ class Post:
     patience: float,
     me: int,
     line: local_line.LocalLine,
+    take: Callable[[int, dict[str, Any], bytes], None],
   ):
     self._engine, self._secret = engine_, secret
     self._term, self._view, self._patience = term, view, patience
@@ -59,7 +61,7 @@ class Post:
     self.appended = time.monotonic()
     self._sure = time.monotonic()
     self._stopped = threading.Event()
-    self._me, self._line = me, line
+    self._me, self._line, self._take = me, line, take
     self._readers: dict[int, threading.Event] = {}
     self._unwatch: dict[int, Callable[[], None]] = {}
     line.open(term, self.received)
@@ -167,7 +169,7 @@ class Post:
   ) -> None:
     while not (ended.is_set() or self._stopped.is_set()):
       try:
-        self.received.put((peer.incarnation, *inbox.receive(_SLICE)))
+        self._take(peer.incarnation, *inbox.receive(_SLICE))
       except engine.EngineTimeout:
         continue
       except messages.BadMessage as error:

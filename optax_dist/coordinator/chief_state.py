@@ -72,7 +72,11 @@ class ChiefState(threading.Thread):
       settings.chief_timeout,
       incarnation,
       line,
+      self._take,
     )
+    # Messages are handled one at a time, by whoever has read them.
+    self._turn = threading.Lock()
+    self._broken: Exception | None = None
     self._open_journal = open_journal
     self._failed = failed
     self._journal: journal.Journal | None = None
@@ -114,6 +118,11 @@ class ChiefState(threading.Thread):
     self._reason_of_end = "all replicas have left"
 
   # To be done above.
+
+  def _take(
+    self, incarnation: int, header: dict[str, Any], payload: bytes
+  ) -> None:
+    raise NotImplementedError
 
   def _carry_out(self, decisions: Sequence[rules.Decision]) -> None:
     raise NotImplementedError

@@ -147,7 +147,9 @@ class FollowerSteps(follower_members.FollowerMembers):
       self._looked = position, latest
     return True
 
-  def _apply(self, mean: data_plane.Mean, entry: dict[str, Any]) -> Any:
+  def _apply(
+    self, mean: data_plane.Mean, entry: dict[str, Any], wait: bool = True
+  ) -> Any:
     tree = jax.tree.unflatten(self._treedef, mean.leaves)
     policy, members = self._policy, len(entry["members"])
     if policy.sums and members != policy.quorum.replicas_to_aggregate:
@@ -155,8 +157,9 @@ class FollowerSteps(follower_members.FollowerMembers):
       after = policy.apply(self.shared, tree, members)
     else:
       after = policy.apply(self.shared, tree)
-    after = jax.block_until_ready(after)
-    mean.check()
+    if wait:  # A mean in memory of others must be used before it is gone.
+      after = jax.block_until_ready(after)
+      mean.check()
     return after
 
   def _on_commit(self, entry: dict[str, Any], payload: bytes) -> None:
@@ -207,7 +210,7 @@ class FollowerSteps(follower_members.FollowerMembers):
 
   def _apply_inline(self, entry: dict[str, Any], payload: bytes) -> Any:
     leaves = self._plane.read_inline(payload)
-    return self._apply(data_plane.Mean(leaves, lambda: None), entry)
+    return self._apply(data_plane.Mean(leaves, lambda: None), entry, wait=False)
 
   def _miss(self, entry: dict[str, Any], why: str) -> None:
     """A commit that it can't apply, though it may have taken part in it."""
