@@ -16,13 +16,10 @@ import pathlib
 import secrets
 import select
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from optax_dist.coordinator import child, cluster, service
+from optax_dist.coordinator import child, cluster, interrupts, service
 from optax_dist.coordinator.join import SECRET_VARIABLE
 from optax_dist.coordinator.launch_report import LaunchError, Loss, Report
 
@@ -139,16 +136,19 @@ class Launcher:
       KeyboardInterrupt: at Ctrl-C; SIGTERM raises a SystemExit.
     """
     self._folder.mkdir(parents=True, exist_ok=True)
-    with _terminated_in_order():
+    with interrupts.heeded() as told:
       try:
         self._launch()
+        told.at_once = False
         while not self._is_done():
+          told.check()
           self._look()
           self._on_tick()
         return Report(
           time.monotonic() - self._start, self._losses, self._restarts
         )
       finally:
+        told.at_once = False
         self._end_all()
 
   def _launch(self) -> None:
@@ -358,23 +358,6 @@ class Launcher:
       process.kill()
     if self._service is not None:
       self._service.stop()
-
-
-@contextlib.contextmanager
-def _terminated_in_order() -> Iterator[None]:
-  """Has SIGTERM unwind the stack, so that processes are ended."""
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-
-  def leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-  before: Any = signal.signal(signal.SIGTERM, leave)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, before)
 
 
 def take_place(channel: child.Channel) -> tuple[int, int]:

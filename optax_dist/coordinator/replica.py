@@ -41,15 +41,13 @@ class Replica(replica_state.ReplicaState):
     return self
 
   def _who_lets_in(self) -> str:
-    view = self._follower.view
-    if view.chief is None:
-      return (
-        "to be let in: no chief answers. If all replicas of the job have died,"
-        " restart its service and resume from a checkpoint"
-      )
+    view, who = self._follower.view, "no chief"
+    if view.chief is not None:
+      who = f"not even {view.name(view.chief)}, the last known chief,"
     return (
-      f"to be let in, with the state of step {view.step}, by"
-      f" {view.name(view.chief)}, which is chief"
+      f"to be let in with the state of step {view.step}: {who} answers. If all"
+      " replicas of the job have died, restart its service and resume from a"
+      " checkpoint"
     )
 
   def step(self, grads: Any, *, batch: Any = None) -> Outcome:

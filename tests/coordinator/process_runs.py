@@ -241,7 +241,8 @@ class Run:
     )
 
   def records(self, kind=None):
-    found = [json.loads(x) for x in self.journal.read_text().splitlines()]
+    text, _, _ = self.journal.read_text().rpartition("\n")
+    found = [json.loads(line) for line in text.splitlines()]
     return [r for r in found if kind in (None, r["kind"])]
 
   def gradients(self):

@@ -30,7 +30,7 @@ _times = st.tuples(
 
 
 def _stall():
-  time.sleep(0.7)
+  time.sleep(1.2)
 
 
 def _train_embedded(path, plan, k, late=0, spoilt=()):

@@ -1,0 +1,97 @@
+"""Signals are remembered, and raise where that does no harm."""
+
+import gc
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from optax_dist.coordinator import interrupts
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+  """Ctrl-C as in a program of its own, and everything as before afterwards."""
+  numbers = (signal.SIGINT, signal.SIGTERM)
+  before = {number: signal.getsignal(number) for number in numbers}
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield before
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
+def _come(number):
+  os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+  ("number", "error"),
+  [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)],
+)
+def test_a_signal_raises_where_it_is_asked_for(number, error):
+  with interrupts.heeded() as told:
+    told.at_once = False
+    told.check()
+    _come(number)
+    with pytest.raises(error) as caught:
+      told.check()
+    if error is SystemExit:
+      assert caught.value.code == 143
+    # It stays true: whoever caught it by mistake is told again.
+    with pytest.raises(error):
+      told.check()
+    told.at_once = True
+    with pytest.raises(error):
+      _come(number)
+
+
+def test_one_that_was_dropped_where_it_came_is_not_lost(monkeypatch):
+  with interrupts.heeded() as told:
+
+    def collected(phase, info):
+      if phase == "start":
+        _come(signal.SIGTERM)
+
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    gc.callbacks.append(collected)
+    try:
+      gc.collect()
+    finally:
+      gc.callbacks.remove(collected)
+    # Python only prints what is raised there.
+    assert [one.exc_type for one in dropped] == [SystemExit]
+    with pytest.raises(SystemExit):
+      told.check()
+
+
+def test_handlers_are_put_back(handlers):
+  with interrupts.heeded():
+    assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
+  assert signal.getsignal(signal.SIGTERM) == handlers[signal.SIGTERM]
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it():
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  with interrupts.heeded() as told:
+    _come(signal.SIGINT)
+    told.check()
+
+
+def test_other_threads_get_no_signals():
+  errors = []
+
+  def run():
+    try:
+      with interrupts.heeded() as told:
+        told.check()
+    except BaseException as error:
+      errors.append(error)
+
+  thread = threading.Thread(target=run)
+  thread.start()
+  thread.join()
+  assert not errors
