@@ -26,6 +26,12 @@ from optax_dist.coordinator.launch_report import LaunchError, Loss, Report
 _log = logging.getLogger("optax_dist.coordinator")
 
 _SLICE = 0.1
+# For glibc: memory that is freed stays with the process. Fresh pages cost as much
+# as all the copies of an exchange.
+_KEEP_MEMORY = {
+  "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+  "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
 # One that fails with an error may be the first of all: wait for the others.
 _SETTLE = 1.0
 
@@ -72,7 +78,8 @@ class Launcher:
       command: a replica's program and its arguments.
       replicas: how many run at the same time.
       folder: where the files of their output go; it is made.
-      env: variables to add to this process's own.
+      env: variables to add to this process's own. Of itself, it has glibc keep
+        memory that is freed, unless these say otherwise.
       needed: how many must be there for the run to go on.
       restarts: how many may be started in place of others that have died.
       spares: processes that are started in advance for that.
@@ -100,6 +107,9 @@ class Launcher:
     self._on_event, self._on_tick = on_event, on_tick
     # A fresh secret for each job, which other users of this host can't see.
     self._env = {**(env or {}), SECRET_VARIABLE: secrets.token_hex(16)}
+    # What the caller has set stays as it is.
+    for name, value in _KEEP_MEMORY.items():
+      self._env.setdefault(name, os.environ.get(name, value))
     self._places: dict[int, _Place] = {}
     self._spares: list[child.Child] = []
     self._everyone: list[child.Child] = []

@@ -146,6 +146,24 @@ made.run()
     process.stdout.close()
 
 
+def test_freed_memory_stays_with_replicas_unless_told_otherwise(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "77")
+  found = []
+
+  def on_event(replica, incarnation, event):
+    if event["event"] == "placed":
+      pid = made.processes[replica].pid
+      lines = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+      found.append(sorted(x for x in lines if x.startswith(b"MALLOC_")))
+
+  made = _launcher(tmp_path, "train 3", on_event=on_event)
+  made.run()
+  threshold = b"MALLOC_MMAP_THRESHOLD_=1073741824"
+  assert found == [[threshold, b"MALLOC_TRIM_THRESHOLD_=77"]] * 2
+
+
 def test_wrong_numbers_are_refused(tmp_path):
   with pytest.raises(ValueError, match="replicas must be at least 1, got 0"):
     _launcher(tmp_path, "sleep", 0)
