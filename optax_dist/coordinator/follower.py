@@ -50,16 +50,13 @@ class Follower(follower_ahead.FollowerAhead):
         self._mind_the_chair()
         continue
       except board_log.Trimmed:
-        was_reading = self.position > 0
-        self.position = self.log.trimmed()
         self._has_all_peers = False
         self._committed = True
-        if was_reading:
-          # What became of its gradient, or of its request to join, is not to
-          # be found out any more. What it has to know comes with its
-          # admission; if it read all that is left, it might never catch up.
-          self.position = self.log.end()
-          self._rejoin("the log has gone on without it")
+        # What became of its gradient, or of its request to join, is not to be
+        # found out any more. What it has to know comes with its admission; if
+        # it read all that is left, it might never catch up.
+        self.position = self.log.end()
+        self._rejoin("the log has gone on without it")
         continue
       except messages.BadMessage as error:
         _log.warning("entry %d of the log is ignored: %s", self.position, error)

@@ -33,6 +33,9 @@ class FollowerMembers(follower_chair.FollowerChair):
       "state": fingerprint(self.shared),
     }
     phases.reach("joining", self.replica)
+    if not self.position:
+      # The answer comes later: what is gone by now can't be it.
+      self.position = self.log.trimmed()
     number = max(map(_number, board.items("hello")), default=-1) + 1
     while True:
       key = f"hello/{number}"
@@ -43,7 +46,10 @@ class FollowerMembers(follower_chair.FollowerChair):
     with self.changed:
       self.incarnation, self.admitted = number, False
       self.lacking = False
-    self._claim(0)
+    if not self.position:
+      # Where the log has begun there is a chief, or there was one: by now this
+      # one may know too little to be the next.
+      self._claim(0)
 
   def _on_join(self, entry: dict[str, Any], payload: bytes) -> None:
     self._has_all_peers = True

@@ -6,7 +6,7 @@ import time
 import embedded_runs as runs
 import pytest
 
-from optax_dist.coordinator import data_plane, embedded, follower
+from optax_dist.coordinator import board_log, data_plane, embedded, follower
 
 
 @pytest.mark.parametrize("behind", [2, 3, 5, 8, 12])
@@ -35,6 +35,53 @@ def test_who_is_a_few_steps_behind_catches_up_at_once(behind):
     results = runs.run(train, 3, k=2, inline_bytes=0)
   assert [r.error for r in results] == [None] * 3
   assert took[0] < 1.0
+
+
+@pytest.mark.parametrize("entries", [0, 1])
+def test_a_newcomer_whose_answer_is_gone_asks_again(entries):
+  let_in, others = threading.Event(), [runs.Result(), runs.Result()]
+
+  def train(replica, result):
+    while not let_in.is_set():
+      replica.step(runs.compute(replica, 0)[0])
+
+  world = embedded.World()
+  settings = {"k": 2, "n": 3}
+  members = [runs.make(world, i, **settings) for i in range(2)]
+  threads = [
+    runs.start(*each) for each in zip(members, [train] * 2, others, strict=True)
+  ]
+  late = runs.make(world, 2, **settings)
+  reader, read = late._follower._reader, []
+  actual = reader.read
+
+  def slow(position, *rest):
+    # It stands still while its answer comes, and goes.
+    if len(read) == entries:
+      hello = late._follower.incarnation
+      end = time.monotonic() + 20.0
+      answered = lambda: members[0]._follower.view.hellos > hello
+      while not answered() and time.monotonic() < end:
+        time.sleep(0.001)
+      gone = members[0]._follower.position
+      while reader._log.trimmed() <= gone and time.monotonic() < end:
+        time.sleep(0.01)
+    read.append(position)
+    return actual(position, *rest)
+
+  reader.read = slow
+  result = runs.Result()
+
+  def take_part(replica, result):
+    let_in.set()
+    return replica.global_step
+
+  thread = runs.start(late, take_part, result)
+  runs.finish([*threads, thread])
+  assert [r.error for r in (*others, result)] == [None] * 3
+  # More than the log keeps went by meanwhile.
+  assert result.value > 2 * board_log.BLOCK
+  assert late._follower.incarnation > 2
 
 
 def test_a_chief_that_hangs_does_not_slow_its_replica_down():
