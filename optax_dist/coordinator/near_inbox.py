@@ -138,8 +138,10 @@ class NearInbox:
           raise
     if not blob:
       # Overwritten, too large, or not sent yet.
-      blob = self._board.try_get(key)
+      told, blob = blob is not None, self._board.try_get(key)
       if blob is None:
+        if told:
+          time.sleep(_PAUSE)  # Somebody has removed it.
         raise engine.EngineTimeout(f"no {key!r} after {timeout:g} s")
       self._by_board = True
     try:
