@@ -18,6 +18,7 @@ import numpy as np
 from optax_dist.coordinator import (
   buffer_pool,
   engine,
+  futex,
   process_watch,
   shared_memory,
   transfer_exchange,
@@ -156,7 +157,8 @@ class HostExchange:
     return self._place(peer) is not None
 
   def reaches(self, peer: str) -> bool:
-    return self.is_near(peer)
+    # Who can't be woken would have to look for notes all the time.
+    return futex.is_available() and self.is_near(peer)
 
   def leave(self, ticket: int, message: bytes) -> bool:
     self._check_open()

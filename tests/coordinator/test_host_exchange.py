@@ -3,7 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from optax_dist.coordinator import engine, host_exchange, jax_runtime
+from optax_dist.coordinator import (
+  engine,
+  futex,
+  host_exchange,
+  jax_runtime,
+  message_ring,
+)
 
 
 @pytest.fixture
@@ -51,6 +57,29 @@ def test_each_peer_is_reached_in_its_way(made):
   one.recycle(given)
   with pytest.raises(engine.EngineTimeout):
     near.fetch(one.address, 1, 1000, 0.0)
+
+
+def test_notes_reach_those_of_this_host_who_can_be_woken(made, monkeypatch):
+  one = made(share_memory=True, transfer=False)
+  near = made(share_memory=True, transfer=False)
+  far = made(share_memory=False, transfer=True)
+  assert one.reaches(near.address) == near.reaches(one.address)
+  assert one.reaches(near.address) == futex.is_available()
+  assert not one.reaches(far.address)
+  assert one.leave(7, b"note")
+  assert near.find(one.address, [8, 7], 5.0) == (7, b"note")
+  assert near.find(one.address, [8], 0.01) is None
+  assert not one.leave(7, b"x" * (message_ring.LARGEST + 1))
+  monkeypatch.setattr(futex, "is_available", lambda: False)
+  assert not one.reaches(near.address)
+  # An exchange can still be waited for.
+  assert near.find(one.address, [8], 0.01) is None
+  one.close()
+  assert near.find(one.address, [7]) == (7, b"note")
+  with pytest.raises(engine.PeerLost, match="closed its exchange"):
+    near.find(one.address, [8], 5.0)
+  with pytest.raises(engine.PeerLost, match="has been closed"):
+    one.leave(7, b"")
 
 
 def test_no_way_is_an_error_that_says_so(made):
