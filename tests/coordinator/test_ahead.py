@@ -69,7 +69,15 @@ def test_where_all_are_needed_no_attempt_is_told(n, tmp_path, monkeypatch):
   path = tmp_path / "run.jsonl"
   # An attempt is also told after a quarter of its time.
   patient = MOVED | {"timeout": 60.0, "attempt_timeout": 20.0}
-  results = runs.run(runs.to_step(8), n, world=world, journal=path, **patient)
+
+  def train(replica, result):
+    # Before all have joined it is not known who will take part.
+    end = time.monotonic() + 20.0
+    while len(replica._follower.view.peers) < n and time.monotonic() < end:
+      time.sleep(0.001)
+    runs.to_step(8)(replica, result)
+
+  results = runs.run(train, n, world=world, journal=path, **patient)
   check(results, path)
   assert told(world) == []
 
