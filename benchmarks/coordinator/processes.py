@@ -26,10 +26,8 @@ HOST = "127.0.0.1"
 # For all that are compared: memory that is freed stays with the process. Fresh
 # pages cost as much as the copies that are measured.
 _KEEP_MEMORY = {
-  "MALLOC_ARENA_MAX": "1",
   "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
   "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-  "MALLOC_TOP_PAD_": str(1 << 28),
 }
 
 

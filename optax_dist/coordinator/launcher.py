@@ -29,10 +29,8 @@ _SLICE = 0.1
 # For glibc: memory that is freed stays with the process. Fresh pages cost as much
 # as all the copies of an exchange.
 _KEEP_MEMORY = {
-  "MALLOC_ARENA_MAX": "1",
   "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
   "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-  "MALLOC_TOP_PAD_": str(1 << 28),
 }
 # One that fails with an error may be the first of all: wait for the others.
 _SETTLE = 1.0
