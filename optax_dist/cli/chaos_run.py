@@ -206,9 +206,10 @@ class _Run:
       want = case.who == "chief"
       others = [m for m in self._members if not m.over and m.is_chief == want]
       victim = next((m for m in others if m is not member), member)
-      held = [m for m in everyone if m not in (member, victim) and m.step]
-      # Who reaches the phase may have no state yet: with the last one that has,
-      # it would die.
+      # Who fetches a snapshot has no state: with the last one that has, the run
+      # would end.
+      lacks = member if case.phase == "fetching_snapshot" else None
+      held = [m for m in everyone if m not in (lacks, victim) and m.step]
       last = case.fault in ("kill", "disconnect") and not held
       if last or (victim is member and member.is_chief != want):
         member.process.send({"do": "go"})
