@@ -20,7 +20,7 @@ _log = logging.getLogger("optax_dist.coordinator")
 # For what should be there, if it is at all.
 _AT_ONCE = 0.001
 
-Entry = tuple[messages.Header, bytes]
+Entry = local_line.Entry
 
 
 class LogReader:
@@ -72,9 +72,10 @@ class LogReader:
     if chief is None or self._notes is None or not self._notes.reaches(chief):
       return self._log.read(position, timeout)
     try:
-      found = self._note(position, chief, 0.0)
-      if found is None and not self._by_notes:
-        blob = self._log.peek(position)
+      found = None
+      if not self._by_notes:
+        found = self._note(position, chief, 0.0)
+        blob = None if found else self._log.peek(position)
         if blob is not None:
           return self._log.unpack(position, blob)
       if found is None:

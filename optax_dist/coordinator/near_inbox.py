@@ -122,20 +122,23 @@ class NearInbox:
     Raises:
       EngineTimeout: there is none after `timeout` seconds.
       BadMessage: a note is not of this job; it is waited on for the right one.
-      PeerLost: the sender has ended, and all it left has been read.
+      PeerLost: the sender has ended, and nothing more of it can be read.
     """
     key = self._key(self._next)
-    blob = self._find(key, 0.0)
-    if blob is None and self._by_board:
-      blob = self._board.try_get(key)
-    if blob is None:
-      self._by_board = False
-      try:
-        blob = self._find(key, timeout)
-      except engine.PeerLost:
-        blob = self._board.try_get(key)
+    blob = None
+    try:
+      if self._by_board:
+        blob = self._find(key, 0.0)
         if blob is None:
-          raise
+          blob = self._board.try_get(key)
+      if blob is None:
+        self._by_board = False
+        blob = self._find(key, timeout)
+    except engine.PeerLost:
+      blob = self._board.try_get(key)
+      if blob is None:
+        raise
+      self._by_board = True
     if not blob:
       # Overwritten, too large, or not sent yet.
       told, blob = blob is not None, self._board.try_get(key)
