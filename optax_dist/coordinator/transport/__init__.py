@@ -1,0 +1,1 @@
+"""Messages, arrays and liveness between replicas: one connection per pair."""
