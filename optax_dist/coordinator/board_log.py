@@ -57,18 +57,29 @@ class BoardLog:
   ) -> bool:
     """Puts an entry; False if there is one, of somebody else, already.
 
+    Where an entry was removed, there is room again. So it counts only if the
+    marker, written before anything is removed, is not beyond it afterwards.
+
     Args:
       position: its place.
       header: what it says.
       payload: bytes that belong to it.
       foretell: whether others of this host are to read it before it stands, and
         may not: so that they can prepare for it.
+
+    Raises:
+      Trimmed: another chief has gone on, and has removed the entry there.
     """
     key = self._key(position)
     blob = messages.pack(self.secret, key, header, payload)
     foretold = foretell and self._leave(self.foretelling(position), blob)
     if not self._board.put(key, blob):
       return False
+    try:
+      self._check(position)
+    except Trimmed:
+      self._board.delete(key)
+      raise
     note = AS_FORETOLD if foretold else blob
     # An empty one says that it is to be read from the board.
     if not self._leave(self.ticket(position), note):
@@ -96,8 +107,20 @@ class BoardLog:
     return messages.unpack(self.secret, self._key(position), blob)
 
   def peek(self, position: int) -> bytes | None:
-    """The entry as it stands there now, if one does."""
-    return self._board.try_get(self._key(position))
+    """The entry as it stands there now, if one does.
+
+    Raises:
+      Trimmed: what stands there was put after the entry was removed.
+    """
+    blob = self._board.try_get(self._key(position))
+    if blob is not None:
+      self._check(position)
+    return blob
+
+  def _check(self, position: int) -> None:
+    """Raises `Trimmed` if the entry was removed; asked after it was found."""
+    if position < self.trimmed():
+      raise Trimmed(f"entry {position} was removed")
 
   def read(
     self, position: int, timeout: float
@@ -113,14 +136,14 @@ class BoardLog:
     try:
       blob = self._board.get(key, timeout)
     except engine.EngineTimeout:
-      if position < self.trimmed():
-        raise Trimmed(f"entry {position} was removed") from None
+      self._check(position)
       raise
+    self._check(position)
     return self.unpack(position, blob)
 
   def has(self, position: int) -> bool:
-    """Whether there is such an entry now."""
-    return self.peek(position) is not None
+    """Whether anything stands there now, though it may have been removed."""
+    return self._board.try_get(self._key(position)) is not None
 
   def end(self) -> int:
     """The first position without an entry, found in few questions."""
@@ -139,26 +162,25 @@ class BoardLog:
 
   def trimmed(self) -> int:
     """The first position that was not removed."""
-    key = f"{self._name}-trimmed"
-    blob = self._board.try_get(key)
-    if blob is None:
-      return 0
-    header, _ = messages.unpack(self.secret, key, blob)
-    return header["position"]
+    found = 0
+    for key, blob in self._board.items(f"{self._name}-trimmed").items():
+      header, _ = messages.unpack(self.secret, key, blob)
+      found = max(found, header["position"])
+    return found
 
   def trim(self, position: int) -> None:
     """Removes whole blocks before `position`."""
-    key = f"{self._name}-trimmed"
     block = position // BLOCK
     start = self.trimmed() // BLOCK
     if block <= start:
       return
+    # A key each: a chief that stalls right here can't set the marker back.
+    key = f"{self._name}-trimmed/{block}"
     header = {"kind": "trimmed", "position": block * BLOCK}
-    self._board.put(
-      key, messages.pack(self.secret, key, header), overwrite=True
-    )
+    self._board.put(key, messages.pack(self.secret, key, header))
     for old in range(start, block):
       self._board.delete(f"{self._name}/{old}")
+      self._board.delete(f"{self._name}-trimmed/{old}")
 
 
 class Inbox:

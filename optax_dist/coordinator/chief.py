@@ -54,8 +54,11 @@ class Chief(chief_steps.ChiefSteps):
       self._post.resign()
     finally:
       self._post.stop()
-      if self._journal is not None:
-        self._journal.close()
+      # A thread that reads messages may be about to write a record.
+      with self._turn:
+        self._ended.set()
+        if self._journal is not None:
+          self._journal.close()
 
   def _take(
     self, incarnation: int, header: dict[str, Any], payload: bytes

@@ -72,6 +72,19 @@ class Post:
     Raises:
       Deposed: another chief has written.
     """
+    try:
+      self._put(entry, payload)
+    except board_log.Trimmed:
+      raise Deposed from None
+    self._check_role()
+    self._line.deliver(self.position, entry, payload)
+    self.position += 1
+    self.appended = time.monotonic()
+    self._view.update(entry)
+    if self.position % board_log.BLOCK == 0:
+      self._log.trim(self.position - _KEPT)
+
+  def _put(self, entry: dict[str, Any], payload: bytes) -> None:
     # With a payload there is something to prepare.
     while not self._append(entry, payload, foretell=bool(payload)):
       try:
@@ -85,13 +98,6 @@ class Post:
       # The old chief was quicker; it will notice at its next entry.
       self._view.update(found)
       self.position += 1
-    self._check_role()
-    self._line.deliver(self.position, entry, payload)
-    self.position += 1
-    self.appended = time.monotonic()
-    self._view.update(entry)
-    if self.position % board_log.BLOCK == 0:
-      self._log.trim(self.position - _KEPT)
 
   def _append(
     self, entry: dict[str, Any], payload: bytes, foretell: bool

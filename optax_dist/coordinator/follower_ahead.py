@@ -48,10 +48,11 @@ class FollowerAhead(follower_steps.FollowerSteps):
     )
 
   def _send_new(self, arrival: Arrival) -> None:
+    # First: what the log says from now on must not be forgotten.
+    self._not_ahead.clear()
     entry = self._look_ahead(arrival)
     if entry is not None:
       self._ahead = arrival.header["ahead"] = entry["attempt"]
-      self._not_ahead.clear()
       self._next_exchange = entry, arrival
     # Before anything is exchanged: who is stuck in that is not computing.
     self._send_arrival(arrival)

@@ -79,7 +79,9 @@ class FollowerChair(follower_state.FollowerState):
       why = f"it is at step {self.step} of {self.view.step}"
       self._ask_for_snapshot(why, again=True)
     else:
-      self.lacking = False
+      with self.changed:
+        self.lacking = False
+        self.changed.notify_all()
       self.tell({"kind": "ack", "applied": self.step})
     for wish in wishes:
       self.tell(wish)

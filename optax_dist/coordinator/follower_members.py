@@ -61,7 +61,8 @@ class FollowerMembers(follower_chair.FollowerChair):
   def _admitted(self, entry: dict[str, Any]) -> None:
     self._count = entry["count"]
     if entry["peer"] is not None:
-      self.lacking = True
+      with self.changed:
+        self.lacking = True
       self._restore(entry["peer"])
     elif entry["step"] == self.step:
       self._take_part()

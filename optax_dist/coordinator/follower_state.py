@@ -211,6 +211,7 @@ class FollowerState(threading.Thread):
     if self.lacking and not again:
       return
     _log.info("replica %r asks for a snapshot: %s", self.replica, why)
-    self.lacking = True
+    with self.changed:
+      self.lacking = True
     self._open_inbox()
     self.tell({"kind": "behind", "applied": self.step})
