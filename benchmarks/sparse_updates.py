@@ -15,7 +15,8 @@ import time
 import jax
 import jax.numpy as jnp
 
-from optax_dist import indexed_slices, optimizers
+from optax_dist import optimizers
+from optax_dist.sparse import indexed_slices
 
 LAZY = {
   "gradient_descent": optimizers.gradient_descent(0.1),

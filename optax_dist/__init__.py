@@ -1,54 +1,55 @@
 """Cross-shard, sync-replicas and elastic-averaging optimizers for optax."""
 
-from optax_dist import optimizers, rules
-from optax_dist.axes import UnboundAxisError
-from optax_dist.center import (
-  center_params,
-  reset_to_center,
-  resize_from_center,
-)
-from optax_dist.cross_shard import cross_shard
-from optax_dist.elastic_average import (
-  ElasticAverageState,
-  ElasticReplica,
-  elastic_average,
-)
-from optax_dist.elastic_exchange import (
-  ElasticExchange,
-  elastic_exchange,
-  sequential_exchange,
-  simultaneous_exchange,
-)
-from optax_dist.indexed_slices import (
+from optax_dist import optimizers, quorum
+from optax_dist._internal.axes import UnboundAxisError
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist.sparse.indexed_slices import (
   IndexedSlices,
   apply_updates,
   is_indexed_slices,
   lookup_value_and_grad,
 )
-from optax_dist.local_params import local_params
-from optax_dist.local_presets import bmuf, diloco, local_sgd, slowmo
-from optax_dist.local_updates import (
+from optax_dist.states.averages import averaged_params
+from optax_dist.states.center import (
+  center_params,
+  reset_to_center,
+  resize_from_center,
+)
+from optax_dist.states.local_params import local_params
+from optax_dist.states.report import SyncReport, sync_report
+from optax_dist.states.resize import resize_replicas
+from optax_dist.states.slots import get_slot, slot_names
+from optax_dist.states.specs import state_axes, state_specs
+from optax_dist.transforms.cross_shard import cross_shard
+from optax_dist.transforms.elastic_average import (
+  ElasticAverageState,
+  ElasticReplica,
+  elastic_average,
+)
+from optax_dist.transforms.elastic_exchange import (
+  ElasticExchange,
+  elastic_exchange,
+  sequential_exchange,
+  simultaneous_exchange,
+)
+from optax_dist.transforms.local_updates import (
   LocalReplica,
   LocalUpdatesState,
   local_updates,
 )
-from optax_dist.moving_averages import averaged_params
-from optax_dist.period_schedules import (
+from optax_dist.transforms.presets import bmuf, diloco, local_sgd, slowmo
+from optax_dist.transforms.schedules import (
   SettablePeriod,
   adacomm_period,
   post_local_period,
 )
-from optax_dist.resize_replicas import resize_replicas
-from optax_dist.slots import get_slot, slot_names
-from optax_dist.state_specs import PerReplica, state_axes, state_specs
-from optax_dist.streaming_updates import (
+from optax_dist.transforms.streaming import (
   StreamingUpdatesState,
   streaming_traffic,
   streaming_updates,
 )
-from optax_dist.sync_replicas import sync_replicas
-from optax_dist.sync_report import SyncReport, sync_report
-from optax_dist.sync_state import ReplicaState, SyncReplicasState
+from optax_dist.transforms.sync_replicas import sync_replicas
+from optax_dist.transforms.sync_state import ReplicaState, SyncReplicasState
 
 __version__ = "0.1.0"
 
@@ -83,10 +84,10 @@ __all__ = [
   "lookup_value_and_grad",
   "optimizers",
   "post_local_period",
+  "quorum",
   "reset_to_center",
   "resize_from_center",
   "resize_replicas",
-  "rules",
   "sequential_exchange",
   "simultaneous_exchange",
   "slot_names",

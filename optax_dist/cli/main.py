@@ -4,16 +4,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from optax_dist.cli import (
-  chaos,
-  errors,
-  parser,
-  plan,
-  replay,
-  simulate,
-  train,
-  watch,
-)
+from optax_dist.cli import errors, parser
+from optax_dist.cli.chaos import command as chaos
+from optax_dist.cli.runs import watch
+from optax_dist.cli.simulate import command as simulate
+from optax_dist.cli.simulate import plan, replay
+from optax_dist.cli.train import command as train
 
 
 def main(argv: Sequence[str] | None = None) -> int:

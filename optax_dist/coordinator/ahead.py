@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optax_dist.coordinator import data_plane, messages, view
-from optax_dist.rules import events
+from optax_dist.quorum import events
 
 # Seconds to wait for those who compute longer; and for each byte.
 _PATIENCE, _PATIENCE_FOR_BYTE = 0.05, 1e-9

@@ -12,7 +12,7 @@ import queue
 import time
 from typing import Any
 
-from optax_dist import rules
+from optax_dist import quorum as rules
 from optax_dist.coordinator import (
   chief_post,
   chief_steps,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from optax_dist import rules
+from optax_dist import quorum
 from optax_dist.coordinator import chief_state
 
 
@@ -16,7 +16,7 @@ class ChiefEnds(chief_state.ChiefState):
     self, incarnation: int, header: dict[str, Any], payload: bytes
   ) -> None:
     self._reason_of_end = header["reason"]
-    self._step(rules.Finish())
+    self._step(quorum.Finish())
 
   def _begin_to_end(self) -> None:
     """Nothing more is committed; the end waits for those who are behind."""
@@ -40,7 +40,7 @@ class ChiefEnds(chief_state.ChiefState):
       self._finish()
 
   def _finish(self) -> None:
-    ledger = rules.ledger(self._rules)
+    ledger = quorum.ledger(self._rules)
     dropped = {reason.value: n for reason, n in ledger.dropped.items()}
     counts = ledger._asdict() | {"dropped": dropped}
     self._post.append(
@@ -56,7 +56,7 @@ class ChiefEnds(chief_state.ChiefState):
     )
     self._ended.set()
 
-  def _warn_of(self, decision: rules.CannotProceed) -> None:
+  def _warn_of(self, decision: quorum.CannotProceed) -> None:
     self._note(
       "cannot_proceed",
       step=decision.step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from optax_dist import rules
+from optax_dist import quorum
 from optax_dist.coordinator import chief_ends, chief_post, specs
 from optax_dist.coordinator import view as views
 
@@ -36,11 +36,11 @@ class ChiefMembers(chief_ends.ChiefEnds):
       if peer is None:
         return False
     self._lose(old, "replaced")
-    self._event = join = rules.Join(replica, number)
-    self._rules, decisions = rules.step(self._rules, join)
+    self._event = join = quorum.Join(replica, number)
+    self._rules, decisions = quorum.step(self._rules, join)
     newcomer = views.Peer(number, replica, header["address"])
     self.view.admit(newcomer)
-    counts = [d.count for d in decisions if isinstance(d, rules.Token)]
+    counts = [d.count for d in decisions if isinstance(d, quorum.Token)]
     self._post.append(
       {
         "kind": "join",
@@ -58,7 +58,7 @@ class ChiefMembers(chief_ends.ChiefEnds):
       self._served[number] = peer
     self._post.listen(newcomer)
     self._note("join", replica=replica, incarnation=number, step=step)
-    self._carry_out([d for d in decisions if not isinstance(d, rules.Token)])
+    self._carry_out([d for d in decisions if not isinstance(d, quorum.Token)])
     return True
 
   def _who_can_serve(self, whom: int, old: int = -1) -> int | None:
@@ -108,9 +108,9 @@ class ChiefMembers(chief_ends.ChiefEnds):
     self._forget(incarnation)
     if self._attempt and self._attempt["witness"] == incarnation:
       self._dismiss_witness()
-    kind: type[rules.Leave | rules.Lost] = rules.Lost
+    kind: type[quorum.Leave | quorum.Lost] = quorum.Lost
     if reason != "replaced" and self._counts_as_left(reason):
-      kind = rules.Leave
+      kind = quorum.Leave
     self._step(kind(peer.replica, incarnation))
     if not self._arrivals:
       self._waiting_since = None

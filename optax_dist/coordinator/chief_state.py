@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from optax_dist import rules
+from optax_dist import quorum
 from optax_dist.coordinator import (
   chief_post,
   data_plane,
@@ -43,7 +43,7 @@ class ChiefState(threading.Thread):
     term: int,
     position: int,
     incarnation: int,
-    replica: rules.Replica,
+    replica: quorum.Replica,
     step: int,
     state: str,
     line: local_line.LocalLine,
@@ -93,12 +93,12 @@ class ChiefState(threading.Thread):
     # Whether its members were told of it; and reports of what is yet to start.
     self._told = True
     self._reports: dict[int, dict[str, Any]] = {}
-    self._held: list[rules.Done] = []
+    self._held: list[quorum.Done] = []
     self._queue: collections.deque[tuple[int, dict[str, Any], bytes]] = (
       collections.deque()
     )
     # Whose gradients were in the attempt that was abandoned last.
-    self._void: dict[rules.Replica, int] = {}
+    self._void: dict[quorum.Replica, int] = {}
     self._to_welcome: list[tuple[int, dict[str, Any]]] = []
     # Those without the state of this step, and who could not give it to them.
     self._behind: dict[int, set[int]] = {}
@@ -111,7 +111,7 @@ class ChiefState(threading.Thread):
     self._prints: dict[int, tuple[str, str, Any]] = {}
     self._waiting_since: float | None = None
     self._warned = 0.0
-    self._event: rules.Event | None = None
+    self._event: quorum.Event | None = None
     self._ended = threading.Event()
     self._attempt_time: float | None = None
     self._ending: float | None = None
@@ -124,16 +124,16 @@ class ChiefState(threading.Thread):
   ) -> None:
     raise NotImplementedError
 
-  def _carry_out(self, decisions: Sequence[rules.Decision]) -> None:
+  def _carry_out(self, decisions: Sequence[quorum.Decision]) -> None:
     raise NotImplementedError
 
   # Here.
 
-  def _step(self, *events: rules.Event) -> None:
+  def _step(self, *events: quorum.Event) -> None:
     """Runs events through the rules, and says what they decide."""
     for event in events:
       self._event = event
-      self._rules, decisions = rules.step(self._rules, event)
+      self._rules, decisions = quorum.step(self._rules, event)
       self._carry_out(decisions)
 
   def _note(self, kind: str, **fields: Any) -> None:
@@ -157,7 +157,7 @@ class ChiefState(threading.Thread):
     )
     self._ended.set()
 
-  def _by_id(self, replica: rules.Replica) -> views.Peer | None:
+  def _by_id(self, replica: quorum.Replica) -> views.Peer | None:
     for peer in self.view.peers.values():
       if peer.replica == replica:
         return peer

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from optax_dist import rules
+from optax_dist import quorum
 from optax_dist.coordinator import ahead, chief_members, data_plane, phases
 
 # A replica so many steps late gets no more means, but a snapshot. It may be less
@@ -33,7 +33,7 @@ class ChiefSteps(chief_members.ChiefMembers):
     if inside + header["count"] != header["total"]:
       # A sum whose first part has had another fate meanwhile.
       local_step = -1
-    fresh = rules.accepts(
+    fresh = quorum.accepts(
       local_step, self._rules.step, self._rules.config.max_staleness
     )
     expected = self._plane.place.nbytes if self._inline else 0
@@ -46,7 +46,7 @@ class ChiefSteps(chief_members.ChiefMembers):
     now = self._journal.time() if self._journal else 0.0
     self._arriving = (header, payload, now)
     self._step(
-      rules.Arrive(
+      quorum.Arrive(
         peer.replica,
         local_step,
         header["finite"],
@@ -69,7 +69,7 @@ class ChiefSteps(chief_members.ChiefMembers):
       self._dismiss_witness()
       return
     replica = self.view.peers[incarnation].replica
-    event = rules.Done(replica, attempt["step"], attempt["attempt"])
+    event = quorum.Done(replica, attempt["step"], attempt["attempt"])
     if attempt["witness"] is not None:
       self._held.append(event)
     else:
@@ -89,7 +89,7 @@ class ChiefSteps(chief_members.ChiefMembers):
     # Perhaps it is gone already; it is its gradient that is left out.
     named = [m[1] for m in attempt["members"] if m[0] == culprit]
     self._step(
-      rules.Failed(
+      quorum.Failed(
         replica,
         attempt["step"],
         attempt["attempt"],
@@ -132,69 +132,69 @@ class ChiefSteps(chief_members.ChiefMembers):
       if incarnation in self.view.peers:
         getattr(self, f"_on_{header['kind']}")(incarnation, header, b"")
 
-  def _carry_out(self, decisions: Sequence[rules.Decision]) -> None:
+  def _carry_out(self, decisions: Sequence[quorum.Decision]) -> None:
     tokens = self._tokens(decisions)
     told = False
     for decision in decisions:
       match decision:
-        case rules.Accept():
+        case quorum.Accept():
           self._accept()
-        case rules.Drop():
+        case quorum.Drop():
           self._drop(decision, tokens)
           told = True
-        case rules.StartAttempt():
+        case quorum.StartAttempt():
           self._start(decision)
-        case rules.Abandon():
+        case quorum.Abandon():
           self._abandon(decision)
-        case rules.Commit():
+        case quorum.Commit():
           if self._inline:
             self._start(decision)
           self._commit(decision, tokens)
           told = True
-        case rules.CannotProceed():
+        case quorum.CannotProceed():
           self._warn_of(decision)
-        case rules.Finished():
+        case quorum.Finished():
           self._begin_to_end()
           return
     if tokens and not told:
       self._post.append({"kind": "token", "tokens": tokens})
 
-  def _tokens(self, decisions: Sequence[rules.Decision]) -> list[list[int]]:
+  def _tokens(self, decisions: Sequence[quorum.Decision]) -> list[list[int]]:
     """Tokens that ask for more or less than one gradient, or just for more."""
     found: list[list[int]] = []
     config = self._rules.config
     if config.replicas_to_aggregate <= config.total_num_replicas:
       return found
     for decision in decisions:
-      if isinstance(decision, rules.Token):
+      if isinstance(decision, quorum.Token):
         peer = self._by_id(decision.replica)
         if peer is not None:
           found.append([peer.incarnation, decision.step, decision.count])
     return found
 
-  def _ask(self, decisions: Sequence[rules.Decision]) -> None:
+  def _ask(self, decisions: Sequence[quorum.Decision]) -> None:
     tokens = self._tokens(decisions)
     if tokens:
       self._post.append({"kind": "token", "tokens": tokens, "more": False})
 
   def _accept(self) -> None:
     event = self._event
-    assert isinstance(event, rules.Arrive)
+    assert isinstance(event, quorum.Arrive)
     assert event.incarnation is not None
     self._arrivals[event.incarnation] = self._arriving
     if self._waiting_since is None:
       self._waiting_since = time.monotonic()
 
-  def _drop(self, drop: rules.Drop, tokens: list[list[int]]) -> None:
+  def _drop(self, drop: quorum.Drop, tokens: list[list[int]]) -> None:
     event, peer = self._event, self._by_id(drop.replica)
     incarnation = peer.incarnation if peer else -1
-    its_own = rules.Arrive | rules.Lost | rules.Leave
+    its_own = quorum.Arrive | quorum.Lost | quorum.Leave
     if isinstance(event, its_own) and event.replica == drop.replica:
       incarnation = -1 if event.incarnation is None else event.incarnation
     arrived: float | None = None
     header: dict[str, Any] = {}
-    its = isinstance(event, rules.Arrive) and event.replica == drop.replica
-    if its and drop.reason is not rules.Reason.SUPERSEDED:
+    its = isinstance(event, quorum.Arrive) and event.replica == drop.replica
+    if its and drop.reason is not quorum.Reason.SUPERSEDED:
       header, _, arrived = self._arriving
     else:
       incarnation = self._void.pop(drop.replica, incarnation)
@@ -224,7 +224,7 @@ class ChiefSteps(chief_members.ChiefMembers):
       arrived=arrived,
     )
 
-  def _start(self, start: rules.StartAttempt | rules.Commit) -> None:
+  def _start(self, start: quorum.StartAttempt | quorum.Commit) -> None:
     members = []
     for c in start.members:
       header = self._arrivals[c.incarnation][0]
@@ -296,7 +296,7 @@ class ChiefSteps(chief_members.ChiefMembers):
     said = [self._arrivals[i][0]["ahead"] for i in who]
     return number if all(s == number for s in said) else 0
 
-  def _abandon(self, abandon: rules.Abandon) -> None:
+  def _abandon(self, abandon: quorum.Abandon) -> None:
     attempt, self._attempt = self._attempt, None
     # Who reported has the outcome of what is void, not that step.
     for incarnation, replica, *_ in attempt["members"] if attempt else ():
@@ -321,7 +321,7 @@ class ChiefSteps(chief_members.ChiefMembers):
       reason=reason,
     )
 
-  def _commit(self, commit: rules.Commit, tokens: list[list[int]]) -> None:
+  def _commit(self, commit: quorum.Commit, tokens: list[list[int]]) -> None:
     attempt, self._attempt = self._attempt, None
     assert attempt is not None
     members = [data_plane.Member(*m) for m in attempt["members"]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from optax_dist import rules
+from optax_dist import quorum
 from optax_dist.coordinator import (
   board_log,
   data_plane,
@@ -53,7 +53,7 @@ class FollowerState(threading.Thread):
     engine_: engine.Engine,
     settings: options.Options,
     policy: policies.Policy,
-    replica: rules.Replica,
+    replica: quorum.Replica,
     shared: Any,
     plane: data_plane.DataPlane,
     spec: dict[str, str],

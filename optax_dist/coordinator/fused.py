@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_dist import accumulator
+from optax_dist.tensorflow1 import accumulator
 
 # Numbers that are averaged at once; a multiple of the wires' quanta.
 PIECE = 64 * 64 * 252

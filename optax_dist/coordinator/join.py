@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import optax
 
-from optax_dist import rules
+from optax_dist import quorum as rules
 from optax_dist.coordinator import embedded, errors, options, policies
 from optax_dist.coordinator import replica as replicas
 

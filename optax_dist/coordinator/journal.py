@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist.rules.events import Replica
+from optax_dist.quorum.events import Replica
 
 VERSION = 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from optax_dist import rules
+from optax_dist import quorum
 
 
 class Outcome(NamedTuple):
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
   accepted: bool
   reason: str
   global_step: int
-  members: tuple[rules.Replica, ...] = ()
+  members: tuple[quorum.Replica, ...] = ()
   staleness: int = 0
   finished: bool = False
   save: bool = False

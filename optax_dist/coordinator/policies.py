@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist import rules
-from optax_dist.elastic_exchange import elastic_exchange
+from optax_dist import quorum
+from optax_dist.transforms.elastic_exchange import elastic_exchange
 
 # A center takes an exchange however old the parameters are.
 _ANY_STALENESS = 2**31 - 1
 
 
 class Quorum(NamedTuple):
-  """The numbers of the rules; see `optax_dist.rules.init`.
+  """The numbers of the rules; see `optax_dist.quorum.init`.
 
   Attributes:
     replicas_to_aggregate: gradients that make a step.
@@ -39,17 +39,17 @@ class Quorum(NamedTuple):
   lower_on_leave: bool = True
   lower_on_loss: bool = False
 
-  def initial(self, global_step: int, two_phase: bool = True) -> rules.State:
+  def initial(self, global_step: int, two_phase: bool = True) -> quorum.State:
     """The rules' first state."""
     if self.weight not in (None, "inverse"):
       raise ValueError(
         f"staleness_weight must be None or 'inverse', got {self.weight!r}."
       )
-    return rules.init(
+    return quorum.init(
       self.replicas_to_aggregate,
       self.total_num_replicas,
       max_staleness=self.max_staleness,
-      weight=rules.inverse_staleness if self.weight else None,
+      weight=quorum.inverse_staleness if self.weight else None,
       lower_on_leave=self.lower_on_leave or self.lower_on_loss,
       two_phase=two_phase,
       global_step=global_step,

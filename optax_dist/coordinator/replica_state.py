@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist import rules
+from optax_dist import quorum
 from optax_dist.coordinator import (
   chief,
   data_plane,
@@ -39,7 +39,7 @@ class ReplicaState:
     policy: policies.Policy,
     params: Any,
     *,
-    replica: rules.Replica,
+    replica: quorum.Replica,
     settings: options.Options,
     opt_state: Any = None,
     global_step: int = 0,

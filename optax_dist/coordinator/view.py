@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from optax_dist import rules
+from optax_dist import quorum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Peer:
   """
 
   incarnation: int
-  replica: rules.Replica
+  replica: quorum.Replica
   address: str
 
 
@@ -43,7 +43,7 @@ class View:
     self.chief_address: str | None = None
     self.step = 0
     self.peers: dict[int, Peer] = {}
-    self.gone: dict[rules.Replica, str] = {}
+    self.gone: dict[quorum.Replica, str] = {}
     self.hellos = 0
 
   def update(self, entry: dict[str, Any]) -> None:

@@ -7,6 +7,13 @@ same trajectory. ``learning_rate`` may be a schedule, gradients may be
 ``optax_dist.apply_updates``.
 """
 
+from optax_dist.optimizers._internal.leaf_rule import (
+  CustomState,
+  ScalarRule,
+  Step,
+  base_custom,
+)
+from optax_dist.optimizers._internal.row_wise import row_wise
 from optax_dist.optimizers.adagrad import adadelta, adagrad, adagrad_da
 from optax_dist.optimizers.adam import adam, custom_adam, nadam
 from optax_dist.optimizers.amsgrad import amsgrad
@@ -18,12 +25,6 @@ from optax_dist.optimizers.gradient_descent import (
   normalized_sgd,
 )
 from optax_dist.optimizers.keras import keras
-from optax_dist.optimizers.leaf_rule import (
-  CustomState,
-  ScalarRule,
-  Step,
-  base_custom,
-)
 from optax_dist.optimizers.momentum import momentum
 from optax_dist.optimizers.neural_optimizer1 import neural_optimizer1
 from optax_dist.optimizers.proximal import (
@@ -36,7 +37,6 @@ from optax_dist.optimizers.returnn_config import (
   returnn_class_names,
 )
 from optax_dist.optimizers.rmsprop import rmsprop
-from optax_dist.optimizers.row_wise import row_wise
 
 __all__ = [
   "REGISTRY",

@@ -3,7 +3,12 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, leaf_rule, rates, row_wise
+from optax_dist.optimizers._internal import (
+  hyperparameters,
+  leaf_rule,
+  rates,
+  row_wise,
+)
 
 
 def adagrad(

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, rates, row_wise
+from optax_dist.optimizers._internal import hyperparameters, rates, row_wise
 
 
 def amsgrad(

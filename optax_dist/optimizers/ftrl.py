@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, leaf_rule
+from optax_dist.optimizers._internal import hyperparameters, leaf_rule
 
 
 def ftrl(

@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, leaf_rule, rates, row_wise
+from optax_dist.optimizers._internal import (
+  hyperparameters,
+  leaf_rule,
+  rates,
+  row_wise,
+)
 
 
 def gradient_descent(

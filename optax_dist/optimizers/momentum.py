@@ -2,7 +2,7 @@
 
 import optax
 
-from optax_dist.optimizers import hyperparameters, rates, row_wise
+from optax_dist.optimizers._internal import hyperparameters, rates, row_wise
 
 
 def momentum(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers import hyperparameters, leaf_rule
+from optax_dist.optimizers._internal import hyperparameters, leaf_rule
 
 
 def proximal_gradient_descent(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import optax
 
-from optax_dist.optimizers import hyperparameters
+from optax_dist.optimizers._internal import hyperparameters
 from optax_dist.optimizers.adagrad import adadelta, adagrad, adagrad_da
 from optax_dist.optimizers.adam import adam, custom_adam, nadam
 from optax_dist.optimizers.amsgrad import amsgrad

@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from optax_dist.optimizers import hyperparameters
+from optax_dist.optimizers._internal import hyperparameters
 from optax_dist.optimizers.adagrad import adadelta, adagrad, adagrad_da
 from optax_dist.optimizers.adam import adam, custom_adam, nadam
 from optax_dist.optimizers.amsgrad import amsgrad

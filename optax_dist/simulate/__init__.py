@@ -3,13 +3,17 @@
 docs/simulate.md tells what is simulated and how well it fits.
 """
 
-from optax_dist.simulate.event_engine import Failures
-from optax_dist.simulate.from_journal import Recorded, from_journal
-from optax_dist.simulate.host_latencies import PerHost, SlowHosts
-from optax_dist.simulate.latency import Distribution, Empirical, Latency
-from optax_dist.simulate.parse_latency import parse_latency
+from optax_dist.simulate.engines.event_engine import Failures
+from optax_dist.simulate.latency.distributions import (
+  Distribution,
+  Empirical,
+  Latency,
+)
+from optax_dist.simulate.latency.hosts import PerHost, SlowHosts
+from optax_dist.simulate.latency.parse import parse_latency
 from optax_dist.simulate.plan import Candidate, Plan, plan
-from optax_dist.simulate.replay import Replay, replay
+from optax_dist.simulate.replay.journal import Replay, replay
+from optax_dist.simulate.replay.latencies import Recorded, from_journal
 from optax_dist.simulate.run_timing import simulate_timing
 from optax_dist.simulate.strategy import (
   Strategy,

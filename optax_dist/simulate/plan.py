@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate.array_engine import Lots
-from optax_dist.simulate.host_latencies import Scaled
-from optax_dist.simulate.latency import Empirical, Latency
+from optax_dist.simulate.engines.array_engine import Lots
+from optax_dist.simulate.latency.distributions import Empirical, Latency
+from optax_dist.simulate.latency.hosts import Scaled
 from optax_dist.simulate.strategy import Strategy
 
 # Replicas in all simulations that go side by side.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from optax_dist.simulate import array_engine, event_engine
-from optax_dist.simulate.draws import Draws
-from optax_dist.simulate.event_engine import Failures, Writer
-from optax_dist.simulate.latency import Latency
+from optax_dist.simulate.engines import array_engine, event_engine
+from optax_dist.simulate.engines.draws import Draws
+from optax_dist.simulate.engines.event_engine import Failures, Writer
+from optax_dist.simulate.latency.distributions import Latency
 from optax_dist.simulate.strategy import Strategy
 from optax_dist.simulate.timing import Timing
 
@@ -28,7 +28,7 @@ def simulate_timing(
 ) -> Timing:
   """Simulates N replicas until so many steps are committed.
 
-  The rules of `optax_dist.rules` decide what counts and what is dropped. No
+  The rules of `optax_dist.quorum` decide what counts and what is dropped. No
   gradient is computed: only time passes.
 
   Args:

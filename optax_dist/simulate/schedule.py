@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate import event_engine
-from optax_dist.simulate.draws import Draws
+from optax_dist.simulate.engines import event_engine
+from optax_dist.simulate.engines.draws import Draws
 from optax_dist.simulate.strategy import Strategy
 from optax_dist.simulate.timing import Timing
 

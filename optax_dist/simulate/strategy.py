@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from optax_dist import rules
+from optax_dist import quorum
 
 # More steps than any run has.
 UNBOUNDED = 2**62
@@ -58,7 +58,7 @@ def sync_replicas(
     >>> sync_replicas(3).name
     'sync, 3 of N'
   """
-  k, _, late = rules.check_sync_arguments(
+  k, _, late = quorum.check_sync_arguments(
     replicas_to_aggregate, None, max_staleness
   )
   bound = f", up to {late} late" if late else ""
@@ -94,7 +94,7 @@ def bounded_staleness(
     >>> bounded_staleness(4).name
     'staleness up to 4'
   """
-  k, _, late = rules.check_sync_arguments(
+  k, _, late = quorum.check_sync_arguments(
     replicas_to_aggregate, None, max_staleness
   )
   return Strategy(f"staleness up to {late}", k, late)
@@ -146,7 +146,7 @@ def local_updates(
   """
   period = _period(communication_period)
   k = replicas - backups
-  rules.check_sync_arguments(k)
+  quorum.check_sync_arguments(k)
   return Strategy(
     f"local updates, period {period}", k, 0, period, kind="change"
   )

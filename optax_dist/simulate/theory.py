@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import integrate, special
 
-from optax_dist.simulate.latency import Latency
+from optax_dist.simulate.latency.distributions import Latency
 
 
 def exponential_step_time(mean: float, k: int, n: int) -> float:

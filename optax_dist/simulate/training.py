@@ -14,14 +14,14 @@ import jax
 import numpy as np
 import optax
 
-from optax_dist.center import center_params
 from optax_dist.simulate import schedule as schedules
 from optax_dist.simulate import training_programs as programs
-from optax_dist.simulate.draws import Draws
-from optax_dist.simulate.event_engine import Failures
-from optax_dist.simulate.latency import Latency
+from optax_dist.simulate.engines.draws import Draws
+from optax_dist.simulate.engines.event_engine import Failures
+from optax_dist.simulate.latency.distributions import Latency
 from optax_dist.simulate.strategy import UNBOUNDED, Strategy
 from optax_dist.simulate.timing import Timing
+from optax_dist.states.center import center_params
 
 # A program for each function, kept from call to call.
 _jitted = functools.lru_cache(jax.jit)

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.elastic_exchange import elastic_exchange
-from optax_dist.local_updates import local_updates
-from optax_dist.state_specs import state_axes
-from optax_dist.sync_replicas import sync_replicas
+from optax_dist.states.specs import state_axes
+from optax_dist.transforms.elastic_exchange import elastic_exchange
+from optax_dist.transforms.local_updates import local_updates
+from optax_dist.transforms.sync_replicas import sync_replicas
 
 _AXIS = "replicas"
 

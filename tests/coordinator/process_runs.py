@@ -10,9 +10,9 @@ import time
 
 import training_process
 
-from optax_dist.cli import chaos_checks
+from optax_dist.cli.chaos import checks as chaos_checks
 from optax_dist.coordinator import child, service
-from optax_dist.simulate.replay_run import replay_run
+from optax_dist.simulate.replay.run import replay_run
 
 # No wait of a test lasts longer, and none of a replica longer than TIMEOUT.
 DEADLINE = 40.0

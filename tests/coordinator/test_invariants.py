@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_histories import CHOICES, OPTIONS, histories
 
-from optax_dist import coordinator, rules
+from optax_dist import coordinator, quorum
 from optax_dist.coordinator import embedded
 
 REPLICAS, STEPS = 3, 6
@@ -89,7 +89,7 @@ def test_a1_a_gradient_is_accepted_or_dropped_as_a_whole(options, choices):
   counted = set()
   for before, event, decisions, after in histories(options, choices):
     known = _gradients(before)
-    if isinstance(event, rules.Arrive):
+    if isinstance(event, quorum.Arrive):
       known[event.replica, "new", event.local_step] = event.count
 
     def take(decision, *kinds, known=known):
@@ -102,13 +102,13 @@ def test_a1_a_gradient_is_accepted_or_dropped_as_a_whole(options, choices):
 
     for decision in decisions:
       match decision:
-        case rules.Accept(replica, at, _, count):
+        case quorum.Accept(replica, at, _, count):
           take(decision, "new", "early")
           key = (replica, after.replicas.get(replica).incarnation, at)
           known[key] = known.get(key, 0) + count
-        case rules.Drop():
+        case quorum.Drop():
           take(decision)
-        case rules.Commit(_, members):
+        case quorum.Commit(_, members):
           for member in members:
             key = (member.replica, member.incarnation, member.local_step)
             assert known.pop(key) == member.count
@@ -155,9 +155,9 @@ def test_a2_a_step_averages_enough_fresh_gradients(options, choices):
   k, late = options["replicas_to_aggregate"], options["max_staleness"]
   for _, _, decisions, _ in histories(options, choices):
     for decision in decisions:
-      if isinstance(decision, rules.Accept):
+      if isinstance(decision, quorum.Accept):
         assert 0 <= decision.staleness <= late
-      if not isinstance(decision, rules.Commit):
+      if not isinstance(decision, quorum.Commit):
         continue
       assert sum(member.count for member in decision.members) >= k
       names = [member.replica for member in decision.members]
@@ -173,11 +173,11 @@ def test_a3_steps_commit_in_order_each_once(options, choices):
   """A3 Steps commit in order, each exactly once; a failure leaves no trace."""
   committed = 0
   for before, _, decisions, after in histories(options, choices):
-    steps = [d.step for d in decisions if isinstance(d, rules.Commit)]
+    steps = [d.step for d in decisions if isinstance(d, quorum.Commit)]
     assert steps == list(range(committed, committed + len(steps)))
     committed += len(steps)
     assert after.step == committed
-    failed = [d for d in decisions if isinstance(d, rules.Abandon)]
+    failed = [d for d in decisions if isinstance(d, quorum.Abandon)]
     if not failed or steps:
       continue
     assert after.applied == before.applied
@@ -250,14 +250,14 @@ def test_a5_no_token_is_lost_and_none_is_old(options, choices):
   """
   k, total = options["replicas_to_aggregate"], options["total_num_replicas"]
   for _, event, decisions, after in histories(options, choices):
-    tokens = [d for d in decisions if isinstance(d, rules.Token)]
-    committed = any(isinstance(d, rules.Commit) for d in decisions)
+    tokens = [d for d in decisions if isinstance(d, quorum.Token)]
+    committed = any(isinstance(d, quorum.Commit) for d in decisions)
     for token in tokens:
       # None for the dead, none of an old step.
       assert after.replicas.get(token.replica).live
       assert token.step in (after.step, after.step - committed)
       assert k > total or token.count == 1
-      if isinstance(event, rules.Join) and not committed:
+      if isinstance(event, quorum.Join) and not committed:
         assert token.step == after.step
     members = after.attempt.incarnations if after.attempt else {}
     for replica, record in after.replicas.items():

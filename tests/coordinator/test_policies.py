@@ -11,7 +11,7 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator import policies
-from optax_dist.elastic_exchange import elastic_exchange
+from optax_dist.transforms.elastic_exchange import elastic_exchange
 
 PERIOD, RATE = 3, 0.3
 INNER = optax.sgd(0.1)

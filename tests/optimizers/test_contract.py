@@ -12,8 +12,10 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from optax_dist import indexed_slices, optimizers, slots
-from optax_dist.indexed_slices import IndexedSlices
+from optax_dist import optimizers
+from optax_dist.sparse import indexed_slices
+from optax_dist.sparse.indexed_slices import IndexedSlices
+from optax_dist.states import slots
 
 ROWS = 7
 _PARAMS = {

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_dist import indexed_slices, optimizers, slots
+from optax_dist import optimizers
+from optax_dist.sparse import indexed_slices
+from optax_dist.states import slots
 
 _FOLDER = pathlib.Path(__file__).parent.parent / "golden"
 _INDEX = json.loads((_FOLDER / "index.json").read_text())

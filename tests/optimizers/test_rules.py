@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist import indexed_slices, optimizers
-from optax_dist.indexed_slices import IndexedSlices
+from optax_dist import optimizers
+from optax_dist.sparse import indexed_slices
+from optax_dist.sparse.indexed_slices import IndexedSlices
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from optax_dist import simulate
 from optax_dist.simulate import schedule
-from optax_dist.simulate.draws import Draws
+from optax_dist.simulate.engines.draws import Draws
 
 
 def _make(strategy, n=5, seconds=60.0, spec="lognormal:0,1", **options):

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
-from optax_dist import axes
+from optax_dist._internal import axes
 
 # Many leaves, and few that are large enough for temporaries.
 _MODELS = {"small": [256] * 7, "large": [4096, 4096]}

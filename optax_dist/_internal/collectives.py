@@ -1,0 +1,266 @@
+"""Sums over mesh axes, with few large messages where that is faster.
+
+**When leaves travel together.** An all-reduce costs a latency and a transfer. On
+TPU and GPU the compiler joins the all-reduces of one step by itself, so leaves
+are handed over one by one and nothing is copied. On CPU it does not, so leaves
+of one dtype are copied into one buffer, where that costs less than messages of
+their own: over several processes those below 2 MiB; within one process, where
+an all-reduce is only a rendezvous of threads, those below 64 KiB, the smallest
+first, up to 8 MiB in all (copies beyond the caches and the allocator's pools
+cost more than they save). ``benchmarks/cross_shard.py`` measures it.
+
+Leaves are never joined where the compiler may have sharded them over further
+axes of the mesh (a partly manual ``shard_map``): flattening would gather them.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import axes
+
+Groups = Sequence[Sequence[int]]
+
+# Bytes: leaves at least this large travel by themselves, over several processes
+# and within one; and how much is joined at most within one.
+_ALONE_BETWEEN = 2 << 20
+_ALONE_WITHIN = 64 << 10
+_BUFFER_WITHIN = 8 << 20
+
+
+def check_groups(groups: Groups | None) -> None:
+  """Checks groups of axis indices as far as that needs no axis.
+
+  Args:
+    groups: the groups, as a list of lists of integers; None or ``[]`` for none.
+
+  Raises:
+    ValueError: if ``groups`` is not a list of lists of integers, if the groups
+      differ in size, or if they are not a permutation of ``range(n)``.
+  """
+  if groups is None:
+    return
+  is_list = isinstance(groups, list) and all(
+    isinstance(g, list) for g in groups
+  )
+  if not is_list or not all(type(i) is int for g in groups for i in g):
+    raise ValueError(
+      "`axis_index_groups` must be a list of lists of integers, got"
+      f" {groups!r}."
+    )
+  sizes = {len(group) for group in groups}
+  if len(sizes) > 1:
+    raise ValueError(
+      "The groups in `axis_index_groups` must be equal in size, got"
+      f" {groups!r}."
+    )
+  if groups:
+    _check_permutation(groups, max(1, sum(map(len, groups))))
+
+
+def check_groups_partition(groups: Groups, size: int) -> None:
+  """Checks that ``groups`` partition an axis of ``size``.
+
+  Raises:
+    ValueError: if they are not a permutation of ``range(size)``.
+  """
+  _check_permutation(groups, size)
+
+
+def _check_permutation(groups: Groups, size: int) -> None:
+  if sorted(i for group in groups for i in group) != list(range(size)):
+    raise ValueError(
+      "`axis_index_groups` must be a permutation of the axis's indices, of"
+      f" range({size}), got {groups!r}."
+    )
+
+
+def sum_leaves(
+  leaves: Sequence[jax.Array],
+  names: Sequence[tuple[axes.AxisName, ...]],
+  groups: Groups | None = None,
+) -> list[jax.Array]:
+  """Sums each leaf over its own axes, in as few collectives as is fast.
+
+  Args:
+    leaves: arrays of any shapes and dtypes.
+    names: for each leaf the bound axes to sum over; an empty tuple for a leaf
+      that is to stay as it is.
+    groups: groups of indices, for leaves that have a single axis to sum over:
+      the sum is over the own group instead of the whole axis.
+
+  Raises:
+    NotImplementedError: for an axis of ``jax.vmap`` inside a ``jax.shard_map``
+      with ``check_vma=True``, where JAX has no collectives.
+
+  Returns:
+    The sums, each in its leaf's shape and dtype. They are bit-identical on all
+    replicas that were summed over.
+  """
+  results = list(leaves)
+  buckets: dict[tuple, list[int]] = {}
+  for i, (leaf, over) in enumerate(zip(leaves, names, strict=True)):
+    if not over:
+      continue
+    # Joined leaves get one type, so only leaves of equal types are joined.
+    kind = (
+      (over, leaf.dtype, axes.varying_axes(leaf)) if _joins(leaf, over) else i
+    )
+    buckets.setdefault((kind,), []).append(i)
+  for members in itertools.chain.from_iterable(
+    _buffers(members, leaves) for members in buckets.values()
+  ):
+    over = names[members[0]]
+    reduce = _group_sum(over[0], groups) if groups else _axis_sum(over)
+    for i, total in zip(
+      members, _joined(reduce, [leaves[i] for i in members]), strict=True
+    ):
+      results[i] = total
+  return results
+
+
+def gather_rows(
+  x: jax.Array,
+  names: tuple[axes.AxisName, ...],
+  groups: Groups | None = None,
+) -> jax.Array:
+  """Concatenates the rows of all replicas, in replica order.
+
+  Args:
+    x: an array of shape ``[rows, ...]``, of the same shape on each replica.
+    names: the bound axes that the replicas lie along.
+    groups: groups of indices along the (single) axis: the rows come from the
+      replicas of the own group only, in the group's order.
+
+  Returns:
+    An array of shape ``[replicas * rows, ...]``, equal on all replicas that
+    gathered from each other.
+  """
+  if groups:
+    return _gather_group(x, names[0], groups)
+  batched, spread = _split(names)
+  for name in reversed(batched):
+    x = jax.lax.all_gather(x, name, tiled=True)
+  if spread:
+    tracked = any(axes.is_tracked(name) for name in spread)
+    to = "invarying" if tracked else "varying"
+    x = jax.lax.all_gather(x, spread, tiled=True, to=to)
+  return x
+
+
+def _gather_group(x: jax.Array, name: axes.AxisName, groups: Groups):
+  if name in axes.mesh_axes():
+    return jax.lax.all_gather(x, name, axis_index_groups=groups, tiled=True)
+  rows = jax.lax.all_gather(x, name)[_peers(name, groups)]
+  return jnp.reshape(rows, (-1, *x.shape[1:]))
+
+
+def _joins(leaf: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:
+  if not axes.mesh_axes().issuperset(over) or not axes.is_fully_manual():
+    return False
+  if axes.platform() != "cpu":
+    return False
+  alone = _ALONE_BETWEEN if jax.process_count() > 1 else _ALONE_WITHIN
+  return leaf.nbytes < alone
+
+
+def _buffers(
+  members: list[int], leaves: Sequence[jax.Array]
+) -> list[list[int]]:
+  """Splits leaves that may be joined into those that are, and single ones."""
+  if jax.process_count() > 1:
+    return [members]
+  members = sorted(members, key=lambda i: leaves[i].nbytes)
+  ends = itertools.accumulate(leaves[i].nbytes for i in members)
+  fits = sum(end <= _BUFFER_WITHIN for end in ends)
+  together, alone = members[:fits], members[fits:]
+  return [b for b in (together, *([i] for i in alone)) if b]
+
+
+def _joined(
+  reduce: Callable[[jax.Array], jax.Array], leaves: list[jax.Array]
+) -> list[jax.Array]:
+  if len(leaves) == 1:
+    return [reduce(leaves[0])]
+  total = reduce(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]))
+  ends = [0]
+  for leaf in leaves:
+    ends.append(ends[-1] + leaf.size)
+  return [
+    jnp.reshape(jax.lax.slice(total, (start,), (end,)), leaf.shape)
+    for leaf, start, end in zip(leaves, ends[:-1], ends[1:], strict=True)
+  ]
+
+
+def _axis_sum(over: tuple[axes.AxisName, ...]):
+  batched, spread = _split(over)
+
+  def axis_sum(x):
+    x = jax.lax.psum(x, batched) if batched else x
+    return jax.lax.psum(x, spread) if spread else x
+
+  return axis_sum
+
+
+def _split(names: tuple[axes.AxisName, ...]):
+  # Axes of vmap first: that moves nothing, and leaves less to move. JAX refuses
+  # tracked and untracked axes in one psum anyway.
+  on_mesh = axes.mesh_axes()
+  batched = tuple(name for name in names if name not in on_mesh)
+  _check_vmap_collectives(batched)
+  return batched, tuple(name for name in names if name in on_mesh)
+
+
+def _check_vmap_collectives(batched: tuple[axes.AxisName, ...]) -> None:
+  # JAX fails here with a bare AssertionError, in every collective.
+  if batched and any(axes.is_tracked(name) for name in axes.mesh_axes()):
+    raise NotImplementedError(
+      f"JAX has no collectives over an axis of jax.vmap ({batched[0]!r}) inside"
+      " jax.shard_map with check_vma=True. Pass check_vma=False to that"
+      " shard_map, or make the axis one of its mesh."
+    )
+
+
+def _group_sum(name: axes.AxisName, groups: Groups):
+  """Returns the sum over the own group, by the way that works in this map."""
+  if name not in axes.mesh_axes():
+    _check_vmap_collectives((name,))
+    return lambda x: _sum_of_gathered(x, name, groups)
+  if not axes.is_tracked(name):
+    return lambda x: jax.lax.psum(x, name, axis_index_groups=groups)
+  if axes.is_fully_manual():
+    return lambda x: _sum_by_scatter(x, name, groups)
+  return lambda x: jnp.sum(
+    jax.lax.all_gather(x, name, axis_index_groups=groups),
+    axis=0,
+    dtype=x.dtype,
+  )
+
+
+def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):
+  """Under vmap, where no collective knows groups and a gather moves nothing."""
+  rows = jax.lax.all_gather(x, name)[_peers(name, groups)]
+  return jnp.sum(rows, axis=0, dtype=x.dtype)
+
+
+def _peers(name: axes.AxisName, groups: Groups) -> jax.Array:
+  """Returns the indices of this replica's group."""
+  peers: list[Sequence[int]] = [[]] * axes.axes_size([name])
+  for group in groups:
+    for i in group:
+      peers[i] = group
+  return jnp.asarray(peers)[jax.lax.axis_index(name)]
+
+
+def _sum_by_scatter(x: jax.Array, name: axes.AxisName, groups: Groups):
+  """Under check_vma, where psum refuses groups: its two halves do not."""
+  flat = jnp.ravel(x)
+  size = len(groups[0])
+  # At least one element each: there is no scatter of nothing.
+  flat = jnp.pad(flat, (0, -flat.size % size if flat.size else size))
+  part = jax.lax.psum_scatter(flat, name, axis_index_groups=groups, tiled=True)
+  total = jax.lax.all_gather(part, name, axis_index_groups=groups, tiled=True)
+  return jnp.reshape(total[: math.prod(x.shape)], x.shape)

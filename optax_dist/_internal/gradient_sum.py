@@ -1,0 +1,255 @@
+"""The gradients that one replica holds until the next aggregation.
+
+A dense gradient adds up in one array. A sparse one (:class:`IndexedSlices`) adds
+up row by row in a fixed number of slots, beside how many gradients touched each
+row: TensorFlow's sparse accumulators divide each row by that number.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import axes, collectives
+from optax_dist.sparse import indexed_slices
+from optax_dist.sparse.indexed_slices import IndexedSlices
+
+
+class SparseSum(NamedTuple):
+  """The sum of a replica's sparse gradients of one table.
+
+  Attributes:
+    slices: the sum, in a fixed number of slots, ascending, unused ones last.
+    touches: float32 array of shape ``[slots]``: by slot, how many gradients
+      touched the row.
+  """
+
+  slices: IndexedSlices
+  touches: jax.Array
+
+
+def is_leaf(x: Any) -> bool:
+  """Whether ``x`` is one gradient, one sum, or the None of a missing one."""
+  return x is None or isinstance(x, SparseSum | IndexedSlices)
+
+
+def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
+  """Returns a sum of no gradients.
+
+  Args:
+    params: a pytree of arrays.
+    sparse_capacity: None, or a pytree like ``params`` (or a function of them
+      that returns one) with None for a parameter whose gradient is dense and the
+      number of slots for a table whose gradient is sparse.
+    dtype: of the sums; None for each parameter's own.
+
+  Returns:
+    A pytree like ``params`` of zeros and :class:`SparseSum`.
+
+  Raises:
+    ValueError: if a capacity is not a positive integer, or is one for a scalar.
+  """
+  if callable(sparse_capacity):
+    sparse_capacity = sparse_capacity(params)
+
+  def zeros(path, param, capacity):
+    kind = dtype or jnp.result_type(param)
+    if capacity is None:
+      return jnp.zeros(jnp.shape(param), kind)
+    if type(capacity) is not int or capacity < 1 or not jnp.ndim(param):
+      raise ValueError(
+        "`sparse_capacity` must be None or a positive integer for each table, got"
+        f" {capacity!r} for params{jax.tree_util.keystr(path)} of shape"
+        f" {jnp.shape(param)}."
+      )
+    shape = jnp.shape(param)
+    slices = IndexedSlices(
+      jnp.zeros((capacity, *shape[1:]), kind),
+      jnp.full(capacity, shape[0], jnp.int32),
+      shape,
+    )
+    return SparseSum(slices, jnp.zeros(capacity, jnp.float32))
+
+  treedef: Any
+  leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  if sparse_capacity is None:
+    capacities: Sequence[Any] = [None] * len(leaves)
+  else:
+    capacities = treedef.flatten_up_to(sparse_capacity)
+  return treedef.unflatten(
+    [
+      zeros(path, leaf, capacity)
+      for (path, leaf), capacity in zip(leaves, capacities, strict=True)
+    ]
+  )
+
+
+def add(total: Any, gradient: Any, weight: Any = None) -> tuple[Any, jax.Array]:
+  """Adds one weighted gradient.
+
+  Args:
+    total: what :func:`init` or this function returned.
+    gradient: a pytree like the parameters, with None where there is no gradient.
+    weight: a scalar, or None for 1.
+
+  Returns:
+    The new sum, and a boolean scalar: whether every row found a slot. Where it
+    did not, the new sum lacks rows and must not be used.
+
+  Raises:
+    ValueError: if a gradient is sparse and its sum is not, or the other way
+      round, or if it has more slots than its sum.
+  """
+  fits = jnp.asarray(True)
+
+  def add_leaf(path, grad, into):
+    nonlocal fits
+    if grad is None:
+      return into
+    name = "updates" + jax.tree_util.keystr(path)
+    if isinstance(grad, IndexedSlices) != isinstance(into, SparseSum):
+      kind = "sparse" if isinstance(grad, IndexedSlices) else "dense"
+      raise ValueError(
+        f"{name} is {kind}, which `sparse_capacity` did not say: give the most"
+        " rows that a replica holds until the next step for each parameter with"
+        " a sparse gradient, and None for the others."
+      )
+    if isinstance(into, SparseSum):
+      into, leaf_fits = _add_slices(into, grad, weight, name)
+      fits &= leaf_fits
+      return into
+    return into + _weighted(grad, weight).astype(into.dtype)
+
+  total = jax.tree_util.tree_map_with_path(
+    add_leaf, gradient, total, is_leaf=is_leaf
+  )
+  return total, fits
+
+
+def _weighted(x: jax.Array, weight: Any) -> jax.Array:
+  return x if weight is None else x * jnp.asarray(weight, x.dtype)
+
+
+def _add_slices(into, grad, weight, name) -> tuple[SparseSum, jax.Array]:
+  capacity = into.touches.shape[0]
+  if grad.indices.shape[0] > capacity:
+    raise ValueError(
+      f"{name} has {grad.indices.shape[0]} slots, but `sparse_capacity` for it is"
+      f" {capacity}."
+    )
+  grad = indexed_slices.sum_duplicates(grad)
+  rows = into.slices.dense_shape[0]
+  touched = (grad.indices < rows).astype(jnp.float32)
+  values = _weighted(grad.values, weight).astype(into.slices.dtype)
+  indices = grad.indices.astype(into.slices.indices.dtype)
+  merged = merge(
+    SparseSum(
+      IndexedSlices(
+        jnp.concatenate([into.slices.values, values]),
+        jnp.concatenate([into.slices.indices, indices]),
+        grad.dense_shape,
+      ),
+      jnp.concatenate([into.touches, touched]),
+    )
+  )
+  # Unused slots come last, so one past the capacity tells of all beyond it.
+  fits = merged.slices.indices[capacity] == rows
+  return jax.tree.map(lambda x: x[:capacity], merged), fits
+
+
+def merge(total: SparseSum) -> SparseSum:
+  """Adds up the slots of equal rows; they come first, ascending."""
+  slices = indexed_slices.sum_duplicates(total.slices)
+  touched = indexed_slices.sum_duplicates(
+    IndexedSlices(total.touches, total.slices.indices, slices.shape[:1])
+  )
+  return SparseSum(slices, touched.values)
+
+
+def clear(total: Any, where: Any) -> Any:
+  """Empties the sum where the boolean scalar ``where`` holds."""
+
+  def clear_leaf(leaf):
+    if not isinstance(leaf, SparseSum):
+      return jnp.where(where, jnp.zeros_like(leaf), leaf)
+    cleared = jax.tree.map(
+      lambda x: jnp.where(where, jnp.zeros_like(x), x), leaf
+    )
+    rows = leaf.slices.dense_shape[0]
+    cleared.slices.indices = jnp.where(where, rows, leaf.slices.indices)
+    return cleared
+
+  return jax.tree.map(
+    clear_leaf, total, is_leaf=lambda x: isinstance(x, SparseSum)
+  )
+
+
+def average(
+  total: Any,
+  like: Any,
+  count: Any,
+  names: tuple[axes.AxisName, ...],
+  sparse_average: str = "touched",
+) -> tuple[Any, Any]:
+  """Averages the sums of all replicas.
+
+  The dense sums and the count travel together as far as they can.
+
+  Args:
+    total: this replica's sum.
+    like: the gradient, for its structure and dtypes.
+    count: how many gradients are in this replica's sum, an int32 scalar; or a
+      Python integer, where it is known that all replicas together have so many.
+    names: the bound axes that the replicas lie along.
+    sparse_average: ``"touched"`` divides each row of a sparse gradient by how
+      many gradients touched it, ``"gradients"`` by how many there are.
+
+  Returns:
+    The average, like ``like``, and the number of gradients in it. Where there
+    are none, the average is zero.
+  """
+  treedef: Any
+  grads, treedef = jax.tree.flatten(like, is_leaf=is_leaf)
+  sums = treedef.flatten_up_to(total)
+  dense = [
+    i
+    for i, grad in enumerate(grads)
+    if grad is not None and not isinstance(grad, IndexedSlices)
+  ]
+  known = isinstance(count, int)
+  # As float32 it shares a buffer with most gradients; exact up to 2**24.
+  head = [] if known else [jnp.asarray(count, jnp.float32)]
+  leaves = head + [sums[i] for i in dense]
+  reduced = collectives.sum_leaves(leaves, [names] * len(leaves))
+  all_in = count if known else reduced[0].astype(jnp.int32)
+  divisor = jnp.maximum(all_in, 1)
+  results: list[Any] = [None] * len(grads)
+  for i, x in zip(dense, reduced[len(head) :], strict=True):
+    # The compiler repeats a product wherever it is needed, and keeps a quotient
+    # in memory: so multiply.
+    kind = jnp.finfo(x.dtype).dtype
+    wide = x.dtype
+    if kind.itemsize < 4:
+      kind = wide = jnp.dtype(jnp.float32)
+    mean = x.astype(wide) * (1 / divisor.astype(kind)).astype(wide)
+    results[i] = mean.astype(grads[i].dtype)
+  for i, grad in enumerate(grads):
+    if isinstance(grad, IndexedSlices):
+      results[i] = _average_slices(
+        sums[i], names, None if sparse_average == "touched" else divisor
+      )
+  return treedef.unflatten(results), all_in
+
+
+def _average_slices(total: SparseSum, names, divisor) -> IndexedSlices:
+  merged = merge(
+    jax.tree.map(lambda x: collectives.gather_rows(x, names), total)
+  )
+  values = merged.slices.values
+  by = jnp.maximum(merged.touches, 1) if divisor is None else divisor
+  by = jnp.broadcast_to(by, merged.touches.shape).astype(values.dtype)
+  by = by.reshape(by.shape + (1,) * (values.ndim - 1))
+  return IndexedSlices(
+    values / by, merged.slices.indices, merged.slices.dense_shape
+  )

@@ -1,0 +1,70 @@
+"""Changing a few large arrays from time to time, without copies in between."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import axes
+
+Carry = TypeVar("Carry")
+
+
+def change_if(
+  predicate: jax.Array,
+  fun: Callable[[Carry], Carry],
+  carry: Carry,
+  names: Iterable[axes.AxisName],
+) -> Carry:
+  """Returns ``fun(carry)`` where ``predicate`` holds, and ``carry`` elsewhere.
+
+  The same as ``jax.lax.cond`` with the identity as its other branch, but a loop of
+  one or no rounds: compilers keep what a loop carries in place, whereas what
+  passes through a branch is copied, each time.
+
+  Compilers compute what a loop does not change outside of it, in every step. What
+  is expensive in ``fun``, such as a collective, must depend on a part of ``carry``
+  that it changes.
+
+  Args:
+    predicate: a boolean scalar, equal on all replicas if ``fun`` communicates.
+    fun: a function of ``carry`` whose result has its structure and shapes; dtypes
+      are cast.
+    carry: a pytree of arrays.
+    names: the axes that the replicas lie along, bound here.
+
+  Returns:
+    The chosen one.
+
+  Example:
+    >>> double = lambda x: 2 * x
+    >>> x = jnp.ones(2)
+    >>> change_if(jnp.asarray(True), double, x, []).tolist()
+    [2.0, 2.0]
+  """
+  times = predicate.astype(jnp.int32)
+  # Under vmap, a predicate that has an axis of replicas would turn the loop into a
+  # choice, with both sides computed in each step. The largest has no such axis.
+  batched = tuple(name for name in names if name not in axes.mesh_axes())
+  if batched:
+    times = jax.lax.pmax(times, batched)
+  varying = jax.tree.map(
+    lambda a, b: axes.varying_axes(a) | axes.varying_axes(b),
+    carry,
+    jax.eval_shape(fun, carry),
+  )
+
+  def cast(x, like, over):
+    return axes.cast_to_varying(jnp.asarray(x, like.dtype), over)
+
+  def one_round(count_and_carry):
+    count, carry = count_and_carry
+    return count + 1, jax.tree.map(cast, fun(carry), carry, varying)
+
+  _, carry = jax.lax.while_loop(
+    lambda count_and_carry: count_and_carry[0] < times,
+    one_round,
+    (jnp.zeros_like(times), jax.tree.map(cast, carry, carry, varying)),
+  )
+  return carry

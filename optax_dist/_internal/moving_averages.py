@@ -1,0 +1,84 @@
+"""Moving averages of parameters, updated with them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist.sparse.indexed_slices import apply_updates
+
+
+def _is_left_out(x: Any) -> bool:
+  return isinstance(x, optax.MaskedNode)
+
+
+def check(decay: float | None, which: Any) -> None:
+  """Checks the arguments of :func:`init`.
+
+  Raises:
+    ValueError: if the decay is not from 0 to 1, or is missing.
+  """
+  if decay is None and which is not None:
+    raise ValueError(
+      "`variables_to_average` needs `variable_averages`, the decay, got None."
+    )
+  if decay is not None and not (
+    isinstance(decay, int | float) and 0.0 <= decay <= 1.0
+  ):
+    raise ValueError(
+      f"`variable_averages` must be a decay from 0 to 1, got {decay!r}."
+    )
+
+
+def init(params: optax.Params, decay: float | None, which: Any) -> Any:
+  """Returns the averages to start with: the parameters themselves.
+
+  Args:
+    params: a pytree of arrays.
+    decay: the decay, or None for no averages.
+    which: a pytree of booleans like ``params`` (or a prefix of it), a function of
+      ``params`` that returns one, or None for all.
+
+  Returns:
+    A pytree like ``params``, with ``optax.MaskedNode`` for what is left out; or
+    None.
+  """
+  if decay is None:
+    return None
+  if callable(which):
+    which = which(params)
+  # Copies: they must not share a donated buffer with the parameters.
+  copy = lambda tree: jax.tree.map(
+    lambda x: jnp.array(x, jnp.result_type(x)), tree
+  )
+  if which is None:
+    return copy(params)
+  return jax.tree.map(
+    lambda use, part: copy(part) if use else optax.MaskedNode(), which, params
+  )
+
+
+def update(averages: Any, params: Any, updates: Any, decay: Any) -> Any:
+  """Moves the averages towards the updated parameters.
+
+  Args:
+    averages: what :func:`init` or this function returned.
+    params: the parameters before the update.
+    updates: their update.
+    decay: the decay: ``average -= (1 - decay) * (average - parameter)``.
+
+  Returns:
+    The new averages.
+  """
+  if averages is None:
+    return None
+
+  def move(average, param):
+    if _is_left_out(average):
+      return average
+    rate = jnp.asarray(1.0 - decay, average.dtype)
+    return average - rate * (average - param)
+
+  new = apply_updates(params, updates)
+  return jax.tree.map(move, averages, new, is_leaf=_is_left_out)

@@ -1,0 +1,51 @@
+"""One replica's block of a state: marked, taken out, and put back."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class PerReplica(NamedTuple):
+  """Marks a part of a state that differs from replica to replica.
+
+  Seen as a whole, each array in it has a leading replica axis. Seen by one
+  replica inside a map it is that replica's block: with a leading axis of size 1
+  under ``jax.shard_map``, without it under ``jax.vmap`` and ``jax.pmap``.
+
+  Attributes:
+    value: a pytree of arrays.
+  """
+
+  value: Any
+
+
+def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
+  """Returns one replica's values, and whether they had a leading axis.
+
+  Args:
+    node: one replica's part of a state, inside a map.
+    scalar: an array of ``node`` that is a scalar per replica: its rank tells
+      whether there is a leading axis.
+    user: what needs the values, for the message.
+
+  Raises:
+    ValueError: if the block is not a single replica's.
+  """
+  if jnp.ndim(scalar) == 0:
+    return node.value, False
+  if jnp.shape(scalar) != (1,):
+    raise ValueError(
+      f"{user}: this replica sees the state of {jnp.shape(scalar)[0]} replicas."
+      " Pass the state into the map with in_specs=optax_dist.state_specs(state,"
+      " axis_name) for jax.shard_map, or in_axes=optax_dist.state_axes(state) for"
+      " jax.vmap and jax.pmap, and out of it in the same way."
+    )
+  return jax.tree.map(lambda x: x[0], node.value), True
+
+
+def as_block(value: Any, leading: bool) -> PerReplica:
+  """Puts one replica's values back, with a leading axis where they had one."""
+  if leading:
+    value = jax.tree.map(lambda x: x[None], value)
+  return PerReplica(value)

@@ -1,0 +1,55 @@
+"""The leaves of a tree of updates: their names, and what they may be."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import axes
+
+
+def name_of(path: jax.tree_util.KeyPath) -> str:
+  """Returns the name of a leaf for messages: ``updates['w']``."""
+  return "updates" + jax.tree_util.keystr(path)
+
+
+def check_dtype(user: str, path: jax.tree_util.KeyPath, leaf: Any) -> None:
+  """Checks that a leaf is something that can be averaged.
+
+  Raises:
+    TypeError: if it is not floating-point or complex; names it.
+  """
+  dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+  if not jnp.issubdtype(dtype, jnp.inexact):
+    raise TypeError(
+      f"{user} aggregates floating-point and complex updates, but"
+      f" {name_of(path)} is {dtype}. Leave it out (None, or optax.masked), or"
+      " cast it."
+    )
+
+
+def check_own(
+  user: str,
+  path: jax.tree_util.KeyPath,
+  leaf: Any,
+  tracked: frozenset[axes.AxisName],
+) -> None:
+  """Checks that a leaf is one replica's own, where types tell.
+
+  Args:
+    user: what needs it, for the message.
+    path: the leaf's path.
+    leaf: an array.
+    tracked: the tracked ones of the axes that the replicas lie along.
+
+  Raises:
+    ValueError: if the leaf does not vary over all of ``tracked``.
+  """
+  missing = tracked - axes.varying_axes(leaf)
+  if missing:
+    raise ValueError(
+      f"{user}: {name_of(path)} does not vary over axis"
+      f" {', '.join(sorted(map(repr, missing)))}: it arrived already summed over"
+      " the replicas, and can't be taken apart again. Differentiate with respect"
+      " to optax_dist.local_params(params, axis_name)."
+    )

@@ -1,0 +1,1 @@
+"""``optax-dist chaos``: faults in every phase of a step."""

@@ -1,0 +1,149 @@
+"""``optax-dist chaos``: the fault matrix, with real processes."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import pathlib
+import tempfile
+from typing import Any
+
+from optax_dist.cli import errors, installed, output_files, parser
+
+_DESCRIPTION = """\
+Starts replicas as processes on this machine and has faults strike them: SIGKILL,
+SIGSTOP and SIGCONT, delays, connections that are cut, and forged messages, in each
+phase of a step, a replica's or the chief's. After each run it checks that steps were
+committed once and in order, that all replicas held the same parameters and optimizer
+state after each step, that every gradient was applied once, dropped for a reason or
+lost with its process, that no wait passed its deadline, and that no process is left.
+A seed is a run; 110 in a row are the whole matrix (11 phases, 5 faults, and whether
+the chief is struck). The exit code is 1 if anything was wrong."""
+
+_FAILED = 1
+
+
+def add_parser(commands) -> None:
+  """Adds the ``chaos`` command to the commands of a parser."""
+  command = parser.add_command(
+    commands,
+    "chaos",
+    run,
+    help="inflict faults on real processes, and check what must hold",
+    description=_DESCRIPTION,
+  )
+  add = command.add_argument
+  add(
+    "--seeds",
+    metavar="FIRST:END",
+    type=_seeds,
+    default=range(50),
+    help="which runs to make (default: 0:50)",
+  )
+  add(
+    "--output",
+    metavar="DIR",
+    type=pathlib.Path,
+    help="keep journals and outputs there (default: nowhere)",
+  )
+  add("--json", metavar="FILE", type=pathlib.Path, help="write all outcomes")
+
+
+def _seeds(text: str) -> range:
+  """An argument type: a range of seeds, such as 0:50."""
+  first, _, end = text.partition(":")
+  try:
+    found = range(int(first), int(end))
+  except ValueError:
+    found = range(0)
+  if not found or found.start < 0:
+    raise argparse.ArgumentTypeError(
+      f"must be FIRST:END with 0 <= FIRST < END, such as 0:50, got {text!r}"
+    )
+  return found
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the ``chaos`` command with its parsed arguments."""
+  installed.check()
+  output_files.check_writable(args.json)
+  from optax_dist.cli import bar
+  from optax_dist.cli.chaos import cases as chaos_cases
+  from optax_dist.cli.chaos import run as chaos_run
+
+  results: list[chaos_run.Result] = []
+  with contextlib.ExitStack() as stack:
+    if args.output is None:
+      folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    else:
+      folder = args.output
+      folder.mkdir(parents=True, exist_ok=True)
+    shown = stack.enter_context(bar.bar("striking", len(args.seeds)))
+    pool = stack.enter_context(chaos_run.Pool(folder))
+    try:
+      for seed in args.seeds:
+        result = chaos_run.run(pool, chaos_cases.case(seed))
+        results.append(result)
+        shown(len(results))
+        for problem in result.problems:
+          print(f"seed {seed}, {result.case}: {problem}", flush=True)
+    except KeyboardInterrupt:
+      raise errors.Interrupted(
+        f"interrupted after {len(results)} of {len(args.seeds)} runs"
+      ) from None
+  left = pool.orphans()
+  _show(results)
+  if left:
+    print(f"processes are left: {left}")
+  if args.json:
+    output_files.write_json(args.json, [_plain(r) for r in results])
+  bad = [r for r in results if r.problems]
+  return _FAILED if bad or left else 0
+
+
+def _plain(result: Any) -> dict[str, Any]:
+  case = result.case
+  return {
+    "seed": case.seed,
+    "phase": case.phase,
+    "fault": case.fault,
+    "who": case.who,
+    "outcome": result.outcome,
+    "problems": result.problems,
+    "seconds": round(result.seconds, 2),
+    "steps": result.steps,
+  }
+
+
+def _show(results: list[Any]) -> None:
+  """Prints the matrix: for each phase and fault, how many runs went well."""
+  from optax_dist.cli import tables
+  from optax_dist.cli.chaos import cases as chaos_cases
+
+  cells: dict[tuple[str, str], list[Any]] = collections.defaultdict(list)
+  for result in results:
+    cells[result.case.phase, result.case.fault].append(result)
+  shown = tables.table("runs that went well, of all, by phase and fault")
+  shown.add_column("phase", no_wrap=True)
+  for fault in chaos_cases.FAULTS:
+    shown.add_column(fault, justify="right")
+  for phase in chaos_cases.PHASES:
+    row = []
+    for fault in chaos_cases.FAULTS:
+      found = cells[phase, fault]
+      good = sum(not r.problems for r in found)
+      row.append(f"{good}/{len(found)}" if found else "")
+    shown.add_row(phase, *row)
+  tables.show(shown)
+  counts = collections.Counter(r.outcome for r in results)
+  print(
+    f"{len(results)} runs in {sum(r.seconds for r in results):.0f} s:"
+    f" {counts['ok']} ok, {counts['hang']} hangs, {counts['diverged']}"
+    f" divergences, {counts['wrong']} wrong, {counts['not struck']} not struck;"
+    f" the chief was struck in {sum(r.case.who == 'chief' for r in results)};"
+    f" {sum(r.steps for r in results):,} steps"
+  )
+
+
+__all__ = ["add_parser", "run"]

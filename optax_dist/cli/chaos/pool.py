@@ -1,0 +1,115 @@
+"""Processes that wait for runs of the fault matrix."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import sys
+
+from optax_dist.coordinator import child, service
+
+REPLICAS = 3
+# A process that has made so many runs is replaced.
+_RUNS_EACH = 25
+
+
+class Pool:
+  """Processes that were started in advance, and one service for all runs.
+
+  A context manager; nothing is left when it ends.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    """Names the folder for journals and outputs, which exists."""
+    self.folder = folder
+    # By which processes are known, should any be left.
+    self.token = secrets.token_hex(8)
+    self._idle: list[child.Child] = []
+    self._runs: dict[int, int] = {}
+    self._started = 0
+    self._everyone: list[child.Child] = []
+    self._service: service.Service | None = None
+
+  def __enter__(self) -> Pool:
+    self._service = service.start("127.0.0.1:0", REPLICAS + 1)
+    for _ in range(REPLICAS + 2):
+      self._start()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    for process in self._everyone:
+      process.kill()
+    if self._service is not None:
+      self._service.stop()
+
+  @property
+  def address(self) -> str:
+    """Of the service; a new one if it has died."""
+    assert self._service is not None
+    if self._service.process.poll() is not None:
+      self._service.stop()
+      self._service = service.start("127.0.0.1:0", REPLICAS + 1)
+    return self._service.address
+
+  def service_died(self) -> bool:
+    """Whether there is no service any more."""
+    assert self._service is not None
+    return self._service.process.poll() is not None
+
+  def _start(self) -> None:
+    self._started += 1
+    process = child.Child(
+      f"process {self._started}",
+      [sys.executable, "-m", "optax_dist.cli.chaos.replica"],
+      self.folder / f"process-{self._started}.log",
+      {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "OPTAX_DIST_CHAOS": self.token,
+      },
+    )
+    self._everyone.append(process)
+    self._idle.append(process)
+
+  def take(self) -> child.Child:
+    """A process that waits for a job."""
+    self.top_up()
+    for process in list(self._idle):
+      if process.popen.poll() is not None:
+        self._idle.remove(process)
+    if not self._idle:
+      self._start()
+    return self._idle.pop(0)
+
+  def top_up(self) -> None:
+    """Starts processes for runs to come."""
+    while len(self._idle) < REPLICAS:
+      self._start()
+
+  def give_back(self, process: child.Child) -> None:
+    """It is free for the next run, unless it has ended or made many."""
+    made = self._runs[process.pid] = self._runs.get(process.pid, 0) + 1
+    if process.popen.poll() is None and made < _RUNS_EACH:
+      self._idle.append(process)
+    else:
+      self.discard(process)
+
+  def discard(self, process: child.Child) -> None:
+    """Ends it."""
+    process.kill()
+    self._everyone.remove(process)
+
+  def orphans(self) -> list[int]:
+    """Processes of this pool that live, though they are not known any more."""
+    known = {process.pid for process in self._everyone}
+    found = []
+    for name in os.listdir("/proc"):
+      if name.isdecimal() and int(name) not in known | {os.getpid()}:
+        try:
+          environ = pathlib.Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+          continue
+        if f"OPTAX_DIST_CHAOS={self.token}".encode() in environ:
+          found.append(int(name))
+    return found

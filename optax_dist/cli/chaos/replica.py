@@ -1,0 +1,279 @@
+"""A process that takes part in one run of the fault matrix after another."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import queue
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+from optax_dist.coordinator import child
+
+_PERIOD = 0.01  # Seconds that a gradient takes at least.
+_REPLY = 20.0
+
+
+def main() -> int:
+  """Takes jobs from the launcher until it says "end"."""
+  channel = child.Channel()
+  logging.basicConfig(
+    level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
+  )
+  work = _Work(channel)
+  channel.say("ready")
+  while True:
+    message = channel.receive()
+    match message["do"]:
+      case "run":
+        # Of its own thread, for this one goes on to receive.
+        threading.Thread(target=work.run, args=(message,), daemon=True).start()
+      case "finish":
+        work.finish.set()
+      case "inflict":
+        threading.Thread(target=work.inflict, daemon=True).start()
+      case "go" | "strike":
+        work.replies.put(message["do"])
+      case "disarm":
+        work.disarm()
+      case "end":
+        return 0
+
+
+class _Work:
+  """What the process does; one run at a time."""
+
+  def __init__(self, channel: child.Channel):
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from optax_dist import coordinator
+    from optax_dist.coordinator import jax_runtime, phases
+
+    self.channel = channel
+    self.finish = threading.Event()
+    self.replies: queue.Queue[str] = queue.Queue()
+    self._coordinator, self._phases = coordinator, phases
+    self._optimizer = optax.adam(0.01)
+    self._params = {"w": jnp.linspace(-1.0, 1.0, 600), "b": jnp.zeros(7)}
+    self._gradient = jax.jit(
+      jax.grad(
+        lambda p, x: (
+          jnp.sum(jnp.sin(p["w"] * x) ** 2) + jnp.sum((p["b"] - x) ** 2)
+        )
+      )
+    )
+    self._gradient(self._params, 0.5)
+    self._job: dict[str, Any] = {}
+    self._replica: Any = None
+    self._engine: Any = None
+    self._lock = threading.Lock()
+    self._over = True
+    connect = jax_runtime.connect
+
+    def connect_and_keep(*args: Any, **kwargs: Any) -> Any:
+      self._engine = connect(*args, **kwargs)
+      return self._engine
+
+    jax_runtime.connect = connect_and_keep
+    phases.listen(self._reached)
+
+  # The run.
+
+  def run(self, job: dict[str, Any]) -> None:
+    """Trains until told to finish, and tells what it saw."""
+    self._job, self._replica, self._over = job, None, False
+    self.finish.clear()
+    seen: dict[str, Any] = {
+      "calls": [],
+      "accepted": [],
+      "reasons": [],
+      "prints": {},
+      "waited": 0.0,
+      "error": None,
+    }
+    try:
+      self._train(job, seen)
+    except Exception as error:
+      seen["error"] = f"{type(error).__name__}: {error}"
+    finally:
+      self._over = True
+      self._replica = self._engine = None
+    self.channel.say("result", **seen)
+
+  def _train(self, job: dict[str, Any], seen: dict[str, Any]) -> None:
+    from optax_dist.cli.launch import checkpoints
+
+    try:
+      with self._coordinator.join(
+        self._optimizer,
+        self._params,
+        coordinator_address=job["address"],
+        replica=job["replica"],
+        total_num_replicas=job["replicas"],
+        replicas_to_aggregate=job["aggregate"],
+        max_staleness=job["max_staleness"],
+        lower_on_loss=job["everyone"],
+        secret=job["secret"],
+        run=job["run"],
+        start_service=False,
+        exchange="transfer" if job["transfer"] else "auto",
+        inline_bytes=(64 << 10) if job["inline"] else 0,
+        journal=job["journal"],
+        fingerprint_every=1,
+        timeout=job["timeout"],
+        attempt_timeout=job["attempt_timeout"],
+        chief_timeout=job["chief_timeout"],
+      ) as replica:
+        self._replica = replica
+        seen["prints"][replica.global_step] = replica.fingerprint()
+        self.channel.say("joined", step=replica.global_step)
+        number = 0
+        while not (self.finish.is_set() or replica.finished):
+          key = [job["replica"], job["incarnation"], number]
+          number += 1
+          time.sleep(_PERIOD)
+          grads = self._gradient(replica.params, 0.1 + 0.01 * (number % 17))
+          seen["calls"].append(number - 1)
+          outcome = replica.step(grads, batch=key)
+          if outcome.accepted:
+            seen["accepted"].append(number - 1)
+          else:
+            seen["reasons"].append(outcome.reason)
+          seen["waited"] = max(seen["waited"], outcome.waited)
+          seen["prints"][outcome.global_step] = replica.fingerprint()
+          self.channel.say(
+            "step", step=outcome.global_step, chief=replica.is_chief
+          )
+          if (
+            job["checkpoints"]
+            and outcome.accepted
+            and not outcome.global_step % 2
+          ):
+            checkpoints.save(pathlib.Path(job["checkpoints"]), replica)
+        replica.finish()
+        seen["prints"][replica.global_step] = replica.fingerprint()
+        seen["step"] = replica.global_step
+        seen["stats"] = replica.stats()
+    except self._coordinator.RunFinished:
+      seen["error"] = "finished"
+
+  # The fault.
+
+  def _reached(self, phase: str, who: object) -> None:
+    job = self._job
+    if self._over or phase != job["phase"] or not self._is_time(job):
+      return
+    chief = self._replica is not None and self._replica.is_chief
+    if not job["remote"] and chief != (job["who"] == "chief"):
+      return
+    with self._lock:
+      self.channel.say("reached", phase=phase, chief=chief)
+      reply = self.replies.get(timeout=_REPLY)
+    if reply == "strike":
+      self.inflict()
+
+  def disarm(self) -> None:
+    """The fault has struck, here or elsewhere: once is enough."""
+    self._job["phase"] = ""
+
+  def _is_time(self, job: dict[str, Any]) -> bool:
+    if job["joins"]:
+      return job["incarnation"] > 0 or self._replica is not None
+    return (
+      self._replica is not None and self._replica.global_step >= job["after"]
+    )
+
+  def inflict(self) -> None:
+    """Has the fault strike this process."""
+    fault, seconds = self._job["fault"], self._job["seconds"]
+    if fault == "kill":
+      os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "stop":
+      self.channel.say("stop", seconds=seconds)
+      signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    elif fault == "delay":
+      time.sleep(seconds)
+    elif fault == "disconnect":
+      _drop_connections()
+    elif fault == "corrupt":
+      _spoil(self._engine.board, self._job["run"], self._job["seed"])
+      if self._replica is not None and self._engine.notes is not None:
+        _spoil_notes(self._engine.notes, self._replica, self._job["seed"])
+    self.channel.say("inflicted", fault=fault)
+
+
+def _drop_connections() -> None:
+  """Cuts every TCP connection of this process, as a network would."""
+  for name in os.listdir("/proc/self/fd"):
+    try:
+      if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+        continue
+      with socket.socket(fileno=os.dup(int(name))) as found:
+        if found.family in (socket.AF_INET, socket.AF_INET6):
+          found.shutdown(socket.SHUT_RDWR)
+    except OSError:
+      continue  # A listener, or gone meanwhile.
+
+
+def _spoil(board: Any, run: str, seed: int) -> None:
+  """Puts what no member of the job has written where messages come next."""
+  import numpy as np
+
+  from optax_dist.coordinator import messages, named_run
+
+  rng = np.random.default_rng(seed)
+  if not isinstance(board, named_run.NamedBoard):
+    board = named_run.NamedBoard(board, run)
+  garbage = rng.bytes(200)
+  forged = messages.pack(
+    b"another secret", "log/0/0", {"kind": "tick", "ack": True}
+  )
+  rubbish = [garbage, b"", forged, b"ODC1" + garbage, forged[:-3]]
+  log = board.items("log")
+  if log:
+    # One that was written before, again.
+    rubbish.append(log[sorted(log)[0]])
+  for folder in ("log", "in", "hello"):
+    latest: dict[str, int] = {}
+    for key in board.items(folder):
+      block, _, number = key.rpartition("/")
+      if number.isdecimal():
+        latest[block] = max(latest.get(block, -1), int(number))
+    for block, number in latest.items():
+      for ahead in range(1, 1 + int(rng.integers(1, 4))):
+        blob = rubbish[int(rng.integers(len(rubbish)))]
+        board.put(f"{block}/{number + ahead}", blob)
+  # Where snapshots will be told of.
+  position = max((len(log)), 0)
+  for ahead in range(4):
+    for incarnation in range(6):
+      board.put(f"snapshot/{position + ahead}/{incarnation}", garbage)
+
+
+def _spoil_notes(notes: Any, replica: Any, seed: int) -> None:
+  """Leaves for others of the host what no member writes, under coming keys."""
+  import numpy as np
+
+  from optax_dist.coordinator import near_inbox
+
+  rng = np.random.default_rng(seed)
+  follower = replica._follower
+  tickets = []
+  for position in range(follower.position, follower.position + 4):
+    tickets.append(follower.log.ticket(position))
+    tickets.append(follower.log.foretelling(position))
+  inbox = follower._inbox
+  if isinstance(inbox, near_inbox.NearInbox):
+    tickets.extend(inbox.coming(4))
+  for ticket in tickets:
+    notes.leave(ticket, rng.bytes(int(rng.integers(200))))
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())

@@ -1,0 +1,331 @@
+"""Runs cases of the fault matrix with real processes, one after another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import select
+import signal
+import time
+
+from optax_dist.cli.chaos import checks as chaos_checks
+from optax_dist.cli.chaos.cases import Case
+from optax_dist.cli.chaos.pool import REPLICAS, Pool
+from optax_dist.coordinator import child
+
+AGGREGATE = 2
+TIMEOUT, ATTEMPT, CHIEF = 20.0, 1.5, 1.0
+# A run that is not over by then hangs.
+DEADLINE = 45.0
+# How often a replica is started in a run; several newcomers may be needed until
+# the right one serves.
+_LIVES = 20
+# Steps that are to follow a fault.
+_STEPS_AFTER = 6
+
+
+@dataclasses.dataclass
+class Result:
+  """What became of a run.
+
+  Attributes:
+    case: which one.
+    seconds: how long it took.
+    steps: committed.
+    problems: what was not as it must be; none in a good run.
+    struck: whether the fault was inflicted.
+  """
+
+  case: Case
+  seconds: float = 0.0
+  steps: int = 0
+  problems: list[str] = dataclasses.field(default_factory=list)
+  struck: bool = False
+
+  @property
+  def outcome(self) -> str:
+    """One word: ok, hang, diverged, not struck or wrong."""
+    text = " ".join(self.problems)
+    for word in ("hang", "diverged", "not struck"):
+      if word in text:
+        return word
+    return "wrong" if self.problems else "ok"
+
+
+@dataclasses.dataclass
+class _Member:
+  """A process in a run."""
+
+  process: child.Child
+  replica: int
+  incarnation: int
+  events: list[child.Event] = dataclasses.field(default_factory=list)
+  killed: bool = False
+
+  @property
+  def step(self) -> int:
+    steps = [e["step"] for e in self.events if e["event"] == "step"]
+    return steps[-1] if steps else 0
+
+  @property
+  def is_chief(self) -> bool:
+    told = [e["chief"] for e in self.events if e["event"] == "step"]
+    return bool(told and told[-1])
+
+  @property
+  def result(self) -> child.Event | None:
+    for event in self.events:
+      if event["event"] == "result":
+        return event
+    return None
+
+  @property
+  def over(self) -> bool:
+    return self.killed or self.result is not None
+
+
+def run(pool: Pool, case: Case) -> Result:
+  """Runs one case, and checks what must hold after it."""
+  return _Run(pool, case).run()
+
+
+class _Run:
+  """One run."""
+
+  def __init__(self, pool: Pool, case: Case):
+    self._pool, self._case = pool, case
+    self._result = Result(case)
+    self._members: list[_Member] = []
+    self._journal = pool.folder / f"run-{case.seed}.jsonl"
+    self._journal.unlink(missing_ok=True)
+    self._secret = secrets.token_hex(8)
+    self._run_name = f"seed {case.seed} {secrets.token_hex(4)}"
+    self._start = time.monotonic()
+    self._to_continue: list[tuple[float, _Member]] = []
+    self._primed = not case.joins
+    self._struck_at: int | None = None
+    self._finishing = False
+    self._address = pool.address
+
+  def run(self) -> Result:
+    """Runs it."""
+    for replica in range(REPLICAS):
+      self._add(replica, 0)
+    while not all(m.over for m in self._members):
+      self._look()
+      self._advance()
+      if time.monotonic() - self._start > DEADLINE:
+        self._hang()
+        break
+      if self._pool.service_died():
+        self._result.problems.append("the service has died")
+        break
+    self._result.seconds = time.monotonic() - self._start
+    self._conclude()
+    return self._result
+
+  def _add(self, replica: int, incarnation: int) -> None:
+    case, folder = self._case, self._pool.folder
+    member = _Member(self._pool.take(), replica, incarnation)
+    self._members.append(member)
+    member.process.name = f"replica {replica}"
+    member.process.send(
+      {
+        "do": "run",
+        "run": self._run_name,
+        "address": self._address,
+        "secret": self._secret,
+        "replica": replica,
+        "incarnation": incarnation,
+        "replicas": REPLICAS,
+        "aggregate": REPLICAS if case.everyone else AGGREGATE,
+        "journal": str(self._journal),
+        "timeout": TIMEOUT,
+        "attempt_timeout": ATTEMPT,
+        "chief_timeout": CHIEF,
+        "checkpoints": str(folder / f"checkpoints-{case.seed}")
+        if case.phase == "checkpointing"
+        else "",
+        **dataclasses.asdict(case),
+        "joins": case.joins,
+        "remote": case.remote,
+      }
+    )
+    if self._finishing:
+      member.process.send({"do": "finish"})
+
+  def _look(self) -> None:
+    """Waits a little for news, and deals with them."""
+    live = [m for m in self._members if not m.over]
+    ready, _, _ = select.select([m.process for m in live], [], [], 0.02)
+    for member in live:
+      if member.process not in ready:
+        continue
+      events, ended = member.process.read()
+      for event in events:
+        member.events.append(event)
+        self._take(member, event)
+      if ended and not member.over:
+        self._died(member)
+    now = time.monotonic()
+    for until, member in list(self._to_continue):
+      if now >= until:
+        self._to_continue.remove((until, member))
+        member.process.signal(signal.SIGCONT)
+
+  def _take(self, member: _Member, event: child.Event) -> None:
+    if event["event"] == "reached":
+      self._reached(member)
+    elif event["event"] == "stop":
+      self._continue_later(member)
+    elif event["event"] == "result" and event["error"] not in (
+      None,
+      "finished",
+    ):
+      self._failed(member, event["error"])
+
+  def _continue_later(self, member: _Member) -> None:
+    until = time.monotonic() + self._case.seconds
+    self._to_continue.append((until, member))
+
+  def _reached(self, member: _Member) -> None:
+    """A process is in the phase: the fault strikes, unless it has already."""
+    case = self._case
+    everyone = [m for m in self._members if not m.over]
+    absent = [
+      m
+      for m in everyone
+      if not m.step and not m.incarnation and m is not member
+    ]
+    if self._result.struck or not self._primed or absent:
+      member.process.send({"do": "go"})
+      return
+    victim = member
+    if case.remote:
+      want = case.who == "chief"
+      others = [m for m in self._members if not m.over and m.is_chief == want]
+      victim = next((m for m in others if m is not member), member)
+      # Who fetches a snapshot has no state: with the last one that has, the run
+      # would end.
+      lacks = member if case.phase == "fetching_snapshot" else None
+      held = [m for m in everyone if m not in (lacks, victim) and m.step]
+      last = case.fault in ("kill", "disconnect") and not held
+      if last or (victim is member and member.is_chief != want):
+        member.process.send({"do": "go"})
+        return
+    self._result.struck = True
+    self._struck_at = max(m.step for m in self._members)
+    for other in everyone:
+      other.process.send({"do": "disarm"})
+    if victim is member:
+      member.process.send({"do": "strike"})
+      return
+    if case.fault == "kill":
+      victim.process.signal(signal.SIGKILL)
+    elif case.fault in ("stop", "delay"):
+      victim.process.signal(signal.SIGSTOP)
+      self._continue_later(victim)
+    else:
+      victim.process.send({"do": "inflict"})
+    member.process.send({"do": "go"})
+
+  def _died(self, member: _Member) -> None:
+    member.killed = True
+    member.process.popen.wait(5.0)
+    code = member.process.popen.returncode
+    expected = code == -signal.SIGKILL or (
+      # JAX may end a process whose connection is cut.
+      self._case.fault == "disconnect" and self._result.struck
+    )
+    if not expected:
+      self._result.problems.append(
+        f"{member.process.name} {member.process.fate()}:"
+        f" {member.process.tail(4)}"
+      )
+    self._pool.discard(member.process)
+    self._replace(member)
+
+  def _failed(self, member: _Member, error: str) -> None:
+    if self._case.fault == "disconnect" and "board" in error:
+      self._replace(member)
+    else:
+      self._result.problems.append(f"{member.process.name}: {error}")
+
+  def _replace(self, member: _Member) -> None:
+    again = [m for m in self._members if m.replica == member.replica]
+    if len(again) < _LIVES:
+      self._add(member.replica, len(again))
+
+  def _advance(self) -> None:
+    """Prepares what the case needs, and ends the run when it has been seen."""
+    live = [m for m in self._members if not m.over]
+    if not live:
+      return
+    furthest = max(m.step for m in live)
+    all_there = all(m.step for m in live)
+    if not self._primed and all_there and furthest >= self._case.after:
+      others = [m for m in live if not m.is_chief]
+      if others and any(m.is_chief for m in live):
+        self._primed = True
+        others[-1].process.signal(signal.SIGKILL)
+    if self._primed and self._case.joins and self._struck_at is None:
+      # The chief may have served the newcomer, or nobody: try another.
+      told = [e for e in self._members[-1].events if e["event"] == "step"]
+      if self._members[-1].incarnation and len(told) > 5:
+        self._primed = False
+    if self._finishing or self._struck_at is None:
+      return
+    aim = self._struck_at + _STEPS_AFTER
+    if all(m.step >= aim for m in live) and not self._to_continue:
+      self._finishing = True
+      for member in live:
+        member.process.send({"do": "finish"})
+
+  def _hang(self) -> None:
+    told = [f"hang: not over after {DEADLINE:g} s"]
+    for member in self._members:
+      if not member.over:
+        member.process.signal(signal.SIGCONT)
+        stacks = self._pool.folder / (
+          f"stacks-{self._case.seed}-{member.replica}.txt"
+        )
+        stacks.write_text(member.process.where())
+        told.append(
+          f"replica {member.replica} at step {member.step}, see {stacks}"
+        )
+    if not self._result.struck:
+      told[0] = "not struck: the phase was not reached"
+    self._result.problems.append("; ".join(told))
+
+  def _conclude(self) -> None:
+    for _, member in self._to_continue:
+      member.process.signal(signal.SIGCONT)
+    for member in self._members:
+      if member.result is not None:
+        self._pool.give_back(member.process)
+      elif not member.killed:
+        self._pool.discard(member.process)
+    result = self._result
+    if not result.struck and not result.problems:
+      result.problems.append("not struck: the phase was not reached")
+    records = []
+    if self._journal.exists():
+      for line in self._journal.read_text().splitlines():
+        try:
+          records.append(json.loads(line))
+        except ValueError:
+          result.problems.append("the journal has a bad line")
+    told = [
+      (m.replica, m.incarnation, m.result)
+      for m in self._members
+      if m.result is not None and m.result["error"] is None
+    ]
+    result.steps, problems = chaos_checks.check(records, told, TIMEOUT)
+    result.problems += problems
+    orphans = self._pool.orphans()
+    if orphans:
+      result.problems.append(f"orphans: {orphans}")
+
+
+__all__ = ["Pool", "Result", "run"]

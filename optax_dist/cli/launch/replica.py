@@ -1,0 +1,152 @@
+"""One replica of ``optax-dist train --launch processes``: a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import time
+from typing import Any
+
+from optax_dist.cli.launch import plan as process_plan
+from optax_dist.coordinator import child
+
+
+def main() -> int:
+  """Trains as the replica that the launcher says, until the run is over."""
+  channel = child.Channel()
+  told = json.loads(os.environ[process_plan.VARIABLE])
+  # From here on imports are slow.
+  import numpy as np
+
+  from optax_dist import coordinator
+  from optax_dist.cli.launch import checkpoints
+  from optax_dist.cli.train import digits, model
+  from optax_dist.coordinator import faults, launcher
+
+  config = told["config"]
+  with np.load(told["data"]) as arrays:
+    train = digits.Batch(arrays["images"], arrays["labels"])
+    test = digits.Batch(arrays["test_images"], arrays["test_labels"])
+  params = model.init(config["seed"])
+  opt = process_plan.make_optimizer(config)
+  # Compiles before it has a place, so that a spare one is warm.
+  gradient = process_plan.make_gradient(
+    config, params, train.images, train.labels
+  )
+  replica, incarnation = launcher.take_place(channel)
+  slower = faults.install(channel, replica, incarnation)
+  start: dict[str, Any] = {"params": params}
+  if told["checkpoint"]:
+    like = process_plan.first_state(config, params)
+    start = checkpoints.load(pathlib.Path(told["checkpoint"]), like)
+  try:
+    with coordinator.join(
+      opt,
+      **process_plan.join_arguments(config),
+      **start,
+      start_service=False,
+      lower_on_loss=False,
+      journal=told["journal"],
+      config=config,
+      fingerprint_every=told["fingerprint_every"],
+      timeout=told["timeout"],
+      attempt_timeout=told["attempt_timeout"],
+      chief_timeout=told["chief_timeout"],
+    ) as joined:
+      channel.say("joined", step=joined.global_step)
+      # Told to end by itself, it lets the others save first.
+      signal.signal(signal.SIGTERM, lambda *_: joined.save_soon())
+      _Training(joined, channel, told, test, gradient, slower).run(
+        replica, incarnation
+      )
+  except coordinator.RunFinished:
+    channel.say("finished")
+  return 0
+
+
+class _Training:
+  """The loop."""
+
+  def __init__(
+    self,
+    joined: Any,
+    channel: child.Channel,
+    told: dict[str, Any],
+    test: Any,
+    gradient: Any,
+    slower: float,
+  ):
+    import jax
+
+    from optax_dist.cli.train import model
+
+    self._replica, self._channel, self._told = joined, channel, told
+    self._config = told["config"]
+    self._gradient, self._slower = gradient, slower
+    self._test = test
+    count = jax.jit(model.count_correct)
+    self._count = count.lower(joined.center, test).compile()
+    self._losses: list[float] = []
+    self._evaluated = joined.global_step
+
+  def run(self, number: int, incarnation: int) -> None:
+    last = self._config["commits"]
+    replica, batches = self._replica, 0
+    while not replica.finished and replica.global_step < last:
+      key = [number, incarnation, batches]
+      batches += 1
+      began = time.monotonic()
+      loss, grads = self._gradient(replica.params, key)
+      self._losses.append(float(loss))
+      if self._slower > 1:
+        time.sleep((self._slower - 1) * (time.monotonic() - began))
+      outcome = replica.step(grads, batch=key)
+      self._tell(outcome)
+    replica.finish()
+    self._channel.say(
+      "finished",
+      step=replica.global_step,
+      accuracy=self._accuracy(),
+      fingerprint=replica.fingerprint(),
+      gradients=replica.stats()["gradients"],
+    )
+
+  def _tell(self, outcome: Any) -> None:
+    from optax_dist.cli.launch import checkpoints
+
+    if outcome.accepted and not outcome.members:
+      return  # It is on its own.
+    fields: dict[str, Any] = {}
+    step = outcome.global_step
+    if step > self._evaluated and self._ends_epoch(self._evaluated, step):
+      fields["accuracy"] = self._accuracy()
+      self._evaluated = step
+    self._channel.say(
+      "step",
+      step=step,
+      accepted=outcome.accepted,
+      reason=outcome.reason,
+      loss=sum(self._losses) / len(self._losses),
+      waited=outcome.waited,
+      **fields,
+    )
+    self._losses = []
+    every = self._told["checkpoint_every"]
+    if every and step and (step % every == 0 or outcome.save):
+      checkpoints.save(pathlib.Path(self._told["checkpoints"]), self._replica)
+
+  def _ends_epoch(self, before: int, step: int) -> bool:
+    commits = self._config["commits"]
+    epochs = self._config["local_steps"] / self._config["steps_per_epoch"]
+    epoch = lambda n: int(n * epochs / commits)
+    return epoch(before) < epoch(step)
+
+  def _accuracy(self) -> float:
+    correct = self._count(self._replica.center, self._test)
+    return int(correct) / len(self._test.labels)
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())

@@ -1,0 +1,347 @@
+"""``optax-dist train --launch processes``: replicas that are real processes."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from optax_dist.cli import errors, parser
+from optax_dist.cli.launch import plan as process_plan
+
+FILES = ("metrics.jsonl", "training.png", "journal.jsonl")
+_DEFAULT_REPLICAS = 4
+
+
+def add_arguments(train: argparse.ArgumentParser) -> None:
+  """Adds the flags of --launch."""
+  group = train.add_argument_group(
+    "options of --launch processes",
+    "Each replica is a process of its own on this machine, and the coordinator"
+    " is between them: who is killed or stopped does not stop the others. With"
+    " sync-replicas, elastic-average, local-sgd and diloco.",
+  )
+  add = group.add_argument
+  add(
+    "--launch",
+    choices=["processes"],
+    help="start a process for each replica (default: one program over all"
+    " devices)",
+  )
+  add(
+    "--chaos",
+    metavar="FAULTS",
+    type=parse_chaos,
+    help="inflict faults on them: kill:P and stop:P with a probability for"
+    " each gradient, slow:REPLICAxFACTOR; such as kill:0.02,stop:0.02,slow:2x5",
+  )
+  add(
+    "--resume",
+    action="store_true",
+    help="go on from the last checkpoint in --output",
+  )
+  parser.add_number(
+    group,
+    "--checkpoint-every",
+    "N",
+    parser.whole_number(0),
+    default=50,
+    help="steps from checkpoint to checkpoint; 0 for none",
+  )
+  parser.add_number(
+    group,
+    "--timeout",
+    "SECONDS",
+    parser.positive_float,
+    default=60.0,
+    help="without progress, after which the run is given up",
+  )
+
+
+def parse_chaos(text: str) -> dict[str, Any]:
+  """An argument type: faults, such as ``kill:0.02,slow:2x5``.
+
+  Example:
+    >>> parse_chaos("kill:0.02,slow:2x5")
+    {'kill': 0.02, 'slow': {2: 5.0}}
+  """
+  found: dict[str, Any] = {}
+  for part in text.split(","):
+    name, _, value = part.partition(":")
+    try:
+      if name in ("kill", "stop"):
+        found[name] = float(value)
+        if not 0 <= found[name] < 1:
+          raise ValueError
+      elif name == "slow":
+        replica, _, factor = value.partition("x")
+        if int(replica) < 0 or float(factor) < 1:
+          raise ValueError
+        found.setdefault("slow", {})[int(replica)] = float(factor)
+      else:
+        raise ValueError
+    except ValueError:
+      raise argparse.ArgumentTypeError(
+        "must be kill:P, stop:P (probabilities below 1) or slow:REPLICAxFACTOR"
+        f" with commas between, got {part!r}"
+      ) from None
+  return found
+
+
+def check(args: argparse.Namespace) -> None:
+  """Raises an error if the arguments can't work; takes no time."""
+  from optax_dist.cli.train import digits
+
+  if args.launch is None:
+    for name in ("chaos", "resume"):
+      if getattr(args, name):
+        raise errors.CommandError(f"--{name} needs --launch processes")
+    return
+  if args.replicas is None:
+    args.replicas = _DEFAULT_REPLICAS
+    if args.batch_size % args.replicas:
+      raise errors.CommandError(
+        f"--batch-size {args.batch_size} is not divisible by the"
+        f" {args.replicas} replicas; give --replicas"
+      )
+  for replica in (args.chaos or {}).get("slow", {}):
+    if replica >= args.replicas:
+      raise errors.CommandError(
+        f"--chaos slow:{replica}x...: there are {args.replicas} replicas,"
+        f" numbered 0 to {args.replicas - 1}"
+      )
+  process_plan.make(args, digits.TRAIN_SIZE)
+
+
+def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
+  """Launches the replicas and trains to the end.
+
+  Args:
+    args: the parsed arguments, checked.
+    paths: of `FILES`, writable.
+  """
+  import numpy as np
+
+  from optax_dist.cli.runs import table as run_table
+  from optax_dist.cli.train import digits, metrics, picture
+  from optax_dist.coordinator import faults, launcher
+
+  train, test = digits.load()
+  config = process_plan.make(args, len(train.labels))
+  folder = args.output / "replicas"
+  folder.mkdir(parents=True, exist_ok=True)
+  checkpoint = _checkpoint(args)
+  if checkpoint is None:
+    paths[2].unlink(missing_ok=True)
+  chaos = faults.Faults(**(args.chaos or {}), seed=args.seed)
+  env = {}
+  if args.chaos:
+    env[faults.VARIABLE] = chaos.dump()
+  needed = min(config["replicas_to_aggregate"], args.replicas)
+  logging.getLogger("optax_dist.coordinator").setLevel(logging.ERROR)
+  with contextlib.ExitStack() as stack:
+    data = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    np.savez(
+      data / "digits.npz",
+      images=train.images,
+      labels=train.labels,
+      test_images=test.images,
+      test_labels=test.labels,
+    )
+    told = {
+      "config": config,
+      "data": str(data / "digits.npz"),
+      "journal": str(paths[2]),
+      "checkpoints": str(args.output / "checkpoints"),
+      "checkpoint": checkpoint and str(checkpoint),
+      "checkpoint_every": args.checkpoint_every,
+      "fingerprint_every": 1,
+      "timeout": args.timeout,
+      "attempt_timeout": min(5.0, args.timeout),
+      "chief_timeout": min(2.0, args.timeout),
+    }
+    before = _metrics_before(paths[0], checkpoint)
+    lines = stack.enter_context(metrics.JsonLines(paths[0]))
+    shown = stack.enter_context(run_table.Live(paths[2], config["commits"]))
+    collected = _Collected(config, lines, before)
+
+    def on_event(replica: int, incarnation: int, event: dict) -> None:
+      collected.take(replica, event)
+
+    launched = launcher.Launcher(
+      [sys.executable, "-m", "optax_dist.cli.launch.replica"],
+      args.replicas,
+      folder=folder,
+      env={
+        "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+        "JAX_NUM_CPU_DEVICES": "1",
+        # All compile the same: those who come later need not.
+        "JAX_COMPILATION_CACHE_DIR": str(data / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        **env,
+        process_plan.VARIABLE: json.dumps(told),
+      },
+      needed=needed,
+      restarts=10_000 if args.chaos else args.replicas,
+      spares=1 if args.chaos else 0,
+      silence=2 * args.timeout + 60.0,
+      on_event=on_event,
+      on_tick=shown.update,
+    )
+    try:
+      report = launched.run()
+    except launcher.LaunchError as error:
+      raise errors.CommandError(str(error), exit_code=1) from error
+    except KeyboardInterrupt:
+      raise errors.Interrupted(
+        f"interrupted after {collected.steps} steps; --resume goes on from the"
+        f" last checkpoint in {args.output}"
+      ) from None
+    collected.flush()
+  return _conclude(args, config, paths, report, collected, picture)
+
+
+def _checkpoint(args: argparse.Namespace) -> pathlib.Path | None:
+  from optax_dist.cli.launch import checkpoints
+
+  if not args.resume:
+    for step in checkpoints.steps(args.output / "checkpoints"):
+      checkpoints.path_of(args.output / "checkpoints", step).unlink()
+    return None
+  found = checkpoints.steps(args.output / "checkpoints")
+  if not found:
+    raise errors.CommandError(
+      f"--resume: there is no checkpoint in {args.output / 'checkpoints'}"
+    )
+  return checkpoints.path_of(args.output / "checkpoints", found[-1])
+
+
+def _metrics_before(
+  path: pathlib.Path, checkpoint: pathlib.Path | None
+) -> list[dict[str, Any]]:
+  """The metrics of the steps that a checkpoint has."""
+  from optax_dist.cli.launch import checkpoints
+
+  if checkpoint is None or not path.exists():
+    return []
+  last = checkpoints.step_of(checkpoint)
+  found = []
+  for line in path.read_text().splitlines():
+    with contextlib.suppress(ValueError):
+      found.append(json.loads(line))
+  return [record for record in found if record["step"] <= last]
+
+
+class _Collected:
+  """Makes metrics of what the replicas say."""
+
+  def __init__(
+    self, config: dict[str, Any], lines: Any, before: Sequence[dict[str, Any]]
+  ):
+    self._config, self._lines = config, lines
+    self._losses: dict[int, list[float]] = collections.defaultdict(list)
+    self._accuracies: dict[int, float] = {}
+    self._times: dict[int, float] = {}
+    self._before = time.monotonic()
+    self.records: list[dict[str, Any]] = list(before)
+    for record in before:
+      lines.write(record)
+    self._written = before[-1]["step"] if before else 0
+    self.finals: dict[int, dict[str, Any]] = {}
+    self.faults: collections.Counter[str] = collections.Counter()
+
+  @property
+  def steps(self) -> int:
+    """The last step that was heard of."""
+    return max(self._losses, default=0)
+
+  def take(self, replica: int, event: dict[str, Any]) -> None:
+    """Takes what a replica says."""
+    kind = event["event"]
+    if kind == "fault":
+      self.faults[event["fault"]] += 1
+    elif kind == "finished" and "accuracy" in event:
+      self.finals[replica] = event
+      self._accuracies[event["step"]] = event["accuracy"]
+    elif kind == "step":
+      step = event["step"]
+      if "accuracy" in event:
+        self._accuracies[step] = event["accuracy"]
+      if event["accepted"]:
+        self._losses[step].append(event["loss"])
+        self._times.setdefault(step, time.monotonic())
+        self._write(step - 3)
+
+  def flush(self) -> None:
+    """Writes what is left."""
+    self._write(self.steps)
+
+  def _write(self, until: int) -> None:
+    config = self._config
+    for step in sorted(s for s in self._losses if self._written < s <= until):
+      losses, now = self._losses[step], self._times[step]
+      epochs = config["local_steps"] / config["steps_per_epoch"]
+      record = {
+        "step": step,
+        "epoch": 1 + int((step - 1) * epochs / config["commits"]),
+        "loss": sum(losses) / len(losses),
+        "gradients": len(losses),
+        "samples_per_second": round(
+          len(losses) * config["batch_size"] / max(now - self._before, 1e-6), 1
+        ),
+      }
+      if step in self._accuracies:
+        record["test_accuracy"] = self._accuracies[step]
+      self._before, self._written = now, step
+      self._lines.write(record)
+      self.records.append(record)
+
+
+def _conclude(
+  args: argparse.Namespace,
+  config: dict[str, Any],
+  paths: Sequence[pathlib.Path],
+  report: Any,
+  collected: _Collected,
+  picture: Any,
+) -> int:
+  finals = list(collected.finals.values())
+  if not finals:
+    raise errors.CommandError("no replica was there at the end", exit_code=1)
+  prints = {(f["step"], f["fingerprint"]) for f in finals}
+  if len(prints) > 1:
+    raise errors.CommandError(
+      f"replicas ended with different parameters: {sorted(prints)}", exit_code=1
+    )
+  title = f"Digits, {args.strategy}, {args.replicas} processes"
+  if len(collected.records) > 1:
+    picture.save(paths[1], collected.records, title)
+  final = finals[0]
+  faults = ", ".join(f"{n} x {name}" for name, n in collected.faults.items())
+  print(
+    f"{args.strategy}, {args.replicas} processes: {final['step']:,} steps in"
+    f" {report.seconds:.1f} s; faults: {faults or 'none'}; {report.restarts}"
+    " processes restarted"
+  )
+  print(
+    f"{len(finals)} replicas hold the same parameters, fingerprint"
+    f" {final['fingerprint']}"
+  )
+  print(
+    f"test accuracy {final['accuracy']:.1%}, metrics in {paths[0]}, journal in"
+    f" {paths[2]}, picture in {paths[1]}"
+  )
+  return 0
+
+
+__all__ = ["FILES", "add_arguments", "check", "parse_chaos", "run"]

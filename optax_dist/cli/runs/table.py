@@ -1,0 +1,130 @@
+"""A run as a table, which can follow it while it goes on."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+
+import rich.console
+import rich.live
+import rich.table
+import rich.text
+
+from optax_dist.cli.runs.summary import RunSummary
+from optax_dist.coordinator.journal_tail import Tail
+
+_PER_SECOND = 4
+_PLAIN_EVERY = 5.0  # Seconds between lines off a terminal.
+
+
+def table(summary: RunSummary, steps: int | None = None) -> rich.table.Table:
+  """The run as of now.
+
+  Args:
+    summary: of its journal.
+    steps: how many the run will have, if that is known.
+  """
+  of = f" of {steps:,}" if steps else ""
+  title = f"step {summary.step:,}{of}, {summary.rate():.1f} steps/s"
+  if summary.chief is not None:
+    title += f", chief {summary.chief} (term {summary.terms})"
+  if summary.abandoned:
+    title += f", {summary.abandoned} attempts abandoned"
+  if summary.finish is not None:
+    title += f"; ended: {summary.finish['reason']}"
+  shown = rich.table.Table(
+    title=title,
+    title_justify="left",
+    box=rich.box.SIMPLE_HEAD,
+    pad_edge=False,
+    collapse_padding=True,
+  )
+  shown.add_column("replica")
+  shown.add_column("state")
+  for name in ("accepted", "dropped", "lost", "computes", "waits", "last seen"):
+    shown.add_column(name, justify="right")
+  shown.add_column("dropped as")
+  now = summary.now()
+  for number in sorted(summary.replicas, key=str):
+    one = summary.replicas[number]
+    shown.add_row(
+      f"{number}",
+      one.state,
+      f"{one.accepted:,}",
+      f"{one.dropped.total():,}",
+      f"{one.losses}",
+      "" if one.computed is None else f"{1000 * one.computed:.0f} ms",
+      f"{1000 * one.wait:.0f} ms",
+      f"{max(0.0, now - one.seen):.1f} s ago",
+      ", ".join(f"{n} {reason}" for reason, n in one.dropped.most_common(3)),
+    )
+  culprit = summary.culprit()
+  shown.caption = rich.text.Text(
+    f"waiting for {culprit}" if culprit else "", style="bold red"
+  )
+  shown.caption_justify = "left"
+  return shown
+
+
+class Live:
+  """Follows a journal; shows the table, or plain lines off a terminal.
+
+  Enter it as a context, and call `update` often.
+  """
+
+  def __init__(
+    self,
+    path: pathlib.Path,
+    steps: int | None = None,
+    console: rich.console.Console | None = None,
+  ):
+    """Names the journal, which may be missing still."""
+    self.summary = RunSummary()
+    self._tail, self._steps = Tail(path), steps
+    self._console = console or rich.console.Console(
+      stderr=True, highlight=False
+    )
+    self._live = rich.live.Live(
+      console=self._console, auto_refresh=False, transient=False
+    )
+    self._next = 0.0
+    self._said = ""
+
+  def update(self, force: bool = False) -> None:
+    """Shows what there is now, if it is time for it."""
+    self.summary.update(self._tail.read())
+    now = time.monotonic()
+    if now < self._next and not force:
+      return
+    if self._console.is_terminal:
+      self._next = now + 1 / _PER_SECOND
+      self._live.update(table(self.summary, self._steps), refresh=True)
+      return
+    self._next = now + _PLAIN_EVERY
+    line = _line(self.summary, self._steps)
+    if self.summary.run is not None and line != self._said:
+      self._console.print(line, soft_wrap=True)
+      self._said = line
+
+  def __enter__(self) -> Live:
+    if self._console.is_terminal:
+      self._live.start()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    if self._console.is_terminal:
+      self.update(force=True)
+      self._live.stop()
+
+
+def _line(summary: RunSummary, steps: int | None) -> str:
+  of = f"/{steps}" if steps else ""
+  present = sum(r.state == "in" for r in summary.replicas.values())
+  dropped = sum(r.dropped.total() for r in summary.replicas.values())
+  lost = sum(r.losses for r in summary.replicas.values())
+  line = (
+    f"step {summary.step}{of}  {summary.rate():.1f} steps/s  {present} replicas"
+    f"  {dropped} dropped  {lost} lost"
+  )
+  culprit = summary.culprit()
+  return f"{line}  waiting for {culprit}" if culprit else line

@@ -1,0 +1,73 @@
+"""``optax-dist watch``: a run of the coordinator, from its journal."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import time
+
+from optax_dist.cli import (errors, installed, output_files, parser)
+from optax_dist.cli.runs import journal_file
+
+_DESCRIPTION = """\
+Shows a run from its journal, while it goes on or afterwards: steps per second, and
+of each replica how many of its gradients were applied or dropped, how long it computes
+and waits, when it was last heard of, and who holds the others up. Ends with the run,
+or at Ctrl-C."""
+
+_SLICE = 0.25
+
+
+def add_parser(commands) -> None:
+  """Adds the ``watch`` command to the commands of a parser."""
+  command = parser.add_command(
+    commands,
+    "watch",
+    run,
+    help="show a run of the coordinator while it goes on",
+    description=_DESCRIPTION,
+  )
+  journal_file.add_argument(command)
+  add = command.add_argument
+  add("--once", action="store_true", help="show it once, and end")
+  add(
+    "--save",
+    metavar="FILE",
+    type=pathlib.Path,
+    help="save a picture (PNG) at the end: a timeline, drops and waits",
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the ``watch`` command with its parsed arguments."""
+  installed.check()
+  output_files.check_writable(args.save)
+  if not args.journal.exists():
+    raise errors.CommandError(f"{args.journal}: there is no such journal")
+  from optax_dist.cli.runs import (summary as run_summary, table as run_table)
+  from optax_dist.cli import tables
+  from optax_dist.coordinator import journal, journal_tail
+
+  if args.once:
+    summary = run_summary.RunSummary()
+    summary.update(journal_tail.Tail(args.journal).read())
+    tables.show(run_table.table(summary))
+  else:
+    with run_table.Live(args.journal) as live:
+      try:
+        live.update()
+        while live.summary.finish is None:
+          time.sleep(_SLICE)
+          live.update()
+      except KeyboardInterrupt:
+        pass
+      live.update(force=True)
+  if args.save:
+    from optax_dist.cli.runs import timeline_picture
+
+    parts = journal.segments(journal.read(args.journal).records)
+    timeline_picture.save(
+      args.save, parts[-1] if parts else [], args.journal.name
+    )
+    print(f"picture in {args.save}")
+  return 0

@@ -1,0 +1,1 @@
+"""``optax-dist simulate``, ``plan`` and ``replay``."""

@@ -1,0 +1,132 @@
+"""Where the latencies come from: a name and numbers, or a journal."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from optax_dist.cli import errors, parser
+from optax_dist.cli.runs import journal_file
+
+_LATENCIES = """\
+Latencies are NAME:PARAMETERS, in seconds:
+  constant:t                      always t
+  exponential:mean
+  shifted-exponential:shift,mean  at least shift, and an exponential more
+  lognormal:mu,sigma              of the logarithm's mean and deviation
+  pareto:scale,shape              at least scale; heavy tails below shape 2
+  gamma:shape,scale
+  bernoulli:fast,slow,p           slow with probability p, else fast
+  slow-hosts:share,factor,NAME:PARAMETERS
+                                  a share of the hosts takes factor times longer"""
+
+
+def add_command(
+  commands: Any,
+  name: str,
+  run: Callable[[argparse.Namespace], int],
+  **texts: str,
+) -> argparse.ArgumentParser:
+  """Adds a command about latencies, as `parser.add_command`."""
+  command = parser.add_command(commands, name, run, epilog=_LATENCIES, **texts)
+  add_arguments(command)
+  return command
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+  """Adds --latency, --journal and --replicas."""
+  source = to.add_mutually_exclusive_group(required=True)
+  source.add_argument(
+    "--latency",
+    metavar="NAME:PARAMETERS",
+    help="how long a replica computes for a gradient, see below",
+  )
+  source.add_argument(
+    "--journal",
+    metavar="FILE",
+    type=pathlib.Path,
+    help="take the latencies of a recorded run of the coordinator",
+  )
+  to.add_argument(
+    "--replicas",
+    metavar="N",
+    type=parser.whole_number(1, 100_000),
+    help="replicas (default: as many as in the journal, else 8)",
+  )
+
+
+def add_run_arguments(to: argparse.ArgumentParser) -> None:
+  """Adds what any simulation can have: --cancel, --communication, ..."""
+  add = to.add_argument
+  add(
+    "--max-staleness",
+    metavar="N",
+    type=parser.whole_number(0),
+    help="steps by which a gradient may be late and still count (default: the"
+    " journal's, else 0)",
+  )
+  add(
+    "--cancel",
+    action="store_true",
+    help="late replicas drop their work at once; otherwise they first finish a"
+    " gradient that is stale by then",
+  )
+  add(
+    "--communication",
+    metavar="SECONDS",
+    type=parser.non_negative_float,
+    help="from the last gradient of a step until its parameters are there"
+    " (default: the journal's median, else 0)",
+  )
+  parser.add_number(
+    to,
+    "--seed",
+    "N",
+    parser.whole_number(0),
+    default=0,
+    help="the same one gives the same output",
+  )
+  add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
+  add("--save", metavar="FILE", type=pathlib.Path, help="save a picture (PNG)")
+
+
+def load(args: argparse.Namespace):
+  """Loads what the arguments of `add_arguments` name.
+
+  Returns:
+    The latency, and the `simulate.Recorded` run or None. `args.replicas`,
+    `args.communication` and `args.max_staleness` are filled in.
+
+  Raises:
+    errors.CommandError: there is no such latency or journal.
+  """
+  from optax_dist import simulate
+
+  recorded = None
+  try:
+    if args.journal is None:
+      latency = simulate.parse_latency(args.latency)
+    else:
+      recorded = simulate.from_journal(
+        journal_file.read(args.journal, "--journal ")
+      )
+      latency = recorded.latency
+  except ValueError as error:
+    what = "--latency" if args.journal is None else f"--journal {args.journal}"
+    raise errors.CommandError(f"{what}: {error}") from error
+  if args.replicas is None:
+    args.replicas = recorded.replicas if recorded else 8
+  if args.communication is None:
+    args.communication = recorded.communication if recorded else 0.0
+  if recorded and recorded.strategy.cancel:
+    args.cancel = True
+    parser.say(
+      f"{args.journal}: late replicas dropped their work at once, so how long it"
+      " would have taken is not in it: slow computations are missing"
+    )
+  if args.max_staleness is None:
+    late = recorded.strategy.max_staleness if recorded else 0
+    args.max_staleness = late
+  return latency, recorded

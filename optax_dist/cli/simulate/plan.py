@@ -1,0 +1,157 @@
+"""``optax-dist plan``: how many gradients should make a step."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from optax_dist.cli import errors, installed, output_files, parser
+from optax_dist.cli.simulate import latency_source
+
+_DESCRIPTION = """\
+Recommends how many gradients should make a step of sync replicas, for given
+latencies, and shows the table behind it. More of them wait for stragglers, fewer
+leave work unused. Progress counts steps per second, each weighed by the gradients
+in it: a step from k of them makes k / (k + B) of the progress of a noiseless one,
+with B the noise scale; it is told in steps from all replicas."""
+
+_ROWS = 16
+
+
+def add_parser(commands) -> None:
+  """Adds the ``plan`` command to the commands of a parser."""
+  command = latency_source.add_command(
+    commands,
+    "plan",
+    run,
+    help="recommend how many gradients make a step",
+    description=_DESCRIPTION,
+  )
+  command.add_argument(
+    "--noise-scale",
+    metavar="B",
+    type=_noise_scale,
+    help="gradients of one replica at which their noise is as large as their"
+    " mean; 'inf' to count gradients (default: the number of replicas)",
+  )
+  latency_source.add_run_arguments(command)
+  parser.add_number(
+    command,
+    "--steps",
+    "N",
+    parser.whole_number(1),
+    default=200,
+    help="steps in each simulation",
+  )
+  parser.add_number(
+    command,
+    "--repetitions",
+    "N",
+    parser.whole_number(2),
+    default=100,
+    help="simulations of each number of gradients; with a journal each draws the"
+    " recorded times anew; fewer with many replicas",
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the ``plan`` command with its parsed arguments."""
+  installed.check()
+  output_files.check_writable(args.json, args.save)
+  latency, recorded = latency_source.load(args)
+  if recorded is not None and recorded.strategy.kind == "exchange":
+    raise errors.CommandError(
+      f"--journal {args.journal}: it is of elastic averaging, where no gradients"
+      " are aggregated"
+    )
+  from optax_dist import simulate
+  from optax_dist.cli import bar
+
+  with bar.bar(f"planning for {args.replicas} replicas", 1) as shown:
+    plan = simulate.plan(
+      latency,
+      args.replicas,
+      noise_scale=args.noise_scale,
+      cancel=args.cancel,
+      max_staleness=args.max_staleness,
+      communication=args.communication,
+      steps=args.steps,
+      repetitions=args.repetitions,
+      seed=args.seed,
+      progress=shown,
+    )
+  _show(plan, f"{args.replicas} replicas, {latency}")
+  if args.json:
+    output_files.write_json(args.json, plan.report())
+  if args.save:
+    from optax_dist.cli.simulate import plan_picture
+
+    plan_picture.save(args.save, plan, f"{args.replicas} replicas, {latency}")
+  output_files.tell(args.json, args.save)
+  return 0
+
+
+def _show(plan, title: str) -> None:
+  from optax_dist.cli import tables
+
+  shown = tables.table(title)
+  for name in (
+    "replicas_to_aggregate",
+    "backups",
+    "steps/s",
+    "gradients/s",
+    "wasted work",
+    "progress",
+    "95 % interval",
+    "best in",
+  ):
+    shown.add_column(name, justify="right")
+  best = plan.recommended
+  for row in _rows(plan):
+    shown.add_row(
+      f"{row.replicas_to_aggregate:,}",
+      f"{plan.replicas - row.replicas_to_aggregate:,}",
+      f"{row.steps_per_second:.4g}",
+      f"{row.gradients_per_second:.4g}",
+      f"{row.wasted:.1%}",
+      f"{row.progress:.4g}",
+      f"{row.low:.4g} to {row.high:.4g}",
+      f"{row.best:.0%}",
+      style="bold" if row is best else None,
+    )
+  tables.show(shown)
+  all_in = plan.candidates[-1]
+  print(
+    f"recommended: replicas_to_aggregate={best.replicas_to_aggregate} of"
+    f" {plan.replicas}, {best.progress / all_in.progress:.2f} times the progress"
+    " of waiting for all"
+  )
+  doubt = "drawn from the recorded times" if plan.resampled else "simulated"
+  print(
+    f"how sure: the best in {best.best:.0%} of {plan.repetitions} repetitions"
+    f" {doubt}; 95 % of them are best from {plan.best_low} to {plan.best_high}"
+  )
+  noise = plan.noise_scale
+  weighed = (
+    "counts gradients" if math.isinf(noise) else f"noise scale {noise:g}"
+  )
+  print(f"progress: in steps per second from all {plan.replicas}; {weighed}")
+
+
+def _rows(plan) -> list:
+  """The candidates to show: the best one, those around it, and the ends."""
+  rows = list(plan.candidates)
+  if len(rows) <= _ROWS:
+    return rows
+  at = rows.index(plan.recommended)
+  keep = {0, len(rows) - 1} | set(range(at - 4, at + 5))
+  stride = math.ceil(len(rows) / (_ROWS - 6))
+  keep |= set(range(len(rows) - 1, -1, -stride))
+  return [row for i, row in enumerate(rows) if i in keep]
+
+
+def _noise_scale(text: str) -> float:
+  """An argument type: a number of at least 0, or infinity."""
+  if text == "inf":
+    return math.inf
+  return parser.non_negative_float(text)

@@ -1,0 +1,48 @@
+"""Replicas that train alone; a second optimizer applies their mean change."""
+
+from optax_dist.cli import errors, parser
+from optax_dist.cli.train import own_replicas, strategy
+
+
+class Diloco(strategy.Strategy):
+  """DiLoCo with :func:`optax_dist.diloco`."""
+
+  summary = "replicas train alone; an outer optimizer applies their mean change"
+
+  def add_arguments(self, group):
+    own_replicas.add_period(group, 20, "steps from round to round")
+    parser.add_number(
+      group,
+      "--outer-learning-rate",
+      "RATE",
+      parser.positive_float,
+      default=0.7,
+      help="of the outer optimizer",
+    )
+    parser.add_number(
+      group,
+      "--outer-momentum",
+      "DECAY",
+      parser.non_negative_float,
+      default=0.9,
+      help="Nesterov momentum of the outer optimizer, below 1",
+    )
+
+  def check(self, args):
+    if args.outer_momentum >= 1:
+      raise errors.CommandError(
+        f"--outer-momentum must be below 1, got {args.outer_momentum:g}"
+      )
+
+  def build(self, run):
+    import optax_dist
+
+    return own_replicas.build(
+      run,
+      optax_dist.diloco,
+      outer_learning_rate=run.args.outer_learning_rate,
+      outer_momentum=run.args.outer_momentum,
+    )
+
+
+STRATEGY = Diloco()

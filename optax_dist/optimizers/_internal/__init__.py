@@ -1,0 +1,1 @@
+"""What the update rules share; nothing here is public."""

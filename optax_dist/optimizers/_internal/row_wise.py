@@ -1,0 +1,208 @@
+"""Makes an elementwise optimizer lazy: sparse gradients cost their rows only.
+
+TensorFlow's kernels for sparse gradients are, for most optimizers, the dense
+rule on the touched rows of the variable and of its slots. So is this wrapper: it
+reads the touched rows out of the optimizer's state, runs the dense rule on them
+as if they were the parameter, and writes the rows of the state back.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist.optimizers._internal import hyperparameters
+from optax_dist.sparse import indexed_slices
+
+
+def row_wise(
+  inner: optax.GradientTransformation, *, sum_duplicates: bool = True
+) -> optax.GradientTransformationExtraArgs:
+  """Lets an elementwise transformation take sparse gradients and ``None``.
+
+  Dense gradients go to ``inner`` as they are. Of an
+  :class:`~optax_dist.IndexedSlices` it gets the touched rows, with the same
+  rows of its state and of the parameter; other rows stay as they were, state
+  included ("lazy"; an untouched momentum does not decay). Under ``jax.jit`` with
+  the state donated the work is that of the rows, not of the table. A ``None``
+  gradient leaves its state as it is.
+
+  Args:
+    inner: The transformation. Each number of its output may depend on the
+      gradient, the parameter and the state at the same place and on scalars of
+      the state, as is so for most of optax; a norm over a tensor would be taken
+      over the touched rows.
+    sum_duplicates: Whether to add up repeated indices first. Only where the
+      rule is linear in the gradient and keeps no state may this be left out.
+
+  Returns:
+    A transformation with the state of ``inner``. Its updates hold ``None`` and
+    :class:`~optax_dist.IndexedSlices` where the gradients do; apply them with
+    ``optax_dist.apply_updates``.
+
+  Source: TensorFlow's ``ResourceSparseApply*`` kernels, and
+  ``Optimizer._resource_apply_sparse_duplicate_indices``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import optax_dist.sparse.indexed_slices as sparse
+    >>> params = jnp.zeros((3, 1))
+    >>> optimizer = row_wise(optax.sgd(1.0, momentum=0.5))
+    >>> state = optimizer.init(params)
+    >>> grad = sparse.IndexedSlices(jnp.ones((1, 1)), jnp.array([2]), (3, 1))
+    >>> for _ in range(2):
+    ...   updates, state = optimizer.update(grad, state)
+    ...   params = sparse.apply_updates(params, updates)
+    >>> params[:, 0].tolist()
+    [0.0, 0.0, -2.5]
+  """
+  inner = optax.with_extra_args_support(inner)
+
+  def update_fn(updates, state, params=None, **extra_args):
+    leaves, treedef = flatten_gradients(updates)
+    if params is not None:
+      param_leaves = treedef.flatten_up_to(params)
+      leaves = [
+        as_parameter_dtype(leaf, param)
+        for leaf, param in zip(leaves, param_leaves, strict=True)
+      ]
+    if not any(
+      leaf is None or indexed_slices.is_indexed_slices(leaf) for leaf in leaves
+    ):
+      updates = jax.tree.unflatten(treedef, leaves)
+      return inner.update(updates, state, params, **extra_args)
+
+    if sum_duplicates:
+      leaves = [
+        indexed_slices.sum_duplicates(leaf)
+        if indexed_slices.is_indexed_slices(leaf)
+        else leaf
+        for leaf in leaves
+      ]
+    used = [i for i, leaf in enumerate(leaves) if leaf is not None]
+
+    def read(tree):
+      arrays = treedef.flatten_up_to(tree)
+      return [read_rows(arrays[i], leaves[i]) for i in used]
+
+    def write(tree, rows):
+      arrays = treedef.flatten_up_to(tree)
+      for i, new in zip(used, rows, strict=True):
+        arrays[i] = write_rows(arrays[i], leaves[i], new)
+      return jax.tree.unflatten(treedef, arrays)
+
+    trees: list[Any] = []
+
+    def keep_and_read(tree):
+      trees.append(tree)
+      return read(tree)
+
+    row_state = _map_parameter_trees(inner, keep_and_read, state)
+    row_updates, row_state = inner.update(
+      [_values(leaves[i]) for i in used],
+      row_state,
+      None if params is None else read(params),
+      **extra_args,
+    )
+    old: Iterator[Any] = iter(trees)
+    state = _map_parameter_trees(
+      inner, lambda rows: write(next(old), rows), row_state
+    )
+    for i, update in zip(used, row_updates, strict=True):
+      leaves[i] = like_gradient(update, leaves[i])
+    return jax.tree.unflatten(treedef, leaves), state
+
+  return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+
+def flatten_gradients(updates: optax.Updates) -> tuple[list[Any], Any]:
+  """Flattens gradients; a ``None`` and an IndexedSlices is one leaf each."""
+  return jax.tree.flatten(
+    updates,
+    is_leaf=lambda x: x is None or indexed_slices.is_indexed_slices(x),
+  )
+
+
+def as_parameter_dtype(gradient: Any, parameter: Any) -> Any:
+  """Casts a gradient, dense, sparse or ``None``, to its parameter's dtype.
+
+  So that the state keeps its dtypes; TensorFlow demands that they are equal.
+  """
+  if gradient is None or parameter is None:
+    return gradient
+  dtype = jnp.asarray(parameter).dtype
+  return indexed_slices.map_values(lambda x: jnp.asarray(x, dtype), gradient)
+
+
+def read_rows(array: jax.Array, gradient: Any) -> jax.Array:
+  """Takes the rows that a gradient touches: all, if it is dense."""
+  if not indexed_slices.is_indexed_slices(gradient):
+    return array
+  # Unused slots read the last row; their results are dropped.
+  return jnp.asarray(array).at[gradient.indices].get(mode="clip")
+
+
+def write_rows(array: jax.Array, gradient: Any, rows: jax.Array) -> jax.Array:
+  """Replaces the rows that a gradient touches: all, if it is dense."""
+  if not indexed_slices.is_indexed_slices(gradient):
+    return rows
+  return jnp.asarray(array).at[gradient.indices].set(rows, mode="drop")
+
+
+def decay_and_add(
+  average: jax.Array,
+  decay: hyperparameters.Scalar,
+  gradient: indexed_slices.IndexedSlices,
+  values: jax.Array,
+) -> jax.Array:
+  """Decays all of a moving average and adds rows to it.
+
+  What TensorFlow does for a sparse gradient where it does not have a kernel of
+  its own; the work is that of the table.
+
+  Args:
+    average: The moving average, an array.
+    decay: Its decay.
+    gradient: Sparse gradient that tells the rows.
+    values: What to average, as many rows as the gradient has; those of repeated
+      indices add up.
+
+  Returns:
+    The new average.
+  """
+  return (
+    (average * decay)
+    .at[gradient.indices]
+    .add(values * (1 - decay), mode="drop")
+  )
+
+
+def like_gradient(update: jax.Array, gradient: Any) -> Any:
+  """Gives an update of the touched rows the form of the gradient."""
+  if not indexed_slices.is_indexed_slices(gradient):
+    return update
+  return indexed_slices.map_values(
+    lambda _: jnp.where(gradient.valid, update, 0), gradient
+  )
+
+
+def _values(gradient: Any) -> jax.Array:
+  if indexed_slices.is_indexed_slices(gradient):
+    return gradient.values
+  return gradient
+
+
+def _map_parameter_trees(
+  transformation: optax.GradientTransformation,
+  fun: Callable[[Any], Any],
+  state: optax.OptState,
+) -> optax.OptState:
+  """Maps a function over those parts of a state that are like the parameters.
+
+  ``fun`` gets each such tree as a whole, always in the same order.
+  """
+  return optax.tree_utils.tree_map_params(
+    transformation, fun, state, is_leaf=lambda _: True
+  )

@@ -1,0 +1,100 @@
+"""Gradient clipping as the legacy Keras optimizers have it.
+
+``clipvalue``, ``clipnorm`` and ``global_clipnorm`` are arguments of all their
+classes. Of a sparse gradient the values as given count: TensorFlow does not add
+up repeated indices before it clips.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from optax_dist.optimizers._internal import hyperparameters, row_wise
+from optax_dist.sparse import indexed_slices
+
+
+def clipped(
+  inner: optax.GradientTransformation,
+  *,
+  clipnorm: hyperparameters.Scalar | None = None,
+  clipvalue: hyperparameters.Scalar | None = None,
+  global_clipnorm: hyperparameters.Scalar | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Clips the gradients of a transformation, first by value, then by norm.
+
+  Args:
+    inner: The transformation.
+    clipnorm: Largest norm of the gradient of one leaf.
+    clipvalue: Largest magnitude of a number of a gradient.
+    global_clipnorm: Largest norm of all gradients together. A global norm that
+      is not finite makes all of them NaN, as in TensorFlow.
+
+  Returns:
+    A transformation with the state of ``inner``; ``inner`` itself if nothing is
+    to be clipped.
+
+  Raises:
+    ValueError: If an argument is negative, or both norms are given.
+
+  Source: ``tf_keras.optimizers.legacy``, ``tf.clip_by_norm`` and
+  ``tf.clip_by_global_norm``.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> optimizer = clipped(optax.sgd(1.0), clipvalue=0.5)
+    >>> grads = jnp.array([0.25, 2.0])
+    >>> optimizer.update(grads, optimizer.init(grads))[0].tolist()
+    [-0.25, -0.5]
+  """
+  inner = optax.with_extra_args_support(inner)
+  hyperparameters.check_not_negative(
+    clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm
+  )
+  if clipnorm is not None and global_clipnorm is not None:
+    raise ValueError(
+      "clipnorm and global_clipnorm must not both be given, got"
+      f" {clipnorm} and {global_clipnorm}"
+    )
+  if clipnorm is None and clipvalue is None and global_clipnorm is None:
+    return inner
+
+  def clip_by_value(values):
+    limit = hyperparameters.cast(clipvalue, values.dtype)
+    return jnp.clip(values, -limit, limit)
+
+  def clip_by_norm(values):
+    limit = hyperparameters.cast(clipnorm, values.dtype)
+    norm = jnp.sqrt(jnp.sum(jnp.square(values)))
+    return values * limit / jnp.maximum(norm, limit)
+
+  def clip_by_global_norm(updates):
+    leaves = [_values(leaf) for leaf in row_wise.flatten_gradients(updates)[0]]
+    leaves = [leaf for leaf in leaves if leaf is not None]
+    wide = jnp.float32
+    if any(leaf.dtype == jnp.float64 for leaf in leaves):
+      wide = jnp.float64
+    norm = optax.tree.norm(optax.tree.cast(leaves, wide))
+    limit = jnp.asarray(global_clipnorm, wide)
+    scale = limit * jnp.minimum(1 / norm, 1 / limit)
+    scale = jnp.where(jnp.isfinite(norm), scale, jnp.nan)
+    return indexed_slices.map_values(
+      lambda values: values * scale.astype(values.dtype), updates
+    )
+
+  def update_fn(updates, state, params=None, **extra_args):
+    if clipvalue is not None:
+      updates = indexed_slices.map_values(clip_by_value, updates)
+    if clipnorm is not None:
+      updates = indexed_slices.map_values(clip_by_norm, updates)
+    if global_clipnorm is not None:
+      updates = clip_by_global_norm(updates)
+    return inner.update(updates, state, params, **extra_args)
+
+  return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+
+def _values(gradient: Any) -> Any:
+  if indexed_slices.is_indexed_slices(gradient):
+    return gradient.values
+  return gradient

@@ -1,0 +1,307 @@
+"""The rules of the legacy Keras optimizers; see :mod:`.keras` for them.
+
+Each function takes the arguments of the class of its name, and ``frozen``:
+whether Keras's ``iterations`` stays at 0.
+"""
+
+import jax.numpy as jnp
+import optax
+
+from optax_dist.optimizers._internal import (
+  hyperparameters,
+  leaf_rule,
+  rates,
+  row_wise,
+)
+
+DEFAULT_EPSILON = 1e-7
+
+
+def sgd(learning_rate=0.01, momentum=0.0, nesterov=False, decay=0.0, *, frozen):
+  """Makes Keras's SGD."""
+  _check_momentum(momentum)
+  rate = rates.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
+  if hyperparameters.is_static(momentum) and momentum == 0:
+    return row_wise.row_wise(rate, sum_duplicates=False)
+  trace = optax.trace(hyperparameters.rounded(momentum), nesterov=nesterov)
+  return row_wise.row_wise(optax.chain(rate, trace))
+
+
+def rmsprop(
+  learning_rate=0.001,
+  rho=0.9,
+  momentum=0.0,
+  epsilon=DEFAULT_EPSILON,
+  centered=False,
+  decay=0.0,
+  *,
+  frozen,
+):
+  """Makes Keras's RMSprop."""
+  _check_momentum(momentum)
+  epsilon = _epsilon(epsilon)
+  rate = _decayed(learning_rate, decay, frozen)
+  if not (hyperparameters.is_static(momentum) and momentum == 0):
+    scale = optax.scale_by_stddev if centered else optax.scale_by_rms
+    return row_wise.row_wise(
+      optax.chain(
+        scale(hyperparameters.rounded(rho), hyperparameters.rounded(epsilon)),
+        rates.scale_by_learning_rate(rate, flip_sign=False),
+        optax.trace(hyperparameters.rounded(momentum)),
+        optax.scale(-1.0),
+      )
+    )
+
+  def direction(grad, rms, mg):
+    square = rms if mg is None else rms - jnp.square(mg)
+    eps = hyperparameters.cast(epsilon, grad.dtype)
+    return grad / (jnp.sqrt(square) + eps)
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    p = hyperparameters.cast(rho, grad.dtype)
+    slots = dict(slots)
+    slots["rms"] = p * slots["rms"] + (1 - p) * jnp.square(grad)
+    if centered:
+      slots["mg"] = p * slots["mg"] + (1 - p) * grad
+    update = direction(grad, slots["rms"], slots.get("mg"))
+    return -step.learning_rate * update, slots
+
+  def sparse_apply_rule(slices, param, slots, step):
+    del param
+    p = hyperparameters.cast(rho, slices.dtype)
+    grad = slices.values
+    sources = {"rms": jnp.square(grad), "mg": grad}
+    slots = {
+      name: row_wise.decay_and_add(array, p, slices, sources[name])
+      for name, array in slots.items()
+    }
+    rows = {
+      name: row_wise.read_rows(array, slices) for name, array in slots.items()
+    }
+    update = -step.learning_rate * direction(grad, rows["rms"], rows.get("mg"))
+    return row_wise.like_gradient(update, slices), slots
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    rate,
+    slots={"rms": 0.0, "mg": 0.0} if centered else {"rms": 0.0},
+    sparse_apply_rule=sparse_apply_rule,
+    sum_duplicates=True,
+  )
+
+
+def adagrad(
+  learning_rate=0.001,
+  initial_accumulator_value=0.1,
+  epsilon=DEFAULT_EPSILON,
+  decay=0.0,
+  *,
+  frozen,
+):
+  """Makes Keras's Adagrad."""
+  hyperparameters.check_not_negative(
+    initial_accumulator_value=initial_accumulator_value
+  )
+  epsilon = _epsilon(epsilon)
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    squares = slots["accumulator"] + jnp.square(grad)
+    root = jnp.sqrt(squares) + hyperparameters.cast(epsilon, grad.dtype)
+    return -step.learning_rate * grad / root, {"accumulator": squares}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    _decayed(learning_rate, decay, frozen),
+    slots={"accumulator": initial_accumulator_value},
+    sum_duplicates=True,
+  )
+
+
+def adam(
+  learning_rate=0.001,
+  beta_1=0.9,
+  beta_2=0.999,
+  epsilon=DEFAULT_EPSILON,
+  amsgrad=False,
+  decay=0.0,
+  *,
+  frozen,
+):
+  """Makes Keras's Adam, or AMSGrad."""
+  epsilon = _epsilon(epsilon)
+
+  def rule(grad, step, moments, slots):
+    m, v = moments
+    new = {"m": m, "v": v}
+    if amsgrad:
+      new["vhat"] = jnp.maximum(slots["vhat"], v)
+    wide, t = _time(grad.dtype, step, frozen)
+    rate = jnp.asarray(step.learning_rate, wide)
+    rate = rate * jnp.sqrt(1 - _power(beta_2, t)) / (1 - _power(beta_1, t))
+    root = jnp.sqrt(new.get("vhat", v))
+    eps = hyperparameters.cast(epsilon, grad.dtype)
+    return -(m * rate.astype(grad.dtype)) / (root + eps), new
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta_1, grad.dtype)
+    b2 = hyperparameters.cast(beta_2, grad.dtype)
+    m = slots["m"] + (grad - slots["m"]) * (1 - b1)
+    v = slots["v"] + (jnp.square(grad) - slots["v"]) * (1 - b2)
+    return rule(grad, step, (m, v), slots)
+
+  def sparse_apply_rule(slices, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta_1, slices.dtype)
+    b2 = hyperparameters.cast(beta_2, slices.dtype)
+    grad = slices.values
+    m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
+    v = row_wise.decay_and_add(slots["v"], b2, slices, jnp.square(grad))
+    return rule(grad, step, (m, v), slots)
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    _decayed(learning_rate, decay, frozen),
+    slots=dict.fromkeys(("m", "v", "vhat") if amsgrad else ("m", "v"), 0.0),
+    sparse_apply_rule=sparse_apply_rule,
+    sum_duplicates=True,
+  )
+
+
+def nadam(
+  learning_rate=0.001,
+  beta_1=0.9,
+  beta_2=0.999,
+  epsilon=DEFAULT_EPSILON,
+  schedule_decay=0.004,
+  *,
+  frozen,
+):
+  """Makes Keras's Nadam, whose momentum is scheduled."""
+  epsilon = _epsilon(epsilon)
+
+  def momentum(dtype, t):
+    """Momentum of step t."""
+    exponent = hyperparameters.rounded(schedule_decay) * t
+    base = jnp.asarray(0.96, dtype)
+    return jnp.asarray(beta_1, dtype) * (1 - 0.5 * base**exponent)
+
+  def coefficients(dtype, step):
+    """Factors of the gradient, of the mean and of the mean square."""
+    wide, t = _time(dtype, step, frozen)
+    now, after = momentum(wide, t), momentum(wide, t + 1)
+    product = step.scalars["momentum_cache"].astype(wide) * now
+    factors = (
+      (1 - now) / (1 - product),
+      after / (1 - product * after),
+      1 / (1 - _power(beta_2, t)),
+    )
+    return tuple(factor.astype(dtype) for factor in factors)
+
+  def advance(product, step):
+    wide, t = _time(product.dtype, step, frozen)
+    return product * momentum(wide, t)
+
+  def direction(grad, m, v, step):
+    of_grad, of_m, of_v = coefficients(grad.dtype, step)
+    eps = hyperparameters.cast(epsilon, grad.dtype)
+    ahead = of_grad * grad + of_m * m
+    return -step.learning_rate * ahead / (jnp.sqrt(of_v * v) + eps)
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta_1, grad.dtype)
+    b2 = hyperparameters.cast(beta_2, grad.dtype)
+    m = b1 * slots["m"] + (1 - b1) * grad
+    v = b2 * slots["v"] + (1 - b2) * jnp.square(grad)
+    return direction(grad, m, v, step), {"m": m, "v": v}
+
+  def sparse_apply_rule(slices, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta_1, slices.dtype)
+    b2 = hyperparameters.cast(beta_2, slices.dtype)
+    grad = slices.values
+    m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
+    v = row_wise.decay_and_add(slots["v"], b2, slices, jnp.square(grad))
+    update = direction(
+      grad, row_wise.read_rows(m, slices), row_wise.read_rows(v, slices), step
+    )
+    return row_wise.like_gradient(update, slices), {"m": m, "v": v}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    hyperparameters.rounded(learning_rate),
+    slots={"m": 0.0, "v": 0.0},
+    scalars={"momentum_cache": leaf_rule.ScalarRule(1.0, advance)},
+    sparse_apply_rule=sparse_apply_rule,
+    sum_duplicates=True,
+  )
+
+
+def adamax(
+  learning_rate=0.001,
+  beta_1=0.9,
+  beta_2=0.999,
+  epsilon=DEFAULT_EPSILON,
+  decay=0.0,
+  *,
+  frozen,
+):
+  """Makes Keras's Adamax."""
+  epsilon = _epsilon(epsilon)
+
+  def apply_rule(grad, param, slots, step):
+    del param
+    b1 = hyperparameters.cast(beta_1, grad.dtype)
+    b2 = hyperparameters.cast(beta_2, grad.dtype)
+    m = slots["m"] + (grad - slots["m"]) * (1 - b1)
+    v = jnp.maximum(b2 * slots["v"], jnp.abs(grad))
+    wide, t = _time(grad.dtype, step, frozen)
+    rate = jnp.asarray(step.learning_rate, wide) / (1 - _power(beta_1, t))
+    eps = hyperparameters.cast(epsilon, grad.dtype)
+    return -rate.astype(grad.dtype) * (m / (v + eps)), {"m": m, "v": v}
+
+  return leaf_rule.base_custom(
+    apply_rule,
+    _decayed(learning_rate, decay, frozen),
+    slots={"m": 0.0, "v": 0.0},
+    sum_duplicates=True,
+  )
+
+
+def _check_momentum(momentum):
+  hyperparameters.check(
+    "momentum", momentum, lambda x: 0 <= x <= 1, "between 0 and 1"
+  )
+
+
+def _epsilon(epsilon):
+  """Keras takes the epsilon by ``epsilon or default``."""
+  if epsilon is None or (hyperparameters.is_static(epsilon) and epsilon == 0):
+    return DEFAULT_EPSILON
+  return epsilon
+
+
+def _decayed(learning_rate, decay, frozen):
+  """The learning rate with Keras's time-inverse decay."""
+  hyperparameters.check_not_negative(decay=decay)
+  if frozen or (hyperparameters.is_static(decay) and decay == 0):
+    return hyperparameters.rounded(learning_rate)
+  return rates.divided(
+    learning_rate,
+    lambda count: 1 + hyperparameters.cast(decay, count.dtype) * count,
+  )
+
+
+def _time(dtype, step, frozen):
+  """The step from 1, in the dtype that scalars are computed in, and that."""
+  wide = hyperparameters.wide_dtype(dtype)
+  if frozen:
+    return wide, jnp.ones([], wide)
+  return wide, (step.count + 1).astype(wide)
+
+
+def _power(base, exponent):
+  return hyperparameters.cast(base, exponent.dtype) ** exponent

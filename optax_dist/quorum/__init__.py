@@ -1,0 +1,247 @@
+"""The rules of synchronous training with backup replicas, as pure values.
+
+No jax, no clock, no input or output: `step(state, event)` returns the next
+state and the decisions. A live chief, a simulator and the replay of a journal
+run the same rules. docs/rules.md tells the events and decisions.
+
+Example:
+  Two gradients of three replicas make a step; the third comes late.
+
+  >>> from optax_dist import quorum
+  >>> state = quorum.init(2, 3, two_phase=False)
+  >>> for replica in range(3):
+  ...   state, decisions = quorum.step(state, quorum.Join(replica))
+  >>> decisions
+  (Token(replica=2, step=0, count=1),)
+  >>> state, _ = quorum.step(state, quorum.Arrive(0, local_step=0))
+  >>> state, decisions = quorum.step(state, quorum.Arrive(2, local_step=0))
+  >>> for decision in decisions:
+  ...   print(type(decision).__name__)
+  Accept
+  Commit
+  Token
+  Token
+  >>> state, decisions = quorum.step(state, quorum.Arrive(1, local_step=0))
+  >>> decisions[0].reason.value, state.step
+  ('stale', 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar, overload
+
+from optax_dist.quorum import rules
+from optax_dist.quorum import state as _state
+from optax_dist.quorum.arguments import (
+  accepts,
+  check_sync_arguments,
+  initial_tokens,
+  tokens_per_step,
+)
+from optax_dist.quorum.events import (
+  Abandon,
+  Accept,
+  Arrive,
+  CannotProceed,
+  Commit,
+  Contribution,
+  Decision,
+  Done,
+  Drop,
+  Event,
+  Failed,
+  Finish,
+  Finished,
+  Join,
+  Leave,
+  Lost,
+  Reason,
+  Refuse,
+  Replica,
+  StartAttempt,
+  Token,
+  Wait,
+)
+from optax_dist.quorum.state import Config, Ledger, Missing, State
+
+__all__ = [
+  "Abandon",
+  "Accept",
+  "Arrive",
+  "CannotProceed",
+  "Commit",
+  "Config",
+  "Contribution",
+  "Decision",
+  "Done",
+  "Drop",
+  "Event",
+  "Failed",
+  "Finish",
+  "Finished",
+  "Join",
+  "Leave",
+  "Ledger",
+  "Lost",
+  "Missing",
+  "Reason",
+  "Refuse",
+  "Replica",
+  "StartAttempt",
+  "State",
+  "StrictRules",
+  "Token",
+  "Wait",
+  "accepts",
+  "check_sync_arguments",
+  "init",
+  "initial_tokens",
+  "inverse_staleness",
+  "ledger",
+  "missing",
+  "step",
+  "tokens_per_step",
+]
+
+
+class StrictRules(Protocol):
+  """A state with rules of its own, such as TensorFlow's."""
+
+  def apply(self, event: Event) -> tuple[Any, tuple[Decision, ...]]:
+    """Returns the next state and the decisions; see :func:`step`."""
+
+  def missing(self) -> Missing:
+    """Returns who the current step waits for."""
+
+  def ledger(self) -> Ledger:
+    """Returns where every gradient went."""
+
+
+_R = TypeVar("_R", bound=StrictRules)
+
+
+def init(
+  replicas_to_aggregate: int,
+  total_num_replicas: int | None = None,
+  *,
+  max_staleness: int = 0,
+  weight: Callable[[int], float] | None = None,
+  lower_on_leave: bool = False,
+  two_phase: bool = True,
+  replicas: Iterable[Replica] | None = None,
+  global_step: int = 0,
+  name: str = "sync_replicas",
+) -> State:
+  """The state before any event.
+
+  A state is a value of its own: two optimizers share nothing, whatever their
+  names.
+
+  Args:
+    replicas_to_aggregate: gradients that make a step. More than
+      `total_num_replicas` are shared out: each replica is asked for several
+      of the same step, and moves their sum and count once.
+    total_num_replicas: replicas expected at the start; by default
+      `replicas_to_aggregate`.
+    max_staleness: steps by which a gradient may be late and still count.
+    weight: what a gradient counts for, as a function of its staleness; told
+      in the commit. By default every one counts for 1.
+    lower_on_leave: whether replicas that leave for good lower the quorum to
+      those who are left; otherwise `CannotProceed` names them.
+    two_phase: whether a commit waits until each member has reported `Done`.
+    replicas: the ids expected, where they matter for who is missing.
+    global_step: the step to start from.
+    name: of the optimizer.
+
+  Returns:
+    A state for `step`.
+
+  Raises:
+    TypeError, ValueError: a number is not what it must be; the message has
+      its name, the constraint and the value.
+  """
+  k, n, late = check_sync_arguments(
+    replicas_to_aggregate, total_num_replicas, max_staleness
+  )
+  n = k if n is None else n
+  ids = None if replicas is None else frozenset(replicas)
+  if ids is not None and len(ids) != n:
+    raise ValueError(
+      f"replicas must name total_num_replicas={n} replicas, got {len(ids)}."
+    )
+  config = Config(k, n, late, weight, lower_on_leave, two_phase, name, ids)
+  return _state.init(config, global_step)
+
+
+@overload
+def step(state: State, event: Event) -> tuple[State, tuple[Decision, ...]]: ...
+
+
+@overload
+def step(state: _R, event: Event) -> tuple[_R, tuple[Decision, ...]]: ...
+
+
+def step(
+  state: State | StrictRules, event: Event
+) -> tuple[State | StrictRules, tuple[Decision, ...]]:
+  """Applies one event.
+
+  The same state and event always give the same answer, and the old state
+  stays usable. An event costs O(log n) in the number of replicas, a commit
+  O(k log n).
+
+  Args:
+    state: of `init`, or of an earlier `step`.
+    event: what has happened.
+
+  Returns:
+    The next state and the decisions, in the order they take effect.
+
+  Raises:
+    ValueError: the event cannot be (a count below 1; in strict mode a step of
+      a replica that is blocked or has not joined).
+  """
+  if isinstance(state, State):
+    return rules.step(state, event)
+  return state.apply(event)
+
+
+def missing(state: State | StrictRules) -> Missing:
+  """Who the current step waits for: computing, reporting, absent; O(n).
+
+  Example:
+    >>> state, _ = step(init(2, replicas=["a", "b"]), Join("a"))
+    >>> missing(state)
+    Missing(computing=('a',), reporting=(), absent=('b',))
+  """
+  if isinstance(state, State):
+    return _state.missing(state)
+  return state.missing()
+
+
+def ledger(state: State | StrictRules) -> Ledger:
+  """Where every gradient went.
+
+  Example:
+    >>> state, _ = step(init(1), Join(0))
+    >>> state, _ = step(state, Arrive(0, 0, finite=False))
+    >>> ledger(state).arrived, ledger(state).dropped[Reason.NON_FINITE]
+    (1, 1)
+  """
+  if isinstance(state, State):
+    return _state.ledger(state)
+  return state.ledger()
+
+
+def inverse_staleness(staleness: int) -> float:
+  """The weight of staleness-aware SGD: 1/staleness, and 1 for a fresh one.
+
+  Source: Zhang, Gupta, Lian and Liu, Staleness-aware Async-SGD for
+  Distributed Deep Learning, IJCAI 2016.
+
+  Example:
+    >>> [inverse_staleness(s) for s in (0, 1, 2, 4)]
+    [1.0, 1.0, 0.5, 0.25]
+  """
+  return 1.0 / max(staleness, 1)

@@ -1,0 +1,185 @@
+"""A state on its way to the next one: quorum, tokens, attempts."""
+
+from __future__ import annotations
+
+from optax_dist.quorum import events as ev
+from optax_dist.quorum.arguments import accepts
+from optax_dist.quorum.persistent import PersistentMap, persistent_map
+from optax_dist.quorum.state import EMPTY, Attempt, Config, ReplicaState, State
+
+
+class Draft:
+  """A state that an event is changing: mutable, and never handed out."""
+
+  def __init__(self, state: State):
+    self.__dict__.update(zip(State._fields, state, strict=True))
+    self.decisions: list[ev.Decision] = []
+
+  # The fields of State; mypy cannot see them arrive through __dict__.
+  config: Config
+  step: int
+  replicas: PersistentMap[ev.Replica, ReplicaState]
+  inside: PersistentMap[ev.Replica, ev.Contribution]
+  gathered: int
+  attempt: Attempt | None
+  attempts: int
+  early: PersistentMap[ev.Replica, ev.Arrive]
+  live: int
+  working: int
+  awaited: int
+  lost: int
+  arrived: int
+  applied: int
+  dropped: PersistentMap[ev.Reason, int]
+  finished: bool
+
+  def freeze(self) -> State:
+    return State(*map(self.__dict__.__getitem__, State._fields))
+
+  def emit(self, decision: ev.Decision) -> None:
+    self.decisions.append(decision)
+
+  # How many are needed, and how much each must bring.
+
+  @property
+  def shared(self) -> bool:
+    """Whether each replica sums several gradients (k > N)."""
+    return self.config.replicas_to_aggregate > self.config.total_num_replicas
+
+  def quorum(self) -> int:
+    k = self.config.replicas_to_aggregate
+    if self.config.lower_on_leave and not self.shared:
+      return max(1, min(k, self.live + self.awaited + self.lost))
+    return k
+
+  def quota(self) -> int:
+    if not self.shared:
+      return 1
+    return -(-self.quorum() // max(1, self.live + self.awaited))
+
+  # Tokens and drops.
+
+  def ask(self, replica: ev.Replica, count: int, tell: bool = True) -> None:
+    """Hands out a token of the current step."""
+    record = self.replicas.get(replica)
+    self.working += not record.asked
+    self.replicas = self.replicas.set(replica, record._replace(asked=count))
+    if tell:
+      self.emit(ev.Token(replica, self.step, count))
+
+  def drop(
+    self, replica: ev.Replica, local_step: int, reason: ev.Reason, count: int
+  ) -> None:
+    self.dropped = self.dropped.set(reason, self.dropped.get(reason, 0) + count)
+    self.emit(ev.Drop(replica, local_step, reason, count))
+
+  def withdraw(self, replica: ev.Replica, reason: ev.Reason) -> None:
+    """Drops what the replica has in, outside of attempts."""
+    inside = self.inside.get(replica)
+    if inside is not None:
+      self.inside = self.inside.delete(replica)
+      self.gathered -= inside.count
+      self.drop(replica, inside.local_step, reason, inside.count)
+
+  def unpark(self, replica: ev.Replica, reason: ev.Reason) -> None:
+    """Drops what the replica has on the outcome of the attempt."""
+    early = self.early.get(replica)
+    if early is not None:
+      self.early = self.early.delete(replica)
+      self.drop(replica, early.local_step, reason, early.count)
+
+  # Attempts.
+
+  def advance(self) -> None:
+    """Starts an attempt where enough is in, or asks for what lacks."""
+    while (
+      self.attempt is None and not self.finished and self.gathered
+    ) and self.gathered >= self.quorum():
+      self.start()
+      if self.config.two_phase:
+        return
+      self.commit()
+    if self.attempt is None and not self.finished and self.shared:
+      self.ask_for_the_rest()
+
+  def start(self) -> None:
+    members = tuple(self.inside.get(r) for r in ev.ordered(self.inside))
+    self.inside, self.gathered = EMPTY, 0
+    self.attempts += 1
+    who = persistent_map((c.replica, c.incarnation) for c in members)
+    self.attempt = Attempt(self.attempts, members, who, who)
+    if self.config.two_phase:
+      self.emit(ev.StartAttempt(self.step, self.attempts, members))
+
+  def ask_for_the_rest(self) -> None:
+    """K > N: nobody is working and too little is in, so all bring more."""
+    if self.working or self.awaited or not self.live:
+      return
+    each = -(-(self.quorum() - self.gathered) // self.live)
+    for replica in ev.ordered(r for r, m in self.replicas.items() if m.live):
+      inside = self.inside.get(replica)
+      # A sum cannot mix steps: an older one will be replaced as a whole.
+      old = inside and inside.local_step != self.step and inside.count
+      self.ask(replica, each + (old or 0))
+
+  def commit(self) -> tuple[ev.Arrive, ...]:
+    """Ends the attempt and the step; returns the early, to arrive now."""
+    attempt = self.attempt
+    assert attempt is not None
+    self.emit(ev.Commit(self.step, attempt.members, attempt.number))
+    self.attempt, self.attempts = None, 0
+    self.applied += sum(c.count for c in attempt.members)
+    self.step += 1
+    early, self.early = self.early, EMPTY
+    # What came during the attempt is one step later now.
+    for replica in ev.ordered(self.inside):
+      held = self.inside.get(replica)
+      if accepts(held.local_step, self.step, self.config.max_staleness):
+        self.inside = self.inside.set(replica, self.aged(held))
+      else:
+        self.withdraw(replica, ev.Reason.STALE)
+        self.ask(replica, self.quota())
+    for member in attempt.members:
+      record = self.replicas.get(member.replica)
+      if record.live and record.incarnation == member.incarnation:
+        # Who is early has no need of a token.
+        tell = member.replica not in early
+        self.ask(member.replica, self.quota(), tell)
+    return tuple(early.get(r) for r in ev.ordered(early))
+
+  def aged(self, held: ev.Contribution) -> ev.Contribution:
+    late = self.step - held.local_step
+    weight = self.config.weight
+    return ev.Contribution(
+      held.replica,
+      held.local_step,
+      late,
+      held.count,
+      1.0 if weight is None else float(weight(late)),
+      held.incarnation,
+    )
+
+  def abandon(self, culprit: ev.Replica, reason: ev.Reason) -> None:
+    """Ends the attempt without a trace; survivors' gradients stay in."""
+    attempt = self.attempt
+    assert attempt is not None
+    self.emit(ev.Abandon(self.step, attempt.number, culprit))
+    self.attempt = None
+    for replica in ev.ordered(self.early):
+      self.unpark(replica, ev.Reason.ABANDONED)
+    for member in attempt.members:
+      record = self.replicas.get(member.replica)
+      here = record.live and record.incarnation == member.incarnation
+      if here and member.replica != culprit:
+        self.inside = self.inside.set(member.replica, member)
+        self.gathered += member.count
+        continue
+      gone = ev.Reason.LEFT if record.left else ev.Reason.LOST
+      why = reason if member.replica == culprit else gone
+      self.drop(member.replica, member.local_step, why, member.count)
+      if here:
+        # The same step may be tried again.
+        self.replicas = self.replicas.set(
+          member.replica, record._replace(counted=member.local_step - 1)
+        )
+        self.ask(member.replica, self.quota())

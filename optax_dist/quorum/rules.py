@@ -1,0 +1,298 @@
+"""The default rules: k fresh gradients, one per replica and step, commit.
+
+They keep what TensorFlow's `SyncReplicasOptimizer` promises and mend what its
+users met; docs/rules.md has the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from optax_dist.quorum import events as ev
+from optax_dist.quorum.arguments import accepts
+from optax_dist.quorum.draft import Draft
+from optax_dist.quorum.state import EMPTY, ReplicaState, State, missing
+
+
+def step(
+  state: State, event: ev.Event
+) -> tuple[State, tuple[ev.Decision, ...]]:
+  """Applies one event; see `optax_dist.quorum.step`."""
+  draft = Draft(state)
+  _handlers[type(event)](draft, event)
+  return draft.freeze(), tuple(draft.decisions)
+
+
+def _join(draft: Draft, event: ev.Join) -> None:
+  replica = event.replica
+  if draft.finished:
+    draft.emit(ev.Finished(draft.step))
+    return
+  old = draft.replicas.get(replica)
+  incarnation = event.incarnation
+  if incarnation is None:
+    incarnation = 0 if old is None else old.incarnation + 1
+  if old is None:
+    draft.awaited -= _is_awaited(draft, replica)
+  else:
+    if incarnation <= old.incarnation:
+      draft.emit(ev.Refuse(replica, ev.Reason.OTHER_INCARNATION))
+      return
+    if old.live:
+      # Its predecessor died unnoticed.
+      _go(draft, replica, ev.Reason.LOST)
+      old = draft.replicas.get(replica)
+    draft.lost -= not old.left
+  draft.live += 1
+  draft.replicas = draft.replicas.set(
+    replica, ReplicaState(incarnation, True, False, 0, draft.step)
+  )
+  draft.ask(replica, draft.quota())
+  draft.advance()
+
+
+def _is_awaited(draft: Draft, replica: ev.Replica) -> bool:
+  """Whether one that has never joined is among those expected."""
+  expected = draft.config.expected
+  return draft.awaited > 0 and (expected is None or replica in expected)
+
+
+def _arrive(draft: Draft, event: ev.Arrive) -> None:
+  if type(event.count) is not int or event.count < 1:
+    raise ValueError(f"count must be a positive integer, got {event.count!r}.")
+  draft.arrived += event.count
+  _weigh(draft, event)
+
+
+def _weigh(draft: Draft, event: ev.Arrive) -> None:
+  """Takes a gradient in, or drops it, as a whole."""
+  replica, local_step, count = event.replica, event.local_step, event.count
+  record = draft.replicas.get(replica)
+  reason = _fault(draft, event, record)
+  if reason is not None:
+    draft.drop(replica, local_step, reason, count)
+    if draft.finished:
+      draft.emit(ev.Finished(draft.step))
+    elif record is None or not record.live:
+      pass
+    elif reason is ev.Reason.OTHER_INCARNATION and (
+      event.incarnation not in (None, record.incarnation)
+    ):
+      # A ghost's gradient: the living one already has its token.
+      pass
+    elif record.asked:
+      draft.ask(replica, record.asked if draft.shared else 1)
+    else:
+      draft.emit(ev.Wait(replica, draft.step))
+    return
+  if local_step > draft.step:
+    draft.early = draft.early.set(replica, event)
+    draft.emit(ev.Wait(replica, draft.step))
+    return
+  held = draft.inside.get(replica)
+  if held is not None and held.local_step != local_step:
+    draft.withdraw(replica, ev.Reason.SUPERSEDED)
+    held = None
+  late = draft.step - local_step
+  total = count + (held.count if held else 0)
+  contribution = ev.Contribution(
+    replica, local_step, late, total, 1.0, record.incarnation
+  )
+  draft.inside = draft.inside.set(replica, draft.aged(contribution))
+  draft.gathered += count
+  draft.working -= 1
+  draft.replicas = draft.replicas.set(
+    replica, record._replace(asked=0, counted=local_step)
+  )
+  draft.emit(ev.Accept(replica, local_step, late, count))
+  if draft.attempt is not None or draft.gathered < draft.quorum():
+    draft.emit(ev.Wait(replica, draft.step))
+  draft.advance()
+
+
+def _fault(
+  draft: Draft, event: ev.Arrive, record: ReplicaState | None
+) -> ev.Reason | None:
+  """Why the gradient cannot count, or None."""
+  if draft.finished:
+    return ev.Reason.FINISHED
+  if record is None or not record.live:
+    return ev.Reason.UNKNOWN_REPLICA
+  if event.incarnation not in (None, record.incarnation):
+    return ev.Reason.OTHER_INCARNATION
+  if event.local_step > draft.step:
+    return _fault_of_early(draft, event, record)
+  if not record.asked:
+    return ev.Reason.DUPLICATE
+  if not accepts(event.local_step, draft.step, draft.config.max_staleness):
+    return ev.Reason.STALE
+  if event.local_step < record.start:
+    return ev.Reason.OTHER_INCARNATION
+  held = draft.inside.get(event.replica)
+  if event.local_step <= record.counted and (
+    held is None or held.local_step != event.local_step
+  ):
+    return ev.Reason.DUPLICATE
+  if not event.finite:
+    return ev.Reason.NON_FINITE
+  if event.count > record.asked:
+    return ev.Reason.OVER_QUOTA
+  return None
+
+
+def _fault_of_early(
+  draft: Draft, event: ev.Arrive, record: ReplicaState
+) -> ev.Reason | None:
+  """A member that has reported may already work on the attempt's outcome."""
+  attempt = draft.attempt
+  if (
+    attempt is None
+    or event.local_step != draft.step + 1
+    or event.replica in attempt.pending
+    or attempt.incarnations.get(event.replica) != record.incarnation
+  ):
+    return ev.Reason.FUTURE
+  if event.replica in draft.early:
+    return ev.Reason.DUPLICATE
+  return None if event.finite else ev.Reason.NON_FINITE
+
+
+def _leave(draft: Draft, event: ev.Leave) -> None:
+  _depart(draft, event, ev.Reason.LEFT)
+
+
+def _lost(draft: Draft, event: ev.Lost) -> None:
+  _depart(draft, event, ev.Reason.LOST)
+
+
+def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
+  record = draft.replicas.get(event.replica)
+  if draft.finished:
+    return
+  if record is None:
+    # Whoever was expected need not be any more.
+    if not _is_awaited(draft, event.replica):
+      return
+    draft.awaited -= 1
+    draft.lost += reason is ev.Reason.LOST
+    left = reason is ev.Reason.LEFT
+    record = ReplicaState(-1, False, left, 0, draft.step)
+    draft.replicas = draft.replicas.set(event.replica, record)
+  elif event.incarnation not in (None, record.incarnation):
+    return
+  elif record.live:
+    _go(draft, event.replica, reason)
+  elif reason is ev.Reason.LEFT and not record.left:
+    draft.lost -= 1
+    draft.replicas = draft.replicas.set(
+      event.replica, record._replace(left=True)
+    )
+  else:
+    return
+  if not (draft.live or draft.awaited or draft.lost):
+    _finish(draft)
+    return
+  draft.advance()
+  _complain(draft)
+
+
+def _go(draft: Draft, replica: ev.Replica, reason: ev.Reason) -> None:
+  """The replica is not there any more, and what only it holds neither."""
+  record = draft.replicas.get(replica)
+  draft.live -= 1
+  draft.lost += reason is ev.Reason.LOST
+  draft.working -= record.asked > 0
+  draft.replicas = draft.replicas.set(
+    replica,
+    record._replace(live=False, left=reason is ev.Reason.LEFT, asked=0),
+  )
+  draft.unpark(replica, reason)
+  draft.withdraw(replica, reason)
+  attempt = draft.attempt
+  if attempt is not None and replica in attempt.pending:
+    draft.abandon(replica, reason)
+
+
+def _complain(draft: Draft) -> None:
+  """Says so where the quorum is out of reach."""
+  if draft.finished or draft.attempt is not None:
+    return
+  needed = 1 if draft.shared else draft.quorum()
+  have = draft.live + draft.awaited
+  if have < needed:
+    state = draft.freeze()
+    draft.emit(
+      ev.CannotProceed(
+        draft.step,
+        have,
+        needed,
+        missing(state).absent,
+        final=have + draft.lost < needed,
+      )
+    )
+
+
+def _done(draft: Draft, event: ev.Done) -> None:
+  attempt = draft.attempt
+  if attempt is None or (event.step, event.attempt) != (
+    draft.step,
+    attempt.number,
+  ):
+    return
+  pending = attempt.pending.delete(event.replica)
+  draft.attempt = attempt._replace(pending=pending)
+  if not pending:
+    for early in draft.commit():
+      _weigh(draft, early)
+    draft.advance()
+    _complain(draft)
+
+
+def _failed(draft: Draft, event: ev.Failed) -> None:
+  attempt = draft.attempt
+  if attempt is None or (event.step, event.attempt) != (
+    draft.step,
+    attempt.number,
+  ):
+    return
+  members = attempt.incarnations
+  if event.replica not in members:
+    return
+  culprit = event.replica
+  if event.culprit is not None and event.culprit in members:
+    culprit = event.culprit
+  draft.abandon(culprit, ev.Reason.FAILED)
+  draft.advance()
+  _complain(draft)
+
+
+def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
+  """Whatever is in is dropped; `finished` is a state, not an error."""
+  if draft.finished:
+    return
+  held = [draft.inside.get(r) for r in ev.ordered(draft.inside)]
+  if draft.attempt:
+    held += draft.attempt.members
+  held += [draft.early.get(r) for r in ev.ordered(draft.early)]
+  for gradient in held:
+    draft.drop(
+      gradient.replica,
+      gradient.local_step,
+      ev.Reason.FINISHED,
+      gradient.count,
+    )
+  draft.inside, draft.gathered = EMPTY, 0
+  draft.attempt, draft.early, draft.finished = None, EMPTY, True
+  draft.emit(ev.Finished(draft.step))
+
+
+_handlers: dict[type, Callable[[Draft, Any], None]] = {
+  ev.Join: _join,
+  ev.Arrive: _arrive,
+  ev.Leave: _leave,
+  ev.Lost: _lost,
+  ev.Done: _done,
+  ev.Failed: _failed,
+  ev.Finish: _finish,
+}

@@ -1,0 +1,175 @@
+"""What the default rules remember, and who they say is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from optax_dist.quorum import events as ev
+from optax_dist.quorum.persistent import PersistentMap
+
+EMPTY: PersistentMap[Any, Any] = PersistentMap()
+
+
+class Config(NamedTuple):
+  """What stays the same for a whole run.
+
+  Attributes:
+    replicas_to_aggregate: gradients that make a step.
+    total_num_replicas: replicas expected at the start.
+    max_staleness: steps by which a gradient may be late.
+    weight: what a gradient counts for, as a function of its staleness.
+    lower_on_leave: whether orderly leaves lower the quorum.
+    two_phase: whether a commit waits for its members' reports.
+    name: of the optimizer these rules belong to.
+    expected: the ids of the replicas expected at the start; None takes the
+      first `total_num_replicas` that join.
+  """
+
+  replicas_to_aggregate: int
+  total_num_replicas: int
+  max_staleness: int = 0
+  weight: Callable[[int], float] | None = None
+  lower_on_leave: bool = False
+  two_phase: bool = True
+  name: str = "sync_replicas"
+  expected: frozenset[ev.Replica] | None = None
+
+
+class ReplicaState(NamedTuple):
+  """What the rules know of one replica.
+
+  Attributes:
+    incarnation: how often this id has started.
+    live: whether it takes part now.
+    left: whether it went in good order.
+    asked: gradients its token asks for; 0 while it waits.
+    start: the first step this incarnation was given.
+    counted: the latest local step that counted, or -1.
+  """
+
+  incarnation: int
+  live: bool
+  left: bool
+  asked: int
+  start: int
+  counted: int = -1
+
+
+class Attempt(NamedTuple):
+  """An aggregation that is under way.
+
+  Attributes:
+    number: counts the attempts at this step, from 1.
+    members: whose gradients are averaged, in replica order.
+    incarnations: of the members.
+    pending: the part of `incarnations` that has not reported.
+  """
+
+  number: int
+  members: tuple[ev.Contribution, ...]
+  incarnations: PersistentMap[ev.Replica, int]
+  pending: PersistentMap[ev.Replica, int]
+
+
+class Ledger(NamedTuple):
+  """Where every gradient went: `arrived == applied + inside + dropped`.
+
+  Attributes:
+    arrived: gradients that arrived.
+    applied: gradients that were part of a commit.
+    inside: gradients accepted, and not committed yet.
+    dropped: the others, by reason.
+  """
+
+  arrived: int
+  applied: int
+  inside: int
+  dropped: dict[ev.Reason, int]
+
+
+class State(NamedTuple):
+  """The state of the default rules; immutable, so that old ones stay usable.
+
+  Attributes:
+    config: the numbers of the run.
+    step: the global step, which is the number of commits.
+    replicas: what is known of each replica.
+    inside: accepted gradients that are in no attempt, by replica.
+    gathered: how many gradients `inside` has.
+    attempt: the aggregation under way, or None.
+    attempts: how many attempts this step has had.
+    early: gradients on the outcome of the attempt, held until it commits.
+    live: replicas that take part.
+    working: of these, the ones that hold a token.
+    awaited: expected replicas that have never joined.
+    lost: replicas that are gone, and may come back.
+    arrived: gradients that arrived.
+    applied: gradients that were part of a commit.
+    dropped: gradients that were dropped, by reason.
+    finished: whether the run has ended.
+  """
+
+  config: Config
+  step: int
+  replicas: PersistentMap[ev.Replica, ReplicaState] = EMPTY
+  inside: PersistentMap[ev.Replica, ev.Contribution] = EMPTY
+  gathered: int = 0
+  attempt: Attempt | None = None
+  attempts: int = 0
+  early: PersistentMap[ev.Replica, ev.Arrive] = EMPTY
+  live: int = 0
+  working: int = 0
+  awaited: int = 0
+  lost: int = 0
+  arrived: int = 0
+  applied: int = 0
+  dropped: PersistentMap[ev.Reason, int] = EMPTY
+  finished: bool = False
+
+
+class Missing(NamedTuple):
+  """Who the current step waits for.
+
+  Attributes:
+    computing: live replicas whose gradient is not in.
+    reporting: members that have not reported on the attempt.
+    absent: replicas that never joined, were lost, or left.
+  """
+
+  computing: tuple[ev.Replica, ...]
+  reporting: tuple[ev.Replica, ...]
+  absent: tuple[ev.Replica, ...]
+
+
+def init(config: Config, global_step: int = 0) -> State:
+  """The state before any replica has joined."""
+  expected = config.expected
+  awaited = config.total_num_replicas if expected is None else len(expected)
+  return State(config, global_step, awaited=awaited)
+
+
+def missing(state: State) -> Missing:
+  """Who the current step waits for, in order; O(n)."""
+  known = dict(state.replicas.items())
+  computing = (r for r, m in known.items() if m.live and m.asked)
+  gone = (r for r, m in known.items() if not m.live)
+  expected: Iterable[ev.Replica] | None = state.config.expected
+  if expected is None:
+    # Nobody said what they are called; most often they count from 0.
+    expected = range(state.config.total_num_replicas)
+  never = [r for r in expected if r not in known][: state.awaited]
+  reporting = state.attempt.pending if state.attempt else ()
+  return Missing(
+    ev.ordered(computing), ev.ordered(reporting), ev.ordered((*gone, *never))
+  )
+
+
+def ledger(state: State) -> Ledger:
+  """Where every gradient went."""
+  inside = state.gathered + sum(e.count for e in state.early.values())
+  if state.attempt:
+    inside += sum(c.count for c in state.attempt.members)
+  return Ledger(
+    state.arrived, state.applied, inside, dict(state.dropped.items())
+  )

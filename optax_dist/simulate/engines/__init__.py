@@ -1,0 +1,1 @@
+"""The engines that compute the times of a run."""

@@ -1,0 +1,1 @@
+"""How long steps take: distributions, hosts, and their names."""

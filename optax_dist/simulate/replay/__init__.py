@@ -1,0 +1,1 @@
+"""Reading a journal: its latencies, and its run once more."""

@@ -1,0 +1,109 @@
+"""Replay of a coordinator's run: the very code that aggregated and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_dist.coordinator import aggregate, policies
+from optax_dist.coordinator import layout as layouts
+from optax_dist.coordinator import wire as wires
+from optax_dist.coordinator.fingerprint import fingerprint
+from optax_dist.coordinator.journal import Record
+from optax_dist.simulate.replay.journal import Replay, replay
+
+
+def replay_run(
+  records: Sequence[Record],
+  *,
+  optimizer: optax.GradientTransformation,
+  params: Any,
+  gradient: Callable[[Any, Any], Any],
+  opt_state: Any = None,
+  progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Replay:
+  """Does again what replicas of `coordinator.join` did, on one machine.
+
+  Parameters come out bit for bit where this machine computes gradients as the
+  replicas did: the same program, of the same jax, on the same kind of device.
+
+  Args:
+    records: of the run's journal, `journal.read(path).records`.
+    optimizer: as given to `join`.
+    params: as given to `join`, the parameters before the first step.
+    gradient: from parameters and the `batch` given to `Replica.step` to the
+      gradient given there.
+    opt_state: as given to `join`.
+    progress: is told the steps done, and how many there are.
+
+  Returns:
+    The outcome: the first step whose fingerprint differs, or none.
+
+  Raises:
+    ValueError: the journal cannot be replayed; it says why.
+  """
+  params = jax.tree.map(jnp.asarray, params)
+  leaves, treedef = jax.tree.flatten(params)
+  runs = [record for record in records if record["kind"] == "run"]
+  wire = (runs[0].get("wire") if runs else None) or "float32"
+  place = layouts.layout(leaves, wire)
+  mean_place = layouts.layout(leaves, wires.mean_wire(wire), like=place)
+  # How many are needed is behind us: the journal has who was in.
+  policy = policies.SyncReplicas(optimizer, policies.Quorum(1, 1))
+  add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+  errors: dict[Any, np.ndarray] = {}
+
+  def init() -> policies.SharedState:
+    shared = policy.shared(params)
+    return shared if opt_state is None else shared._replace(opt_state=opt_state)
+
+  def encoded(state: policies.SharedState, member: Record) -> np.ndarray:
+    total = None
+    for batch in member["batches"]:
+      one = gradient(state.params, batch)
+      total = one if total is None else add(total, one)
+    out = np.zeros(place.nbytes, np.uint8)
+    error = None
+    if wire == "int8":
+      # What a replica's encoding lost goes with its next gradient that counts.
+      who = member["replica"], member.get("incarnation")
+      zeros = np.zeros(place.elements, np.float32)
+      error = errors.setdefault(who, zeros)
+    aggregate.write(jax.tree.leaves(total), place, out, error)
+    return out
+
+  def mean(gradients: Sequence[np.ndarray], members: Sequence[Record]) -> Any:
+    out = np.zeros(mean_place.nbytes, np.uint8)
+    aggregate.mean_slice(
+      gradients,
+      [member["weight"] for member in members],
+      sum(member["count"] for member in members),
+      place,
+      mean_place,
+      0,
+      place.elements,
+      out,
+    )
+    whole = [0, mean_place.elements]
+    scratch = np.empty(0, np.uint8)
+    return jax.tree.unflatten(
+      treedef, aggregate.read(mean_place, [out], whole, scratch)
+    )
+
+  return replay(
+    records,
+    init=init,
+    gradient=encoded,
+    aggregate=mean,
+    apply=lambda state, of: jax.block_until_ready(policy.apply(state, of)),
+    fingerprint=lambda state: {
+      "params": fingerprint(state.params),
+      "state": fingerprint(state),
+    },
+    progress=progress,
+  )

@@ -1,0 +1,250 @@
+"""The center that replicas agree on: read it, start from it, grow from it."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_dist._internal import axes
+from optax_dist._internal.replica_blocks import PerReplica
+
+Tree = TypeVar("Tree")
+
+
+def center_params(state: Any) -> Any:
+  """Returns the parameters to evaluate and to save: the replicas' center.
+
+  Under :func:`optax_dist.elastic_average` this is the center of the exchanges,
+  under :func:`optax_dist.local_updates` and its family what the replicas last
+  agreed on. They are equal on all replicas. (TensorFlow's ``swapping_saver``.)
+
+  Args:
+    state: a state with one of these anywhere in it, as in a chain.
+
+  Returns:
+    A pytree like the parameters of one replica.
+
+  Raises:
+    ValueError: if there is no such state, or several.
+
+  Example:
+    >>> import jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax_dist.elastic_average(
+    ...   optax.sgd(0.1), "data", num_workers=4, learning_rate=0.1
+    ... )
+    >>> optax_dist.center_params(tx.init({"w": jnp.ones(2)}))
+    {'w': Array([1., 1.], dtype=float32)}
+  """
+  found = [
+    node
+    for node in jax.tree.leaves(state, is_leaf=_is_center_state)
+    if _is_center_state(node)
+  ]
+  if len(found) != 1:
+    raise ValueError(
+      "There must be one state with a center, of elastic_average or local_updates,"
+      f" in the state; there are {len(found)}."
+    )
+  return found[0].center
+
+
+def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
+  """Lets the replicas start from the center.
+
+  Use it where replicas have been initialised each for itself, and for a replica
+  that has been restarted. (TensorFlow's ``get_init_op``.) Nothing is communicated:
+  the center is on every replica. Optimizer state other than the local centers
+  stays as it is.
+
+  Args:
+    params: the replicas' parameters, inside a map or outside of it with a leading
+      replica axis.
+    state: a state as for :func:`center_params`.
+
+  Returns:
+    The parameters, in which each that has a center equals it, and the state, in
+    which the local centers do.
+
+  Raises:
+    ValueError: as :func:`center_params`, or if the shapes do not fit.
+
+  Example:
+    >>> import jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_workers=2, rho=0.0)
+    >>> state = tx.init(jnp.ones(()))
+    >>> optax_dist.reset_to_center(jnp.array([3.0, 4.0]), state)[0]
+    Array([1., 1.], dtype=float32)
+  """
+  center = center_params(state)
+
+  def reset(node):
+    own = node.replica.value
+    if "local_center" not in own._fields:
+      return node
+    local_center = _broadcast(center, own.local_center, "local_center")
+    own = own._replace(local_center=local_center)
+    return node._replace(replica=PerReplica(own))
+
+  return _broadcast(center, params, "params"), _on_center_states(reset, state)
+
+
+def resize_from_center(
+  params: Tree, state: Any, num_workers: int
+) -> tuple[Tree, Any]:
+  """Changes the number of replicas: new ones start from the center.
+
+  Use it outside of maps, as after restoring a checkpoint on another number of
+  devices. The first replicas stay as they are. A new one has the center as its
+  parameters and as its local center; of the optimizer state that belongs to a
+  replica it gets the mean over the old ones, or, of what is not floating-point
+  (such as counters), the first one's. The transformation has to be made anew if it
+  was given ``num_workers``.
+
+  Args:
+    params: the replicas' parameters, with a leading replica axis.
+    state: a state as for :func:`center_params`, made with :func:`state_specs` in
+      mind: what belongs to a replica has a leading replica axis.
+    num_workers: the new number of replicas; a positive integer.
+
+  Returns:
+    The parameters and the state of ``num_workers`` replicas. What belongs to a
+    replica is in host memory: shard it as at the start.
+
+  Raises:
+    ValueError: as :func:`center_params`, or if an array of the parameters or the
+      state does not have the leading replica axis that it should have.
+
+  Example:
+    >>> import jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_workers=2, rho=0.0)
+    >>> state = tx.init(jnp.ones(()))
+    >>> params, state = optax_dist.resize_from_center(
+    ...   jnp.array([3.0, 4.0]), state, 3
+    ... )
+    >>> params.tolist()
+    [3.0, 4.0, 1.0]
+  """
+  if isinstance(num_workers, bool) or not isinstance(num_workers, int):
+    raise ValueError(f"`num_workers` must be an integer, got {num_workers!r}.")
+  if num_workers < 1:
+    raise ValueError(f"`num_workers` must be positive, got {num_workers}.")
+  center = center_params(state)
+  workers = _count_workers(params, center)
+
+  def resize(path, x):
+    return _resize(path, x, None, workers, num_workers)
+
+  def resize_node(path, node):
+    if not isinstance(node, PerReplica):
+      return node
+    own = jax.tree_util.tree_map_with_path(resize, node.value)
+    if "local_center" in getattr(own, "_fields", ()):
+      own = own._replace(
+        local_center=_resize_like_center(
+          node.value.local_center, center, workers, num_workers
+        )
+      )
+    return PerReplica(own)
+
+  new_state = jax.tree_util.tree_map_with_path(
+    resize_node, state, is_leaf=lambda node: isinstance(node, PerReplica)
+  )
+  return _resize_like_center(params, center, workers, num_workers), new_state
+
+
+def _is_center_state(node: Any) -> bool:
+  fields = getattr(node, "_fields", ())
+  return "center" in fields and "replica" in fields
+
+
+def _on_center_states(fun: Callable[[Any], Any], state: Any) -> Any:
+  return jax.tree.map(
+    lambda node: fun(node) if _is_center_state(node) else node,
+    state,
+    is_leaf=_is_center_state,
+  )
+
+
+def _pairs(params: Any, center: Any) -> tuple[list[tuple], Any]:
+  """Returns (path, parameter, its center or None) for each parameter."""
+  treedef: Any
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  centers = [
+    c if hasattr(c, "shape") else None for c in treedef.flatten_up_to(center)
+  ]
+  return [
+    (path, x, c) for (path, x), c in zip(paths_and_leaves, centers, strict=True)
+  ], treedef
+
+
+def _broadcast(center: Any, tree: Any, what: str) -> Any:
+  """Returns ``tree`` with the values of the center, in its shapes and places."""
+  pairs, treedef = _pairs(tree, center)
+
+  def broadcast(path, x, c):
+    if c is None:
+      return x
+    shape = jnp.shape(x)
+    if shape not in (c.shape, (*shape[:1], *c.shape)):
+      raise ValueError(
+        f"reset_to_center: {what}{jax.tree_util.keystr(path)} has shape {shape},"
+        f" but its center {c.shape}. It may have one more axis, of the replicas."
+      )
+    # A copy: it must not share a donated buffer with the center.
+    new = jnp.array(jnp.broadcast_to(c, shape), copy=True)
+    new = axes.cast_to_varying(new, axes.varying_axes(x))
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+      new = jax.device_put(new, x.sharding)
+    return new
+
+  return treedef.unflatten([broadcast(*pair) for pair in pairs])
+
+
+def _count_workers(params: Any, center: Any) -> int:
+  for path, x, c in _pairs(params, center)[0]:
+    if c is not None:
+      shape = jnp.shape(x)
+      if shape != (*shape[:1], *c.shape) or not shape:
+        raise ValueError(
+          f"resize_from_center: params{jax.tree_util.keystr(path)} has shape"
+          f" {shape}, but its center {c.shape}: it must have one more axis in"
+          " front, of the replicas. Call it outside of maps."
+        )
+      return shape[0]
+  raise ValueError("resize_from_center: no parameter has a center.")
+
+
+def _resize_like_center(
+  tree: Any, center: Any, workers: int, num_workers: int
+) -> Any:
+  pairs, treedef = _pairs(tree, center)
+  return treedef.unflatten(
+    [_resize(path, x, c, workers, num_workers) for path, x, c in pairs]
+  )
+
+
+def _resize(path, x, new, workers: int, num_workers: int):
+  """Cuts or grows the replica axis of an array; new rows are ``new``."""
+  shape = jnp.shape(x)
+  if shape[:1] != (workers,) or (new is not None and shape[1:] != new.shape):
+    raise ValueError(
+      f"resize_from_center: {jax.tree_util.keystr(path)} has shape {shape}, but"
+      f" must have a leading axis of {workers}, as the parameters have"
+      + ("" if new is None else f", before the center's shape {new.shape}")
+      + ". Was the state initialised with the same number of replicas?"
+    )
+  is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+  if not is_key:
+    # Arrays on the devices of the old replicas can't lie with new ones.
+    x, new = jax.device_get((x, new))
+  if num_workers <= workers:
+    return x[:num_workers]
+  if new is None and not is_key and jnp.issubdtype(x.dtype, jnp.inexact):
+    new = np.mean(x, axis=0).astype(x.dtype)
+  elif new is None:
+    new = x[0]
+  added = num_workers - workers
+  module = jnp if is_key else np
+  return module.concatenate([x, module.stack([new] * added)])

@@ -1,0 +1,42 @@
+"""TensorFlow's sync replicas as values: accumulators, token queue, system.
+
+The strict mode of `optax_dist.quorum` stands on it.
+"""
+
+from optax_dist.tensorflow1.events.accumulators import (
+  Accumulator,
+  SparseAccumulator,
+)
+from optax_dist.tensorflow1.events.outcomes import (
+  Advanced,
+  Applied,
+  Completed,
+  GotToken,
+  Outcome,
+  StepFailed,
+  Taken,
+)
+from optax_dist.tensorflow1.events.system import (
+  Observation,
+  SyncReplicas,
+  Worker,
+  sync_replicas,
+)
+from optax_dist.tensorflow1.events.token_queue import TokenQueue
+
+__all__ = [
+  "Accumulator",
+  "Advanced",
+  "Applied",
+  "Completed",
+  "GotToken",
+  "Observation",
+  "Outcome",
+  "SparseAccumulator",
+  "StepFailed",
+  "SyncReplicas",
+  "Taken",
+  "TokenQueue",
+  "Worker",
+  "sync_replicas",
+]

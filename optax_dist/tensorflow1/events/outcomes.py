@@ -1,0 +1,89 @@
+"""What comes of an event in TensorFlow's accumulators, queue and chief."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Any
+
+from optax_dist.quorum.events import Replica
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Applied:
+  """What became of a gradient.
+
+  Attributes:
+    tag: whatever the caller named it.
+    accepted: whether it is in; False: stale, which is no error, or faulty.
+    error: why it is faulty, None where it is not.
+    variable: the accumulator of a `SyncReplicas` it was for.
+  """
+
+  tag: Any
+  accepted: bool
+  error: str | None = None
+  variable: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Completed:
+  """A take or dequeue that has returned.
+
+  Attributes:
+    id: of the take or dequeue.
+    kind: "take", "dequeue" or "enqueue".
+    value: the tags of the gradients averaged (take), the token (dequeue).
+    step: the accumulator's step when it was taken.
+    shape: the shape of what was taken, as far as it is known; of a sparse one
+      the shape of the whole, -1 for an unknown number of rows.
+    error: the error it returned instead.
+  """
+
+  id: Hashable
+  kind: str
+  value: Any = None
+  step: int | None = None
+  shape: tuple[int, ...] | None = None
+  error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Taken:
+  """The chief updates a variable by the mean of these gradients.
+
+  Attributes:
+    variable: which.
+    step: the accumulator's step.
+    members: (replica, local step) of each gradient, in order of arrival.
+  """
+
+  variable: int
+  step: int
+  members: tuple[tuple[Replica, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advanced:
+  """All variables are updated; `step` is the global step now."""
+
+  step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GotToken:
+  """The worker's step has returned; `step` is its local step now."""
+
+  replica: Replica
+  step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepFailed:
+  """The worker's step, or the chief's loop (`replica` "chief"), has failed."""
+
+  replica: Replica
+  error: str
+
+
+Outcome = Applied | Completed | Taken | Advanced | GotToken | StepFailed

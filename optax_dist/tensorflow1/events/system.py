@@ -1,0 +1,289 @@
+"""The whole of TensorFlow's `SyncReplicasOptimizer`, event for event.
+
+One conditional accumulator per variable, one token queue, one chief that
+takes from each accumulator as soon as it holds enough, updates that variable
+at once, and when all are updated raises the global step and enqueues tokens.
+Every event is followed until nothing moves any more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from optax_dist.quorum.arguments import initial_tokens
+from optax_dist.quorum.events import Replica, ordered
+from optax_dist.quorum.persistent import PersistentMap
+from optax_dist.tensorflow1.events.accumulators import Accumulator
+from optax_dist.tensorflow1.events.moves import Moves
+from optax_dist.tensorflow1.events.outcomes import Outcome
+from optax_dist.tensorflow1.events.token_queue import TokenQueue
+
+_EMPTY: PersistentMap[Any, Any] = PersistentMap()
+
+
+class Worker(NamedTuple):
+  """A worker's session.
+
+  Attributes:
+    local_step: the step of its latest token.
+    session: its number.
+    pushing: the local step it pushes, None where all is pushed.
+    gated: variables it has not pushed yet.
+    broken: variables whose gradient the chief cannot apply.
+    dequeuing: whether it waits for a token.
+  """
+
+  local_step: int
+  session: int
+  pushing: int | None = None
+  gated: tuple[int, ...] = ()
+  broken: frozenset[int] = frozenset()
+  dequeuing: bool = False
+
+  @property
+  def blocked(self) -> bool:
+    """Whether its step has not returned."""
+    return self.dequeuing or bool(self.gated)
+
+
+class Observation(NamedTuple):
+  """What can be seen from outside.
+
+  Attributes:
+    global_step: the number of updates.
+    queue_size: tokens in the queue.
+    num_accumulated: gradients in each accumulator.
+    local_step: of each worker.
+    blocked: workers whose step has not returned, in order.
+  """
+
+  global_step: int
+  queue_size: int
+  num_accumulated: tuple[int, ...]
+  local_step: dict[Replica, int]
+  blocked: tuple[Replica, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SyncReplicas:
+  """TensorFlow's sync replicas, as a value; make it with `sync_replicas`.
+
+  Attributes:
+    replicas_to_aggregate: gradients that make a step.
+    total_num_replicas: as given to TensorFlow, for the number of tokens.
+    global_step: the number of updates.
+    accumulators: the books of each variable's accumulator.
+    queue: the token queue.
+    gated: variables whose push waits for a permit.
+    workers: of each worker, its session.
+    permits: pushes permitted ahead, by (worker, variable).
+    taken: variables updated since the last global step.
+    running: whether the chief's loop runs.
+    sessions: how many sessions have started.
+  """
+
+  replicas_to_aggregate: int
+  total_num_replicas: int
+  global_step: int
+  accumulators: tuple[Accumulator, ...]
+  queue: TokenQueue
+  gated: frozenset[int]
+  workers: PersistentMap[Replica, Worker] = _EMPTY
+  permits: PersistentMap[tuple[Replica, int], int] = _EMPTY
+  taken: frozenset[int] = frozenset()
+  running: bool = True
+  sessions: int = 0
+
+  def observe(self) -> Observation:
+    """What can be seen from outside."""
+    known = {r: self.workers.get(r) for r in ordered(self.workers)}
+    return Observation(
+      self.global_step,
+      self.queue.size,
+      tuple(a.count for a in self.accumulators),
+      {r: w.local_step for r, w in known.items()},
+      tuple(r for r, w in known.items() if w.blocked),
+    )
+
+  def join(self, replica: Replica) -> SyncReplicas:
+    """Starts a worker's session; a former one is abandoned.
+
+    Its first local step is the global step. A dequeue that a former session
+    waits in stays in the queue, and will eat a token.
+    """
+    session = self.sessions + 1
+    system = dataclasses.replace(self, sessions=session)
+    return system.with_worker(replica, Worker(self.global_step, session))
+
+  def lost(self, replica: Replica) -> SyncReplicas:
+    """Kills a worker: its dequeue is cancelled, its gradients stay."""
+    worker = self.workers.get(replica)
+    queue, _ = self.queue.cancel((replica, worker.session))
+    rest = self.workers.delete(replica)
+    return dataclasses.replace(self, queue=queue, workers=rest)
+
+  def worker_step(
+    self,
+    replica: Replica,
+    local_step: int | None = None,
+    *,
+    broken: Iterable[int] = (),
+  ) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
+    """One run of the train op: push every variable, then dequeue a token.
+
+    Args:
+      replica: the worker; it must not be blocked.
+      local_step: what it says its gradients were computed at; by default the
+        step of its token.
+      broken: variables whose gradient is accepted, but cannot be applied by
+        the chief (a row that is not there).
+
+    Returns:
+      The system afterwards, and what came of it, in order.
+
+    Raises:
+      ValueError: the worker is unknown or blocked.
+    """
+    worker = self.workers.get(replica)
+    if worker is None or worker.blocked:
+      state = "has not joined" if worker is None else "is blocked"
+      raise ValueError(f"worker {replica!r} {state}, so it cannot step.")
+    pushing = worker.local_step if local_step is None else local_step
+    todo = tuple(range(len(self.accumulators)))
+    moves = Moves(
+      self.with_worker(
+        replica,
+        worker._replace(pushing=pushing, gated=todo, broken=frozenset(broken)),
+      )
+    )
+    for variable in todo:
+      permits = moves.system.permits.get((replica, variable), 0)
+      if variable not in self.gated:
+        moves.push(replica, variable)
+      elif permits:
+        left = moves.system.permits.set((replica, variable), permits - 1)
+        moves.system = dataclasses.replace(moves.system, permits=left)
+        moves.push(replica, variable)
+    return moves.end()
+
+  def release_gate(
+    self, replica: Replica, variable: int
+  ) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
+    """Permits one push of a gated variable, now or by a step to come."""
+    worker = self.workers.get(replica)
+    moves = Moves(self)
+    if worker is not None and variable in worker.gated:
+      moves.push(replica, variable)
+    else:
+      key = (replica, variable)
+      permits = self.permits.set(key, self.permits.get(key, 0) + 1)
+      moves.system = dataclasses.replace(self, permits=permits)
+    return moves.end()
+
+  def enqueue_tokens(
+    self, num_tokens: int
+  ) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
+    """Runs `get_init_tokens_op(num_tokens)` at the current global step."""
+    number = initial_tokens(
+      num_tokens, self.replicas_to_aggregate, self.total_num_replicas
+    )
+    moves = Moves(self)
+    moves.enqueue(number)
+    return moves.end()
+
+  def chief_init(
+    self, global_step: int, chief: Replica = 0
+  ) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
+    """Sets the global step, and the chief's and the accumulators' to it.
+
+    What is in the accumulators stays in, and so do other workers' steps.
+    """
+    system = dataclasses.replace(
+      self,
+      global_step=global_step,
+      accumulators=tuple(
+        a.set_global_step(global_step)[0] for a in self.accumulators
+      ),
+    )
+    worker = system.workers.get(chief)
+    if worker is not None:
+      system = system.with_worker(
+        chief, worker._replace(local_step=global_step)
+      )
+    return system, ()
+
+  def start_chief(self) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
+    """Starts the chief's loop (again); it may find leftovers to take."""
+    moves = Moves(dataclasses.replace(self, running=True, taken=frozenset()))
+    moves.start_round()
+    return moves.end()
+
+  def close(self) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
+    """The chief ends in good order: its takes end, the queue closes."""
+    moves = Moves(self)
+    moves.stop()
+    return moves.end()
+
+  def with_queue(self, queue: TokenQueue) -> SyncReplicas:
+    """The system on another queue: TensorFlow's optimizers share one."""
+    return dataclasses.replace(self, queue=queue)
+
+  def with_worker(self, replica: Replica, worker: Worker) -> SyncReplicas:
+    """The system with that session."""
+    workers = self.workers.set(replica, worker)
+    return dataclasses.replace(self, workers=workers)
+
+
+def sync_replicas(
+  replicas_to_aggregate: int,
+  total_num_replicas: int | None = None,
+  *,
+  num_tokens: int = -1,
+  num_variables: int = 1,
+  gated_variables: Iterable[int] = (),
+  global_step: int = 0,
+  workers: Iterable[Replica] | None = None,
+) -> SyncReplicas:
+  """TensorFlow's sync replicas with the chief running and tokens enqueued.
+
+  Args:
+    replicas_to_aggregate: gradients that make a step.
+    total_num_replicas: by default `replicas_to_aggregate`.
+    num_tokens: initial tokens; -1 is `replicas_to_aggregate`.
+    num_variables: how many accumulators there are.
+    gated_variables: those whose push waits for `release_gate`.
+    global_step: where to start.
+    workers: who has started; by default `range(total_num_replicas)`.
+
+  Returns:
+    The system.
+
+  Raises:
+    ValueError: `num_tokens` is too small to finish the first step.
+
+  Example:
+    >>> system = sync_replicas(2, num_tokens=0)
+    >>> system, _ = system.worker_step(0)
+    >>> system.observe().blocked
+    (0,)
+    >>> system, out = system.worker_step(1)
+    >>> system.observe().global_step, [type(o).__name__ for o in out]
+    (1, ['Applied', 'Taken', 'Advanced', 'GotToken', 'GotToken'])
+  """
+  k = replicas_to_aggregate
+  total = k if total_num_replicas is None else total_num_replicas
+  books = Accumulator(step=global_step)
+  system = SyncReplicas(
+    k,
+    total,
+    global_step,
+    (books,) * num_variables,
+    TokenQueue(),
+    frozenset(gated_variables),
+  )
+  for replica in range(total) if workers is None else workers:
+    system = system.join(replica)
+  system, _ = system.enqueue_tokens(num_tokens)
+  return system.start_chief()[0]

@@ -1,0 +1,1 @@
+"""What people chain: gradients in, updates out."""

@@ -1,0 +1,210 @@
+"""Mean or sum of the updates over mesh axes."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist._internal import axes, collectives, update_leaves
+from optax_dist.sparse.indexed_slices import (
+  IndexedSlices,
+  is_indexed_slices,
+  map_values,
+  sum_duplicates,
+)
+
+_REDUCTIONS = ("mean", "sum")
+_INVARIANT_UPDATES = ("summed", "reduced", "error")
+
+
+def cross_shard(
+  axis_name: axes.AxisNames,
+  *,
+  reduction: Literal["mean", "sum"] = "mean",
+  axis_index_groups: collectives.Groups | None = None,
+  invariant_updates: Literal["summed", "reduced", "error"] = "summed",
+) -> optax.GradientTransformationExtraArgs:
+  """Replaces each replica's updates by their mean or sum over all replicas.
+
+  Use it inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap(axis_name=)``, in a
+  chain: what stands before it sees one replica's gradient, what stands behind it
+  the aggregated one, equal on all replicas::
+
+    optax.chain(
+        optax_dist.cross_shard("data"),
+        optax.clip_by_global_norm(1.0),
+        optax.adam(1e-3),
+    )
+
+  The numbers are the same in every map. In particular, ``jax.grad`` with respect
+  to replicated parameters under ``shard_map(check_vma=True)`` arrives *already
+  summed* over the replicas, where ``jax.lax.pmean`` would return a gradient that
+  is too large by the number of replicas. The type shows it (the update does not
+  vary over the axis), and ``cross_shard`` then divides, without communication.
+
+  Updates may be any pytree of floating-point or complex arrays: dtypes are kept,
+  None and other empty nodes pass through. The rows of sparse updates
+  (:class:`optax_dist.IndexedSlices`) are gathered, never made dense. See
+  :mod:`optax_dist._internal.collectives` for how leaves share messages.
+
+  Args:
+    axis_name: the axis, or a sequence of axes reduced together, that the
+      replicas lie along.
+    reduction: ``"mean"`` or ``"sum"``.
+    axis_index_groups: a list of lists of indices along the (single) axis, equal
+      in size, which partition it: each group aggregates by itself, and the mean
+      is over the group. This is TensorFlow's ``group_assignment``. None, or
+      ``[]`` as in TensorFlow, for one group of all.
+    invariant_updates: what an update is that, by its type, does not vary over a
+      tracked axis. ``"summed"``: the gradient of each replica's loss, summed by
+      ``jax.grad``. ``"reduced"``: final already and to be left alone, as where
+      the loss that was differentiated is itself a ``jax.lax.pmean``. The two have
+      the same type, so this can't be detected. ``"error"``: refused.
+
+  Returns:
+    A stateless :class:`optax.GradientTransformationExtraArgs`.
+
+  Raises:
+    ValueError: at construction, if an argument is not as above; in ``update``,
+      if the groups do not fit the axis, or if an update arrives already summed
+      and can't be taken apart again: with groups, or where the ``params`` given
+      vary over the axis, so that it can't be their summed gradient.
+    TypeError: in ``update``, if an update is not floating-point or complex.
+    UnboundAxisError: in ``update``, if an axis is not bound; lists those that
+      are.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax.chain(optax_dist.cross_shard("data"), optax.sgd(1.0))
+    >>> def update(gradient):
+    ...   return tx.update(gradient, tx.init(gradient))[0]
+    >>> jax.vmap(update, axis_name="data")(jnp.array([1.0, 2.0, 6.0]))
+    Array([-3., -3., -3.], dtype=float32)
+
+  References:
+    TensorFlow 1, `tf.compat.v1.tpu.CrossShardOptimizer
+    <https://www.tensorflow.org/api_docs/python/tf/compat/v1/tpu/CrossShardOptimizer>`_.
+  """
+  names = axes.canonical_names(axis_name)
+  _check_choice("reduction", reduction, _REDUCTIONS)
+  _check_choice("invariant_updates", invariant_updates, _INVARIANT_UPDATES)
+  collectives.check_groups(axis_index_groups)
+  groups = axis_index_groups or None
+  if groups and len(names) > 1:
+    raise ValueError(
+      f"`axis_index_groups` needs a single axis, got `axis_name`={axis_name!r}."
+    )
+
+  def init_fn(params):
+    del params
+    return optax.EmptyState()
+
+  def update_fn(updates, state, params=None, **extra_args):
+    del extra_args
+    sizes = axes.check_bound(names, "cross_shard")
+    if groups:
+      collectives.check_groups_partition(groups, sizes[names[0]])
+    tracked = frozenset(name for name in names if axes.is_tracked(name))
+    treedef: Any
+    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
+      updates, is_leaf=is_indexed_slices
+    )
+    param_of = dict(jax.tree_util.tree_flatten_with_path(params)[0])
+    leaves, over = [], []
+    for path, leaf in paths_and_leaves:
+      update_leaves.check_dtype("cross_shard", path, leaf)
+      leaf = leaf if is_indexed_slices(leaf) else jnp.asarray(leaf)
+      invariant = tracked - _varying_axes(leaf)
+      if invariant:
+        _check_invariant(
+          path, leaf, invariant, invariant_updates, groups, param_of.get(path)
+        )
+      leaves.append(leaf)
+      over.append(tuple(name for name in names if name not in invariant))
+    results = _sum(leaves, over, groups)
+    if reduction == "mean":
+      results = [
+        _divide(x, divisor(summed))
+        for x, summed in zip(results, over, strict=True)
+      ]
+    return treedef.unflatten(results), state
+
+  def divisor(summed):
+    # A final update is not divided by the axes that it was not summed over.
+    counted = summed if invariant_updates == "reduced" else names
+    if groups and counted:
+      return len(groups[0])
+    return axes.axes_size(counted)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+  if value not in choices:
+    accepted = ", ".join(map(repr, choices))
+    raise ValueError(f"`{name}` must be one of {accepted}, got {value!r}.")
+
+
+def _varying_axes(leaf: Any) -> frozenset[axes.AxisName]:
+  return frozenset().union(*map(axes.varying_axes, jax.tree.leaves(leaf)))
+
+
+def _sum(leaves, over, groups) -> list[Any]:
+  """Sums dense leaves where they are, and gathers the rows of sparse ones."""
+  dense = [i for i, leaf in enumerate(leaves) if not is_indexed_slices(leaf)]
+  results = list(leaves)
+  sums = collectives.sum_leaves(
+    [leaves[i] for i in dense], [over[i] for i in dense], groups
+  )
+  for i, total in zip(dense, sums, strict=True):
+    results[i] = total
+  for i, leaf in enumerate(leaves):
+    if is_indexed_slices(leaf) and over[i]:
+      values, indices = (
+        collectives.gather_rows(
+          axes.cast_to_varying(x, over[i]), over[i], groups
+        )
+        for x in (leaf.values, leaf.indices)
+      )
+      results[i] = sum_duplicates(IndexedSlices(values, indices, leaf.shape))
+  return results
+
+
+def _divide(x: Any, divisor: int) -> Any:
+  if divisor == 1:
+    return x
+  return map_values(lambda x: x / jnp.asarray(divisor, x.dtype), x)
+
+
+def _check_invariant(path, leaf, invariant, policy, groups, param) -> None:
+  """Raises where it is not known what an update that does not vary means."""
+  if policy == "reduced":
+    return
+  what = f"cross_shard: {update_leaves.name_of(path)}"
+  axis = ", ".join(sorted(map(repr, invariant)))
+  remedy = (
+    "Differentiate with respect to optax_dist.local_params(params, axis_name)"
+    " to get each replica's own gradient, or say what the update is with"
+    " cross_shard(..., invariant_updates=...)."
+  )
+  if invariant & axes.unreduced_axes(leaf):
+    raise ValueError(
+      f"{what} is typed as not yet reduced over {axis}. {remedy}"
+    )
+  if policy == "error":
+    raise ValueError(
+      f"{what} does not vary over axis {axis}: it arrived"
+      f" already reduced. {remedy}"
+    )
+  if groups and len(groups) > 1:
+    raise ValueError(
+      f"{what} arrived already summed over the whole axis"
+      f" {axis}, which can't be split into `axis_index_groups` again. {remedy}"
+    )
+  if param is not None and invariant & axes.varying_axes(param):
+    raise ValueError(
+      f"{what} does not vary over axis {axis}, but its"
+      " parameter does, so it is not that parameter's summed gradient and may"
+      f" have been reduced before. {remedy}"
+    )

@@ -1,0 +1,343 @@
+"""Elastic averaging: replicas that explore, and a center that holds them."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist._internal import axes, collectives, own_params, replicas
+from optax_dist._internal.in_place import change_if
+from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
+from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist.transforms.elastic_exchange import elastic_exchange
+
+_USER = "elastic_average"
+_EXCHANGES = ("after_step", "same_point")
+
+
+class ElasticReplica(NamedTuple):
+  """What one replica of :func:`elastic_average` holds.
+
+  Attributes:
+    local_step: steps that the replica has made (int32 scalar).
+    local_center: the center as the replica last saw it.
+    inner_state: state of the inner transformation.
+  """
+
+  local_step: jax.Array
+  local_center: Any
+  inner_state: Any
+
+
+class ElasticAverageState(NamedTuple):
+  """State of :func:`elastic_average`.
+
+  Attributes:
+    global_step: exchanges made so far (int32 scalar, equal on all replicas).
+    ticks: steps since the last exchange (int32 scalar, equal on all).
+    center: the center, equal on all replicas. See
+      :func:`optax_dist.center_params`.
+    replica: one :class:`ElasticReplica` per replica.
+  """
+
+  global_step: jax.Array
+  ticks: jax.Array
+  center: Any
+  replica: PerReplica
+
+
+def elastic_average(
+  inner: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  num_workers: int | None = None,
+  communication_period: int = 10,
+  moving_rate: Any = None,
+  rho: Any = None,
+  learning_rate: Any = None,
+  exchange: Literal["after_step", "same_point"] = "after_step",
+) -> optax.GradientTransformationExtraArgs:
+  """Lets each replica train its own parameters, tied to a common center.
+
+  All replicas call ``update`` in lock step, each with its own parameters and its
+  own gradient. On each replica, in TensorFlow's order:
+
+  1. The gradient gets the pull towards the center as this replica last saw it:
+     ``gradient + rho * (params - local_center)``.
+  2. ``inner`` updates the replica's parameters; its local step goes up by one.
+  3. Every ``communication_period`` steps there is an exchange: ``local_center``
+     becomes the center, and parameters and center move towards each other, see
+     :func:`optax_dist.elastic_exchange.elastic_exchange`: the parameters by
+     ``moving_rate * (params - center)``, the center by the sum of these over the
+     replicas. This is the only communication. The global step goes up by one.
+
+  The move is part of the returned updates, so ``optax.apply_updates`` gives the
+  parameters above. A parameter whose gradient is None takes no part.
+
+  The parameters are the replicas' own: give them a leading replica axis outside
+  of the map, and shard it. Some of the state belongs to one replica too; carry it
+  in and out of the map with :func:`optax_dist.state_specs` (or
+  :func:`optax_dist.state_axes`). Evaluate and keep the center:
+  :func:`optax_dist.center_params`.
+
+  Args:
+    inner: the transformation that updates each replica's parameters.
+    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    num_workers: the number of replicas; None for the size of the axis. It must be
+      given where ``init`` is called outside of the map and of ``jax.set_mesh``.
+    communication_period: steps from exchange to exchange; a positive integer.
+    moving_rate: the part of the distance that a replica moves in an exchange, and
+      that it moves the center by: a number or scalar array, not negative. None
+      for ``0.9 / communication_period / num_workers``.
+    rho: strength of the pull in between: a number or scalar array, not negative.
+      None for ``moving_rate / learning_rate`` (0 with ``"same_point"``, where the
+      exchange is the pull).
+    learning_rate: the inner learning rate, for ``rho``: a positive number, a
+      scalar array, or a schedule, called with the replica's local step. None to
+      read it from the state of an ``optax.inject_hyperparams`` in ``inner``,
+      whose current value counts. While it is 0, so is ``rho``.
+    exchange: where the distance to the center is measured in an exchange:
+      ``"after_step"``, as TensorFlow, or at the ``"same_point"`` as the gradient,
+      before the step, as the paper's synchronous form.
+
+  Returns:
+    A :class:`optax.GradientTransformationExtraArgs` with an
+    :class:`ElasticAverageState`. Keyword arguments of ``update`` go to ``inner``.
+    ``init`` takes the parameters without a replica axis. Outside of the map all
+    replicas start from them; inside, the center starts from the first replica's.
+
+  Raises:
+    ValueError: at construction, if an argument is not as above; in ``init``, if
+      the number of replicas or the learning rate is not known; in ``update``, if
+      the axis has another size, there are no parameters, or by their type they
+      are not each replica's own, or the state was not passed as one replica's.
+    TypeError: in ``update``, if an update is not floating-point or complex.
+    UnboundAxisError: in ``update``, if an axis is not bound.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax_dist.elastic_average(
+    ...   optax.sgd(1.0), "data", num_workers=2, communication_period=1,
+    ...   moving_rate=0.25, rho=0.0,
+    ... )
+    >>> state = tx.init(jnp.zeros(()))
+    >>> axes = optax_dist.state_axes(state)
+    >>> def step(params, state, gradient):
+    ...   updates, state = tx.update(gradient, state, params)
+    ...   return optax.apply_updates(params, updates), state
+    >>> step = jax.vmap(
+    ...   step, in_axes=(0, axes, 0), out_axes=(0, axes), axis_name="data"
+    ... )
+    >>> params, state = step(jnp.zeros(2), state, jnp.array([-4.0, -8.0]))
+    >>> params, optax_dist.center_params(state)
+    (Array([3., 6.], dtype=float32), Array(3., dtype=float32))
+
+  References:
+    Zhang, Choromanska and LeCun 2015, `Deep learning with Elastic Averaging SGD
+    <https://arxiv.org/abs/1412.6651>`_; TensorFlow 1,
+    ``tf.contrib.opt.ElasticAverageOptimizer``.
+  """
+  names = axes.canonical_names(axis_name)
+  own_params.check_count("num_workers", num_workers, or_none=True)
+  own_params.check_count("communication_period", communication_period)
+  _check_rate("moving_rate", moving_rate)
+  _check_rate("rho", rho)
+  if not callable(learning_rate):
+    _check_rate("learning_rate", learning_rate, positive=True)
+  if exchange not in _EXCHANGES:
+    accepted = ", ".join(map(repr, _EXCHANGES))
+    raise ValueError(f"`exchange` must be one of {accepted}, got {exchange!r}.")
+  if rho is None and exchange == "same_point":
+    rho = 0.0
+  inner = optax.with_extra_args_support(inner)
+
+  def init_fn(params):
+    workers = replicas.at_init(_USER, names, num_workers)
+    # Not weakly typed: types must not change in the first update.
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+    center = own_params.common(params, names)
+    # One array each, so that the state can be donated.
+    zero = lambda: jnp.zeros([], jnp.int32)
+    own = ElasticReplica(zero(), center, inner.init(params))
+    if rho is None and learning_rate is None:
+      _injected_learning_rate(own.inner_state)
+    return ElasticAverageState(
+      global_step=zero(),
+      ticks=zero(),
+      center=center,
+      replica=replicas.start(own, workers, names),
+    )
+
+  def update_fn(updates, state, params=None, **extra_args):
+    workers = replicas.in_update(_USER, names, num_workers)
+    replicas.check_counter(_USER, state.ticks, names)
+    xs, gradients, treedef = own_params.flatten_with_updates(
+      _USER, params, updates, names
+    )
+    centers = own_params.flatten_center(_USER, params, state.center)
+    own, leading = own_block(
+      state.replica, state.replica.value.local_step, _USER
+    )
+    local_centers = treedef.flatten_up_to(own.local_center)
+    moves = [i for i, g in enumerate(gradients) if g is not None]
+    of = lambda leaves: [leaves[i] for i in moves]
+
+    rate = moving_rate
+    if rate is None:
+      rate = 0.9 / communication_period / workers
+    strength = rho
+    if strength is None:
+      step_size = learning_rate
+      if step_size is None:
+        # A schedule's value of this step is known to the update only. It does
+        # not depend on the gradient, so the compiler drops all else of it.
+        ask = lambda: inner.update(
+          updates, own.inner_state, params, **extra_args
+        )
+        step_size = _injected_learning_rate(own.inner_state, ask)
+      elif callable(step_size):
+        step_size = step_size(own.local_step)
+      strength = _ratio(rate, step_size)
+
+    # Under shard_map, parameters and state are blocks with a leading axis of
+    # size 1. What reads a large array and is stored in its place has to be in
+    # the block's shape too, or the compiler for CPUs makes copies.
+    block, row = own_params.block_and_row(leading)
+
+    # 1. The gradient of the distance: of every element, so none stays sparse.
+    for i in moves:
+      gradients[i] = gradient = _dense(gradients[i])
+      if not _is_zero(strength):
+        distance = _like(block(xs[i]) - block(local_centers[i]), gradient)
+        gradients[i] = row(
+          block(gradient) + _like(strength, gradient) * distance
+        )
+
+    # 2. The inner step.
+    steps, inner_state = inner.update(
+      treedef.unflatten(gradients), own.inner_state, params, **extra_args
+    )
+    steps = treedef.flatten_up_to(steps)
+
+    # 3. The exchange.
+    blocks = block(of(xs))
+
+    def meet(carry):
+      steps, centers, _ = carry
+      points, steps = row((blocks, steps))
+      if exchange == "after_step":
+        points = optax.apply_updates(points, steps)
+      met = elastic_exchange(
+        points,
+        centers,
+        rate,
+        lambda pulls: collectives.sum_leaves(pulls, [names] * len(pulls)),
+      )
+      steps = [u - _like(p, u) for u, p in zip(steps, met.pull, strict=True)]
+      return block(steps), met.center, block(met.local_center)
+
+    # Equal on all replicas, so all of them meet or none.
+    meets = state.ticks + 1 >= communication_period
+    results = block(of(steps)), of(centers), block(of(local_centers))
+    if communication_period == 1:
+      results = meet(results)
+    else:
+      results = change_if(meets, meet, results, names)
+    results = row(results[0]), results[1], row(results[2])
+    for leaves, new in zip(
+      (steps, centers, local_centers), results, strict=True
+    ):
+      for i, leaf in zip(moves, new, strict=True):
+        leaves[i] = leaf
+    own = ElasticReplica(
+      local_step=optax.safe_increment(own.local_step),
+      local_center=treedef.unflatten(local_centers),
+      inner_state=inner_state,
+    )
+    return treedef.unflatten(steps), ElasticAverageState(
+      global_step=jnp.where(
+        meets, optax.safe_increment(state.global_step), state.global_step
+      ),
+      ticks=jnp.where(meets, 0, state.ticks + 1),
+      center=treedef.unflatten(centers),
+      replica=as_block(axes.cast_to_varying(own, names), leading),
+    )
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_rate(name: str, value: Any, *, positive: bool = False) -> None:
+  if value is None or isinstance(value, jax.core.Tracer):
+    return
+  try:
+    value = float(value)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f"`{name}` must be a number or a scalar array, got {value!r}."
+    ) from error
+  if not math.isfinite(value) or value < 0 or (positive and value == 0):
+    kind = "positive" if positive else "not negative"
+    raise ValueError(f"`{name}` must be finite and {kind}, got {value!r}.")
+
+
+def _injected_learning_rate(
+  state: Any, update: Callable[[], tuple[Any, Any]] | None = None
+) -> Any:
+  """Returns the learning rate that ``optax.inject_hyperparams`` holds.
+
+  Args:
+    state: the inner state.
+    update: makes the update whose learning rate is wanted, where it differs from
+      the one in ``state``.
+  """
+  found = _injected(state)
+  if len(found) != 1:
+    what = "no" if not found else f"{len(found)} times a"
+    raise ValueError(
+      f"{_USER}: `rho` is moving_rate / learning_rate, and the inner optimizer's"
+      f" state holds {what} learning rate. Give `learning_rate` or `rho`, or wrap"
+      " the (one) inner optimizer: optax.inject_hyperparams(optax.sgd)("
+      "learning_rate=...)."
+    )
+  scheduled = "learning_rate" in getattr(found[0], "hyperparams_states", ())
+  if update is not None and scheduled:
+    found = _injected(update()[1])
+  return found[0].hyperparams["learning_rate"]
+
+
+def _injected(state: Any) -> list:
+  injects = lambda node: hasattr(node, "hyperparams")
+  found = []
+  for node in jax.tree.leaves(state, is_leaf=injects):
+    if injects(node):
+      if "learning_rate" in node.hyperparams:
+        found.append(node)
+      found += _injected(node.inner_state)
+  return found
+
+
+def _ratio(rate: Any, learning_rate: Any) -> Any:
+  if all(isinstance(x, int | float) for x in (rate, learning_rate)):
+    return rate / learning_rate
+  rate, learning_rate = (
+    jnp.asarray(x, jnp.float32) for x in (rate, learning_rate)
+  )
+  # A warm-up starts from 0, where nothing moves whatever the gradient is.
+  moves = learning_rate > 0
+  return jnp.where(moves, rate / jnp.where(moves, learning_rate, 1), 0)
+
+
+def _is_zero(rho: Any) -> bool:
+  return isinstance(rho, int | float) and rho == 0
+
+
+def _dense(x: Any) -> jax.Array:
+  return x.to_dense() if is_indexed_slices(x) else x
+
+
+def _like(x: Any, y: jax.Array) -> Any:
+  """Casts ``x`` to the dtype of ``y``; a Python number takes it by itself."""
+  return x if isinstance(x, int | float) else jnp.asarray(x, y.dtype)

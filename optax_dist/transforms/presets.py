@@ -1,0 +1,187 @@
+"""Local updates by their papers' names, with their papers' values."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import optax
+
+from optax_dist._internal import axes, own_params
+from optax_dist.transforms.local_updates import local_updates
+from optax_dist.transforms.schedules import SettablePeriod
+
+Period = int | Callable[[Any], Any] | SettablePeriod
+
+
+def local_sgd(
+  inner: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  communication_period: Period,
+  num_workers: int | None = None,
+  inner_state: Literal["local", "averaged"] = "local",
+) -> optax.GradientTransformationExtraArgs:
+  """All replicas go on from the mean of their parameters.
+
+  :func:`optax_dist.local_updates` with ``outer=optax.sgd(1.0)``.
+
+  Args:
+    inner: the transformation that updates each replica's parameters.
+    axis_name: as in ``local_updates``, as are all others.
+    communication_period: steps in a round, or a schedule of them.
+    num_workers: the number of replicas.
+    inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``.
+
+  Returns:
+    A transformation as of ``local_updates``, which also says what it raises.
+
+  Example:
+    >>> import optax, optax_dist
+    >>> tx = optax_dist.local_sgd(optax.sgd(0.1), "data", communication_period=8)
+
+  References:
+    Stich 2018, `Local SGD Converges Fast and Communicates Little
+    <https://arxiv.org/abs/1805.09767>`_.
+  """
+  return local_updates(
+    inner,
+    optax.sgd(1.0),
+    axis_name,
+    communication_period=communication_period,
+    num_workers=num_workers,
+    inner_state=inner_state,
+  )
+
+
+def diloco(
+  inner: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  communication_period: Period = 500,
+  outer_learning_rate: optax.ScalarOrSchedule = 0.7,
+  outer_momentum: float = 0.9,
+  num_workers: int | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Nesterov's momentum over the rounds; the paper has AdamW in them.
+
+  Args:
+    inner: the transformation that updates each replica's parameters, such as
+      ``optax.adamw(4e-4)``.
+    axis_name: as in :func:`optax_dist.local_updates`, as are all others.
+    communication_period: steps in a round, or a schedule of them.
+    outer_learning_rate: of the step that a round makes; a schedule counts rounds.
+    outer_momentum: of that step.
+    num_workers: the number of replicas.
+
+  Returns:
+    A transformation as of ``local_updates``, which also says what it raises.
+
+  Example:
+    >>> import optax, optax_dist
+    >>> tx = optax_dist.diloco(optax.adamw(4e-4), "data")
+
+  References:
+    Douillard et al. 2023, `DiLoCo: Distributed Low-Communication Training of
+    Language Models <https://arxiv.org/abs/2311.08105>`_.
+  """
+  return local_updates(
+    inner,
+    optax.sgd(outer_learning_rate, momentum=outer_momentum, nesterov=True),
+    axis_name,
+    communication_period=communication_period,
+    num_workers=num_workers,
+  )
+
+
+def slowmo(
+  inner: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  communication_period: Period = 12,
+  slow_learning_rate: optax.ScalarOrSchedule = 1.0,
+  slow_momentum: float = 0.7,
+  num_workers: int | None = None,
+  inner_state: Literal["local", "averaged"] = "local",
+) -> optax.GradientTransformationExtraArgs:
+  """Heavy-ball momentum over the rounds.
+
+  The paper divides the rounds' steps by the inner learning rate before they are
+  accumulated, and multiplies by it after. Where that rate is constant this
+  cancels, and it is left out here.
+
+  Args:
+    inner: the transformation that updates each replica's parameters.
+    axis_name: as in :func:`optax_dist.local_updates`, as are all others.
+    communication_period: steps in a round, or a schedule of them.
+    slow_learning_rate: of the step that a round makes; a schedule counts rounds.
+    slow_momentum: of that step.
+    num_workers: the number of replicas.
+    inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``,
+      which the paper calls to maintain or to average the buffers.
+
+  Returns:
+    A transformation as of ``local_updates``, which also says what it raises.
+
+  Example:
+    >>> import optax, optax_dist
+    >>> tx = optax_dist.slowmo(optax.sgd(0.1, momentum=0.9), "data")
+
+  References:
+    Wang, Tantia, Ballas and Rabbat 2019, `SlowMo: Improving
+    Communication-Efficient Distributed SGD with Slow Momentum
+    <https://arxiv.org/abs/1910.00643>`_.
+  """
+  return local_updates(
+    inner,
+    optax.sgd(slow_learning_rate, momentum=slow_momentum),
+    axis_name,
+    communication_period=communication_period,
+    num_workers=num_workers,
+    inner_state=inner_state,
+  )
+
+
+def bmuf(
+  inner: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  communication_period: Period,
+  num_workers: int,
+  block_learning_rate: optax.ScalarOrSchedule = 1.0,
+  block_momentum: float | None = None,
+  nesterov: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+  """Blockwise model-update filtering.
+
+  Args:
+    inner: the transformation that updates each replica's parameters.
+    axis_name: as in :func:`optax_dist.local_updates`, as are all others.
+    communication_period: steps in a round (a block), or a schedule of them.
+    num_workers: the number of replicas.
+    block_learning_rate: of the step that a round makes; a schedule counts rounds.
+    block_momentum: of that step; None for ``1 - 1 / num_workers``.
+    nesterov: whether replicas go on from where the momentum will carry them.
+
+  Returns:
+    A transformation as of ``local_updates``, which also says what it raises.
+
+  Example:
+    >>> import optax, optax_dist
+    >>> tx = optax_dist.bmuf(
+    ...   optax.sgd(0.1), "data", communication_period=16, num_workers=8
+    ... )
+
+  References:
+    Chen and Huo 2016, Scalable Training of Deep Learning Machines by Incremental
+    Block Training with Intra-block Parallel Optimization and Blockwise
+    Model-Update Filtering, ICASSP.
+  """
+  own_params.check_count("num_workers", num_workers)
+  if block_momentum is None:
+    block_momentum = 1.0 - 1.0 / num_workers
+  return local_updates(
+    inner,
+    optax.sgd(block_learning_rate, momentum=block_momentum, nesterov=nesterov),
+    axis_name,
+    communication_period=communication_period,
+    num_workers=num_workers,
+  )

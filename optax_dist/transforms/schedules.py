@@ -1,0 +1,116 @@
+"""How long the rounds of local updates are, as training goes on."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import own_params
+
+
+def post_local_period(
+  communication_period: int, switch_step: int
+) -> Callable[[Any], jax.Array]:
+  """Rounds of one step at first, as in synchronous training; then longer ones.
+
+  Args:
+    communication_period: steps in a round from ``switch_step`` on.
+    switch_step: steps made with rounds of one; the paper switches with the first
+      decay of the learning rate.
+
+  Returns:
+    A schedule for the ``communication_period`` of
+    :func:`optax_dist.local_updates`.
+
+  Raises:
+    ValueError: if an argument is not a positive integer.
+
+  Example:
+    >>> import optax_dist
+    >>> period = optax_dist.post_local_period(16, switch_step=100)
+    >>> int(period(99)), int(period(100))
+    (1, 16)
+
+  References:
+    Lin, Stich, Patel and Jaggi 2018, `Don't Use Large Mini-Batches, Use Local SGD
+    <https://arxiv.org/abs/1808.07217>`_.
+  """
+  own_params.check_count("communication_period", communication_period)
+  own_params.check_count("switch_step", switch_step)
+
+  def period(step):
+    long = jnp.asarray(communication_period, jnp.int32)
+    return jnp.where(jnp.asarray(step) < switch_step, 1, long)
+
+  return period
+
+
+class SettablePeriod(NamedTuple):
+  """A period that stays as it is until the caller sets another one.
+
+  For what only the caller knows, such as the loss, or how long a round takes. Pass
+  it as the ``communication_period`` of :func:`optax_dist.local_updates`, and set
+  ``period`` in the state between steps; it counts at once.
+
+  Attributes:
+    initial: steps in a round at the start; a positive integer.
+
+  Example:
+    >>> import jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax_dist.local_sgd(
+    ...   optax.sgd(0.1), "data", num_workers=4,
+    ...   communication_period=SettablePeriod(16),
+    ... )
+    >>> state = tx.init(jnp.zeros(2))
+    >>> state = optax.tree.set(state, period=jnp.asarray(8, jnp.int32))
+  """
+
+  initial: int
+
+
+def adacomm_period(
+  initial_period: int,
+  initial_loss: float,
+  loss: float,
+  last_period: int | None = None,
+) -> int:
+  """Rounds that get shorter as the loss falls, for :class:`SettablePeriod`.
+
+  Args:
+    initial_period: steps in a round at the start; a positive integer.
+    initial_loss: the training loss at the start; a positive number.
+    loss: the training loss now; not negative.
+    last_period: the period until now. Where the loss does not ask for a shorter
+      one, half of it is taken, so that the period falls in any case. None for no
+      such rule.
+
+  Returns:
+    The new period, at least 1: ``ceil(sqrt(loss / initial_loss) *
+    initial_period)``.
+
+  Raises:
+    ValueError: if an argument is not as above.
+
+  Example:
+    >>> import optax_dist
+    >>> optax_dist.adacomm_period(16, 2.0, 0.5)
+    8
+    >>> optax_dist.adacomm_period(16, 2.0, 0.5, last_period=8)
+    4
+
+  References:
+    Wang and Joshi 2018, `Adaptive Communication Strategies to Achieve the Best
+    Error-Runtime Trade-off in Local-Update SGD <https://arxiv.org/abs/1810.08313>`_.
+  """
+  own_params.check_count("initial_period", initial_period)
+  own_params.check_count("last_period", last_period, or_none=True)
+  if not (math.isfinite(initial_loss) and initial_loss > 0):
+    raise ValueError(f"`initial_loss` must be positive, got {initial_loss!r}.")
+  if not (math.isfinite(loss) and loss >= 0):
+    raise ValueError(f"`loss` must be finite and not negative, got {loss!r}.")
+  period = math.ceil(math.sqrt(loss / initial_loss) * initial_period)
+  if last_period is not None and period >= last_period:
+    period = last_period // 2
+  return max(1, period)

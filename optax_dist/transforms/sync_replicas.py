@@ -1,0 +1,352 @@
+"""Synchronous updates from fresh gradients: k of N replicas make a step."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist import quorum
+from optax_dist._internal import (
+  axes,
+  gradient_sum,
+  moving_averages,
+  replicas,
+  staleness,
+  update_leaves,
+)
+from optax_dist._internal.replica_blocks import as_block, own_block
+from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
+from optax_dist.transforms.sync_state import ReplicaState, SyncReplicasState
+
+_USER = "sync_replicas"
+
+
+def sync_replicas(
+  inner: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  replicas_to_aggregate: int,
+  total_num_replicas: int | None = None,
+  max_staleness: int | None = 0,
+  staleness_weight: Literal["inverse"] | Callable[[Any], Any] | None = None,
+  variable_averages: float | None = None,
+  variables_to_average: Any = None,
+  reject_nonfinite: bool = True,
+  all_arrive: bool = False,
+  accumulator_dtype: Any = None,
+  sparse_capacity: Any = None,
+  sparse_average: Literal["touched", "gradients"] = "touched",
+) -> optax.GradientTransformationExtraArgs:
+  """Applies ``inner`` once enough fresh gradients of the replicas are in.
+
+  All replicas call ``update`` in lock step, a *tick*. ``update(updates, state,
+  params, *, arrived=None, local_step=None)`` does, on each replica:
+
+  1. The replica's gradient counts if the replica ``arrived`` (a boolean, one per
+     replica; False where it is still computing or out of data), if every element
+     is finite, and if its ``local_step`` (int32, one per replica; by default the
+     state's) is at least ``global_step - max_staleness``. Otherwise it is dropped
+     as a whole, and counted by reason.
+  2. Accepted gradients add up on their replica, without communication.
+  3. When at least ``replicas_to_aggregate`` gradients are in, on all replicas
+     together, ``inner`` gets the mean of *all* that are in, ``global_step`` goes
+     up by one, and the sums are cleared. Otherwise the updates are zero and the
+     inner state stays as it is.
+  4. Each replica that arrived takes a token: its local step becomes the global
+     step. The others keep theirs, and are stale when they arrive.
+
+  With ``replicas_to_aggregate`` equal to the number of replicas this is
+  ``pmean`` and ``inner``. With fewer, the others are backup replicas that hide
+  stragglers. With more, each replica adds up several batches; ticks on which
+  there can't be enough gradients yet communicate nothing.
+
+  Take gradients with respect to :func:`optax_dist.local_params`: one that
+  ``jax.grad`` has already summed over the replicas can't be taken apart. Carry
+  the state in and out of the map with :func:`optax_dist.state_specs` (or
+  :func:`optax_dist.state_axes`): some of it belongs to one replica.
+
+  Args:
+    inner: the transformation that gets the mean gradient.
+    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    replicas_to_aggregate: gradients that make a step; a positive integer.
+    total_num_replicas: the number of replicas; None for the size of the axis. It
+      must be given where ``init`` is called outside of the map.
+    max_staleness: how many steps old an accepted gradient may be; None for no
+      bound.
+    staleness_weight: by what an accepted gradient is multiplied: None for 1,
+      ``"inverse"`` for 1 / max(1, staleness) (staleness-aware SGD), or a function
+      of the staleness (an int32 scalar). The sum of the weighted gradients is
+      divided by their number, not by the sum of the weights.
+    variable_averages: the decay of a moving average of the parameters, updated
+      at each step; None for no averages. Read them with
+      :func:`optax_dist.averaged_params`.
+    variables_to_average: which parameters are averaged: a pytree of booleans
+      like ``params``, a function of ``params`` that returns one, or None for all.
+    reject_nonfinite: whether gradients with an infinite or NaN element are
+      dropped. If not, as in TensorFlow, one of them spoils the mean.
+    all_arrive: whether every replica's gradient counts on every tick, whatever it
+      is. Then no count is communicated and nothing is checked, and with
+      ``replicas_to_aggregate`` up to the number of replicas no sum is kept:
+      ``update`` is a mean and ``inner``.
+    accumulator_dtype: dtype of the sums; None for each parameter's own.
+    sparse_capacity: for parameters with sparse gradients (:class:`IndexedSlices`)
+      the most rows that one replica can hold until the next step: a pytree like
+      ``params``, or a function of them that returns one, with an integer for
+      each such parameter and None for the others.
+    sparse_average: whether each row of a sparse gradient is divided by the number
+      of gradients that ``"touched"`` it, as in TensorFlow, or by the number of
+      all ``"gradients"`` in the step.
+
+  Returns:
+    A :class:`optax.GradientTransformationExtraArgs` with a
+    :class:`SyncReplicasState`. Further keyword arguments of ``update`` go to
+    ``inner``.
+
+  Raises:
+    ValueError, TypeError: at construction, if an argument is not as above; in
+      ``init``, if the number of replicas is not known, or not that of the axis;
+      in ``update``, if the axis has another size, a gradient arrives already
+      summed, or the state was not passed as one replica's.
+    UnboundAxisError: in ``update``, if an axis is not bound.
+
+  Example:
+    Two of three replicas make a step; the third is late, then stale.
+
+    >>> import jax, jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax_dist.sync_replicas(
+    ...   optax.sgd(1.0), "data", replicas_to_aggregate=2, total_num_replicas=3
+    ... )
+    >>> state = tx.init(0.0)
+    >>> axes = optax_dist.state_axes(state)
+    >>> def step(state, gradient, arrived):
+    ...   return tx.update(gradient, state, 0.0, arrived=arrived)
+    >>> step = jax.vmap(
+    ...   step, in_axes=(axes, 0, 0), out_axes=(0, axes), axis_name="data"
+    ... )
+    >>> gradients = jnp.array([1.0, 3.0, 100.0])
+    >>> updates, state = step(state, gradients, jnp.array([True, True, False]))
+    >>> updates
+    Array([-2., -2., -2.], dtype=float32)
+    >>> updates, state = step(state, gradients, jnp.array([False, False, True]))
+    >>> updates, optax_dist.sync_report(state).dropped["stale"]
+    (Array([0., 0., 0.], dtype=float32), array([0, 0, 1], dtype=int32))
+
+  References:
+    TensorFlow 1, `tf.compat.v1.train.SyncReplicasOptimizer
+    <https://www.tensorflow.org/api_docs/python/tf/compat/v1/train/SyncReplicasOptimizer>`_;
+    Chen et al. 2016, `Revisiting Distributed Synchronous SGD
+    <https://arxiv.org/abs/1604.00981>`_; Zhang et al. 2016, `Staleness-aware
+    Async-SGD <https://arxiv.org/abs/1511.05950>`_.
+  """
+  names = axes.canonical_names(axis_name)
+  needed, total_num_replicas, bound = quorum.check_sync_arguments(
+    replicas_to_aggregate,
+    total_num_replicas,
+    0 if max_staleness is None else max_staleness,
+  )
+  unbounded = max_staleness is None
+  weight_of = staleness.weight_function(staleness_weight)
+  moving_averages.check(variable_averages, variables_to_average)
+  if sparse_average not in ("touched", "gradients"):
+    raise ValueError(
+      "`sparse_average` must be one of 'touched', 'gradients', got"
+      f" {sparse_average!r}."
+    )
+  inner = optax.with_extra_args_support(inner)
+
+  def holds_sum(size):
+    return not all_arrive or needed > size or sparse_capacity is not None
+
+  def init_fn(params):
+    size = replicas.at_init(
+      _USER, names, total_num_replicas, "total_num_replicas"
+    )
+    zero = jnp.zeros([], jnp.int32)
+    own = ReplicaState(
+      gradient_sum.init(params, sparse_capacity, accumulator_dtype)
+      if holds_sum(size)
+      else None,
+      *[zero] * (len(ReplicaState._fields) - 1),
+    )
+    return SyncReplicasState(
+      # Arrays of their own: one that is in a state twice can't be donated.
+      global_step=jnp.zeros([], jnp.int32),
+      ticks=jnp.zeros([], jnp.int32),
+      inner_state=inner.init(params),
+      averages=moving_averages.init(
+        params, variable_averages, variables_to_average
+      ),
+      replica=replicas.start(own, size, names),
+    )
+
+  def update_fn(
+    updates, state, params=None, *, arrived=None, local_step=None, **extra_args
+  ):
+    size = replicas.in_update(
+      _USER, names, total_num_replicas, "total_num_replicas"
+    )
+    if variable_averages is not None and params is None:
+      raise ValueError(
+        f"{_USER}: `variable_averages` needs the parameters: call"
+        " update(updates, state, params)."
+      )
+    if all_arrive and not (arrived is None and local_step is None):
+      raise ValueError(
+        f"{_USER}: with `all_arrive` neither `arrived` nor `local_step` may be"
+        " given to update."
+      )
+    _check_updates(updates, names)
+    replicas.check_counter(_USER, state.ticks, names)
+    own, leading = own_block(
+      state.replica, state.replica.value.local_step, _USER
+    )
+
+    # 1. Does this replica's gradient count?
+    step = _scalar(local_step, own.local_step, "local_step", jnp.integer)
+    here = _scalar(arrived, True, "arrived", jnp.bool_)
+    late = state.global_step - step
+    yes = jnp.asarray(True)
+    # As TensorFlow, and unlike the coordinator, which knows replicas from
+    # different runs apart: a step of the future counts as fresh.
+    fresh = yes if unbounded else late <= bound
+    finite = _all_finite(updates) if reject_nonfinite else yes
+
+    # 2. Add it up, on this replica.
+    if holds_sum(size):
+      # To clear a sum when it is next used costs nothing; at the step it would
+      # cost another pass over memory.
+      before = gradient_sum.clear(own.gradient_sum, own.num_accumulated == 0)
+      held, fits = gradient_sum.add(
+        before, updates, weight_of and weight_of(late)
+      )
+    else:
+      held, fits = updates, yes
+    if all_arrive:
+      fresh = finite = fits = accepted = yes
+    else:
+      accepted = here & fresh & finite & fits
+      # A dropped gradient may hold NaN, so it is never computed with.
+      held = _where(accepted, held, before)
+    count = own.num_accumulated + accepted.astype(jnp.int32)
+
+    # 3. Enough? Then aggregate once, and apply.
+    ticks_needed = math.ceil(needed / size)
+    sparse = any(
+      map(
+        is_indexed_slices, jax.tree.leaves(updates, is_leaf=is_indexed_slices)
+      )
+    )
+
+    def aggregate():
+      mean, all_in = gradient_sum.average(
+        held,
+        updates,
+        size * ticks_needed if all_arrive else count,
+        names,
+        sparse_average,
+      )
+
+      def apply():
+        new_updates, inner_state = inner.update(
+          mean, state.inner_state, params, **extra_args
+        )
+        averages = moving_averages.update(
+          state.averages, params, new_updates, variable_averages
+        )
+        return new_updates, inner_state, averages, jnp.asarray(True)
+
+      if all_arrive:
+        return apply()
+      if sparse:
+        return axes.cond(all_in >= needed, apply, lambda: wait(apply))
+      # Chosen element by element this fuses with the inner update, and with
+      # what the caller does next; a conditional would keep them apart.
+      return _where(all_in >= needed, apply(), wait(apply))
+
+    def wait(apply):
+      new_updates = jax.eval_shape(apply)[0]
+      return (
+        jax.tree.map(_no_update, new_updates, is_leaf=is_indexed_slices),
+        state.inner_state,
+        state.averages,
+        jnp.asarray(False),
+      )
+
+    if ticks_needed == 1:
+      results = aggregate()
+    else:
+      # Equal on all replicas, so all of them enter the collectives or none.
+      possible = state.ticks + 1 >= ticks_needed
+      results = axes.cond(possible, aggregate, lambda: wait(aggregate))
+    new_updates, inner_state, averages, stepped = results
+    global_step = state.global_step + stepped.astype(jnp.int32)
+
+    # 4. Tokens.
+    def tally(counter, what):
+      return counter + what.astype(jnp.int32)
+
+    own = ReplicaState(
+      gradient_sum=held if holds_sum(size) else None,
+      num_accumulated=jnp.where(stepped, 0, count),
+      local_step=jnp.where(here, global_step, own.local_step),
+      accepted=tally(own.accepted, accepted),
+      absent=tally(own.absent, ~here),
+      dropped_stale=tally(own.dropped_stale, here & ~fresh),
+      dropped_nonfinite=tally(own.dropped_nonfinite, here & fresh & ~finite),
+      dropped_overflow=tally(
+        own.dropped_overflow, here & fresh & finite & ~fits
+      ),
+      dropped_departed=own.dropped_departed,
+    )
+    own = axes.cast_to_varying(own, names)
+    return new_updates, SyncReplicasState(
+      global_step=global_step,
+      ticks=jnp.where(stepped, 0, state.ticks + 1),
+      inner_state=inner_state,
+      averages=averages,
+      replica=as_block(own, leading),
+    )
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_updates(updates, names) -> None:
+  tracked = frozenset(name for name in names if axes.is_tracked(name))
+  leaves, _ = jax.tree_util.tree_flatten_with_path(
+    updates, is_leaf=is_indexed_slices
+  )
+  for path, leaf in leaves:
+    leaf = leaf.values if is_indexed_slices(leaf) else leaf
+    update_leaves.check_dtype(_USER, path, leaf)
+    update_leaves.check_own(_USER, path, leaf, tracked)
+
+
+def _scalar(value, default, name, kind) -> jax.Array:
+  value = jnp.asarray(default if value is None else value)
+  if value.shape not in ((), (1,)) or not jnp.issubdtype(value.dtype, kind):
+    raise ValueError(
+      f"{_USER}: `{name}` must be a scalar of each replica, of kind"
+      f" {kind.__name__}, got shape {value.shape} and dtype {value.dtype}."
+    )
+  value = value.reshape(())
+  return value if kind is jnp.bool_ else value.astype(jnp.int32)
+
+
+def _where(predicate, new, old):
+  return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), new, old)
+
+
+def _all_finite(updates) -> jax.Array:
+  finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(updates)]
+  return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
+
+
+def _no_update(x):
+  if isinstance(x, IndexedSlices):
+    indices = jnp.full(x.indices.shape, x.dense_shape[0], x.indices.dtype)
+    values = jnp.zeros(x.values.shape, x.values.dtype)
+    return IndexedSlices(values, indices, x.dense_shape)
+  return jnp.zeros(x.shape, x.dtype)

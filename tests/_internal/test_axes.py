@@ -1,0 +1,177 @@
+"""Tests of what a named axis is in each map."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+from optax_dist._internal import axes
+
+N = 4
+ONES = np.ones(N, np.float32)
+
+
+@maps.every_map
+def test_a_map_says_whether_it_tracks(map_name):
+  seen = {}
+
+  def step(x):
+    seen["tracked"] = axes.is_tracked(maps.AXIS)
+    seen["on_mesh"] = maps.AXIS in axes.mesh_axes()
+    seen["sizes"] = axes.check_bound([maps.AXIS], "a test")
+    seen["size"] = axes.axes_size([maps.AXIS])
+    seen["platform"] = axes.platform()
+    return x
+
+  maps.run(map_name, step, ONES, size=N)
+  assert seen == {
+    "tracked": map_name in maps.TRACKED,
+    "on_mesh": "vmap" not in map_name,
+    "sizes": {maps.AXIS: N},
+    "size": N,
+    "platform": "cpu",
+  }
+
+
+@maps.every_map
+def test_cast_to_varying_keeps_values(map_name):
+  def step(own, shared):
+    own, shared = axes.cast_to_varying((own, shared), [maps.AXIS])
+    tracked = {maps.AXIS} if axes.is_tracked(maps.AXIS) else set()
+    assert axes.varying_axes(own) == axes.varying_axes(shared) == tracked
+    return own + shared
+
+  got = maps.run(
+    map_name, step, 2 * ONES, maps.Replicated(np.float32(3)), size=N
+  )
+  np.testing.assert_array_equal(got, 5)
+
+
+@maps.every_map
+@pytest.mark.parametrize("which", [False, True])
+def test_branches_that_vary_differently(map_name, which):
+  """Trap 4: jax.lax.cond refuses zeros beside a gradient."""
+
+  def step(own, shared):
+    branches = (
+      lambda: {"a": own, "b": shared},
+      lambda: {"a": jnp.zeros_like(shared), "b": own},
+    )
+    if axes.is_tracked(maps.AXIS):
+      with pytest.raises(TypeError, match="must have equal output types"):
+        jax.lax.cond(which, *branches)
+    return axes.cond(which, *branches)
+
+  own = np.arange(N, dtype=np.float32)
+  got = maps.run(map_name, step, own, maps.Replicated(np.float32(7)), size=N)
+  expected = (own, 7 * ONES) if which else (0 * ONES, own)
+  np.testing.assert_array_equal((got["a"], got["b"]), expected)
+
+
+@maps.every_map
+@pytest.mark.parametrize("enough", [2, N + 1])
+def test_a_collective_under_a_predicate_that_was_reduced_first(
+  map_name, enough
+):
+  """Trap 2: a predicate of one replica's own would let some wait forever."""
+
+  def step(here, x):
+    count = jax.lax.psum(here.astype(jnp.float32), maps.AXIS)
+    return axes.cond(
+      count >= enough,
+      lambda: jax.lax.psum(x, maps.AXIS),
+      lambda: jnp.zeros_like(x),
+    )
+
+  here = np.array([True, False, True, False])
+  x = np.arange(N, dtype=np.float32)
+  got = maps.run(map_name, step, here, x, size=N)
+  np.testing.assert_array_equal(got, x.sum() if enough == 2 else 0)
+
+
+@maps.tracked_map
+def test_branches_may_vary_over_several_axes(map_name):
+  kind = AxisType.Explicit if "explicit" in map_name else AxisType.Auto
+  mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind,) * 2)
+
+  def step(x, y):
+    got = axes.cond(x.sum() < 0, lambda: x, lambda: y)
+    assert axes.varying_axes(got) == {"a", "b"}
+    return got
+
+  run = jax.shard_map(
+    step, mesh=mesh, in_specs=(P("a"), P("b")), out_specs=P(("a", "b"))
+  )
+  put = lambda x, spec: jax.device_put(x, jax.NamedSharding(mesh, spec))
+  x, y = np.float32([-1, 1]), np.float32([5, 6])
+  got = jax.jit(run)(put(x, P("a")), put(y, P("b")))
+  np.testing.assert_array_equal(got, [-1, -1, 5, 6])
+
+
+def test_no_axis_is_bound_outside():
+  assert axes.bound_axes() == {}
+  assert axes.mesh_axes() == frozenset()
+  assert not axes.is_fully_manual()
+  with pytest.raises(optax_dist.UnboundAxisError) as info:
+    axes.check_bound(("a", "b"), "a test")
+  message = str(info.value)
+  assert message.startswith("a test: unbound axis name 'a', 'b'; no axis is")
+  assert "jax.shard_map, jax.pmap or jax.vmap" in message
+  assert isinstance(info.value, NameError)
+
+
+def test_the_missing_and_the_bound_are_listed():
+  def check(x):
+    axes.check_bound(("data", "model"), "a test")
+
+  with pytest.raises(optax_dist.UnboundAxisError) as info:
+    jax.vmap(check, axis_name="data")(ONES)
+  message = str(info.value)
+  assert "name 'model'; the axes bound here are 'data' (size 4)" in message
+
+
+def test_axes_of_nested_maps_are_all_bound():
+  def check(x):
+    assert axes.check_bound(["model"], "a test") == {"model": 3}
+    assert axes.axes_size(["data", "model"]) == 2 * 3
+    return x
+
+  inner = jax.vmap(check, axis_name="model")
+  jax.vmap(inner, axis_name="data")(np.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+  ("names", "message"),
+  [
+    ((), "at least one axis name, got none"),
+    (("a", "b", "a"), r"must not repeat a name, got \('a', 'b', 'a'\)"),
+    (["a", None], r"must be an axis name .*, got \['a', None\]"),
+  ],
+)
+def test_bad_names(names, message):
+  with pytest.raises(ValueError, match=message):
+    axes.canonical_names(names)
+
+
+@pytest.mark.parametrize("manual", [{"data"}, {"data", "model"}])
+def test_a_mesh_may_be_partly_manual(manual):
+  mesh = jax.make_mesh(
+    (2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  seen = []
+
+  @functools.partial(
+    jax.shard_map, mesh=mesh, in_specs=P(), out_specs=P(), axis_names=manual
+  )
+  def step(x):
+    seen.append((axes.mesh_axes(), axes.is_fully_manual()))
+    return x
+
+  jax.jit(step)(jnp.ones(2))
+  assert seen[0] == (manual, len(manual) == 2)

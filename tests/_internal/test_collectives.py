@@ -1,0 +1,124 @@
+"""Tests of the sums over axes: how many messages, which groups, what is refused."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+from optax_dist._internal import collectives
+
+N = 4
+
+
+def _update(tx, updates):
+  return tx.update(updates, tx.init(updates))[0]
+
+
+def _all_reduces(tx, tree, map_name="shard_map"):
+  run = maps.mapped(map_name, functools.partial(_update, tx), (tree,), N)
+  return str(jax.make_jaxpr(run)(tree)).count("psum")
+
+
+@pytest.mark.parametrize("map_name", ["pmap", "shard_map", "shard_map_vma"])
+def test_small_leaves_of_one_dtype_travel_together_on_cpu(map_name):
+  small = {i: np.ones((N, 5 + i), np.float32) for i in range(6)}
+  half = {i: np.ones((N, 5), np.float16) for i in range(3)}
+  tx = optax_dist.cross_shard(maps.AXIS)
+  assert _all_reduces(tx, {"single": small, "half": half}, map_name) == 2
+
+
+def test_large_leaves_travel_by_themselves_on_cpu():
+  tree = {
+    "small": [np.ones((N, 5), np.float32)] * 3,
+    "large": [np.ones((N, 1 << 14), np.float32)] * 2,
+  }
+  tx = optax_dist.cross_shard(maps.AXIS)
+  assert _all_reduces(tx, tree) == 1 + 2
+
+
+def test_the_smallest_leaves_are_joined_first(monkeypatch):
+  monkeypatch.setattr(collectives, "_BUFFER_WITHIN", 4 * (3 + 4 + 5))
+  rng = np.random.default_rng(0)
+  tree = [rng.normal(size=(N, n)).astype(np.float32) for n in (7, 3, 6, 4, 5)]
+  tx = optax_dist.cross_shard(maps.AXIS)
+  assert _all_reduces(tx, tree) == 1 + 2
+  means = jax.tree.map(lambda x: np.broadcast_to(x.mean(0), x.shape), tree)
+  got = maps.run("shard_map", functools.partial(_update, tx), tree, size=N)
+  chex.assert_trees_all_close(got, means, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_joined_where_the_compiler_may_have_sharded_it():
+  mesh = jax.make_mesh(
+    (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  tx = optax_dist.cross_shard("data")
+  tree = {i: np.random.default_rng(i).normal(size=(4, 6)) for i in range(3)}
+  tree = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+  run = jax.shard_map(
+    functools.partial(_update, tx),
+    mesh=mesh,
+    in_specs=P("data"),
+    out_specs=P("data"),
+    axis_names={"data"},
+  )
+  assert str(jax.make_jaxpr(run)(tree)).count("psum") == 3
+  means = jax.tree.map(lambda x: np.broadcast_to(x.mean(0), x.shape), tree)
+  chex.assert_trees_all_close(jax.jit(run)(tree), means, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [None, [[1, 0]]])
+def test_a_vmap_axis_inside_check_vma_is_refused(groups):
+  """JAX 0.10 has no collectives there; a bare AssertionError helps nobody."""
+  tx = optax_dist.cross_shard("model", axis_index_groups=groups)
+  run = jax.shard_map(
+    jax.vmap(
+      functools.partial(_update, tx), axis_name="model", in_axes=1, out_axes=1
+    ),
+    mesh=maps.mesh(4),
+    in_specs=P("data"),
+    out_specs=P("data"),
+  )
+  with pytest.raises(NotImplementedError, match="check_vma=False"):
+    run(jnp.ones((4, 2, 5)))
+
+
+@pytest.mark.parametrize(
+  ("groups", "message"),
+  [
+    (([0, 1], [2, 3]), "must be a list of lists of integers"),
+    ([(0, 1), (2, 3)], "must be a list of lists of integers"),
+    ([0, 0, 1, 1], "must be a list of lists of integers"),
+    (np.array([[0, 1], [2, 3]]), "must be a list of lists of integers"),
+    ([[0.0, 1.0]], "must be a list of lists of integers"),
+    ([[False, True]], "must be a list of lists of integers"),
+    ([[0], [1, 2, 3]], "must be equal in size"),
+    ([[0, 1], [2, 2]], r"permutation of the axis's indices, of range\(4\)"),
+    ([[0, 1], [1, 0]], r"permutation of the axis's indices, of range\(4\)"),
+    ([[0, 4], [2, 3]], r"permutation of the axis's indices, of range\(4\)"),
+    ([[-1, 0]], r"permutation of the axis's indices, of range\(2\)"),
+    ([[]], r"permutation of the axis's indices, of range\(1\)"),
+  ],
+)
+def test_each_way_of_bad_groups_has_its_message(groups, message):
+  with pytest.raises(ValueError, match=message) as info:
+    collectives.check_groups(groups)
+  assert repr(groups) in str(info.value)
+
+
+@pytest.mark.parametrize(
+  "groups", [None, [], [[0]], [[1, 0]], [[0, 2], [3, 1]]]
+)
+def test_good_groups_pass(groups):
+  collectives.check_groups(groups)
+
+
+def test_a_leaf_with_nothing_to_sum_over_stays():
+  leaf = jnp.ones(3)
+  assert collectives.sum_leaves([leaf], [()])[0] is leaf

@@ -1,0 +1,92 @@
+"""Tests of moving averages of parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_dist
+from optax_dist._internal import moving_averages
+
+
+def _tx(decay=0.9, which=None):
+  return optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    "data",
+    replicas_to_aggregate=2,
+    total_num_replicas=2,
+    variable_averages=decay,
+    variables_to_average=which,
+  )
+
+
+@pytest.mark.parametrize("decay", [0, 0.75, 1.0])
+def test_they_follow_the_updated_parameters(decay):
+  params, expected = {"w": np.float32([1, 2])}, np.array([1.0, 2.0])
+  averages = moving_averages.init(params, decay, None)
+  for update in (np.float32([1, -1]), np.float32([0.5, 0])):
+    updates = {"w": update}
+    averages = moving_averages.update(averages, params, updates, decay)
+    params = optax.apply_updates(params, updates)
+    expected = decay * expected + (1 - decay) * params["w"]
+    np.testing.assert_allclose(averages["w"], expected, rtol=1e-6)
+  assert averages["w"].dtype == jnp.float32
+
+
+def test_half_precision_is_kept():
+  params = {"w": jnp.ones(2, jnp.bfloat16)}
+  averages = moving_averages.init(params, 0.5, None)
+  averages = moving_averages.update(averages, params, params, 0.5)
+  assert averages["w"].dtype == jnp.bfloat16
+  np.testing.assert_array_equal(averages["w"].astype(jnp.float32), 1.5)
+
+
+def test_rows_that_a_sparse_update_touches_move():
+  params = jnp.zeros((3, 2))
+  averages = moving_averages.init(params, 0.5, None)
+  update = optax_dist.IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), (3, 2))
+  averages = moving_averages.update(averages, params, update, 0.5)
+  np.testing.assert_array_equal(averages[:, 0], [0, 0.5, 0])
+
+
+def test_the_first_averages_share_no_buffer_with_the_parameters():
+  params = {"w": jnp.ones(2)}
+  averages = moving_averages.init(params, 0.5, None)
+  own = averages["w"].unsafe_buffer_pointer()
+  assert own != params["w"].unsafe_buffer_pointer()
+
+
+def test_a_prefix_says_which():
+  params = {"body": {"w": np.float32(1), "b": np.float32(2)}, "head": 3.0}
+  averages = moving_averages.init(params, 0.5, {"body": True, "head": False})
+  assert len(jax.tree.leaves(averages)) == 2
+  assert averages["head"] == optax.MaskedNode()
+
+
+def test_averaged_params_fills_in_what_is_left_out():
+  params = {"w": np.float32(1), "b": np.float32(2)}
+  tx = optax.chain(optax.clip(1.0), _tx(which={"w": True, "b": False}))
+  state = tx.init(params)
+  got = optax_dist.averaged_params(state, {"w": 10.0, "b": 20.0})
+  assert got == {"w": 1.0, "b": 20.0}
+
+
+def test_there_are_no_averages():
+  state = _tx(decay=None).init({"w": 1.0})
+  assert state.averages is None
+  assert moving_averages.update(None, 1.0, 1.0, None) is None
+  with pytest.raises(ValueError, match="build sync_replicas with"):
+    optax_dist.averaged_params(state, {"w": 1.0})
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, "0.9", np.nan])
+def test_bad_decays(decay):
+  with pytest.raises(ValueError, match="must be a decay from 0 to 1") as info:
+    moving_averages.check(decay, None)
+  assert repr(decay) in str(info.value)
+
+
+def test_a_choice_needs_a_decay():
+  with pytest.raises(ValueError, match="needs `variable_averages`"):
+    moving_averages.check(None, {"w": True})

@@ -1,0 +1,91 @@
+"""Tests of how many replicas there are, and of what each of them holds first."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import pytest
+
+from optax_dist import UnboundAxisError
+from optax_dist._internal import replicas
+
+N = 4
+NAMES = (maps.AXIS,)
+
+
+def _in_map(map_name, fn, *args):
+  return maps.run(map_name, fn, *args, size=N)
+
+
+@maps.every_map
+@pytest.mark.parametrize("ask", [replicas.at_init, replicas.in_update])
+def test_inside_the_map_they_are_counted(map_name, ask):
+  count = lambda x: x + ask("it", NAMES, None) + ask("it", NAMES, N)
+  np.testing.assert_array_equal(_in_map(map_name, count, np.zeros(N)), 2 * N)
+
+
+@maps.every_map
+@pytest.mark.parametrize("ask", [replicas.at_init, replicas.in_update])
+def test_another_number_than_there_are_is_refused(map_name, ask):
+  with pytest.raises(ValueError, match="it: `size` is 5, but there are 4"):
+    _in_map(map_name, lambda x: x + ask("it", NAMES, 5, "size"), np.zeros(N))
+
+
+def test_outside_of_the_map_the_mesh_tells_or_the_caller():
+  assert replicas.at_init("it", NAMES, 7) == 7
+  with jax.set_mesh(maps.mesh(N)):
+    assert replicas.at_init("it", NAMES, None) == N
+    assert replicas.at_init("it", NAMES, N) == N
+    with pytest.raises(ValueError, match=r"4 replicas along .* of the mesh"):
+      replicas.at_init("it", NAMES, 5)
+  with pytest.raises(ValueError, match=r"not known in `init`. Give `size`, or"):
+    replicas.at_init("it", NAMES, None, "size")
+  with pytest.raises(UnboundAxisError, match="it: "):
+    replicas.in_update("it", NAMES, N)
+
+
+def test_several_axes_are_counted_together():
+  count = lambda x: x + replicas.at_init("it", ("a", "b"), None)
+  both = jax.vmap(jax.vmap(count, axis_name="b"), axis_name="a")
+  np.testing.assert_array_equal(both(jnp.zeros((2, 3))), 6)
+
+
+def test_outside_of_the_map_all_replicas_start_alike():
+  block = replicas.start({"x": jnp.arange(2), "n": None}, 3, NAMES).value
+  np.testing.assert_array_equal(block["x"], [[0, 1]] * 3)
+  assert block["n"] is None
+
+
+@maps.tracked_map
+def test_inside_the_map_a_replica_makes_its_own_block(map_name):
+  def body(x):
+    x = replicas.start(jnp.float32(1.0), N, NAMES).value + 0 * x
+
+    # The type of a carry must not change.
+    def step(carry, _):
+      return carry + jax.lax.axis_index(maps.AXIS), None
+
+    first = replicas.start(jnp.int32(0), N, NAMES).value
+    last, _ = jax.lax.scan(step, first, length=2)
+    return x, last
+
+  ones, last = _in_map(map_name, body, np.zeros(N, np.float32))
+  np.testing.assert_array_equal(ones, np.ones((N, 1)))
+  np.testing.assert_array_equal(last, 2 * np.arange(N)[:, None])
+
+
+@maps.tracked_map
+def test_a_counter_that_may_differ_is_refused(map_name):
+  def check(counter):
+    replicas.check_counter("it", counter, NAMES)
+    return jnp.float32(0.0)
+
+  _in_map(map_name, check, maps.Replicated(np.int32(0)))
+  with pytest.raises(ValueError, match=r"could disagree on when .*state_specs"):
+    _in_map(map_name, check, np.zeros(N, np.int32))
+
+
+def test_a_counter_with_a_replica_axis_is_refused():
+  replicas.check_counter("it", jnp.int32(0), NAMES)
+  with pytest.raises(ValueError, match=r"shape \(1,\), which must be \(\)"):
+    replicas.check_counter("it", jnp.zeros(1, jnp.int32), NAMES)

@@ -1,0 +1,67 @@
+"""Tests of the names of updates, and of what they may be."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import pytest
+
+from optax_dist._internal import update_leaves
+
+
+def _path(tree):
+  ((path, leaf),), _ = jax.tree_util.tree_flatten_with_path(tree)
+  return path, leaf
+
+
+def test_a_name_is_how_one_would_reach_the_leaf():
+  path, _ = _path({"layers": [None, ({"w": 1.0},)]})
+  assert update_leaves.name_of(path) == "updates['layers'][1][0]['w']"
+  assert update_leaves.name_of(()) == "updates"
+
+
+@pytest.mark.parametrize(
+  "dtype", ["float16", "bfloat16", "float32", "complex64"]
+)
+def test_what_can_be_averaged(dtype):
+  update_leaves.check_dtype("a test", (), jnp.zeros(2, dtype))
+
+
+@pytest.mark.parametrize("leaf", [1.5, 1j, np.float64(1.0)])
+def test_numbers_can_be_averaged(leaf):
+  update_leaves.check_dtype("a test", (), leaf)
+
+
+@pytest.mark.parametrize(
+  ("leaf", "dtype"),
+  [
+    (np.zeros(2, np.int8), "int8"),
+    (np.zeros(2, bool), "bool"),
+    (np.zeros(2, jax.dtypes.float0), r"\[\('float0', 'V'\)\]"),
+    (3, "int32"),
+  ],
+)
+def test_what_can_not(leaf, dtype):
+  path, leaf = _path({"w": leaf})
+  with pytest.raises(
+    TypeError, match=rf"^a test .* but updates\['w'\] is {dtype}"
+  ):
+    update_leaves.check_dtype("a test", path, leaf)
+
+
+@maps.tracked_map
+def test_a_summed_leaf_is_named_with_its_axis(map_name):
+  tracked = frozenset([maps.AXIS])
+
+  def step(own, shared):
+    update_leaves.check_own("a test", (), own, tracked)
+    update_leaves.check_own("a test", (), shared, frozenset())
+    path, leaf = _path({"w": shared})
+    with pytest.raises(ValueError, match=r"updates\['w'\] does not vary") as e:
+      update_leaves.check_own("a test", path, leaf, tracked)
+    assert f"axis {maps.AXIS!r}" in str(e.value)
+    assert "optax_dist.local_params" in str(e.value)
+    return own
+
+  x = np.ones(4, np.float32)
+  maps.run(map_name, step, x, maps.Replicated(x), size=4)

@@ -1,1 +1,0 @@
-"""Tests of the command; a package, so that names may repeat."""

@@ -1,0 +1,146 @@
+"""`optax-dist train --launch processes`, with real processes."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import matplotlib.image
+import pytest
+
+from optax_dist.cli import main
+from optax_dist.cli.launch import checkpoints
+from optax_dist.cli.launch import training as process_training
+from optax_dist.coordinator import journal
+
+_QUICK = ("--batch-size", "96", "--timeout", "40", "--launch", "processes")
+_SYNC = ("--strategy", "sync-replicas", "--replicas", "3")
+
+
+def _train(folder, *flags):
+  return main.main(["train", "--output", str(folder), *_QUICK, *flags])
+
+
+def _records(folder):
+  return journal.read(folder / "journal.jsonl", strict=True).records
+
+
+def test_it_trains_through_kills_and_stops_and_can_be_replayed(
+  tmp_path, capsys
+):
+  flags = ("--replicas-to-aggregate", "2", "--epochs", "4", "--seed", "3")
+  chaos = ("--chaos", "kill:0.02,stop:0.01,slow:2x5")
+  assert _train(tmp_path, *_SYNC, *flags, *chaos) == 0
+  out = capsys.readouterr().out
+  assert "replicas hold the same parameters" in out
+  records = _records(tmp_path)
+  steps = 4 * (1437 // 96)
+  commits = [r["step"] for r in records if r["kind"] == "commit"]
+  assert commits == list(range(steps))
+  # Seed and probabilities are such that somebody dies.
+  assert "x kill" in out
+  assert any(r["kind"] == "lost" for r in records)
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  metrics = [json.loads(line) for line in lines]
+  assert metrics[-1]["step"] == steps
+  assert metrics[-1]["test_accuracy"] > 0.8
+  assert metrics[-1]["loss"] < metrics[0]["loss"]
+  assert matplotlib.image.imread(tmp_path / "training.png").size
+  assert main.main(["replay", str(tmp_path / "journal.jsonl")]) == 0
+  assert f"identical, {steps} steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    ("elastic-average", "--communication-period", "5"),
+    ("diloco", "--communication-period", "7"),
+  ],
+)
+def test_local_strategies_train_between_processes(tmp_path, capsys, flags):
+  more = ("--replicas", "2", "--epochs", "1")
+  assert _train(tmp_path, "--strategy", *flags, *more) == 0
+  assert "2 replicas hold the same parameters" in capsys.readouterr().out
+  commits = [r["step"] for r in _records(tmp_path) if r["kind"] == "commit"]
+  assert len(commits) >= (1437 // 96) // int(flags[-1])
+
+
+def test_when_the_service_is_killed_it_can_be_resumed(tmp_path):
+  command = [sys.executable, "-m", "optax_dist", "train"]
+  command += ["--output", str(tmp_path), *_QUICK, *_SYNC]
+  command += ["--epochs", "6", "--checkpoint-every", "5"]
+  process = subprocess.Popen(
+    command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+  )
+  try:
+    folder = tmp_path / "checkpoints"
+    end = time.monotonic() + 120
+    while not checkpoints.steps(folder) and process.poll() is None:
+      assert time.monotonic() < end
+      time.sleep(0.1)
+    os.kill(_service_of(process.pid), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+  finally:
+    process.kill()
+    process.wait()
+  assert process.returncode == 1, out + err
+  assert "The service of the job" in err
+  assert "was ended by SIGKILL" in err
+  saved = checkpoints.steps(folder)[-1]
+  assert _train(tmp_path, *_SYNC, "--epochs", "6", "--resume") == 0
+  parts = journal.segments(journal.read(tmp_path / "journal.jsonl").records)
+  assert len(parts) == 2
+  assert parts[1][0]["step"] == saved
+  commits = [r["step"] for r in parts[1] if r["kind"] == "commit"]
+  assert commits == list(range(saved, 6 * (1437 // 96)))
+  # The metrics of the steps before the checkpoint are still there.
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  steps = [json.loads(line)["step"] for line in lines]
+  assert steps[0] <= saved < steps[-1]
+  assert steps == sorted(set(steps))
+
+
+def _service_of(pid):
+  for name in os.listdir("/proc"):
+    if name.isdecimal():
+      try:
+        stat = pathlib.Path(f"/proc/{name}/stat").read_text()
+        command = pathlib.Path(f"/proc/{name}/cmdline").read_bytes()
+      except OSError:
+        continue
+      parent = int(stat.rpartition(")")[2].split()[1])
+      if parent == pid and b"optax_dist.coordinator.service" in command:
+        return int(name)
+  raise AssertionError("no service")
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (("--strategy", "cross-shard"), "with --launch processes take"),
+    ((*_SYNC, "--straggler", "1:0.5"), "--straggler does not go with"),
+    ((*_SYNC, "--chaos", "slow:7x2"), "numbered 0 to 2"),
+    ((*_SYNC, "--chaos", "melt:0.5"), "must be kill:P, stop:P"),
+    ((*_SYNC, "--resume"), "there is no checkpoint"),
+  ],
+)
+def test_what_can_not_work_is_told_at_once(tmp_path, capsys, flags, words):
+  assert _train(tmp_path, *flags) == 2
+  assert words in capsys.readouterr().err
+
+
+def test_chaos_needs_processes(tmp_path, capsys):
+  flags = ["train", "--output", str(tmp_path), "--chaos", "kill:0.1"]
+  assert main.main(flags) == 2
+  assert "--chaos needs --launch processes" in capsys.readouterr().err
+
+
+def test_faults_are_read():
+  assert process_training.parse_chaos("kill:0.02,stop:0.1,slow:2x5") == {
+    "kill": 0.02,
+    "stop": 0.1,
+    "slow": {2: 5.0},
+  }

@@ -1,0 +1,45 @@
+"""Journals from the command line."""
+
+import json
+
+import pytest
+
+from optax_dist.cli import errors
+from optax_dist.cli.runs import journal_file
+
+_RUN = {
+  "kind": "run",
+  "time": 0,
+  "version": 1,
+  "policy": "sync_replicas",
+  "step": 0,
+}
+
+
+def test_many_bad_lines_are_counted(tmp_path, capsys):
+  path = tmp_path / "run.jsonl"
+  path.write_text(json.dumps(_RUN) + "\n" + "{\n" * 25)
+  assert journal_file.read(path) == [_RUN]
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 12
+  assert "run.jsonl: line 2: not JSON" in lines[0]
+  assert "15 more lines are bad" in lines[10]
+  assert "going on with the other 1 lines" in lines[11]
+
+
+def test_a_good_journal_says_nothing(tmp_path, capsys):
+  path = tmp_path / "run.jsonl"
+  path.write_text(json.dumps(_RUN))
+  journal_file.read(path)
+  assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+  ("text", "said"), [(None, "can't be read: "), ("{\n", "no line of it")]
+)
+def test_one_that_is_of_no_use_is_an_error(tmp_path, text, said):
+  path = tmp_path / "run.jsonl"
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(errors.CommandError, match=f"--journal {path}: {said}"):
+    journal_file.read(path, "--journal ")

@@ -1,1 +1,0 @@
-"""Tests of the strategies; a package, so that names may repeat."""

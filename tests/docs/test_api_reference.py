@@ -1,0 +1,144 @@
+"""Every public name is documented, and has its place in the API reference."""
+
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+import optax_dist
+
+_PAGES = pathlib.Path(__file__).resolve().parents[2] / "docs" / "api"
+_DIRECTIVE = re.compile(
+  r"^\.\. (?:(currentmodule|automodule)|auto(?:function|class|exception)"
+  r"|py:data):: (\S+)",
+  re.MULTILINE,
+)
+
+
+def _referenced():
+  """Returns the full names in the pages, those of whole modules with them."""
+  names = set()
+  for page in sorted(_PAGES.glob("*.rst")):
+    module = ""
+    for kind, name in _DIRECTIVE.findall(page.read_text("utf-8")):
+      if kind:
+        module = name
+      if kind == "automodule":
+        names |= {f"{name}.{member}" for member in _defined(name)}
+      elif not kind:
+        names.add(f"{module}.{name}")
+  return names
+
+
+def _defined(module_name):
+  module = importlib.import_module(module_name)
+  if hasattr(module, "__all__"):
+    return module.__all__
+  return [
+    name
+    for name, value in vars(module).items()
+    if not name.startswith("_")
+    and getattr(value, "__module__", None) == module_name
+  ]
+
+
+def _packages():
+  """Returns the modules that say in ``__all__`` what is public in them."""
+  names = ["optax_dist"] + [
+    module.name
+    for module in pkgutil.walk_packages(optax_dist.__path__, "optax_dist.")
+    if module.ispkg and ".cli" not in module.name
+  ]
+  modules = map(importlib.import_module, names)
+  return [module for module in modules if hasattr(module, "__all__")]
+
+
+def _public():
+  """Returns each public value by the full name that a user writes."""
+  return {
+    f"{package.__name__}.{name}": getattr(package, name)
+    for package in _packages()
+    for name in package.__all__
+    if not inspect.ismodule(getattr(package, name))
+  }
+
+
+def test_every_public_name_is_in_the_reference():
+  missing = sorted(_public().keys() - _referenced())
+  assert not missing, f"not in docs/api/*.rst: {', '.join(missing)}"
+
+
+def test_the_reference_names_what_there_is():
+  for name in _referenced():
+    module, _, member = name.rpartition(".")
+    assert hasattr(importlib.import_module(module), member), name
+
+
+def _functions():
+  return {
+    name: value
+    for name, value in _public().items()
+    if inspect.isfunction(value)
+  }
+
+
+def _sections(doc):
+  """Returns the text of each section of a Google-style docstring."""
+  parts = re.split(r"^(\w+):\n", inspect.cleandoc(doc), flags=re.MULTILINE)
+  return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(_public()))
+def test_a_public_name_has_a_docstring(name):
+  value = _public()[name]
+  if not (inspect.isclass(value) or inspect.isfunction(value)):
+    return  # An alias or a table: the reference says what it is.
+  assert value.__doc__, f"{name} has no docstring"
+  # A dataclass or NamedTuple without one shows its signature instead.
+  assert not value.__doc__.startswith(f"{value.__name__}("), name
+
+
+@pytest.mark.parametrize("name", sorted(_functions()))
+def test_a_public_function_tells_its_arguments(name):
+  """Each of them under ``Args:``; up to three may be shown by an example."""
+  function = _functions()[name]
+  doc = inspect.cleandoc(function.__doc__)
+  parameters = list(inspect.signature(function).parameters)
+  told = _sections(doc).get("Args")
+  if told is None:
+    plain = "\n" not in doc  # A sentence on what it takes and returns.
+    assert len(parameters) <= 3, f"{name} has no `Args:`"
+    assert plain or ">>>" in doc, f"{name} has no `Args:` and no example"
+    return
+  entry = r"^  \**(?:\w+, \**)*{}(?:, \**\w+)*(?: \(.*\))?:"
+  missing = [
+    parameter
+    for parameter in parameters
+    if not re.search(entry.format(parameter), told, re.MULTILINE)
+  ]
+  assert not missing, f"{name} does not tell {', '.join(missing)}"
+
+
+def test_an_undocumented_name_is_found(monkeypatch):
+  monkeypatch.setattr(optax_dist, "shy", lambda x: x, raising=False)
+  monkeypatch.setattr(
+    optax_dist, "__all__", [*optax_dist.__all__, "shy"], raising=True
+  )
+  with pytest.raises(AssertionError, match=r"optax_dist\.shy"):
+    test_every_public_name_is_in_the_reference()
+  with pytest.raises(AssertionError, match="no docstring"):
+    test_a_public_name_has_a_docstring("optax_dist.shy")
+
+  def bold(x, y):
+    """Is bold.
+
+    Args:
+      y: how bold.
+    """
+
+  monkeypatch.setattr(optax_dist, "shy", bold)
+  with pytest.raises(AssertionError, match="does not tell x"):
+    test_a_public_function_tells_its_arguments("optax_dist.shy")

@@ -1,0 +1,71 @@
+"""The numbers of a run: staleness, tokens, and what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optax_dist import quorum
+
+
+@given(st.integers(-5, 5), st.integers(-5, 5), st.integers(-1, 3))
+def test_accepts_counts_the_steps_between(local_step, global_step, late):
+  steps_late = global_step - local_step
+  accepted = quorum.accepts(local_step, global_step, late)
+  assert accepted == (steps_late <= late)
+
+
+def test_integers_of_numpy_are_integers():
+  checked = quorum.check_sync_arguments(np.int64(3), np.int32(2), np.uint8(1))
+  assert checked == (3, 2, 1)
+  assert all(type(number) is int for number in checked)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 1.0, "1", None])
+@pytest.mark.parametrize("at", [0, 2])
+def test_other_types_are_refused_by_name(at, value):
+  arguments = [1, 1, 0]
+  arguments[at] = value
+  name = ("replicas_to_aggregate", "", "max_staleness")[at]
+  with pytest.raises(TypeError, match=rf"{name} must be a .* integer, got"):
+    quorum.check_sync_arguments(*arguments)
+
+
+@pytest.mark.parametrize("tokens", range(-3, 4))
+def test_initial_tokens_suffice_for_the_first_step(tokens):
+  k, n = 3, 2
+  if tokens != -1 and tokens < k - n:
+    with pytest.raises(ValueError, match=rf"{tokens} \(given\) vs 1 \(needed"):
+      quorum.initial_tokens(tokens, k, n)
+    return
+  number = quorum.initial_tokens(tokens, k, n)
+  # As many pushes as there are tokens return at once, and one more per
+  # replica can wait for its token.
+  assert number + n >= k
+
+
+@pytest.mark.parametrize(
+  ("arguments", "error", "message"),
+  [
+    ((0,), ValueError, "replicas_to_aggregate must be a positive .*got 0"),
+    ((True,), TypeError, "replicas_to_aggregate .*got True"),
+    ((2.0,), TypeError, "replicas_to_aggregate .*got 2.0"),
+    ((1, -1), ValueError, "total_num_replicas .*got -1"),
+    ((1, "2"), TypeError, "total_num_replicas .*got '2'"),
+  ],
+)
+def test_numbers_are_checked_at_construction(arguments, error, message):
+  with pytest.raises(error, match=message):
+    quorum.init(*arguments)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"max_staleness": -1}, "max_staleness must be a non-negative .*got -1"),
+    ({"replicas": [0]}, "total_num_replicas=2 replicas, got 1"),
+  ],
+)
+def test_options_are_checked_at_construction(options, message):
+  with pytest.raises(ValueError, match=message):
+    quorum.init(2, 2, **options)

@@ -1,0 +1,202 @@
+"""Tests of the sparse gradients."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist.sparse import indexed_slices
+from optax_dist.sparse.indexed_slices import IndexedSlices
+
+ROWS, SLOTS = 6, 5
+
+
+@st.composite
+def _slices(draw):
+  """Slices of fixed sizes, with repeats and unused slots, exact in float32."""
+  indices = draw(st.lists(st.integers(0, ROWS), min_size=SLOTS, max_size=SLOTS))
+  values = draw(
+    st.lists(st.integers(-8, 8), min_size=2 * SLOTS, max_size=2 * SLOTS)
+  )
+  values = np.array(values, np.float32).reshape(SLOTS, 2)
+  indices = np.array(indices, np.int32)
+  values[indices == ROWS] = 0.0
+  return IndexedSlices(values, indices, (ROWS, 2))
+
+
+def _numpy_dense(slices):
+  dense = np.zeros(slices.dense_shape, np.float32)
+  for index, value in zip(slices.indices, slices.values, strict=True):
+    if index < slices.dense_shape[0]:
+      dense[index] += value
+  return dense
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(_slices())
+def test_to_dense_adds_repeated_rows(slices):
+  np.testing.assert_array_equal(slices.to_dense(), _numpy_dense(slices))
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(_slices())
+def test_from_dense_inverts_to_dense(slices):
+  dense = slices.to_dense()
+  np.testing.assert_array_equal(
+    IndexedSlices.from_dense(dense).to_dense(), dense
+  )
+  padded = jax.jit(IndexedSlices.from_dense, static_argnums=1)(dense, ROWS)
+  np.testing.assert_array_equal(padded.to_dense(), dense)
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(_slices(), st.permutations(range(SLOTS)))
+def test_sum_duplicates(slices, order):
+  order = np.array(order)
+  summed = jax.jit(indexed_slices.sum_duplicates)(slices)
+  used = np.asarray(summed.indices)[np.asarray(summed.indices) < ROWS]
+  assert len(set(used.tolist())) == len(used)
+  assert (np.diff(summed.indices) >= 0).all()
+  assert not np.asarray(summed.values)[np.asarray(summed.indices) == ROWS].any()
+  np.testing.assert_array_equal(summed.to_dense(), slices.to_dense())
+  shuffled = IndexedSlices(
+    slices.values[order], slices.indices[order], slices.dense_shape
+  )
+  again = jax.jit(indexed_slices.sum_duplicates)(shuffled)
+  np.testing.assert_array_equal(again.indices, summed.indices)
+  np.testing.assert_array_equal(again.values, summed.values)
+
+
+def test_sum_duplicates_drops_what_unused_slots_hold():
+  slices = IndexedSlices(
+    jnp.array([jnp.nan, 1.0]), jnp.array([ROWS, 2]), (ROWS,)
+  )
+  summed = indexed_slices.sum_duplicates(slices)
+  assert summed.values.tolist() == [1.0, 0.0]
+  assert summed.indices.tolist() == [2, ROWS]
+
+
+def test_sum_duplicates_of_nothing():
+  empty = IndexedSlices(jnp.zeros((0, 2)), jnp.zeros(0, jnp.int32), (ROWS, 2))
+  assert indexed_slices.sum_duplicates(empty).indices.shape == (0,)
+  assert not empty.to_dense().any()
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(_slices())
+def test_apply_updates_equals_the_dense_update(slices):
+  params = {"table": jnp.ones((ROWS, 2)), "b": jnp.ones(3)}
+  sparse = {"table": slices, "b": jnp.full(3, 2.0)}
+  dense = {"table": slices.to_dense(), "b": jnp.full(3, 2.0)}
+  got = indexed_slices.apply_updates(params, sparse)
+  want = optax.apply_updates(params, dense)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_apply_updates_keeps_dtypes_and_passes_none():
+  params = {"a": jnp.ones((3, 2), jnp.bfloat16), "b": jnp.ones(2), "c": None}
+  update = IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), (3, 2))
+  got = indexed_slices.apply_updates(
+    params, {"a": update, "b": None, "c": None}
+  )
+  assert got["a"].dtype == jnp.bfloat16
+  assert got["a"][1].tolist() == [2.0, 2.0]
+  assert got["b"] is params["b"]
+  assert got["c"] is None
+
+
+def test_apply_updates_checks_the_shape():
+  update = IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), (3, 2))
+  with pytest.raises(ValueError, match=r"\(3, 2\) met a parameter of shape"):
+    indexed_slices.apply_updates(jnp.ones((4, 2)), update)
+
+
+def test_lookup_gradient_equals_the_dense_gradient():
+  table = jax.random.normal(jax.random.key(0), (ROWS, 2))
+  params = {"table": table, "w": jnp.array([1.0, -2.0])}
+  ids = jnp.array([[1, 4], [4, 0]])
+
+  def loss(rows, weights, scale):
+    return jnp.sum(scale * jnp.tanh(rows @ weights) ** 2)
+
+  def dense_loss(p, scale):
+    return loss(p["table"][ids], p["w"], scale)
+
+  @jax.jit
+  def sparse(params, lookups, scale):
+    fun = lambda p, scale: (loss(p["table"], p["w"], scale), p["table"])
+    return indexed_slices.lookup_value_and_grad(fun, has_aux=True)(
+      params, lookups, scale
+    )
+
+  (value, rows), grads = sparse(params, {"table": ids, "w": None}, 2.0)
+  want_value, want = jax.value_and_grad(dense_loss)(params, 2.0)
+  np.testing.assert_allclose(value, want_value, rtol=1e-6)
+  np.testing.assert_array_equal(rows, table[ids])
+  assert grads["table"].values.shape == (4, 2)
+  np.testing.assert_allclose(
+    grads["table"].to_dense(), want["table"], rtol=1e-5
+  )
+  np.testing.assert_allclose(grads["w"], want["w"], rtol=1e-5)
+
+
+def test_lookup_gradient_never_builds_the_dense_one():
+  rows = 123_457
+  fun = indexed_slices.lookup_value_and_grad(lambda p: jnp.sum(p["table"] ** 2))
+  jaxpr = jax.make_jaxpr(fun)(
+    {"table": jnp.ones((rows, 2))}, {"table": jnp.array([3, 5])}
+  )
+  made = [out.aval.shape for eqn in jaxpr.eqns for out in eqn.outvars]
+  assert made
+  assert not [shape for shape in made if rows in shape]
+
+
+def test_lookup_outside_of_the_table_is_zero_and_without_gradient():
+  fun = indexed_slices.lookup_value_and_grad(lambda p: jnp.sum(p + 1.0))
+  value, grads = fun(jnp.ones((3, 1)), jnp.array([-1, 2, 3]))
+  assert value == 1.0 + 2.0 + 1.0
+  assert grads.to_dense().tolist() == [[0.0], [0.0], [1.0]]
+
+
+def test_is_a_pytree_of_two_arrays():
+  slices = IndexedSlices(jnp.ones((2, 3)), jnp.array([0, 1]), (4, 3))
+  paths = jax.tree_util.tree_leaves_with_path(slices)
+  assert [jax.tree_util.keystr(p) for p, _ in paths] == [".values", ".indices"]
+  stacked = jax.vmap(lambda s: indexed_slices.map_values(lambda x: 2 * x, s))(
+    jax.tree.map(lambda x: jnp.stack([x, x]), slices)
+  )
+  assert stacked.values.shape == (2, 2, 3)
+  assert stacked.dense_shape == (4, 3)
+  assert (stacked.values == 2.0).all()
+  assert slices.shape == (4, 3)
+  assert slices.dtype == jnp.float32
+  assert "dense_shape=(4, 3)" in repr(slices)
+
+
+@pytest.mark.parametrize(
+  ("values", "indices", "shape", "error", "message"),
+  [
+    (np.ones((2, 3)), np.array([0.0, 1.0]), (4, 3), TypeError, "integers"),
+    (np.ones((2, 3)), np.array([0, 1]), (4, 2), ValueError, "dense_shape"),
+    (np.ones((2, 3)), np.array([[0], [1]]), (4, 3), ValueError, "indices"),
+    (np.ones(2), np.array([0, 1]), (), ValueError, "dimension of rows"),
+    (np.ones(2), np.array([0, 5]), (4,), ValueError, "from 0 to 5"),
+    (np.ones(2), np.array([-1, 1]), (4,), ValueError, "from -1 to 1"),
+  ],
+)
+def test_bad_slices(values, indices, shape, error, message):
+  with pytest.raises(error, match=message):
+    IndexedSlices(values.astype(np.float32), indices, shape)
+
+
+def test_from_dense_errors():
+  dense = jnp.ones((3, 2))
+  with pytest.raises(ValueError, match="size must be >= 3"):
+    IndexedSlices.from_dense(dense, size=2)
+  with pytest.raises(ValueError, match=r"under jax\.jit"):
+    jax.jit(lambda x: IndexedSlices.from_dense(x).values)(dense)
+  with pytest.raises(ValueError, match="scalar"):
+    IndexedSlices.from_dense(1.0)

@@ -1,0 +1,265 @@
+"""Tests of reading the center, starting from it, and growing from it."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from optax_dist import state_specs
+from optax_dist.states.center import (
+  center_params,
+  reset_to_center,
+  resize_from_center,
+)
+from optax_dist.transforms.elastic_average import elastic_average
+from optax_dist.transforms.local_updates import local_updates
+from optax_dist.transforms.streaming import streaming_updates
+
+N = 4
+
+
+def _tx(inner=None, **kwargs):
+  return optax.chain(
+    optax.clip(10.0),
+    elastic_average(
+      inner or optax.trace(0.9),
+      maps.AXIS,
+      communication_period=2,
+      moving_rate=0.2,
+      rho=0.1,
+      **kwargs,
+    ),
+  )
+
+
+def _start():
+  return {"w": jnp.arange(6.0).reshape(3, 2), "b": [jnp.ones(())]}
+
+
+def _stack(tree, size=N):
+  return jax.tree.map(lambda x: np.stack([x] * size), tree)
+
+
+def _step(tx, state, params, gradients):
+  updates, state = tx.update(gradients, state, params)
+  return optax.apply_updates(params, updates), state
+
+
+def _gradients(seed, size=N):
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: rng.normal(size=(size, *x.shape)).astype(np.float32), _start()
+  )
+
+
+def _train(map_name, tx, state, params, seeds, size=N):
+  run = maps.stepper(map_name, functools.partial(_step, tx), state, size)
+  for seed in seeds:
+    params, state = run(state, params, _gradients(seed, size))
+  return params, state
+
+
+def _row(tree, i):
+  return jax.tree.map(lambda x: x[i], tree)
+
+
+def _trained(map_name="shard_map_vma"):
+  """After three steps, one of them past the exchange: all differ."""
+  tx = _tx(num_workers=N)
+  return _train(map_name, tx, tx.init(_start()), _stack(_start()), range(3))
+
+
+def test_the_center_is_found_in_a_chain():
+  params, state = _trained("vmap")
+  center = center_params(state)
+  chex.assert_trees_all_equal_shapes_and_dtypes(center, _start())
+  chex.assert_trees_all_equal(center, state[1].center)
+  assert np.abs(params["w"] - np.asarray(center["w"])).min() > 1e-3
+
+
+def test_there_must_be_one_center():
+  state = _tx(num_workers=N).init(_start())
+  with pytest.raises(ValueError, match="there are 2"):
+    center_params((state, state))
+  with pytest.raises(ValueError, match="there are 0"):
+    center_params(optax.adam(0.1).init(_start()))
+
+
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
+def test_reset_outside_of_the_map(map_name):
+  params, state = _trained(map_name)
+  where = NamedSharding(maps.mesh(N), P(maps.AXIS))
+  params = jax.device_put(params, where)
+  reset, new_state = reset_to_center(params, state)
+  for k in range(N):
+    chex.assert_trees_all_equal(_row(reset, k), center_params(state))
+    own = _row(new_state[1].replica.value, k)
+    chex.assert_trees_all_equal(own.local_center, center_params(state))
+  before, after = (s[1].replica.value for s in (state, new_state))
+  chex.assert_trees_all_equal(before.inner_state, after.inner_state)
+  chex.assert_trees_all_equal(before.local_step, after.local_step)
+  assert reset["w"].sharding == where
+
+
+@maps.every_map
+def test_reset_inside_of_the_map(map_name):
+  tx = _tx(num_workers=N)
+  params, state = _stack(_start()), tx.init(_start())
+  params = jax.tree.map(lambda x: x + np.float32(3.0), params)
+  run = maps.stepper(map_name, lambda s, p: reset_to_center(p, s), state, N)
+  reset, new_state = run(state, params)
+  chex.assert_trees_all_equal(reset, _stack(_start()))
+  chex.assert_trees_all_equal(jax.device_get(new_state), jax.device_get(state))
+
+
+def test_what_has_no_center_stays():
+  tx = optax.masked(
+    elastic_average(optax.sgd(0.1), "i", num_workers=2, rho=0.0),
+    {"a": True, "b": False},
+  )
+  state = tx.init({"a": jnp.zeros(2), "b": jnp.zeros(2)})
+  params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
+  params, _ = reset_to_center(params, state)
+  np.testing.assert_array_equal(params["a"], 0.0)
+  np.testing.assert_array_equal(params["b"], 1.0)
+
+
+# --- Saved and restored ------------------------------------------------------
+
+
+def _placed(tree, size, specs):
+  put = lambda spec: NamedSharding(maps.mesh(size), spec)
+  is_spec = lambda x: isinstance(x, P)
+  return jax.device_put(tree, jax.tree.map(put, specs, is_leaf=is_spec))
+
+
+def _saved_and_restored(path, item):
+  target = jax.tree.map(ocp.utils.to_shape_dtype_struct, item)
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(path / "checkpoint", item)
+    checkpointer.wait_until_finished()
+    return checkpointer.restore(path / "checkpoint", target)
+
+
+def test_orbax_brings_back_every_bit(tmp_path):
+  """Replicas and center, in the middle of a period, and on from there."""
+  params, state = _trained()
+  params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
+  restored = _saved_and_restored(tmp_path, (params, state))
+  chex.assert_trees_all_equal(restored, (params, state))
+  tx = _tx(num_workers=N)
+  for_good = _train("shard_map_vma", tx, state, params, [7, 8])
+  resumed = _train("shard_map_vma", tx, restored[1], restored[0], [7, 8])
+  chex.assert_trees_all_equal(for_good, resumed)
+
+
+@pytest.mark.parametrize("size", [2, 4, 6])
+def test_restoring_on_another_number_of_replicas(tmp_path, size):
+  params, state = _trained()
+  params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
+  params, state = _saved_and_restored(tmp_path, (params, state))
+  new_params, new_state = resize_from_center(params, state, size)
+  center = center_params(state)
+  old, new = (s[1].replica.value for s in (state, new_state))
+  for k in range(size):
+    own = _row(new, k)
+    if k < N:
+      chex.assert_trees_all_equal(_row(new_params, k), _row(params, k))
+      chex.assert_trees_all_equal(own, _row(old, k))
+    else:
+      chex.assert_trees_all_equal(_row(new_params, k), center)
+      chex.assert_trees_all_equal(own.local_center, center)
+      assert own.local_step == 3
+      mean = jax.tree.map(lambda x: np.mean(x, axis=0), old.inner_state)
+      chex.assert_trees_all_close(own.inner_state, mean, rtol=1e-6)
+  chex.assert_trees_all_equal(center_params(new_state), center)
+  # And training goes on, with the exchange that is due.
+  specs = state_specs(new_state, maps.AXIS)
+  tx = _tx(num_workers=size)
+  _, last = _train(
+    "shard_map_vma",
+    tx,
+    _placed(new_state, size, specs),
+    new_params,
+    [9],
+    size,
+  )
+  assert int(last[1].global_step) == 2
+  chex.assert_trees_all_equal_shapes_and_dtypes(last, tx.init(_start()))
+
+
+def test_new_replicas_get_random_keys_and_half_precision_too():
+  tx = elastic_average(
+    optax.chain(optax.add_noise(0.1, 0.0, jax.random.key(3)), optax.trace(0.9)),
+    "i",
+    num_workers=2,
+    rho=0.0,
+  )
+  state = tx.init(jnp.ones(3, jnp.bfloat16))
+  params, new = resize_from_center(jnp.ones((2, 3), jnp.bfloat16), state, 5)
+  assert params.shape == (5, 3)
+  assert params.dtype == jnp.bfloat16
+  chex.assert_trees_all_equal_dtypes(new, state)
+  assert {x.shape[0] for x in jax.tree.leaves(new.replica)} == {5}
+
+
+def test_what_can_not_be_resized():
+  params, state = jax.device_get(_trained("vmap"))
+  with pytest.raises(ValueError, match="`num_workers` must be positive, got 0"):
+    resize_from_center(params, state, 0)
+  with pytest.raises(ValueError, match="`num_workers` must be an integer"):
+    resize_from_center(params, state, 2.0)
+  one = _row(params, 0)
+  with pytest.raises(ValueError, match=r"has shape .*one more axis in front"):
+    resize_from_center(one, state, 3)
+  fewer = jax.tree.map(lambda x: x[:3], params)
+  with pytest.raises(ValueError, match=r"must have a leading axis of 3.*same"):
+    resize_from_center(fewer, state, 5)
+  with pytest.raises(ValueError, match="there are 0"):
+    resize_from_center(params, optax.EmptyState(), 3)
+  with pytest.raises(ValueError, match=r"reset_to_center: params.* has shape"):
+    reset_to_center(jax.tree.map(lambda x: x[None, None], one), state)
+
+
+# --- Local updates have a center too -----------------------------------------
+
+
+def _local(fragments=None, **kwargs):
+  arguments = {"communication_period": 2} | kwargs
+  inner = optax.trace(0.9)
+  outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+  if fragments is None:
+    return local_updates(inner, outer, maps.AXIS, **arguments)
+  return streaming_updates(
+    inner, outer, maps.AXIS, fragments=fragments, delay=1, **arguments
+  )
+
+
+@pytest.mark.parametrize("fragments", [None, 2])
+def test_local_updates_are_restored_and_resized(tmp_path, fragments):
+  make = functools.partial(_local, fragments)
+  tx = make(num_workers=N)
+  params, state = _train(
+    "shard_map_vma", tx, tx.init(_start()), _stack(_start()), range(3)
+  )
+  params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
+  restored = _saved_and_restored(tmp_path, (params, state))
+  chex.assert_trees_all_equal(restored, (params, state))
+  larger, resized = resize_from_center(*restored, 6)
+  for k in (4, 5):
+    chex.assert_trees_all_equal(_row(larger, k), center_params(state))
+  assert resized.replica.value.local_step.tolist() == [3] * 6
+  tx = make(num_workers=6)
+  resized = _placed(resized, 6, state_specs(resized, maps.AXIS))
+  larger, resized = _train("shard_map_vma", tx, resized, larger, [9], 6)
+  chex.assert_trees_all_equal_shapes_and_dtypes(resized, tx.init(_start()))
+  reset, _ = reset_to_center(larger, resized)
+  chex.assert_trees_all_equal(_row(reset, 5), center_params(resized))

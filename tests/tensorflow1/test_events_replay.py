@@ -1,0 +1,117 @@
+"""Replays TensorFlow's recordings through the strict rules."""
+
+import re
+
+import pytest
+import scenario_recordings as recorded
+
+from optax_dist import quorum
+from optax_dist.tensorflow1 import events as tf
+
+REPLAYED_HERE = (
+  *recorded.ACCUMULATORS,
+  *recorded.SPARSE_ACCUMULATORS,
+  *recorded.SYNC_REPLICAS,
+  *recorded.STALE_GRADIENTS,
+)
+
+
+@pytest.mark.parametrize("id", recorded.ids(*recorded.ACCUMULATORS))
+def test_accumulators_and_queue(id):
+  recorded.AccumulatorReplay(recorded.RECORDINGS[id]).run()
+
+
+@pytest.mark.parametrize("id", recorded.ids(*recorded.SPARSE_ACCUMULATORS))
+def test_sparse_accumulators(id):
+  recorded.SparseReplay(recorded.RECORDINGS[id]).run()
+
+
+@pytest.mark.parametrize("id", recorded.ids(*recorded.STALE_GRADIENTS))
+def test_drop_stale_gradient(id):
+  config = recorded.RECORDINGS[id]["config"]
+  (event,) = recorded.RECORDINGS[id]["events"]
+  step, stale, variables = 0, 0.0, list(config["init"])
+  for _ in range(config["num_workers"]):
+    # Everyone has computed at step 0; the gradient is -1, the rate 1.
+    if quorum.accepts(0, step, config["staleness"]):
+      step += 1
+      variables = [value + 1.0 for value in variables]
+    else:
+      stale += 1.0
+  assert event["expect"] == {
+    "global_step": step,
+    "stale_counter": stale,
+    "vars": variables,
+  }
+
+
+def test_every_recording_is_replayed_or_listed():
+  replayed = {*recorded.ids(*REPLAYED_HERE), *recorded.NOT_REPLAYED}
+  others = set(recorded.ids(*recorded.ELSEWHERE))
+  assert replayed | others == set(recorded.RECORDINGS)
+  assert not replayed & others
+  assert set(recorded.NOT_REPLAYED) <= set(recorded.RECORDINGS)
+
+
+def _numbers(op):
+  """The numbers of tokens, replicas to aggregate, and replicas in an op."""
+  tokens = re.search(r"tokens (-?\d+)", op)
+  aggregate = re.search(r"R=?(\d+)", op)
+  total = re.search(r"T(=?\d+| None)", op)
+  k = int(aggregate[1])
+  n = k if total is None or total[1] == " None" else int(total[1].strip("="))
+  return int(tokens[1]) if tokens else -1, k, n
+
+
+def test_construction_as_recorded():
+  checked = 0
+  for event in recorded.RECORDINGS["SR-ERR"]["events"]:
+    op, expect = event["op"], event["expect"]
+    if not recorded.RULES_OF_SR_ERR.match(op):
+      continue
+    checked += 1
+    num_tokens, k, n = _numbers(op)
+    if not op.startswith("tokens ") or op.startswith("tokens_per_step"):
+      assert expect["text"] == str((k, n, quorum.tokens_per_step(n, k)))
+    elif expect["outcome"] == "ok":
+      enqueued = re.search(r"\[\((\d+),\)\]", expect["text"])
+      expected = int(enqueued[1]) if enqueued else 0
+      assert quorum.initial_tokens(num_tokens, k, n) == expected
+    else:
+      with pytest.raises(ValueError, match=re.escape(expect["text"])):
+        quorum.initial_tokens(num_tokens, k, n)
+  assert checked == 16
+
+
+def test_a_cancelled_take_lets_a_smaller_one_pass():
+  books, _ = tf.Accumulator().take("three", 3)
+  books, _ = books.take("one", 1)
+  books, _ = books.apply(0, "g")
+  books, out = books.cancel("three")
+  assert [(done.id, done.value) for done in out] == [
+    ("three", None),
+    ("one", ("g",)),
+  ]
+  assert books.step == 1
+  assert not books.pending
+
+
+def test_a_timed_take_that_is_served_at_once_has_no_error():
+  books, _ = tf.Accumulator().apply(0, "g")
+  books, (done,) = books.take_with_timeout("t", 1)
+  assert (done.value, done.error, books.count) == (("g",), None, 0)
+
+
+def test_a_closed_queue_drains_and_then_fails():
+  queue, _ = tf.TokenQueue(name="q").enqueue_many([4])
+  queue, out = queue.close()
+  assert out == ()
+  queue, (done,) = queue.dequeue("w")
+  assert done.value == 4
+  queue, (done,) = queue.dequeue("w")
+  assert done.error == (
+    "OutOfRangeError: FIFOQueue 'q' is closed and has insufficient elements "
+    "(requested 1, current size 0)"
+  )
+  queue, (done,) = queue.enqueue_many([5])
+  assert done.error == "CancelledError: FIFOQueue 'q' is closed."

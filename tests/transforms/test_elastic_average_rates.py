@@ -1,0 +1,145 @@
+"""Tests of what elastic_average pulls with, and on: rates, dtypes, sparsity."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import IndexedSlices, state_axes
+from optax_dist.states.center import center_params
+from optax_dist.transforms.elastic_average import elastic_average
+
+
+def _pulls(tx, steps=3, params=3.0):
+  """The updates of a lone replica that is held fast, with no gradient."""
+  state = tx.init(jnp.float32(0.0))
+  step = jax.vmap(
+    lambda state: tx.update(jnp.float32(0.0), state, jnp.float32(params)),
+    axis_name="i",
+    axis_size=1,
+    in_axes=None,
+    out_axes=(0, None),
+  )
+  updates = []
+  for _ in range(steps):
+    update, state = step(state)
+    updates.append(float(update[0]))
+  return updates
+
+
+_SCHEDULE = optax.linear_schedule(0.0, 0.3, 3)
+
+
+@pytest.mark.parametrize(
+  ("inner", "learning_rate"),
+  [
+    (optax.sgd(_SCHEDULE), _SCHEDULE),
+    (optax.inject_hyperparams(optax.sgd)(learning_rate=_SCHEDULE), None),
+    (
+      optax.chain(
+        optax.clip(9.0),
+        optax.inject_hyperparams(optax.sgd)(learning_rate=_SCHEDULE),
+      ),
+      None,
+    ),
+  ],
+  ids=["argument", "injected", "injected_in_a_chain"],
+)
+def test_rho_follows_a_schedule(inner, learning_rate):
+  """At every step the pull moves by moving_rate, but where nothing moves."""
+  tx = elastic_average(
+    inner,
+    "i",
+    num_workers=1,
+    moving_rate=0.25,
+    learning_rate=learning_rate,
+  )
+  np.testing.assert_allclose(_pulls(tx), [0, -0.75, -0.75], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [float, np.float64, jnp.float32])
+def test_rates_may_be_numbers_and_arrays(kind):
+  for tx in (
+    elastic_average(
+      optax.sgd(0.1),
+      "i",
+      num_workers=1,
+      moving_rate=kind(0.5),
+      learning_rate=kind(0.1),
+    ),
+    elastic_average(
+      optax.inject_hyperparams(optax.sgd)(learning_rate=kind(0.1)),
+      "i",
+      num_workers=1,
+      moving_rate=kind(0.5),
+    ),
+    elastic_average(optax.sgd(0.1), "i", num_workers=1, rho=kind(5.0)),
+  ):
+    np.testing.assert_allclose(_pulls(tx), [-1.5] * 3, rtol=1e-6)
+
+
+def test_a_changed_learning_rate_counts_at_once():
+  tx = elastic_average(
+    optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
+    "i",
+    num_workers=1,
+    moving_rate=0.5,
+  )
+  step = jax.vmap(
+    lambda state, g: tx.update(g, state, jnp.float32(3.0)),
+    axis_name="i",
+    in_axes=(None, 0),
+  )
+  state = tx.init(jnp.float32(0.0))
+  state = optax.tree.set(state, learning_rate=jnp.full((1,), 0.2))
+  updates, _ = step(state, jnp.ones(1))
+  np.testing.assert_allclose(updates, [-0.2 - 0.5 * 3.0], rtol=1e-6)
+
+
+def test_half_precision_and_extra_arguments():
+  tx = elastic_average(
+    optax.GradientTransformationExtraArgs(
+      lambda params: optax.EmptyState(),
+      lambda updates, state, params, *, scale: (
+        jax.tree.map(lambda g: g * scale.astype(g.dtype), updates),
+        state,
+      ),
+    ),
+    "i",
+    num_workers=2,
+    communication_period=1,
+    moving_rate=jnp.float32(0.25),
+    rho=jnp.float32(0.0),
+  )
+  state = tx.init(jnp.zeros(3, jnp.bfloat16))
+  params = jnp.ones((2, 3), jnp.bfloat16)
+  axes = state_axes(state)
+  updates, state = jax.vmap(
+    lambda p, s: tx.update(p, s, p, scale=jnp.float32(3.0)),
+    in_axes=(0, axes),
+    out_axes=(0, axes),
+    axis_name="i",
+  )(params, state)
+  assert updates.dtype == jnp.bfloat16
+  # 1 + 3 is 4 away from the center, and a quarter of that is pulled back.
+  np.testing.assert_allclose(updates.astype(np.float32), 2.0)
+  center = center_params(state)
+  assert center.dtype == jnp.bfloat16
+  np.testing.assert_allclose(center.astype(np.float32), 2.0)
+
+
+def test_sparse_gradients_become_dense_with_the_pull():
+  """EA-19: rows without a gradient are pulled all the same."""
+  gradient = IndexedSlices(jnp.ones((2, 1)), jnp.array([1, 1]), (3, 1))
+  table, center = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[0.0], [2], [3]])
+  for rho, expected in ((1.0, [0.0, 0, 3]), (0.0, [1.0, 0, 3])):
+    tx = elastic_average(optax.sgd(1.0), "i", num_workers=1, rho=rho)
+    state = tx.init(center)
+    updates, _ = jax.vmap(
+      lambda state, tx=tx: tx.update(gradient, state, table),
+      in_axes=None,
+      axis_size=1,
+      axis_name="i",
+    )(state)
+    np.testing.assert_allclose((table + updates[0])[:, 0], expected)

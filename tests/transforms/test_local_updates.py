@@ -1,0 +1,380 @@
+"""Tests of local_updates: each number against NumPy in every map."""
+
+import functools
+import re
+
+import chex
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from optax_dist import IndexedSlices, local_params, state_axes, state_specs
+from optax_dist.states.center import center_params, reset_to_center
+from optax_dist.transforms.local_updates import local_updates
+from optax_dist.transforms.schedules import SettablePeriod
+
+N = 4
+LR = 0.1
+
+
+def _normal(seed, *shape):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def _start():
+  return {"w": _normal(0, 3, 2), "b": _normal(1), "frozen": np.float32([1, 2])}
+
+
+def _stack(tree, size=N):
+  return jax.tree.map(lambda x: np.stack([x] * size), tree)
+
+
+def _gradients(seed):
+  return {
+    "w": _normal(seed, N, 3, 2),
+    "b": _normal(seed + 9, N),
+    "frozen": None,
+  }
+
+
+class Oracle:
+  """Replicas with momentum inside, and a momentum outside, by NumPy."""
+
+  def __init__(self, start, *, mu, lr, outer_mu, nesterov, averaged=False):
+    self.center = jax.tree.map(np.float64, start)
+    self.params = jax.tree.map(np.float64, _stack(start))
+    zeros = functools.partial(jax.tree.map, np.zeros_like)
+    self.trace, self.outer_trace = zeros(self.params), zeros(self.center)
+    self.args = mu, lr, outer_mu, nesterov, averaged
+
+  def update(self, gradients, ends):
+    mu, lr, outer_mu, nesterov, averaged = self.args
+    for k in [k for k, g in gradients.items() if g is not None]:
+      self.trace[k] = mu * self.trace[k] + gradients[k]
+      self.params[k] = self.params[k] - LR * self.trace[k]
+      if not ends:
+        continue
+      moved = self.center[k] - self.params[k].mean(0)
+      self.outer_trace[k] = outer_mu * self.outer_trace[k] + moved
+      step = self.outer_trace[k]
+      if nesterov:
+        step = moved + outer_mu * step
+      self.center[k] = self.center[k] - lr * step
+      self.params[k] = np.stack([self.center[k]] * N)
+      if averaged:
+        self.trace[k] = np.stack([self.trace[k].mean(0)] * N)
+
+
+def _step(tx, state, params, gradients):
+  updates, state = tx.update(gradients, state, params)
+  updates = {k: 0 * params[k] if u is None else u for k, u in updates.items()}
+  return optax.apply_updates(params, updates), state
+
+
+def _inner(mu=0.5):
+  # Without a gradient there is no momentum, as the state must not change.
+  return optax.masked(optax.sgd(LR, momentum=mu), {"w": 1, "b": 1, "frozen": 0})
+
+
+def _row(tree, i):
+  return jax.tree.map(lambda x: x[i], tree)
+
+
+# --- The same numbers in every map -------------------------------------------
+
+
+@maps.every_map
+@pytest.mark.parametrize("inner_state", ["local", "averaged"])
+def test_training_in_and_out_of_the_map(map_name, inner_state):
+  # Rounds of 1, 1, 2 and 3 steps.
+  period = lambda step: jnp.where(step < 2, 0, jnp.where(step < 4, 2, 3))
+  tx = local_updates(
+    _inner(),
+    optax.sgd(0.7, momentum=0.9, nesterov=True),
+    maps.AXIS,
+    communication_period=period,
+    num_workers=N,
+    inner_state=inner_state,
+  )
+  start, traces = _start(), []
+  oracle = Oracle(
+    start,
+    mu=0.5,
+    lr=0.7,
+    outer_mu=0.9,
+    nesterov=True,
+    averaged=inner_state == "averaged",
+  )
+
+  def step(*args):
+    traces.append(None)
+    return _step(tx, *args)
+
+  params, state = _stack(start), tx.init(start)
+  run = maps.stepper(map_name, step, state, N)
+  for i in range(8):
+    gradients, ends = _gradients(i), i in (0, 1, 3, 6)
+    params, new_state = run(state, params, gradients)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
+    state = new_state
+    oracle.update(gradients, ends)
+    chex.assert_trees_all_close(params, oracle.params, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(
+      jax.device_get(center_params(state)), oracle.center, rtol=1e-4, atol=1e-5
+    )
+    assert int(state.ticks) == {2: 1, 4: 1, 5: 2, 7: 1}.get(i, 0)
+  assert int(state.global_step) == 4
+  assert int(state.round_start) == 7
+  # pmap tells the state of the first call, on one device, from the next.
+  assert len(traces) <= 1 + (map_name == "pmap")
+
+
+@maps.every_map
+def test_replicas_that_start_apart_join(map_name):
+  tx = local_updates(
+    optax.sgd(LR), optax.sgd(1.0), maps.AXIS, communication_period=2
+  )
+  params, gradients = _normal(0, N, 3), _normal(1, N, 2, 3)
+
+  def train(params, gradients):
+    state = tx.init({"x": params})
+    first = center_params(state)["x"]
+    params = {"x": params}
+    for i in range(2):
+      params, state = _step(tx, state, params, {"x": gradients[i]})
+    return params["x"], center_params(state)["x"], first
+
+  got, center, first = maps.run(map_name, train, params, gradients, size=N)
+  np.testing.assert_array_equal(first, np.stack([params[0]] * N))
+  mean = (params - LR * gradients.sum(1)).mean(0)
+  for k in range(N):
+    np.testing.assert_array_equal(center[k], center[0])
+    np.testing.assert_allclose(center[k], mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got[k], mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
+@jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
+def test_any_inner_and_outer_optimizer(map_name):
+  """With replicas that are equal, a round is one step of a lone replica."""
+  inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LR))
+  outer = optax.adam(0.3)
+  tx = optax.chain(
+    optax.clip(2.0),
+    local_updates(
+      inner, outer, maps.AXIS, communication_period=3, num_workers=N
+    ),
+  )
+  start = {k: _start()[k] for k in "wb"}
+  gradients = [{"w": _normal(i, 3, 2), "b": _normal(i)} for i in range(6)]
+  params, state = _stack(start), tx.init(start)
+  run = maps.stepper(map_name, functools.partial(_step, tx), state, N)
+  for g in gradients:
+    params, state = run(state, params, _stack(g))
+
+  own, inner_state = start, inner.init(start)
+  outer_state = outer.init(start)
+  for _ in range(2):
+    begin = own
+    for g in [gradients.pop(0) for _ in range(3)]:
+      updates, inner_state = inner.update(
+        optax.clip(2.0).update(g, ())[0], inner_state, own
+      )
+      own = optax.apply_updates(own, updates)
+    moved = jax.tree.map(jnp.subtract, begin, own)
+    updates, outer_state = outer.update(moved, outer_state, begin)
+    own = optax.apply_updates(begin, updates)
+  for k in range(N):
+    chex.assert_trees_all_close(_row(params, k), own, rtol=1e-4, atol=1e-5)
+  chex.assert_trees_all_close(
+    jax.device_get(state[1].outer_state), outer_state, rtol=1e-4, atol=1e-5
+  )
+
+
+# --- Equal to the bit --------------------------------------------------------
+
+
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(
+  seed=st.integers(0, 999), spread=st.sampled_from([1e-3, 1e-1, 1.0, 1e3])
+)
+def test_how_equal_replicas_are_after_a_round(seed, spread):
+  """The center to the bit; parameters to a rounding of what they come from."""
+  before, gradients = _normal(seed, N, 64), spread * _normal(seed + 1, N, 64)
+  init, run = _one_round()
+  after, state = run(before, init(before[0]), np.float32(gradients))
+  after, center = np.asarray(after), np.asarray(center_params(state))
+  largest = np.maximum(np.abs(before), np.abs(center)).astype(np.float32)
+  assert (np.abs(after - center) <= np.spacing(largest)).all()
+  # Where a parameter has not changed its sign or its magnitude, to the bit.
+  near = (before / center > 0.5) & (before / center < 2)
+  np.testing.assert_array_equal(after[near], np.stack([center] * N)[near])
+  reset, _ = reset_to_center(after, state)
+  np.testing.assert_array_equal(reset, np.stack([center] * N))
+
+
+@functools.cache
+def _one_round():
+  tx = local_updates(
+    optax.sgd(1.0),
+    optax.sgd(0.7, momentum=0.9, nesterov=True),
+    maps.AXIS,
+    communication_period=1,
+    num_workers=N,
+  )
+
+  def step(params, state, gradients):
+    updates, state = tx.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+  axes = state_axes(tx.init(np.zeros(64, np.float32)))
+  run = jax.vmap(
+    step, in_axes=(0, axes, 0), out_axes=(0, axes), axis_name=maps.AXIS
+  )
+  return tx.init, jax.jit(run)
+
+
+@maps.every_map
+def test_the_center_is_equal_on_all_devices(map_name):
+  tx = local_updates(
+    optax.sgd(LR), optax.sgd(1.0), maps.AXIS, communication_period=1
+  )
+
+  def train(params, gradients):
+    state = tx.init(params)
+    _, state = tx.update(gradients, state, params)
+    return center_params(state)
+
+  center = maps.run(
+    map_name, train, _normal(0, N, 1000), _normal(1, N, 1000), size=N
+  )
+  for k in range(N):
+    np.testing.assert_array_equal(center[k], center[0])
+
+
+# --- Communication and rounds ------------------------------------------------
+
+
+def test_one_collective_in_a_round_and_none_in_between():
+  where = maps.mesh(N)
+  for inner_state in ("local", "averaged"):
+    tx = local_updates(
+      optax.sgd(LR, momentum=0.9),
+      optax.sgd(0.7, momentum=0.9),
+      maps.AXIS,
+      communication_period=5,
+      num_workers=N,
+      inner_state=inner_state,
+    )
+    params = [np.ones((N, 3), np.float32), np.ones((N, 2), np.float32)]
+    state = tx.init(_row(params, 0))
+    specs = state_specs(state, maps.AXIS)
+
+    def step(state, params, tx=tx):
+      own = _row(params, 0)
+      updates, state = tx.update(own, state, own)
+      new = optax.apply_updates(own, updates)
+      return jax.tree.map(lambda x: x[None], new), state
+
+    run = jax.jit(
+      jax.shard_map(
+        step,
+        mesh=where,
+        in_specs=(specs, P(maps.AXIS)),
+        out_specs=(P(maps.AXIS), specs),
+      ),
+      donate_argnums=(0, 1),
+    )
+    text = run.lower(state, params).compile().as_text()
+    entry = text[text.index("\nENTRY ") :]
+    collective = r"= .*\ball-(?:reduce|gather|to-all)(?:-start)?\("
+    assert len(re.findall(collective, text)) == 1
+    assert not re.findall(collective, entry)
+    # And all of it can be donated.
+    place = lambda spec: NamedSharding(where, spec)
+    shardings = jax.tree.map(place, specs, is_leaf=lambda x: isinstance(x, P))
+    params, state = run(
+      jax.device_put(state, shardings), jax.device_put(params, place(P("data")))
+    )
+    run(state, params)
+
+
+def test_sparse_gradients_and_half_precision():
+  """What the inner optimizer makes of a sparse gradient may be sparse too."""
+  tx = local_updates(
+    optax.stateless(lambda updates, params: updates),
+    optax.sgd(1.0),
+    "i",
+    communication_period=1,
+    num_workers=2,
+  )
+  start = jnp.ones((3, 2), jnp.bfloat16)
+  state = tx.init(start)
+  axes = state_axes(state)
+
+  def step(params, state, rows):
+    slices = IndexedSlices(jnp.ones((1, 2), jnp.bfloat16), rows, (3, 2))
+    updates, state = tx.update(slices, state, params)
+    return optax.apply_updates(params, updates), state
+
+  params, state = jax.vmap(
+    step, in_axes=(0, axes, 0), out_axes=(0, axes), axis_name="i"
+  )(jnp.stack([start] * 2), state, jnp.array([[0], [2]]))
+  assert params.dtype == center_params(state).dtype == jnp.bfloat16
+  np.testing.assert_array_equal(
+    params.astype(np.float32)[1, :, 0], [1.5, 1.0, 1.5]
+  )
+
+
+# --- Errors ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("arguments", "what"),
+  [
+    ({"communication_period": 0}, "`communication_period` must be a positive"),
+    ({"communication_period": SettablePeriod(0)}, "positive integer, got 0"),
+    ({"communication_period": 1.5}, "positive integer, got 1.5"),
+    ({"num_workers": 0}, "`num_workers` must be a positive integer, got 0"),
+    ({"inner_state": "reset"}, "`inner_state` must be one of 'local', 'aver"),
+  ],
+)
+def test_bad_arguments(arguments, what):
+  with pytest.raises(ValueError, match=what):
+    local_updates(
+      optax.sgd(1.0),
+      optax.sgd(1.0),
+      "i",
+      **{"communication_period": 2} | arguments,
+    )
+
+
+@maps.tracked_map
+def test_parameters_must_be_the_replicas_own(map_name):
+  tx = local_updates(
+    optax.sgd(1.0), optax.sgd(1.0), maps.AXIS, communication_period=2
+  )
+
+  def step(cast, w, g):
+    w = local_params(w, maps.AXIS) if cast else w
+    return tx.update(g, tx.init(w), w)[0]
+
+  args = maps.Replicated(np.ones(2, np.float32)), np.ones((N, 2), np.float32)
+  with pytest.raises(ValueError, match=r"local_updates: params does not vary"):
+    maps.run(map_name, functools.partial(step, False), *args, size=N)
+  maps.run(map_name, functools.partial(step, True), *args, size=N)
+
+
+def test_the_number_of_replicas_must_be_known():
+  tx = local_updates(
+    optax.sgd(1.0), optax.sgd(1.0), "i", communication_period=2
+  )
+  with pytest.raises(ValueError, match="local_updates: the number of replicas"):
+    tx.init(jnp.zeros(2))
