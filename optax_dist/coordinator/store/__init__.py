@@ -1,0 +1,1 @@
+"""The replicated key-value store: what must be decided once is put there."""

@@ -1,0 +1,243 @@
+"""What the coordinator asks of a key-value store, and how the store answers.
+
+Requests return at once; nothing here ever waits. What comes of them is told by
+`Store.poll`, as a list of events:
+
+  store.put_if_absent(7, "log/12", record, timeout=5.0)
+  for event in store.poll():
+    match event:
+      case Done(request): ...
+      case Conflict(request, value): ...
+      case Unknown(request, reason): ...
+
+Every request ends in exactly one of `Done`, `Conflict`, `Value`, `Unknown` and
+`Refused`, at the latest when its timeout is over.
+
+Where an answer was lost, for instance with a connection that was cut, the store
+asks again by itself. So that a process is not beaten by its own earlier try, a
+`put_if_absent` is done where the key has exactly that value already: values of
+different writers must differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+# The longest key, in characters, and the largest value, in bytes.
+MAX_KEY = 200
+MAX_VALUE = 1 << 20
+# How many keys one `delete` may name; etcd takes no more in a transaction.
+MAX_KEYS = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Done:
+  """What was asked for has happened, and lasts."""
+
+  request: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conflict:
+  """The key has another value already; nothing was changed.
+
+  Attributes:
+    request: of `put_if_absent`.
+    value: the key's value.
+  """
+
+  request: int
+  value: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Value:
+  """The answer to `get`: the key's value, or None if it has none."""
+
+  request: int
+  value: bytes | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unknown:
+  """The timeout is over, and no answer has come.
+
+  What was asked for may have happened, and may even happen later. Put the same
+  value again, or get the key, to find out.
+
+  Attributes:
+    request: whatever it was.
+    reason: the key, the store's address and the time waited, for people.
+  """
+
+  request: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refused:
+  """The store will not do it, and has not: its quota is used up, for instance.
+
+  Attributes:
+    request: whatever it was.
+    reason: in words, for people.
+  """
+
+  request: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Changed:
+  """A key under a watched prefix has got a value.
+
+  Attributes:
+    watch: the number given to `Store.watch`.
+    key: the whole key.
+    value: its value.
+  """
+
+  watch: int
+  key: str
+  value: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Current:
+  """A watch has told all that was there when it began, or began again.
+
+  Attributes:
+    watch: the number given to `Store.watch`.
+  """
+
+  watch: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreLost:
+  """The store is of no use any more; no other event follows.
+
+  It was started anew without its keys, for instance, or knows another secret.
+  That it can't be reached for a while is no such loss.
+
+  Attributes:
+    reason: in words, with the store's address, for people.
+  """
+
+  reason: str
+
+
+Answer: TypeAlias = Done | Conflict | Value | Unknown | Refused
+Event: TypeAlias = Answer | Changed | Current | StoreLost
+
+
+class Store(Protocol):
+  """A client of a key-value store.
+
+  One thread owns it and calls everything. Whenever there is something to poll,
+  the store calls the `wake` it was made with, from any thread: a driver gives
+  its transport's `wake`, or what sets an event.
+
+  Requests are given numbers by the caller, which must not be those of requests
+  that have no answer yet. Keys are paths such as ``log/17``, of letters, digits
+  and ``_.-``. Requests take effect one after the other, in the order in which
+  they were made.
+
+  Attributes:
+    address: for people; without passwords.
+  """
+
+  address: str
+
+  def put_if_absent(
+    self, request: int, key: str, value: bytes, timeout: float
+  ) -> None:
+    """Puts a value where none is: `Done` or `Conflict`.
+
+    Args:
+      request: its number.
+      key: where.
+      value: at most `MAX_VALUE` bytes; no other writer puts the same.
+      timeout: seconds until it is `Unknown`.
+
+    Raises:
+      ValueError: the key is no key, or the value is too large.
+    """
+    ...
+
+  def put(self, request: int, key: str, value: bytes, timeout: float) -> None:
+    """Puts a value whether there is one or not: `Done`.
+
+    If its answer is lost it is put again, perhaps over what another one has put
+    in the meantime: it is for hints.
+    """
+    ...
+
+  def get(self, request: int, key: str, timeout: float) -> None:
+    """Asks for the latest value: `Value`."""
+    ...
+
+  def delete(self, request: int, keys: Sequence[str], timeout: float) -> None:
+    """Removes keys, at most `MAX_KEYS`, whether they are there or not: `Done`.
+
+    A removed key can be put again.
+    """
+    ...
+
+  def watch(self, watch: int, prefix: str) -> None:
+    """Tells what is under ``prefix/``, and then what is put there: `Changed`.
+
+    First what is there now, in the order in which it was put, then `Current`,
+    and then each put, in the order of the puts. After a cut connection it goes
+    on where it was, and tells `Current` again. Keys that were removed before
+    they could be told are not told, nor is their removal.
+    """
+    ...
+
+  def unwatch(self, watch: int) -> None:
+    """Ends a watch; no event of it follows."""
+    ...
+
+  def poll(self) -> list[Event]:
+    """What has happened since it was last called; never waits."""
+    ...
+
+  def close(self) -> None:
+    """Ends everything; requests without an answer get none."""
+    ...
+
+
+Wake: TypeAlias = Callable[[], None]
+
+_PLAIN = frozenset(
+  "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+)
+
+
+def check_key(key: str) -> None:
+  """Raises `ValueError` unless it is a key.
+
+  Example:
+    >>> check_key("log/17")
+    >>> check_key("log//17")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+      ...
+    ValueError: A key is a path such as log/17 ... got 'log//17'.
+  """
+  parts = key.split("/")
+  if len(key) > MAX_KEY or not all(p and _PLAIN.issuperset(p) for p in parts):
+    raise ValueError(
+      f"A key is a path such as log/17 of letters, digits, '_', '.' and '-',"
+      f" of at most {MAX_KEY} characters; got {key!r}."
+    )
+
+
+def check_value(key: str, value: bytes) -> None:
+  """Raises `ValueError` if the value is too large for a store."""
+  if len(value) > MAX_VALUE:
+    raise ValueError(
+      f"The value for {key!r} has {len(value):,} bytes; a store takes at most"
+      f" {MAX_VALUE:,}."
+    )
