@@ -1,0 +1,338 @@
+"""Dataclasses to bytes and back; the checks come from their annotations.
+
+A value is a small JSON list (the class's name and the fields in order), after
+it the contents of all `bytes` fields as they are. Nothing is ever executed or
+unpickled, and what isn't exactly a value of the declared types is refused by one
+error, `BadMessage`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("<I")
+_INT_LIMIT = 1 << 63
+
+_dump = json.JSONEncoder(
+  separators=(",", ":"), allow_nan=False, check_circular=False
+).encode
+
+
+def _no_constant(name: str) -> Any:
+  raise ValueError(f"{name} is not a number")
+
+
+_load = json.JSONDecoder(parse_constant=_no_constant).decode
+
+# To JSON: takes a value and the list that its bytes are added to.
+_Packer = Callable[[Any, list[bytes]], Any]
+# From JSON: takes what was found and what is left of the bytes, from the front.
+_Unpacker = Callable[[Any, "_Blobs"], Any]
+
+
+class BadMessage(ValueError):
+  """Bytes are not a value of the declared types."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AtLeast:
+  """As `Annotated[int, AtLeast(1)]`: refuses smaller numbers."""
+
+  least: int
+
+
+class _Blobs:
+  """The bytes after the header, read from the front."""
+
+  __slots__ = ("_data", "_start")
+
+  def __init__(self, data: memoryview, start: int):
+    self._data, self._start = data, start
+
+  def take(self, length: int) -> bytes:
+    end = self._start + length
+    if length < 0 or end > len(self._data):
+      raise BadMessage("cut short")
+    found = bytes(self._data[self._start : end])
+    self._start = end
+    return found
+
+  def check_end(self) -> None:
+    if self._start != len(self._data):
+      raise BadMessage("more bytes than its header says")
+
+
+class Codec(Generic[T]):
+  """Encodes and decodes the classes of a union.
+
+  Their fields may be int, float, str, bool, bytes, None, tuples, other
+  dataclasses, and unions of those that JSON keeps apart; a union of dataclasses
+  is told apart by their names.
+
+  Example:
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Piece:
+    ...   number: int
+    ...   data: bytes
+    >>> codec = Codec(Piece)
+    >>> codec.decode(codec.encode(Piece(3, b"abc")))
+    Piece(number=3, data=b'abc')
+    >>> codec.decode(b"nonsense")
+    Traceback (most recent call last):
+    optax_dist.coordinator.protocol.codec.BadMessage: cut short
+  """
+
+  def __init__(self, kind: Any):
+    options = typing.get_args(kind) if _is_union(kind) else (kind,)
+    self._pack, self._unpack = _tagged(options)
+
+  def parts(self, value: T) -> list[bytes]:
+    """The encoded value, in pieces that are to be joined.
+
+    Raises:
+      ValueError, TypeError: a field is not what it was declared to be.
+    """
+    blobs: list[bytes] = []
+    header = _dump(self._pack(value, blobs)).encode()
+    return [_LENGTH.pack(len(header)), header, *blobs]
+
+  def encode(self, value: T) -> bytes:
+    """The encoded value."""
+    return b"".join(self.parts(value))
+
+  def decode(self, data: bytes | bytearray | memoryview) -> T:
+    """The value.
+
+    Raises:
+      BadMessage: the data is not exactly one value of the declared types.
+    """
+    view = memoryview(data)
+    if len(view) < _LENGTH.size:
+      raise BadMessage("cut short")
+    end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
+    if end > len(view):
+      raise BadMessage("cut short")
+    try:
+      header = _load(str(view[_LENGTH.size : end], "utf-8"))
+    except (ValueError, RecursionError):
+      raise BadMessage("its header is not JSON") from None
+    blobs = _Blobs(view, end)
+    value = self._unpack(header, blobs)
+    blobs.check_end()
+    return value
+
+
+def _is_union(kind: Any) -> bool:
+  return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _bad(what: str, found: Any) -> BadMessage:
+  return BadMessage(f"{what} expected, found {found!r:.60}")
+
+
+def _tagged(classes: tuple[type, ...]) -> tuple[_Packer, _Unpacker]:
+  """One of several dataclasses, with its name in front of its fields."""
+  by_class = {c: (c.__name__, *_fields(c)) for c in classes}
+  by_name = {c.__name__: by_class[c][2] for c in classes}
+
+  def pack(value: Any, blobs: list[bytes]) -> Any:
+    try:
+      name, pack_fields, _ = by_class[type(value)]
+    except KeyError:
+      raise TypeError(f"not one of {sorted(by_name)}: {value!r:.80}") from None
+    return [name, *pack_fields(value, blobs)]
+
+  def unpack(found: Any, blobs: _Blobs) -> Any:
+    if type(found) is not list or not found or type(found[0]) is not str:
+      raise _bad("a named value", found)
+    unpack_fields = by_name.get(found[0])
+    if unpack_fields is None:
+      raise _bad("a known name", found[0])
+    return unpack_fields(found[1:], blobs)
+
+  return pack, unpack
+
+
+def _fields(cls: type) -> tuple[_Packer, _Unpacker]:
+  """A dataclass, as the list of its fields."""
+  hints = typing.get_type_hints(cls, include_extras=True)
+  names = [field.name for field in dataclasses.fields(cls)]
+  pairs = [_field(hints[name]) for name in names]
+  packers = [
+    (name, packer) for name, (packer, _) in zip(names, pairs, strict=True)
+  ]
+  unpackers = [unpacker for _, unpacker in pairs]
+  count = len(names)
+
+  def pack(value: Any, blobs: list[bytes]) -> Any:
+    return [packer(getattr(value, name), blobs) for name, packer in packers]
+
+  def unpack(found: Any, blobs: _Blobs) -> Any:
+    if type(found) is not list or len(found) != count:
+      raise _bad(f"{cls.__name__} of {count} fields", found)
+    return cls(*[u(f, blobs) for u, f in zip(unpackers, found, strict=True)])
+
+  return pack, unpack
+
+
+def _field(kind: Any) -> tuple[_Packer, _Unpacker]:
+  if typing.get_origin(kind) is typing.Annotated:
+    base, *limits = typing.get_args(kind)
+    return _limited(base, limits)
+  if kind in _PLAIN:
+    return _plain(kind)
+  if kind is bytes:
+    return _pack_bytes, _unpack_bytes
+  if typing.get_origin(kind) is tuple:
+    return _tuple(typing.get_args(kind))
+  if _is_union(kind):
+    return _union(typing.get_args(kind))
+  if dataclasses.is_dataclass(kind):
+    assert isinstance(kind, type)
+    pack, unpack = _fields(kind)
+    return _checked(kind, pack), unpack
+  raise TypeError(f"a message can't have a field of type {kind!r}")
+
+
+def _fits(kind: Any, found: Any) -> bool:
+  # A bool is an int to Python, and not to us.
+  if kind is float:
+    return type(found) in (float, int) and math.isfinite(found)
+  if kind is int:
+    return type(found) is int and -_INT_LIMIT <= found < _INT_LIMIT
+  return type(found) is kind
+
+
+_PLAIN: dict[Any, str] = {
+  int: "a whole number",
+  float: "a number",
+  str: "a text",
+  bool: "true or false",
+  types.NoneType: "null",
+}
+
+
+def _plain(kind: Any) -> tuple[_Packer, _Unpacker]:
+  name = _PLAIN[kind]
+
+  def pack(value: Any, blobs: list[bytes]) -> Any:
+    if not _fits(kind, value):
+      raise _bad(name, value)
+    return value
+
+  def unpack(found: Any, blobs: _Blobs) -> Any:
+    if not _fits(kind, found):
+      raise _bad(name, found)
+    return found
+
+  return pack, unpack
+
+
+def _limited(base: Any, limits: list[Any]) -> tuple[_Packer, _Unpacker]:
+  pack, unpack = _field(base)
+  (least,) = [m.least for m in limits if isinstance(m, AtLeast)]
+
+  def checked(value: Any) -> Any:
+    if value < least:
+      raise _bad(f"a number of at least {least}", value)
+    return value
+
+  return (
+    lambda value, blobs: checked(pack(value, blobs)),
+    lambda found, blobs: checked(unpack(found, blobs)),
+  )
+
+
+def _pack_bytes(value: Any, blobs: list[bytes]) -> int:
+  if not isinstance(value, (bytes, bytearray, memoryview)):
+    raise _bad("bytes", value)
+  blobs.append(value)  # type: ignore[arg-type]
+  return len(value)
+
+
+def _unpack_bytes(found: Any, blobs: _Blobs) -> bytes:
+  if type(found) is not int:
+    raise _bad("a length", found)
+  return blobs.take(found)
+
+
+def _tuple(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
+  if len(kinds) == 2 and kinds[1] is Ellipsis:
+    pack_one, unpack_one = _field(kinds[0])
+
+    def pack_all(value: Any, blobs: list[bytes]) -> Any:
+      if type(value) is not tuple:
+        raise _bad("a tuple", value)
+      return [pack_one(x, blobs) for x in value]
+
+    def unpack_all(found: Any, blobs: _Blobs) -> Any:
+      if type(found) is not list:
+        raise _bad("a list", found)
+      return tuple([unpack_one(x, blobs) for x in found])
+
+    return pack_all, unpack_all
+
+  pairs = [_field(kind) for kind in kinds]
+
+  def pack(value: Any, blobs: list[bytes]) -> Any:
+    if type(value) is not tuple or len(value) != len(pairs):
+      raise _bad(f"{len(pairs)} values", value)
+    return [p(x, blobs) for (p, _), x in zip(pairs, value, strict=True)]
+
+  def unpack(found: Any, blobs: _Blobs) -> Any:
+    if type(found) is not list or len(found) != len(pairs):
+      raise _bad(f"{len(pairs)} values", found)
+    return tuple([u(x, blobs) for (_, u), x in zip(pairs, found, strict=True)])
+
+  return pack, unpack
+
+
+def _union(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
+  """Plain types as they are, and dataclasses by name."""
+  classes = tuple(k for k in kinds if dataclasses.is_dataclass(k))
+  plain = []
+  for kind in kinds:
+    limited = typing.get_origin(kind) is typing.Annotated
+    base = typing.get_args(kind)[0] if limited else kind
+    if base in _PLAIN:
+      plain.append((base, *_field(kind)))
+    elif kind not in classes:
+      raise TypeError(f"a message can't have a union with {kind!r}")
+  names = " or ".join(_PLAIN[base] for base, _, _ in plain)
+  pack_class, unpack_class = _tagged(typing.cast(tuple[type, ...], classes))
+
+  def pack(value: Any, blobs: list[bytes]) -> Any:
+    for base, pack_plain, _ in plain:
+      if _fits(base, value):
+        return pack_plain(value, blobs)
+    if not classes:
+      raise _bad(names, value)
+    return pack_class(value, blobs)
+
+  def unpack(found: Any, blobs: _Blobs) -> Any:
+    for base, _, unpack_plain in plain:
+      if _fits(base, found):
+        return unpack_plain(found, blobs)
+    if not classes:
+      raise _bad(names, found)
+    return unpack_class(found, blobs)
+
+  return pack, unpack
+
+
+def _checked(cls: type, pack: _Packer) -> _Packer:
+  def checked(value: Any, blobs: list[bytes]) -> Any:
+    if type(value) is not cls:
+      raise _bad(cls.__name__, value)
+    return pack(value, blobs)
+
+  return checked

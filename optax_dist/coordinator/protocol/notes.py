@@ -1,0 +1,166 @@
+"""Lines of the journal, as the leader makes them; docs/simulate.md has the file.
+
+Times are ages, in seconds before the note was made: the leader's clock means
+nothing to those who read a journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from optax_dist.coordinator.protocol.entries import (
+  Committed,
+  Incarnation,
+  ReplicaId,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunBegins:
+  """The first line of a run; the driver adds its options."""
+
+  step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaderBegins:
+  """A replica has become leader."""
+
+  replica: ReplicaId
+  term: int
+  step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemberJoined:
+  """A replica takes part."""
+
+  replica: ReplicaId
+  incarnation: Incarnation
+  step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemberRemoved:
+  """A replica takes part no more: it left, or was lost."""
+
+  replica: ReplicaId
+  incarnation: Incarnation
+  step: int
+  left: bool
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepCommitted:
+  """A step was committed.
+
+  Attributes:
+    commit: the entry of the log.
+    age: seconds since its attempt began; None if that is not known.
+  """
+
+  commit: Committed
+  age: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GradientDropped:
+  """A gradient doesn't count.
+
+  Attributes:
+    step: the global step at that time.
+    age: seconds since it arrived; None if it did not.
+    batches: as JSON text; "" for none.
+  """
+
+  step: int
+  replica: ReplicaId
+  incarnation: Incarnation
+  local_step: int
+  count: int
+  reason: str
+  batches: str
+  compute: float | None
+  age: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttemptAbandoned:
+  """An aggregation was given up because of one replica."""
+
+  step: int
+  attempt: int
+  culprit: ReplicaId | None
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepStalled:
+  """A step takes long; who it waits for."""
+
+  step: int
+  waited: float
+  computing: tuple[ReplicaId, ...]
+  reporting: tuple[ReplicaId, ...]
+  absent: tuple[ReplicaId, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CannotProceed:
+  """Too few replicas are left for the quorum.
+
+  Attributes:
+    have: how many can contribute.
+    needed: how many must.
+    missing: who is not there.
+    final: whether no return of a lost replica would help.
+  """
+
+  step: int
+  have: int
+  needed: int
+  missing: tuple[ReplicaId, ...]
+  final: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FingerprintSeen:
+  """The first digest of a state that a replica has told."""
+
+  step: int
+  replica: ReplicaId
+  digest: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunEnds:
+  """The last line: how the run ended.
+
+  Attributes:
+    error: "" for a good end.
+    applied: how many gradients were part of commits.
+    dropped: how many were dropped, by reason.
+  """
+
+  step: int
+  reason: str
+  error: str
+  applied: int
+  dropped: tuple[tuple[str, int], ...]
+
+
+Note: TypeAlias = (
+  RunBegins
+  | LeaderBegins
+  | MemberJoined
+  | MemberRemoved
+  | StepCommitted
+  | GradientDropped
+  | AttemptAbandoned
+  | StepStalled
+  | CannotProceed
+  | FingerprintSeen
+  | RunEnds
+)
