@@ -6,7 +6,7 @@ import argparse
 import pathlib
 import time
 
-from optax_dist.cli import (errors, installed, output_files, parser)
+from optax_dist.cli import errors, installed, output_files, parser
 from optax_dist.cli.runs import journal_file
 
 _DESCRIPTION = """\
@@ -44,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
   output_files.check_writable(args.save)
   if not args.journal.exists():
     raise errors.CommandError(f"{args.journal}: there is no such journal")
-  from optax_dist.cli.runs import (summary as run_summary, table as run_table)
   from optax_dist.cli import tables
+  from optax_dist.cli.runs import summary as run_summary
+  from optax_dist.cli.runs import table as run_table
   from optax_dist.coordinator import journal, journal_tail
 
   if args.once:

@@ -1,0 +1,1 @@
+"""``optax-dist watch``: what a journal tells of a run."""
