@@ -53,7 +53,7 @@ def program(widths, batch: int, inner, elastic: bool, with_gradient: bool):
   tx = inner
   if elastic:
     tx = optax_dist.elastic_average(
-      inner, AXIS, num_workers=DEVICES, communication_period=PERIOD, rho=0.1
+      inner, AXIS, num_replicas=DEVICES, communication_period=PERIOD, rho=0.1
     )
   rng = np.random.default_rng(0)
   draw = lambda *shape: np.float32(rng.normal(size=shape))

@@ -48,8 +48,11 @@ from optax_dist.transforms.streaming import (
   streaming_traffic,
   streaming_updates,
 )
-from optax_dist.transforms.sync_replicas import sync_replicas
-from optax_dist.transforms.sync_state import ReplicaState, SyncReplicasState
+from optax_dist.transforms.sync_replicas import (
+  SyncReplica,
+  SyncReplicasState,
+  sync_replicas,
+)
 
 __version__ = "0.1.0"
 
@@ -61,9 +64,9 @@ __all__ = [
   "LocalReplica",
   "LocalUpdatesState",
   "PerReplica",
-  "ReplicaState",
   "SettablePeriod",
   "StreamingUpdatesState",
+  "SyncReplica",
   "SyncReplicasState",
   "SyncReport",
   "UnboundAxisError",

@@ -14,7 +14,7 @@ def in_update(
   user: str,
   names: tuple[axes.AxisName, ...],
   given: int | None,
-  argument: str = "num_workers",
+  argument: str = "num_replicas",
 ) -> int:
   """Returns the number of replicas along the axes ``names``, bound here.
 
@@ -41,7 +41,7 @@ def at_init(
   user: str,
   names: tuple[axes.AxisName, ...],
   given: int | None,
-  argument: str = "num_workers",
+  argument: str = "num_replicas",
 ) -> int:
   """Returns the number of replicas where ``init`` is called, in a map or not.
 

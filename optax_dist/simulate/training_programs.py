@@ -38,7 +38,7 @@ def sync_replicas_of(optimizer, k, n, late, weight):
 
 def local_updates_of(inner, outer, period, n):
   return _cached_local_updates(
-    inner, outer, _AXIS, communication_period=period, num_workers=n
+    inner, outer, _AXIS, communication_period=period, num_replicas=n
   )
 
 

@@ -32,7 +32,7 @@ def center_params(state: Any) -> Any:
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.elastic_average(
-    ...   optax.sgd(0.1), "data", num_workers=4, learning_rate=0.1
+    ...   optax.sgd(0.1), "data", num_replicas=4, learning_rate=0.1
     ... )
     >>> optax_dist.center_params(tx.init({"w": jnp.ones(2)}))
     {'w': Array([1., 1.], dtype=float32)}
@@ -72,7 +72,7 @@ def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
-    >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_workers=2, rho=0.0)
+    >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_replicas=2, rho=0.0)
     >>> state = tx.init(jnp.ones(()))
     >>> optax_dist.reset_to_center(jnp.array([3.0, 4.0]), state)[0]
     Array([1., 1.], dtype=float32)
@@ -91,7 +91,7 @@ def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
 
 
 def resize_from_center(
-  params: Tree, state: Any, num_workers: int
+  params: Tree, state: Any, num_replicas: int
 ) -> tuple[Tree, Any]:
   """Changes the number of replicas: new ones start from the center.
 
@@ -100,16 +100,16 @@ def resize_from_center(
   parameters and as its local center; of the optimizer state that belongs to a
   replica it gets the mean over the old ones, or, of what is not floating-point
   (such as counters), the first one's. The transformation has to be made anew if it
-  was given ``num_workers``.
+  was given ``num_replicas``.
 
   Args:
     params: the replicas' parameters, with a leading replica axis.
     state: a state as for :func:`center_params`, made with :func:`state_specs` in
       mind: what belongs to a replica has a leading replica axis.
-    num_workers: the new number of replicas; a positive integer.
+    num_replicas: the new number of replicas; a positive integer.
 
   Returns:
-    The parameters and the state of ``num_workers`` replicas. What belongs to a
+    The parameters and the state of ``num_replicas`` replicas. What belongs to a
     replica is in host memory: shard it as at the start.
 
   Raises:
@@ -118,7 +118,7 @@ def resize_from_center(
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
-    >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_workers=2, rho=0.0)
+    >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_replicas=2, rho=0.0)
     >>> state = tx.init(jnp.ones(()))
     >>> params, state = optax_dist.resize_from_center(
     ...   jnp.array([3.0, 4.0]), state, 3
@@ -126,15 +126,17 @@ def resize_from_center(
     >>> params.tolist()
     [3.0, 4.0, 1.0]
   """
-  if isinstance(num_workers, bool) or not isinstance(num_workers, int):
-    raise ValueError(f"`num_workers` must be an integer, got {num_workers!r}.")
-  if num_workers < 1:
-    raise ValueError(f"`num_workers` must be positive, got {num_workers}.")
+  if isinstance(num_replicas, bool) or not isinstance(num_replicas, int):
+    raise ValueError(
+      f"`num_replicas` must be an integer, got {num_replicas!r}."
+    )
+  if num_replicas < 1:
+    raise ValueError(f"`num_replicas` must be positive, got {num_replicas}.")
   center = center_params(state)
-  workers = _count_workers(params, center)
+  old = _count_replicas(params, center)
 
   def resize(path, x):
-    return _resize(path, x, None, workers, num_workers)
+    return _resize(path, x, None, old, num_replicas)
 
   def resize_node(path, node):
     if not isinstance(node, PerReplica):
@@ -143,7 +145,7 @@ def resize_from_center(
     if "local_center" in getattr(own, "_fields", ()):
       own = own._replace(
         local_center=_resize_like_center(
-          node.value.local_center, center, workers, num_workers
+          node.value.local_center, center, old, num_replicas
         )
       )
     return PerReplica(own)
@@ -151,7 +153,7 @@ def resize_from_center(
   new_state = jax.tree_util.tree_map_with_path(
     resize_node, state, is_leaf=lambda node: isinstance(node, PerReplica)
   )
-  return _resize_like_center(params, center, workers, num_workers), new_state
+  return _resize_like_center(params, center, old, num_replicas), new_state
 
 
 def _is_center_state(node: Any) -> bool:
@@ -202,7 +204,7 @@ def _broadcast(center: Any, tree: Any, what: str) -> Any:
   return treedef.unflatten([broadcast(*pair) for pair in pairs])
 
 
-def _count_workers(params: Any, center: Any) -> int:
+def _count_replicas(params: Any, center: Any) -> int:
   for path, x, c in _pairs(params, center)[0]:
     if c is not None:
       shape = jnp.shape(x)
@@ -217,21 +219,21 @@ def _count_workers(params: Any, center: Any) -> int:
 
 
 def _resize_like_center(
-  tree: Any, center: Any, workers: int, num_workers: int
+  tree: Any, center: Any, old: int, num_replicas: int
 ) -> Any:
   pairs, treedef = _pairs(tree, center)
   return treedef.unflatten(
-    [_resize(path, x, c, workers, num_workers) for path, x, c in pairs]
+    [_resize(path, x, c, old, num_replicas) for path, x, c in pairs]
   )
 
 
-def _resize(path, x, new, workers: int, num_workers: int):
+def _resize(path, x, new, old: int, num_replicas: int):
   """Cuts or grows the replica axis of an array; new rows are ``new``."""
   shape = jnp.shape(x)
-  if shape[:1] != (workers,) or (new is not None and shape[1:] != new.shape):
+  if shape[:1] != (old,) or (new is not None and shape[1:] != new.shape):
     raise ValueError(
       f"resize_from_center: {jax.tree_util.keystr(path)} has shape {shape}, but"
-      f" must have a leading axis of {workers}, as the parameters have"
+      f" must have a leading axis of {old}, as the parameters have"
       + ("" if new is None else f", before the center's shape {new.shape}")
       + ". Was the state initialised with the same number of replicas?"
     )
@@ -239,12 +241,12 @@ def _resize(path, x, new, workers: int, num_workers: int):
   if not is_key:
     # Arrays on the devices of the old replicas can't lie with new ones.
     x, new = jax.device_get((x, new))
-  if num_workers <= workers:
-    return x[:num_workers]
+  if num_replicas <= old:
+    return x[:num_replicas]
   if new is None and not is_key and jnp.issubdtype(x.dtype, jnp.inexact):
     new = np.mean(x, axis=0).astype(x.dtype)
   elif new is None:
     new = x[0]
-  added = num_workers - workers
+  added = num_replicas - old
   module = jnp if is_key else np
   return module.concatenate([x, module.stack([new] * added)])

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optax_dist.transforms.sync_state import SyncReplicasState
+from optax_dist.transforms.sync_replicas import SyncReplicasState
 
 
 class SyncReport(NamedTuple):

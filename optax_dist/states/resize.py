@@ -9,7 +9,7 @@ from optax_dist import quorum
 from optax_dist._internal import gradient_sum
 from optax_dist._internal.gradient_sum import SparseSum
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist.transforms.sync_state import ReplicaState, SyncReplicasState
+from optax_dist.transforms.sync_replicas import SyncReplica, SyncReplicasState
 
 
 def resize_replicas(
@@ -80,11 +80,11 @@ def _resize(state: SyncReplicasState, num: int, departed: str):
   old = own.local_step.shape[0]
   if departed == "drop" and old > num:
     own = _drop(own, num)
-  # What a sum holds of no gradients is not a zero: see ReplicaState.
+  # What a sum holds of no gradients is not a zero: see SyncReplica.
   sums = jax.vmap(gradient_sum.clear)(
     own.gradient_sum, own.num_accumulated == 0
   )
-  new = ReplicaState(
+  new = SyncReplica(
     gradient_sum=jax.tree.map(
       lambda x: _fold_sum(x, num),
       sums,
@@ -93,7 +93,7 @@ def _resize(state: SyncReplicasState, num: int, departed: str):
     local_step=_pad(own.local_step[:num], num, state.global_step),
     **{
       name: _fold(getattr(own, name), num)
-      for name in ReplicaState._fields
+      for name in SyncReplica._fields
       if name not in ("gradient_sum", "local_step")
     },
   )
@@ -104,7 +104,7 @@ def _resize(state: SyncReplicasState, num: int, departed: str):
   return state._replace(replica=PerReplica(new), ticks=ticks)
 
 
-def _drop(own: ReplicaState, num: int) -> ReplicaState:
+def _drop(own: SyncReplica, num: int) -> SyncReplica:
   leaves = jnp.arange(own.local_step.shape[0]) >= num
   return own._replace(
     num_accumulated=jnp.where(leaves, 0, own.num_accumulated),

@@ -53,7 +53,7 @@ def elastic_average(
   inner: optax.GradientTransformation,
   axis_name: axes.AxisNames,
   *,
-  num_workers: int | None = None,
+  num_replicas: int | None = None,
   communication_period: int = 10,
   moving_rate: Any = None,
   rho: Any = None,
@@ -86,12 +86,12 @@ def elastic_average(
   Args:
     inner: the transformation that updates each replica's parameters.
     axis_name: the axis, or a sequence of axes, that the replicas lie along.
-    num_workers: the number of replicas; None for the size of the axis. It must be
+    num_replicas: the number of replicas; None for the size of the axis. It must be
       given where ``init`` is called outside of the map and of ``jax.set_mesh``.
     communication_period: steps from exchange to exchange; a positive integer.
     moving_rate: the part of the distance that a replica moves in an exchange, and
       that it moves the center by: a number or scalar array, not negative. None
-      for ``0.9 / communication_period / num_workers``.
+      for ``0.9 / communication_period / num_replicas``.
     rho: strength of the pull in between: a number or scalar array, not negative.
       None for ``moving_rate / learning_rate`` (0 with ``"same_point"``, where the
       exchange is the pull).
@@ -120,7 +120,7 @@ def elastic_average(
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.elastic_average(
-    ...   optax.sgd(1.0), "data", num_workers=2, communication_period=1,
+    ...   optax.sgd(1.0), "data", num_replicas=2, communication_period=1,
     ...   moving_rate=0.25, rho=0.0,
     ... )
     >>> state = tx.init(jnp.zeros(()))
@@ -141,7 +141,7 @@ def elastic_average(
     ``tf.contrib.opt.ElasticAverageOptimizer``.
   """
   names = axes.canonical_names(axis_name)
-  own_params.check_count("num_workers", num_workers, or_none=True)
+  own_params.check_count("num_replicas", num_replicas, or_none=True)
   own_params.check_count("communication_period", communication_period)
   _check_rate("moving_rate", moving_rate)
   _check_rate("rho", rho)
@@ -155,7 +155,7 @@ def elastic_average(
   inner = optax.with_extra_args_support(inner)
 
   def init_fn(params):
-    workers = replicas.at_init(_USER, names, num_workers)
+    size = replicas.at_init(_USER, names, num_replicas)
     # Not weakly typed: types must not change in the first update.
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     center = own_params.common(params, names)
@@ -168,11 +168,11 @@ def elastic_average(
       global_step=zero(),
       ticks=zero(),
       center=center,
-      replica=replicas.start(own, workers, names),
+      replica=replicas.start(own, size, names),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    workers = replicas.in_update(_USER, names, num_workers)
+    size = replicas.in_update(_USER, names, num_replicas)
     replicas.check_counter(_USER, state.ticks, names)
     xs, gradients, treedef = own_params.flatten_with_updates(
       _USER, params, updates, names
@@ -187,7 +187,7 @@ def elastic_average(
 
     rate = moving_rate
     if rate is None:
-      rate = 0.9 / communication_period / workers
+      rate = 0.9 / communication_period / size
     strength = rho
     if strength is None:
       step_size = learning_rate

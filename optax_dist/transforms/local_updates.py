@@ -58,7 +58,7 @@ def local_updates(
   axis_name: axes.AxisNames,
   *,
   communication_period: int | Callable[[jax.Array], Any] | SettablePeriod,
-  num_workers: int | None = None,
+  num_replicas: int | None = None,
   inner_state: Literal["local", "averaged"] = "local",
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica make steps of its own, then steps with their mean.
@@ -96,7 +96,7 @@ def local_updates(
       called with the steps made so far (int32 scalar) when a round begins, whose
       result counts as 1 where it is less, or a :class:`SettablePeriod`. See
       :mod:`optax_dist.transforms.schedules`.
-    num_workers: the number of replicas; None for the size of the axis. It must be
+    num_replicas: the number of replicas; None for the size of the axis. It must be
       given where ``init`` is called outside of the map and of ``jax.set_mesh``.
     inner_state: whether the floating-point arrays of the inner state stay
       ``"local"`` or are ``"averaged"`` over the replicas with the parameters. The
@@ -121,7 +121,7 @@ def local_updates(
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.local_updates(
-    ...   optax.sgd(1.0), optax.sgd(0.5), "data", num_workers=2,
+    ...   optax.sgd(1.0), optax.sgd(0.5), "data", num_replicas=2,
     ...   communication_period=1,
     ... )
     >>> state = tx.init(jnp.zeros(()))
@@ -143,7 +143,7 @@ def local_updates(
     <https://arxiv.org/abs/1910.00643>`_.
   """
   names = axes.canonical_names(axis_name)
-  own_params.check_count("num_workers", num_workers, or_none=True)
+  own_params.check_count("num_replicas", num_replicas, or_none=True)
   first = communication_period
   if isinstance(first, SettablePeriod):
     first = first.initial
@@ -167,7 +167,7 @@ def local_updates(
     )
 
   def init_fn(params):
-    workers = replicas.at_init(_USER, names, num_workers)
+    size = replicas.at_init(_USER, names, num_replicas)
     # Not weakly typed: types must not change in the first update.
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     center = own_params.common(params, names)
@@ -181,12 +181,12 @@ def local_updates(
       center=center,
       outer_state=outer.init(center),
       replica=replicas.start(
-        LocalReplica(zero(), inner.init(params)), workers, names
+        LocalReplica(zero(), inner.init(params)), size, names
       ),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    workers = replicas.in_update(_USER, names, num_workers)
+    size = replicas.in_update(_USER, names, num_replicas)
     replicas.check_counter(_USER, state.ticks, names)
     xs, gradients, treedef = own_params.flatten_with_updates(
       _USER, params, updates, names
@@ -227,7 +227,7 @@ def local_updates(
       sums = collectives.sum_leaves(
         gaps + floats, [names] * (len(gaps) + len(floats))
       )
-      means = [x / jnp.asarray(workers, x.dtype) for x in sums]
+      means = [x / jnp.asarray(size, x.dtype) for x in sums]
       # What takes no part has not moved.
       moved = [jnp.zeros_like(c) for c in centers]
       for i, mean in zip(moves, means[: len(gaps)], strict=True):

@@ -17,7 +17,7 @@ def local_sgd(
   axis_name: axes.AxisNames,
   *,
   communication_period: Period,
-  num_workers: int | None = None,
+  num_replicas: int | None = None,
   inner_state: Literal["local", "averaged"] = "local",
 ) -> optax.GradientTransformationExtraArgs:
   """All replicas go on from the mean of their parameters.
@@ -28,7 +28,7 @@ def local_sgd(
     inner: the transformation that updates each replica's parameters.
     axis_name: as in ``local_updates``, as are all others.
     communication_period: steps in a round, or a schedule of them.
-    num_workers: the number of replicas.
+    num_replicas: the number of replicas.
     inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``.
 
   Returns:
@@ -47,7 +47,7 @@ def local_sgd(
     optax.sgd(1.0),
     axis_name,
     communication_period=communication_period,
-    num_workers=num_workers,
+    num_replicas=num_replicas,
     inner_state=inner_state,
   )
 
@@ -59,7 +59,7 @@ def diloco(
   communication_period: Period = 500,
   outer_learning_rate: optax.ScalarOrSchedule = 0.7,
   outer_momentum: float = 0.9,
-  num_workers: int | None = None,
+  num_replicas: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Nesterov's momentum over the rounds; the paper has AdamW in them.
 
@@ -70,7 +70,7 @@ def diloco(
     communication_period: steps in a round, or a schedule of them.
     outer_learning_rate: of the step that a round makes; a schedule counts rounds.
     outer_momentum: of that step.
-    num_workers: the number of replicas.
+    num_replicas: the number of replicas.
 
   Returns:
     A transformation as of ``local_updates``, which also says what it raises.
@@ -88,7 +88,7 @@ def diloco(
     optax.sgd(outer_learning_rate, momentum=outer_momentum, nesterov=True),
     axis_name,
     communication_period=communication_period,
-    num_workers=num_workers,
+    num_replicas=num_replicas,
   )
 
 
@@ -99,7 +99,7 @@ def slowmo(
   communication_period: Period = 12,
   slow_learning_rate: optax.ScalarOrSchedule = 1.0,
   slow_momentum: float = 0.7,
-  num_workers: int | None = None,
+  num_replicas: int | None = None,
   inner_state: Literal["local", "averaged"] = "local",
 ) -> optax.GradientTransformationExtraArgs:
   """Heavy-ball momentum over the rounds.
@@ -114,7 +114,7 @@ def slowmo(
     communication_period: steps in a round, or a schedule of them.
     slow_learning_rate: of the step that a round makes; a schedule counts rounds.
     slow_momentum: of that step.
-    num_workers: the number of replicas.
+    num_replicas: the number of replicas.
     inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``,
       which the paper calls to maintain or to average the buffers.
 
@@ -135,7 +135,7 @@ def slowmo(
     optax.sgd(slow_learning_rate, momentum=slow_momentum),
     axis_name,
     communication_period=communication_period,
-    num_workers=num_workers,
+    num_replicas=num_replicas,
     inner_state=inner_state,
   )
 
@@ -145,7 +145,7 @@ def bmuf(
   axis_name: axes.AxisNames,
   *,
   communication_period: Period,
-  num_workers: int,
+  num_replicas: int,
   block_learning_rate: optax.ScalarOrSchedule = 1.0,
   block_momentum: float | None = None,
   nesterov: bool = True,
@@ -156,9 +156,9 @@ def bmuf(
     inner: the transformation that updates each replica's parameters.
     axis_name: as in :func:`optax_dist.local_updates`, as are all others.
     communication_period: steps in a round (a block), or a schedule of them.
-    num_workers: the number of replicas.
+    num_replicas: the number of replicas.
     block_learning_rate: of the step that a round makes; a schedule counts rounds.
-    block_momentum: of that step; None for ``1 - 1 / num_workers``.
+    block_momentum: of that step; None for ``1 - 1 / num_replicas``.
     nesterov: whether replicas go on from where the momentum will carry them.
 
   Returns:
@@ -167,7 +167,7 @@ def bmuf(
   Example:
     >>> import optax, optax_dist
     >>> tx = optax_dist.bmuf(
-    ...   optax.sgd(0.1), "data", communication_period=16, num_workers=8
+    ...   optax.sgd(0.1), "data", communication_period=16, num_replicas=8
     ... )
 
   References:
@@ -175,13 +175,13 @@ def bmuf(
     Block Training with Intra-block Parallel Optimization and Blockwise
     Model-Update Filtering, ICASSP.
   """
-  own_params.check_count("num_workers", num_workers)
+  own_params.check_count("num_replicas", num_replicas)
   if block_momentum is None:
-    block_momentum = 1.0 - 1.0 / num_workers
+    block_momentum = 1.0 - 1.0 / num_replicas
   return local_updates(
     inner,
     optax.sgd(block_learning_rate, momentum=block_momentum, nesterov=nesterov),
     axis_name,
     communication_period=communication_period,
-    num_workers=num_workers,
+    num_replicas=num_replicas,
   )

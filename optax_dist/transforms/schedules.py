@@ -60,7 +60,7 @@ class SettablePeriod(NamedTuple):
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.local_sgd(
-    ...   optax.sgd(0.1), "data", num_workers=4,
+    ...   optax.sgd(0.1), "data", num_replicas=4,
     ...   communication_period=SettablePeriod(16),
     ... )
     >>> state = tx.init(jnp.zeros(2))

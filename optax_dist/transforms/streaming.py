@@ -51,7 +51,7 @@ def streaming_updates(
   fragments: Fragments,
   delay: int = 0,
   mix: float = 0.0,
-  num_workers: int | None = None,
+  num_replicas: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """As ``local_updates``, but a group of the parameters at a time.
 
@@ -80,7 +80,7 @@ def streaming_updates(
       the parameters out in turn, as strided layers in the paper.
     delay: steps from sending to applying; from 0 to less than the period.
     mix: what of their own parameters replicas keep; from 0 to 1.
-    num_workers: as in ``local_updates``.
+    num_replicas: as in ``local_updates``.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
@@ -95,7 +95,7 @@ def streaming_updates(
     >>> import jax.numpy as jnp, optax
     >>> tx = streaming_updates(
     ...   optax.adamw(4e-4), optax.sgd(0.7, momentum=0.9, nesterov=True), "data",
-    ...   communication_period=100, fragments=2, delay=5, mix=0.5, num_workers=4,
+    ...   communication_period=100, fragments=2, delay=5, mix=0.5, num_replicas=4,
     ... )
     >>> state = tx.init({"a": jnp.zeros(3), "b": jnp.zeros(5)})
     >>> streaming_traffic(state, fragments=2)
@@ -106,7 +106,7 @@ def streaming_updates(
     <https://arxiv.org/abs/2501.18512>`_.
   """
   names = axes.canonical_names(axis_name)
-  own_params.check_count("num_workers", num_workers, or_none=True)
+  own_params.check_count("num_replicas", num_replicas, or_none=True)
   own_params.check_count("communication_period", communication_period)
   if not callable(fragments):
     own_params.check_count("fragments", fragments)
@@ -124,7 +124,7 @@ def streaming_updates(
   inner = optax.with_extra_args_support(inner)
 
   def init_fn(params):
-    workers = replicas.at_init(_USER, names, num_workers)
+    size = replicas.at_init(_USER, names, num_replicas)
     # Not weakly typed: types must not change in the first update.
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     center = own_params.common(params, names)
@@ -136,11 +136,11 @@ def streaming_updates(
       center=center,
       pending=jax.tree.map(jnp.zeros_like, center) if delay else None,
       outer_state=tuple(outer.init(_only(center, at)) for at in members),
-      replica=replicas.start(own, workers, names),
+      replica=replicas.start(own, size, names),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    workers = replicas.in_update(_USER, names, num_workers)
+    size = replicas.in_update(_USER, names, num_replicas)
     replicas.check_counter(_USER, state.ticks, names)
     xs, gradients, treedef = own_params.flatten_with_updates(
       _USER, params, updates, names
@@ -173,7 +173,7 @@ def streaming_updates(
       """The mean of what the replicas have moved since the common start."""
       gaps = [centers[i] - x for i, x in zip(at, points, strict=True)]
       sums = collectives.sum_leaves(gaps, [names] * len(gaps))
-      return [x / jnp.asarray(workers, x.dtype) for x in sums]
+      return [x / jnp.asarray(size, x.dtype) for x in sums]
 
     def apply(fragment, at, means, outer_state, points):
       """The fragment's new start, and the replica's parameters."""

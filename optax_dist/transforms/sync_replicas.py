@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,58 @@ from optax_dist._internal import (
   staleness,
   update_leaves,
 )
-from optax_dist._internal.replica_blocks import as_block, own_block
+from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
 from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
-from optax_dist.transforms.sync_state import ReplicaState, SyncReplicasState
 
 _USER = "sync_replicas"
+
+
+class SyncReplica(NamedTuple):
+  """What one replica of :func:`sync_replicas` holds.
+
+  Attributes:
+    gradient_sum: the accepted gradients since the last step, added up; where
+      there are none it is left over from the last step, and means nothing.
+    num_accumulated: how many these are (int32 scalar).
+    local_step: the global step that the replica last took a token of (int32
+      scalar): the step of the parameters that its gradients belong to.
+    accepted: gradients accepted so far (int32 scalar).
+    absent: ticks without a gradient so far (int32 scalar).
+    dropped_stale: gradients dropped as too old so far (int32 scalar).
+    dropped_nonfinite: gradients dropped as not finite so far (int32 scalar).
+    dropped_overflow: gradients dropped so far because a sparse one had more rows
+      than there are slots left (int32 scalar).
+    dropped_departed: gradients that went with a replica (int32 scalar), see
+      :func:`optax_dist.resize_replicas`.
+  """
+
+  gradient_sum: Any
+  num_accumulated: jax.Array
+  local_step: jax.Array
+  accepted: jax.Array
+  absent: jax.Array
+  dropped_stale: jax.Array
+  dropped_nonfinite: jax.Array
+  dropped_overflow: jax.Array
+  dropped_departed: jax.Array
+
+
+class SyncReplicasState(NamedTuple):
+  """State of :func:`sync_replicas`.
+
+  Attributes:
+    global_step: updates made so far (int32 scalar, equal on all replicas).
+    ticks: calls of ``update`` since the last step (int32 scalar, equal on all).
+    inner_state: state of the inner transformation, equal on all replicas.
+    averages: moving averages of the parameters, or None.
+    replica: one :class:`SyncReplica` per replica.
+  """
+
+  global_step: jax.Array
+  ticks: jax.Array
+  inner_state: Any
+  averages: Any
+  replica: PerReplica
 
 
 def sync_replicas(
@@ -165,11 +212,11 @@ def sync_replicas(
       _USER, names, total_num_replicas, "total_num_replicas"
     )
     zero = jnp.zeros([], jnp.int32)
-    own = ReplicaState(
+    own = SyncReplica(
       gradient_sum.init(params, sparse_capacity, accumulator_dtype)
       if holds_sum(size)
       else None,
-      *[zero] * (len(ReplicaState._fields) - 1),
+      *[zero] * (len(SyncReplica._fields) - 1),
     )
     return SyncReplicasState(
       # Arrays of their own: one that is in a state twice can't be donated.
@@ -288,7 +335,7 @@ def sync_replicas(
     def tally(counter, what):
       return counter + what.astype(jnp.int32)
 
-    own = ReplicaState(
+    own = SyncReplica(
       gradient_sum=held if holds_sum(size) else None,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(here, global_step, own.local_step),

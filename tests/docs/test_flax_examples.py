@@ -203,7 +203,7 @@ def test_elastic_averaging_of_an_nnx_model():
   """Replicas with models of their own, around a center that can be called."""
   model = Nnx(nnx.Rngs(0))
   tx = optax_dist.elastic_average(
-    _inner(), "data", num_workers=N, communication_period=1, rho=0.0
+    _inner(), "data", num_replicas=N, communication_period=1, rho=0.0
   )
   optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
   specs = jax.tree.map(lambda _: P(), optimizer)

@@ -73,7 +73,7 @@ def _row(tree, i):
 
 def _trained(map_name="shard_map_vma"):
   """After three steps, one of them past the exchange: all differ."""
-  tx = _tx(num_workers=N)
+  tx = _tx(num_replicas=N)
   return _train(map_name, tx, tx.init(_start()), _stack(_start()), range(3))
 
 
@@ -86,7 +86,7 @@ def test_the_center_is_found_in_a_chain():
 
 
 def test_there_must_be_one_center():
-  state = _tx(num_workers=N).init(_start())
+  state = _tx(num_replicas=N).init(_start())
   with pytest.raises(ValueError, match="there are 2"):
     center_params((state, state))
   with pytest.raises(ValueError, match="there are 0"):
@@ -111,7 +111,7 @@ def test_reset_outside_of_the_map(map_name):
 
 @maps.every_map
 def test_reset_inside_of_the_map(map_name):
-  tx = _tx(num_workers=N)
+  tx = _tx(num_replicas=N)
   params, state = _stack(_start()), tx.init(_start())
   params = jax.tree.map(lambda x: x + np.float32(3.0), params)
   run = maps.stepper(map_name, lambda s, p: reset_to_center(p, s), state, N)
@@ -122,7 +122,7 @@ def test_reset_inside_of_the_map(map_name):
 
 def test_what_has_no_center_stays():
   tx = optax.masked(
-    elastic_average(optax.sgd(0.1), "i", num_workers=2, rho=0.0),
+    elastic_average(optax.sgd(0.1), "i", num_replicas=2, rho=0.0),
     {"a": True, "b": False},
   )
   state = tx.init({"a": jnp.zeros(2), "b": jnp.zeros(2)})
@@ -155,7 +155,7 @@ def test_orbax_brings_back_every_bit(tmp_path):
   params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
   restored = _saved_and_restored(tmp_path, (params, state))
   chex.assert_trees_all_equal(restored, (params, state))
-  tx = _tx(num_workers=N)
+  tx = _tx(num_replicas=N)
   for_good = _train("shard_map_vma", tx, state, params, [7, 8])
   resumed = _train("shard_map_vma", tx, restored[1], restored[0], [7, 8])
   chex.assert_trees_all_equal(for_good, resumed)
@@ -183,7 +183,7 @@ def test_restoring_on_another_number_of_replicas(tmp_path, size):
   chex.assert_trees_all_equal(center_params(new_state), center)
   # And training goes on, with the exchange that is due.
   specs = state_specs(new_state, maps.AXIS)
-  tx = _tx(num_workers=size)
+  tx = _tx(num_replicas=size)
   _, last = _train(
     "shard_map_vma",
     tx,
@@ -200,7 +200,7 @@ def test_new_replicas_get_random_keys_and_half_precision_too():
   tx = elastic_average(
     optax.chain(optax.add_noise(0.1, 0.0, jax.random.key(3)), optax.trace(0.9)),
     "i",
-    num_workers=2,
+    num_replicas=2,
     rho=0.0,
   )
   state = tx.init(jnp.ones(3, jnp.bfloat16))
@@ -213,9 +213,11 @@ def test_new_replicas_get_random_keys_and_half_precision_too():
 
 def test_what_can_not_be_resized():
   params, state = jax.device_get(_trained("vmap"))
-  with pytest.raises(ValueError, match="`num_workers` must be positive, got 0"):
+  with pytest.raises(
+    ValueError, match="`num_replicas` must be positive, got 0"
+  ):
     resize_from_center(params, state, 0)
-  with pytest.raises(ValueError, match="`num_workers` must be an integer"):
+  with pytest.raises(ValueError, match="`num_replicas` must be an integer"):
     resize_from_center(params, state, 2.0)
   one = _row(params, 0)
   with pytest.raises(ValueError, match=r"has shape .*one more axis in front"):
@@ -246,7 +248,7 @@ def _local(fragments=None, **kwargs):
 @pytest.mark.parametrize("fragments", [None, 2])
 def test_local_updates_are_restored_and_resized(tmp_path, fragments):
   make = functools.partial(_local, fragments)
-  tx = make(num_workers=N)
+  tx = make(num_replicas=N)
   params, state = _train(
     "shard_map_vma", tx, tx.init(_start()), _stack(_start()), range(3)
   )
@@ -257,7 +259,7 @@ def test_local_updates_are_restored_and_resized(tmp_path, fragments):
   for k in (4, 5):
     chex.assert_trees_all_equal(_row(larger, k), center_params(state))
   assert resized.replica.value.local_step.tolist() == [3] * 6
-  tx = make(num_workers=6)
+  tx = make(num_replicas=6)
   resized = _placed(resized, 6, state_specs(resized, maps.AXIS))
   larger, resized = _train("shard_map_vma", tx, resized, larger, [9], 6)
   chex.assert_trees_all_equal_shapes_and_dtypes(resized, tx.init(_start()))

@@ -37,16 +37,16 @@ _SHARED = {
 }
 _OWN = {
   "elastic_average": lambda n: optax_dist.elastic_average(
-    _ADAM, "i", num_workers=n, moving_rate=0.2, rho=0.1, **_PERIOD
+    _ADAM, "i", num_replicas=n, moving_rate=0.2, rho=0.1, **_PERIOD
   ),
   "local_updates": lambda n: optax_dist.diloco(
-    _ADAM, "i", num_workers=n, **_PERIOD
+    _ADAM, "i", num_replicas=n, **_PERIOD
   ),
   "streaming_updates": lambda n: optax_dist.streaming_updates(
     _ADAM,
     optax.sgd(0.7, momentum=0.9),
     "i",
-    num_workers=n,
+    num_replicas=n,
     fragments=2,
     delay=1,
     communication_period=4,

@@ -108,7 +108,7 @@ def test_training_in_and_out_of_the_map(map_name, exchange):
   tx = elastic_average(
     optax.sgd(LR),
     maps.AXIS,
-    num_workers=N,
+    num_replicas=N,
     communication_period=3,
     rho=0.5,
     exchange=exchange,
@@ -175,7 +175,7 @@ def test_without_forces_it_is_the_inner_optimizer(map_name):
     elastic_average(
       inner,
       maps.AXIS,
-      num_workers=N,
+      num_replicas=N,
       communication_period=2,
       moving_rate=0.0,
       rho=0.0,
@@ -207,7 +207,7 @@ def test_two_axes_of_replicas():
   )
   both = ("data", "model")
   tx = elastic_average(
-    optax.sgd(LR), both, num_workers=8, communication_period=1, rho=0.0
+    optax.sgd(LR), both, num_replicas=8, communication_period=1, rho=0.0
   )
   start = np.float32([1.0, 2.0])
   params, gradients = _stack({"x": start}, 8), {"x": _normal(0, 8, 2)}
@@ -287,7 +287,7 @@ def test_one_collective_in_a_period_and_none_in_between(exchange):
 def test_the_state_does_not_share_donated_buffers():
   """Parameters, state and all may be donated together."""
   where = maps.mesh(N)
-  tx = elastic_average(optax.sgd(LR), maps.AXIS, num_workers=N, rho=0.5)
+  tx = elastic_average(optax.sgd(LR), maps.AXIS, num_replicas=N, rho=0.5)
   params = jax.device_put(
     np.ones((N, 2), np.float32), NamedSharding(where, P(maps.AXIS))
   )

@@ -23,8 +23,8 @@ def _one_replica(state):
 @pytest.mark.parametrize(
   ("name", "value", "what"),
   [
-    ("num_workers", 0, "positive integer, got 0"),
-    ("num_workers", 2.0, "positive integer, got 2.0"),
+    ("num_replicas", 0, "positive integer, got 0"),
+    ("num_replicas", 2.0, "positive integer, got 2.0"),
     ("communication_period", 0, "positive integer, got 0"),
     ("communication_period", True, "positive integer, got True"),
     ("moving_rate", -0.1, "not negative, got -0.1"),
@@ -41,28 +41,28 @@ def test_bad_arguments(name, value, what):
 
 
 def test_an_unknown_learning_rate():
-  tx = elastic_average(optax.adam(0.1), "i", num_workers=2)
+  tx = elastic_average(optax.adam(0.1), "i", num_replicas=2)
   with pytest.raises(ValueError, match=r"holds no learning rate. Give"):
     tx.init(jnp.zeros(2))
   inject = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
-  tx = elastic_average(optax.chain(inject, inject), "i", num_workers=2)
+  tx = elastic_average(optax.chain(inject, inject), "i", num_replicas=2)
   with pytest.raises(ValueError, match="holds 2 times a learning rate"):
     tx.init(jnp.zeros(2))
-  elastic_average(optax.adam(0.1), "i", num_workers=2, rho=0.0).init(0.0)
+  elastic_average(optax.adam(0.1), "i", num_replicas=2, rho=0.0).init(0.0)
 
 
 def test_an_unknown_number_of_replicas():
   tx = elastic_average(optax.sgd(0.1), "i", rho=0.0)
   with pytest.raises(
-    ValueError, match="Give `num_workers`, or call init inside"
+    ValueError, match="Give `num_replicas`, or call init inside"
   ):
     tx.init(jnp.zeros(2))
 
 
 @maps.every_map
 def test_the_number_of_workers_must_be_that_of_replicas(map_name):
-  tx = elastic_average(optax.sgd(0.1), maps.AXIS, num_workers=3, rho=0.0)
-  with pytest.raises(ValueError, match=r"`num_workers` is 3, .* 4 replicas"):
+  tx = elastic_average(optax.sgd(0.1), maps.AXIS, num_replicas=3, rho=0.0)
+  with pytest.raises(ValueError, match=r"`num_replicas` is 3, .* 4 replicas"):
     maps.run(map_name, lambda x: tx.init(x).center, np.ones((N, 1)), size=N)
 
 
@@ -86,7 +86,7 @@ def test_parameters_must_be_the_replicas_own(map_name):
 
 @maps.tracked_map
 def test_counters_must_be_equal_on_all_replicas(map_name):
-  tx = elastic_average(optax.sgd(0.1), maps.AXIS, num_workers=N, rho=0.0)
+  tx = elastic_average(optax.sgd(0.1), maps.AXIS, num_replicas=N, rho=0.0)
   state = jax.tree.map(lambda x: np.stack([x] * N), tx.init(jnp.zeros(2)))
   with pytest.raises(ValueError, match=r"could disagree on when .*state_specs"):
     maps.run(
@@ -95,7 +95,7 @@ def test_counters_must_be_equal_on_all_replicas(map_name):
 
 
 def test_bad_calls_of_update():
-  tx = elastic_average(optax.sgd(0.1), "i", num_workers=2, rho=0.0)
+  tx = elastic_average(optax.sgd(0.1), "i", num_replicas=2, rho=0.0)
   state = tx.init({"w": jnp.zeros(2)})
   w = {"w": jnp.zeros(2)}
 

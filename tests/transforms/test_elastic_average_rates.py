@@ -51,7 +51,7 @@ def test_rho_follows_a_schedule(inner, learning_rate):
   tx = elastic_average(
     inner,
     "i",
-    num_workers=1,
+    num_replicas=1,
     moving_rate=0.25,
     learning_rate=learning_rate,
   )
@@ -64,17 +64,17 @@ def test_rates_may_be_numbers_and_arrays(kind):
     elastic_average(
       optax.sgd(0.1),
       "i",
-      num_workers=1,
+      num_replicas=1,
       moving_rate=kind(0.5),
       learning_rate=kind(0.1),
     ),
     elastic_average(
       optax.inject_hyperparams(optax.sgd)(learning_rate=kind(0.1)),
       "i",
-      num_workers=1,
+      num_replicas=1,
       moving_rate=kind(0.5),
     ),
-    elastic_average(optax.sgd(0.1), "i", num_workers=1, rho=kind(5.0)),
+    elastic_average(optax.sgd(0.1), "i", num_replicas=1, rho=kind(5.0)),
   ):
     np.testing.assert_allclose(_pulls(tx), [-1.5] * 3, rtol=1e-6)
 
@@ -83,7 +83,7 @@ def test_a_changed_learning_rate_counts_at_once():
   tx = elastic_average(
     optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
     "i",
-    num_workers=1,
+    num_replicas=1,
     moving_rate=0.5,
   )
   step = jax.vmap(
@@ -107,7 +107,7 @@ def test_half_precision_and_extra_arguments():
       ),
     ),
     "i",
-    num_workers=2,
+    num_replicas=2,
     communication_period=1,
     moving_rate=jnp.float32(0.25),
     rho=jnp.float32(0.0),
@@ -134,7 +134,7 @@ def test_sparse_gradients_become_dense_with_the_pull():
   gradient = IndexedSlices(jnp.ones((2, 1)), jnp.array([1, 1]), (3, 1))
   table, center = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[0.0], [2], [3]])
   for rho, expected in ((1.0, [0.0, 0, 3]), (0.0, [1.0, 0, 3])):
-    tx = elastic_average(optax.sgd(1.0), "i", num_workers=1, rho=rho)
+    tx = elastic_average(optax.sgd(1.0), "i", num_replicas=1, rho=rho)
     state = tx.init(center)
     updates, _ = jax.vmap(
       lambda state, tx=tx: tx.update(gradient, state, table),

@@ -36,7 +36,7 @@ def _alone(tx):
 
 
 def _tx(inner=None, **kwargs):
-  return elastic_average(inner or optax.sgd(1.0), "i", num_workers=1, **kwargs)
+  return elastic_average(inner or optax.sgd(1.0), "i", num_replicas=1, **kwargs)
 
 
 @pytest.mark.parametrize("id", elastic_recordings.STEPS)
@@ -90,7 +90,7 @@ def test_defaults():
     tx = elastic_average(
       optax.sgd(1.0),
       "i",
-      num_workers=workers,
+      num_replicas=workers,
       communication_period=event["period"],
       learning_rate=lr,
     )
@@ -115,7 +115,7 @@ def test_defaults():
     updates, state = drift(state._replace(ticks=ticks))
     moved = (1 - event["expect"]["rho"]) * event["expect"]["moving_rate"]
     np.testing.assert_allclose(state.center, workers * moved, rtol=1e-6)
-  for bad in ({"num_workers": 0}, {"communication_period": 0}):
+  for bad in ({"num_replicas": 0}, {"communication_period": 0}):
     with pytest.raises(ValueError, match="must be a positive integer, got 0"):
       elastic_average(optax.sgd(1.0), "i", moving_rate=0.5, **bad)
   with pytest.raises(ValueError, match="holds no learning rate"):
@@ -201,7 +201,7 @@ def test_a_restarted_worker_does_not_wait():
   tx = elastic_average(
     optax.sgd(1.0),
     "i",
-    num_workers=2,
+    num_replicas=2,
     communication_period=1,
     moving_rate=0.5,
     rho=0.0,

@@ -61,7 +61,7 @@ def _transform(p, beta, tau):
   return lambda eta: elastic_average(
     optax.sgd(eta),
     "replicas",
-    num_workers=p,
+    num_replicas=p,
     communication_period=tau,
     moving_rate=beta / p,
     exchange="same_point",

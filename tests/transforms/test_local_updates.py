@@ -100,7 +100,7 @@ def test_training_in_and_out_of_the_map(map_name, inner_state):
     optax.sgd(0.7, momentum=0.9, nesterov=True),
     maps.AXIS,
     communication_period=period,
-    num_workers=N,
+    num_replicas=N,
     inner_state=inner_state,
   )
   start, traces = _start(), []
@@ -169,7 +169,7 @@ def test_any_inner_and_outer_optimizer(map_name):
   tx = optax.chain(
     optax.clip(2.0),
     local_updates(
-      inner, outer, maps.AXIS, communication_period=3, num_workers=N
+      inner, outer, maps.AXIS, communication_period=3, num_replicas=N
     ),
   )
   start = {k: _start()[k] for k in "wb"}
@@ -227,7 +227,7 @@ def _one_round():
     optax.sgd(0.7, momentum=0.9, nesterov=True),
     maps.AXIS,
     communication_period=1,
-    num_workers=N,
+    num_replicas=N,
   )
 
   def step(params, state, gradients):
@@ -270,7 +270,7 @@ def test_one_collective_in_a_round_and_none_in_between():
       optax.sgd(0.7, momentum=0.9),
       maps.AXIS,
       communication_period=5,
-      num_workers=N,
+      num_replicas=N,
       inner_state=inner_state,
     )
     params = [np.ones((N, 3), np.float32), np.ones((N, 2), np.float32)]
@@ -313,7 +313,7 @@ def test_sparse_gradients_and_half_precision():
     optax.sgd(1.0),
     "i",
     communication_period=1,
-    num_workers=2,
+    num_replicas=2,
   )
   start = jnp.ones((3, 2), jnp.bfloat16)
   state = tx.init(start)
@@ -342,7 +342,7 @@ def test_sparse_gradients_and_half_precision():
     ({"communication_period": 0}, "`communication_period` must be a positive"),
     ({"communication_period": SettablePeriod(0)}, "positive integer, got 0"),
     ({"communication_period": 1.5}, "positive integer, got 1.5"),
-    ({"num_workers": 0}, "`num_workers` must be a positive integer, got 0"),
+    ({"num_replicas": 0}, "`num_replicas` must be a positive integer, got 0"),
     ({"inner_state": "reset"}, "`inner_state` must be one of 'local', 'aver"),
   ],
 )

@@ -59,7 +59,7 @@ def test_fixed_points_where_curvatures_differ(period, value):
 @functools.cache
 def _local_sgd(period):
   return lambda rate: local_sgd(
-    optax.sgd(ETA), "i", communication_period=period, num_workers=2
+    optax.sgd(ETA), "i", communication_period=period, num_replicas=2
   )
 
 
@@ -82,7 +82,7 @@ def test_the_border_of_stability_of_an_outer_nesterov(mu, h, period):
   def tx(rate):
     outer = optax.sgd(rate, momentum=mu, nesterov=True)
     return local_updates(
-      optax.sgd(ETA), outer, "i", communication_period=period, num_workers=1
+      optax.sgd(ETA), outer, "i", communication_period=period, num_replicas=1
     )
 
   def is_stable(lr):

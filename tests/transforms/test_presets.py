@@ -51,7 +51,7 @@ def _check(tx, round_):
 
 
 def _arguments(**kwargs):
-  return {"communication_period": PERIOD, "num_workers": N} | kwargs
+  return {"communication_period": PERIOD, "num_replicas": N} | kwargs
 
 
 def test_local_sgd():
@@ -109,8 +109,8 @@ def test_bmuf(nesterov, zeta, momentum):
 
 
 def test_bmuf_needs_the_number_of_replicas():
-  with pytest.raises(ValueError, match="`num_workers` must be a positive"):
-    bmuf(optax.sgd(LR), "i", communication_period=2, num_workers=0)
+  with pytest.raises(ValueError, match="`num_replicas` must be a positive"):
+    bmuf(optax.sgd(LR), "i", communication_period=2, num_replicas=0)
 
 
 @pytest.mark.parametrize("preset", [local_sgd, diloco, slowmo])

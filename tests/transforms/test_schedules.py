@@ -24,7 +24,7 @@ def test_post_local_sgd():
     optax.sgd(0.1),
     "i",
     communication_period=post_local_period(4, switch_step=3),
-    num_workers=1,
+    num_replicas=1,
   )
 
   def step(state, _):
@@ -47,7 +47,7 @@ def test_a_period_that_is_set():
     optax.sgd(0.1),
     "i",
     communication_period=SettablePeriod(3),
-    num_workers=1,
+    num_replicas=1,
   )
   state = tx.init(jnp.zeros(()))
   step = jax.jit(

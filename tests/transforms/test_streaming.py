@@ -86,7 +86,7 @@ def test_training_in_and_out_of_the_map(map_name, delay, mix):
     fragments=_fragment_of,
     delay=delay,
     mix=mix,
-    num_workers=N,
+    num_replicas=N,
   )
   start, traces = _start(), []
   oracle = Oracle(start, delay, mix)
@@ -115,7 +115,7 @@ def test_training_in_and_out_of_the_map(map_name, delay, mix):
 
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
 def test_one_fragment_at_once_is_local_updates():
-  arguments = {"communication_period": 3, "num_workers": N}
+  arguments = {"communication_period": 3, "num_replicas": N}
   make = functools.partial(
     lambda fun, **kwargs: fun(
       optax.adam(LR),
@@ -146,7 +146,7 @@ def test_one_collective_per_fragment_and_none_in_between(delay):
     communication_period=6,
     fragments=3,
     delay=delay,
-    num_workers=N,
+    num_replicas=N,
   )
   params = [np.ones((N, 2), np.float32)] * 5
   state = tx.init(jax.tree.map(lambda x: x[0], params))
@@ -186,7 +186,7 @@ def test_dtypes_are_kept():
     fragments=1,
     delay=1,
     mix=0.5,
-    num_workers=2,
+    num_replicas=2,
   )
   state = tx.init(jnp.ones(3, jnp.bfloat16))
   axes = state_axes(state)
@@ -232,7 +232,7 @@ def test_bad_fragments(fragments, what):
     "i",
     communication_period=4,
     fragments=fragments,
-    num_workers=2,
+    num_replicas=2,
   )
   with pytest.raises(ValueError, match=what):
     tx.init(_start())
@@ -245,7 +245,7 @@ def test_a_state_of_other_fragments_or_of_none():
     "i",
     communication_period=4,
     fragments=fragments,
-    num_workers=1,
+    num_replicas=1,
   )
   state = make(2).init(_start())
   with pytest.raises(

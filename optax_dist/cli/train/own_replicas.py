@@ -57,7 +57,7 @@ def build(
   transform = make(
     run.optimizer,
     axis,
-    num_workers=mesh.size,
+    num_replicas=mesh.size,
     communication_period=run.args.communication_period,
     **options,
   )
