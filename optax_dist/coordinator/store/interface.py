@@ -189,6 +189,8 @@ class Store(Protocol):
   def watch(self, watch: int, prefix: str) -> None:
     """Tells what is under ``prefix/``, and then what is put there: `Changed`.
 
+    Its number is one that no watch of this client has had before.
+
     First what is there now, in the order in which it was put, then `Current`,
     and then each put, in the order of the puts. After a cut connection it goes
     on where it was, and tells `Current` again. Keys that were removed before
@@ -232,6 +234,16 @@ def check_key(key: str) -> None:
       f"A key is a path such as log/17 of letters, digits, '_', '.' and '-',"
       f" of at most {MAX_KEY} characters; got {key!r}."
     )
+
+
+def check_keys(keys: Sequence[str]) -> None:
+  """Raises `ValueError` unless these are keys, and not too many at a time."""
+  if len(keys) > MAX_KEYS:
+    raise ValueError(
+      f"At most {MAX_KEYS} keys can be deleted at a time, got {len(keys)}."
+    )
+  for key in keys:
+    check_key(key)
 
 
 def check_value(key: str, value: bytes) -> None:

@@ -1,0 +1,486 @@
+"""The store on an etcd cluster, which survives the loss of any of its servers.
+
+Over etcd's JSON gateway, with nothing but the standard library: the kept
+Python clients know one endpoint each, and block. Each request is tried at one
+server after the other until its timeout is over; all can be repeated safely.
+
+Whoever can write to the cluster could write keys of a run as well. So values
+are signed with the job's secret: what no member has written ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import hmac
+import json
+import random
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from optax_dist.coordinator.store import interface, outbox, urls
+
+# Seconds that one server is given for an answer, before the next one is asked.
+_ATTEMPT = 2.0
+# Seconds without a change after which a watch makes sure that it misses none.
+_IDLE = 3.0
+_BACKOFF = 0.05, 1.0
+_PAGE = 32
+_TAG = 32
+# Codes of gRPC's.
+_INVALID, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 7, 8, 16
+
+
+class _Failed(Exception):
+  """An attempt gave no answer; another one may."""
+
+
+class _Rejected(Exception):
+  """The cluster won't do it, however often it is asked."""
+
+
+@dataclasses.dataclass
+class _Request:
+  number: int
+  what: str
+  path: str
+  body: dict[str, Any]
+  read: Callable[[dict[str, Any]], interface.Answer]
+  began: float
+  timeout: float
+  detail: str = ""
+
+
+class EtcdStore:
+  """A client of an etcd cluster; see `interface.Store`."""
+
+  def __init__(
+    self,
+    place: urls.Etcd,
+    secret: bytes,
+    run: str,
+    wake: interface.Wake = lambda: None,
+  ):
+    """Begins to connect, in a thread of its own.
+
+    Args:
+      place: the cluster.
+      secret: the job's.
+      run: a name of the run, whose keys are kept apart from those of others.
+      wake: called from any thread when there is something to poll.
+
+    Raises:
+      ValueError: the name is not one.
+      OSError: a certificate can't be read.
+    """
+    interface.check_key(run)
+    scheme = "etcds" if place.tls else "etcd"
+    self.address = f"{scheme}://{','.join(place.endpoints)}"
+    self._place, self._secret = place, secret
+    self._folder = f"{place.prefix}/{run}/"
+    self._outbox = outbox.Outbox(wake)
+    self._ssl = _context(place) if place.tls else None
+    self._token = ""
+    self._cluster, self._revision = "", 0
+    self._pending: dict[int, _Request] = {}
+    self._watches: dict[int, asyncio.Task[None]] = {}
+    self._loop = asyncio.new_event_loop()
+    self._queue: asyncio.Queue[_Request] = asyncio.Queue()
+    self._closed = False
+    self._thread = threading.Thread(
+      target=self._run, name="optax-dist-etcd", daemon=True
+    )
+    self._thread.start()
+
+  # What its owner calls.
+
+  def put_if_absent(
+    self, request: int, key: str, value: bytes, timeout: float
+  ) -> None:
+    interface.check_key(key)
+    interface.check_value(key, value)
+    at = self._key(key)
+    body = {
+      "compare": [{"key": at, "target": "CREATE", "create_revision": "0"}],
+      "success": [
+        {"request_put": {"key": at, "value": self._seal(key, value)}}
+      ],
+      "failure": [{"request_range": {"key": at}}],
+    }
+
+    def read(answer: dict[str, Any]) -> interface.Answer:
+      if answer.get("succeeded"):
+        return interface.Done(request)
+      found = answer["responses"][0]["response_range"]["kvs"][0]
+      other = self._open(key, found["value"])
+      if other == value:
+        return interface.Done(request)
+      return interface.Conflict(request, other)
+
+    self._ask(request, f"put of {key!r}", "kv/txn", body, read, timeout)
+
+  def put(self, request: int, key: str, value: bytes, timeout: float) -> None:
+    interface.check_key(key)
+    interface.check_value(key, value)
+    body = {"key": self._key(key), "value": self._seal(key, value)}
+    done = interface.Done(request)
+    what = f"put of {key!r}"
+    self._ask(request, what, "kv/put", body, lambda answer: done, timeout)
+
+  def get(self, request: int, key: str, timeout: float) -> None:
+    interface.check_key(key)
+
+    def read(answer: dict[str, Any]) -> interface.Answer:
+      found = answer.get("kvs")
+      value = self._open(key, found[0]["value"]) if found else None
+      return interface.Value(request, value)
+
+    body = {"key": self._key(key)}
+    self._ask(request, f"get of {key!r}", "kv/range", body, read, timeout)
+
+  def delete(self, request: int, keys: Sequence[str], timeout: float) -> None:
+    interface.check_keys(keys)
+    deletes = [{"request_delete_range": {"key": self._key(k)}} for k in keys]
+    done = interface.Done(request)
+    what = f"delete of {', '.join(map(repr, keys[:3]))}"
+    body = {"success": deletes}
+    self._ask(request, what, "kv/txn", body, lambda answer: done, timeout)
+
+  def watch(self, watch: int, prefix: str) -> None:
+    interface.check_key(prefix)
+    self._outbox.watches.add(watch)
+
+    def begin() -> None:
+      self._watches[watch] = self._loop.create_task(self._watch(watch, prefix))
+
+    self._call(begin)
+
+  def unwatch(self, watch: int) -> None:
+    self._outbox.watches.discard(watch)
+
+    def end() -> None:
+      task = self._watches.pop(watch, None)
+      if task is not None:
+        task.cancel()
+
+    self._call(end)
+
+  def poll(self) -> list[interface.Event]:
+    return self._outbox.poll()
+
+  def close(self) -> None:
+    if not self._closed:
+      self._closed = True
+      self._loop.call_soon_threadsafe(self._loop.stop)
+      self._thread.join(5.0)
+
+  # Its thread.
+
+  def _run(self) -> None:
+    self._loop.create_task(self._work())
+    self._loop.run_forever()
+    tasks = asyncio.all_tasks(self._loop)
+    for task in tasks:
+      task.cancel()
+    self._loop.run_until_complete(
+      asyncio.gather(*tasks, return_exceptions=True)
+    )
+    self._loop.close()
+
+  def _call(self, function: Callable[[], None]) -> None:
+    if not self._closed:
+      self._loop.call_soon_threadsafe(function)
+
+  def _ask(
+    self,
+    number: int,
+    what: str,
+    path: str,
+    body: dict[str, Any],
+    read: Callable[[dict[str, Any]], interface.Answer],
+    timeout: float,
+  ) -> None:
+    now = time.monotonic()
+    request = _Request(number, what, path, body, read, now, timeout)
+
+    def begin() -> None:
+      self._pending[number] = request
+      self._queue.put_nowait(request)
+      late = time.monotonic() - now
+      self._loop.call_later(timeout - late, self._expire, request)
+
+    self._call(begin)
+
+  def _expire(self, request: _Request) -> None:
+    if self._pending.get(request.number) is request:
+      waited = time.monotonic() - request.began
+      self._answer(
+        request,
+        interface.Unknown(
+          request.number,
+          f"{request.what} at {self.address}: no answer in {waited:.1f} s"
+          f"{request.detail}",
+        ),
+      )
+
+  def _answer(self, request: _Request, answer: interface.Answer) -> None:
+    if self._pending.get(request.number) is request:
+      del self._pending[request.number]
+      self._outbox.tell(answer)
+
+  def _lose(self, reason: str) -> None:
+    self._outbox.tell(interface.StoreLost(f"{self.address}: {reason}"))
+    self._loop.stop()
+
+  async def _work(self) -> None:
+    """Carries requests out, one after the other."""
+    servers = _Servers(self)
+    while True:
+      request = await self._queue.get()
+      while self._pending.get(request.number) is request:
+        try:
+          found = await servers.post(request.path, request.body)
+          self._answer(request, request.read(found))
+        except _Failed as error:
+          request.detail = f" ({error})"
+          await servers.next()
+        except _Rejected as error:
+          refused = interface.Refused(request.number, str(error))
+          self._answer(request, refused)
+        except _Forged as error:
+          self._lose(str(error))
+          return
+
+  async def _watch(self, watch: int, prefix: str) -> None:
+    folder = f"{self._folder}{prefix}/".encode()
+    where = {
+      "key": _base64(folder),
+      "range_end": _base64(folder[:-1] + bytes([folder[-1] + 1])),
+    }
+    servers = _Servers(self)
+    told = 0
+
+    def tell(pairs: Sequence[dict[str, Any]]) -> int:
+      revision = told
+      for pair in pairs:
+        key = base64.b64decode(pair["key"]).decode()[len(self._folder) :]
+        value = self._open(key, pair["value"])
+        self._outbox.tell(interface.Changed(watch, key, value))
+        revision = max(revision, int(pair["mod_revision"]))
+      return revision
+
+    while True:
+      try:
+        more = True
+        while more:
+          page = {
+            "min_mod_revision": str(told + 1),
+            "sort_target": "MOD",
+            "sort_order": "ASCEND",
+            "limit": str(_PAGE),
+          }
+          found = await servers.post("kv/range", where | page)
+          told = tell(found.get("kvs", ()))
+          more = found.get("more", False)
+        told = max(told, int(found["header"]["revision"]))
+        self._outbox.tell(interface.Current(watch))
+        follow = {"start_revision": str(told + 1), "filters": ["NODELETE"]}
+        async for part in servers.follow({"create_request": where | follow}):
+          told = tell([event["kv"] for event in part.get("events", ())])
+      except _Failed:
+        await servers.next()
+      except (_Rejected, _Forged) as error:
+        self._lose(str(error))
+        return
+
+  # Keys and values.
+
+  def _key(self, key: str) -> str:
+    return _base64((self._folder + key).encode())
+
+  def _tag(self, key: str, value: bytes) -> bytes:
+    place = f"optax-dist store\0{self._folder}{key}\0".encode()
+    return hmac.digest(self._secret, place + value, "sha256")
+
+  def _seal(self, key: str, value: bytes) -> str:
+    return _base64(self._tag(key, value) + value)
+
+  def _open(self, key: str, text: str) -> bytes:
+    raw = base64.b64decode(text)
+    value = raw[_TAG:]
+    if not hmac.compare_digest(raw[:_TAG], self._tag(key, value)):
+      raise _Forged(
+        f"{self._folder + key!r} has a value that no member of this run wrote:"
+        " another secret, or somebody else writes to the cluster"
+      )
+    return value
+
+  def check_header(self, header: dict[str, Any], asked_at: int) -> None:
+    """Raises `_Forged` unless it is the cluster that was asked before."""
+    revision = int(header.get("revision", 0))
+    self._cluster = self._cluster or header["cluster_id"]
+    if header["cluster_id"] != self._cluster or revision < asked_at:
+      raise _Forged("the cluster was made anew, and what it knew is gone")
+    self._revision = max(self._revision, revision)
+
+
+class _Forged(Exception):
+  """The cluster holds something else than what this run has put there."""
+
+
+class _Servers:
+  """A connection to one of the servers, and then to the next one."""
+
+  def __init__(self, store: EtcdStore):
+    self._store = store
+    self._endpoints = list(store._place.endpoints)
+    # Not all clients ask the same one.
+    random.shuffle(self._endpoints)
+    self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None
+    self._streams = None
+    self._backoff = _BACKOFF[0]
+
+  async def next(self) -> None:
+    """Turns to the next server, after a pause that grows."""
+    self._drop()
+    self._endpoints.append(self._endpoints.pop(0))
+    await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))
+    self._backoff = min(2 * self._backoff, _BACKOFF[1])
+
+  def _drop(self) -> None:
+    if self._streams is not None:
+      self._streams[1].transport.abort()
+      self._streams = None
+
+  @contextlib.asynccontextmanager
+  async def _attempt(self, seconds: float) -> AsyncIterator[None]:
+    """Has what goes wrong in it told as `_Failed`."""
+    try:
+      async with asyncio.timeout(seconds):
+        yield
+    except (OSError, EOFError, ValueError, LookupError) as error:
+      self._drop()
+      text = "it does not answer" if isinstance(error, TimeoutError) else error
+      raise _Failed(f"{self._endpoints[0]}: {text}") from error
+
+  async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """One request and its answer."""
+    asked_at = self._store._revision
+    async with self._attempt(_ATTEMPT):
+      await self._log_in()
+      answer = await self._send(path, body)
+      text = b"".join([part async for part in answer])
+      found = json.loads(text)
+      self._raise_for(found)
+      self._store.check_header(found["header"], asked_at)
+    self._backoff = _BACKOFF[0]
+    return found
+
+  async def follow(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The parts of an answer that does not end, until nothing comes."""
+    async with self._attempt(_ATTEMPT):
+      parts = await self._send("watch", body)
+    rest = b""
+    try:
+      while True:
+        try:
+          async with asyncio.timeout(_IDLE):
+            rest += await anext(parts)
+        except (TimeoutError, StopAsyncIteration):
+          return
+        *lines, rest = rest.split(b"\n")
+        async with self._attempt(_ATTEMPT):
+          for line in lines:
+            part = json.loads(line)
+            self._raise_for(part)
+            if part["result"].get("canceled"):
+              return
+            yield part["result"]
+    except (OSError, EOFError, ValueError) as error:
+      raise _Failed(str(error)) from error
+    finally:
+      self._drop()
+
+  async def _log_in(self) -> None:
+    place = self._store._place
+    if place.user and not self._store._token:
+      body = {"name": place.user, "password": place.password}
+      answer = await self._send("auth/authenticate", body)
+      found = json.loads(b"".join([part async for part in answer]))
+      self._raise_for(found)
+      self._store._token = found["token"]
+
+  def _raise_for(self, found: dict[str, Any]) -> None:
+    error = found.get("error")
+    if error is None:
+      return
+    if isinstance(error, dict):  # In a stream.
+      found = error
+    code = found.get("code", found.get("grpc_code", 0))
+    text = f"{self._endpoints[0]}: {found.get('message', error)}"
+    if code == _UNAUTHENTICATED and self._store._token:
+      self._store._token = ""  # It has expired.
+    elif code in (_INVALID, _DENIED) or (
+      code == _EXHAUSTED and "space" in text
+    ):
+      raise _Rejected(text)
+    raise _Failed(text)
+
+  async def _send(
+    self, path: str, body: dict[str, Any]
+  ) -> AsyncIterator[bytes]:
+    """Sends a request; returns the parts of its answer."""
+    if self._streams is None:
+      host, _, port = self._endpoints[0].rpartition(":")
+      self._streams = await asyncio.open_connection(
+        host.strip("[]"), int(port), ssl=self._store._ssl
+      )
+    reader, writer = self._streams
+    data = json.dumps(body).encode()
+    token = self._store._token
+    head = [
+      f"POST /v3/{path} HTTP/1.1",
+      f"Host: {self._endpoints[0]}",
+      "Content-Type: application/json",
+      f"Content-Length: {len(data)}",
+      *([f"Authorization: {token}"] if token else ()),
+    ]
+    writer.write("\r\n".join([*head, "", ""]).encode() + data)
+    await writer.drain()
+    if not (await reader.readline()).startswith(b"HTTP/1."):
+      raise EOFError("the connection was closed")
+    headers = {}
+    while line := (await reader.readline()).strip():
+      name, _, text = line.partition(b":")
+      headers[name.lower()] = text.strip().lower()
+    return _parts(reader, headers)
+
+
+async def _parts(
+  reader: asyncio.StreamReader, headers: dict[bytes, bytes]
+) -> AsyncIterator[bytes]:
+  """The body of an answer, as it comes."""
+  if headers.get(b"transfer-encoding") != b"chunked":
+    yield await reader.readexactly(int(headers[b"content-length"]))
+    return
+  while size := int((await reader.readline()).partition(b";")[0], 16):
+    yield await reader.readexactly(size)
+    await reader.readline()
+  while (await reader.readline()).strip():
+    pass
+
+
+def _context(place: urls.Etcd) -> ssl.SSLContext:
+  context = ssl.create_default_context(cafile=place.ca or None)
+  if place.cert:
+    context.load_cert_chain(place.cert, place.key)
+  return context
+
+
+def _base64(raw: bytes) -> str:
+  return base64.b64encode(raw).decode()

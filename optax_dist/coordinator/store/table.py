@@ -1,0 +1,162 @@
+"""The keys of a store and their values, within a quota; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class QuotaExceeded(Exception):
+  """A put would exceed the quota, and was not done."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Quota:
+  """What a store holds at most.
+
+  One client may use up half of it, so that one that floods the store does not
+  end the run of the others.
+
+  Attributes:
+    keys: how many keys there may be.
+    nbytes: how many bytes there may be in keys and values.
+  """
+
+  keys: int = 100_000
+  nbytes: int = 256 << 20
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if value < 2:
+        raise ValueError(f"Quota.{field.name} must be at least 2, got {value}.")
+
+
+class Entry(NamedTuple):
+  """A value.
+
+  Attributes:
+    revision: the number of the put that put it.
+    value: its bytes.
+    client: who put it.
+  """
+
+  revision: int
+  value: bytes
+  client: str
+
+
+@dataclasses.dataclass
+class _Usage:
+  keys: int = 0
+  nbytes: int = 0
+
+
+class Table:
+  """Keys and values.
+
+  Example:
+    >>> table = Table()
+    >>> table.put_if_absent("a", "log/0", b"mine"), table.get("log/0")
+    (None, b'mine')
+    >>> table.put_if_absent("b", "log/0", b"yours")
+    b'mine'
+    >>> table.since("log", 0)
+    [('log/0', Entry(revision=1, value=b'mine', client='a'))]
+
+  Attributes:
+    revision: how many puts there were.
+  """
+
+  def __init__(self, quota: Quota | None = None):
+    """An empty table."""
+    self.revision = 0
+    self._quota = quota or Quota()
+    # In the order of their revisions.
+    self._entries: dict[str, Entry] = {}
+    self._all, self._by_client = _Usage(), dict[str, _Usage]()
+
+  def put_if_absent(self, client: str, key: str, value: bytes) -> bytes | None:
+    """Puts a value where none is.
+
+    Returns:
+      None if the key has this value now, or else the value that it has.
+
+    Raises:
+      QuotaExceeded: there is no room.
+    """
+    found = self._entries.get(key)
+    if found is None:
+      self.put(client, key, value)
+      return None
+    return None if found.value == value else found.value
+
+  def put(self, client: str, key: str, value: bytes) -> None:
+    """Puts a value, whether there is one or not.
+
+    Raises:
+      QuotaExceeded: there is no room.
+    """
+    before = self._entries.get(key)
+    size = len(key) + len(value)
+    self._check_room(client, key, size, before)
+    self.delete((key,))
+    self.revision += 1
+    self._entries[key] = Entry(self.revision, bytes(value), client)
+    for usage in (self._all, self._by_client.setdefault(client, _Usage())):
+      usage.keys += 1
+      usage.nbytes += size
+
+  def _check_room(
+    self, client: str, key: str, size: int, before: Entry | None
+  ) -> None:
+    mine = self._by_client.get(client, _Usage())
+    for usage, share, whose in (
+      (self._all, 1, ""),
+      (mine, 2, f" of one client ({client})"),
+    ):
+      keys, nbytes = usage.keys, usage.nbytes
+      if before is not None and (share == 1 or before.client == client):
+        # What is overwritten makes room.
+        keys, nbytes = keys - 1, nbytes - len(key) - len(before.value)
+      most, most_bytes = self._quota.keys // share, self._quota.nbytes // share
+      if keys >= most or nbytes + size > most_bytes:
+        raise QuotaExceeded(
+          f"{key!r} needs {size:,} bytes, and the store holds at most {most:,}"
+          f" keys and {most_bytes:,} bytes{whose}; it has {keys:,} and"
+          f" {nbytes:,}"
+        )
+
+  def get(self, key: str) -> bytes | None:
+    """The key's value, if it has one."""
+    found = self._entries.get(key)
+    return None if found is None else found.value
+
+  def delete(self, keys: Iterable[str]) -> None:
+    """Removes keys, where they are there."""
+    for key in keys:
+      found = self._entries.pop(key, None)
+      if found is None:
+        continue
+      mine = self._by_client[found.client]
+      for usage in (self._all, mine):
+        usage.keys -= 1
+        usage.nbytes -= len(key) + len(found.value)
+      if not mine.keys:
+        del self._by_client[found.client]
+
+  def since(self, prefix: str, revision: int) -> list[tuple[str, Entry]]:
+    """What is under ``prefix/`` and was put after a revision, in that order."""
+    found = []
+    for key, entry in reversed(self._entries.items()):
+      if entry.revision <= revision:
+        break
+      if under(prefix, key):
+        found.append((key, entry))
+    return found[::-1]
+
+
+def under(prefix: str, key: str) -> bool:
+  """Whether a key is under ``prefix/``."""
+  return key.startswith(prefix) and key[len(prefix) :].startswith("/")
