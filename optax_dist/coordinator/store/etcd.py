@@ -75,9 +75,10 @@ class EtcdStore:
       wake: called from any thread when there is something to poll.
 
     Raises:
-      ValueError: the name is not one.
+      ValueError: the name or the prefix can't be part of a key.
       OSError: a certificate can't be read.
     """
+    interface.check_key(place.prefix)
     interface.check_key(run)
     scheme = "etcds" if place.tls else "etcd"
     self.address = f"{scheme}://{','.join(place.endpoints)}"
@@ -91,7 +92,8 @@ class EtcdStore:
     self._watches: dict[int, asyncio.Task[None]] = {}
     self._loop = asyncio.new_event_loop()
     self._queue: asyncio.Queue[_Request] = asyncio.Queue()
-    self._closed = False
+    self._servers: list[_Servers] = []
+    self._closed, self._ended = False, asyncio.Event()
     self._thread = threading.Thread(
       target=self._run, name="optax-dist-etcd", daemon=True
     )
@@ -174,27 +176,29 @@ class EtcdStore:
     return self._outbox.poll()
 
   def close(self) -> None:
-    if not self._closed:
-      self._closed = True
-      self._loop.call_soon_threadsafe(self._loop.stop)
-      self._thread.join(5.0)
+    self._call(self._ended.set)
+    self._closed = True
+    self._thread.join(5.0)
 
   # Its thread.
 
   def _run(self) -> None:
-    self._loop.create_task(self._work())
-    self._loop.run_forever()
-    tasks = asyncio.all_tasks(self._loop)
-    for task in tasks:
+    with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+      runner.run(self._main())
+
+  async def _main(self) -> None:
+    work = self._loop.create_task(self._work())
+    await self._ended.wait()
+    for task in (work, *self._watches.values()):
       task.cancel()
-    self._loop.run_until_complete(
-      asyncio.gather(*tasks, return_exceptions=True)
-    )
-    self._loop.close()
+    for servers in self._servers:
+      servers.drop()
+    await asyncio.sleep(0)  # Closing a connection takes one more round.
 
   def _call(self, function: Callable[[], None]) -> None:
-    if not self._closed:
-      self._loop.call_soon_threadsafe(function)
+    with contextlib.suppress(RuntimeError):  # The loop has just been closed.
+      if not self._closed:
+        self._loop.call_soon_threadsafe(function)
 
   def _ask(
     self,
@@ -234,8 +238,9 @@ class EtcdStore:
       self._outbox.tell(answer)
 
   def _lose(self, reason: str) -> None:
+    self._closed = True
     self._outbox.tell(interface.StoreLost(f"{self.address}: {reason}"))
-    self._loop.stop()
+    self._ended.set()
 
   async def _work(self) -> None:
     """Carries requests out, one after the other."""
@@ -263,7 +268,7 @@ class EtcdStore:
       "range_end": _base64(folder[:-1] + bytes([folder[-1] + 1])),
     }
     servers = _Servers(self)
-    told = 0
+    told, current = 0, False
 
     def tell(pairs: Sequence[dict[str, Any]]) -> int:
       revision = told
@@ -288,11 +293,14 @@ class EtcdStore:
           told = tell(found.get("kvs", ()))
           more = found.get("more", False)
         told = max(told, int(found["header"]["revision"]))
-        self._outbox.tell(interface.Current(watch))
+        if not current:
+          self._outbox.tell(interface.Current(watch))
+        current = True
         follow = {"start_revision": str(told + 1), "filters": ["NODELETE"]}
         async for part in servers.follow({"create_request": where | follow}):
           told = tell([event["kv"] for event in part.get("events", ())])
       except _Failed:
+        current = False
         await servers.next()
       except (_Rejected, _Forged) as error:
         self._lose(str(error))
@@ -338,6 +346,7 @@ class _Servers:
 
   def __init__(self, store: EtcdStore):
     self._store = store
+    store._servers.append(self)
     self._endpoints = list(store._place.endpoints)
     # Not all clients ask the same one.
     random.shuffle(self._endpoints)
@@ -347,12 +356,13 @@ class _Servers:
 
   async def next(self) -> None:
     """Turns to the next server, after a pause that grows."""
-    self._drop()
+    self.drop()
     self._endpoints.append(self._endpoints.pop(0))
     await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))
     self._backoff = min(2 * self._backoff, _BACKOFF[1])
 
-  def _drop(self) -> None:
+  def drop(self) -> None:
+    """Closes the connection, if there is one."""
     if self._streams is not None:
       self._streams[1].transport.abort()
       self._streams = None
@@ -364,7 +374,7 @@ class _Servers:
       async with asyncio.timeout(seconds):
         yield
     except (OSError, EOFError, ValueError, LookupError) as error:
-      self._drop()
+      self.drop()
       text = "it does not answer" if isinstance(error, TimeoutError) else error
       raise _Failed(f"{self._endpoints[0]}: {text}") from error
 
@@ -383,28 +393,27 @@ class _Servers:
 
   async def follow(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """The parts of an answer that does not end, until nothing comes."""
-    async with self._attempt(_ATTEMPT):
-      parts = await self._send("watch", body)
-    rest = b""
     try:
+      async with self._attempt(_ATTEMPT):
+        parts = await self._send("watch", body)
+      rest = b""
       while True:
-        try:
-          async with asyncio.timeout(_IDLE):
-            rest += await anext(parts)
-        except (TimeoutError, StopAsyncIteration):
-          return
+        async with self._attempt(_IDLE):
+          rest += await anext(parts)
         *lines, rest = rest.split(b"\n")
-        async with self._attempt(_ATTEMPT):
-          for line in lines:
-            part = json.loads(line)
-            self._raise_for(part)
-            if part["result"].get("canceled"):
-              return
-            yield part["result"]
-    except (OSError, EOFError, ValueError) as error:
-      raise _Failed(str(error)) from error
+        for line in lines:
+          part = json.loads(line)
+          self._raise_for(part)
+          if part["result"].get("canceled"):
+            return
+          yield part["result"]
+    except StopAsyncIteration:
+      return
+    except _Failed as error:
+      if not isinstance(error.__cause__, TimeoutError):
+        raise
     finally:
-      self._drop()
+      self.drop()  # No other answer comes over this connection.
 
   async def _log_in(self) -> None:
     place = self._store._place

@@ -41,8 +41,9 @@ class Outbox:
     found = []
     while self._events:
       event = self._events.popleft()
-      if isinstance(event, interface.Changed | interface.Current):
-        if event.watch not in self.watches:
-          continue
+      match event:
+        case interface.Changed(watch) | interface.Current(watch):
+          if watch not in self.watches:
+            continue
       found.append(event)
     return found

@@ -1,0 +1,79 @@
+"""A thread that owns a client of a store, and waits for what it tells."""
+
+import threading
+import time
+
+from optax_dist.coordinator.store import interface
+
+ANSWERS = (
+  interface.Done,
+  interface.Conflict,
+  interface.Value,
+  interface.Unknown,
+  interface.Refused,
+)
+
+
+class Owner:
+  """Asks, waits for the answer, and keeps everything else.
+
+  Attributes:
+    store: the client.
+    events: all events so far, answers included.
+  """
+
+  def __init__(self, connect):
+    """Connects; `connect` makes a client, given its `wake`."""
+    self._woken = threading.Event()
+    self._number = 0
+    self.events = []
+    self.store = connect(self._woken.set)
+
+  def wait_for(self, found, seconds=20.0):
+    """Polls until `found(events)` is true, and returns that."""
+    end = time.monotonic() + seconds
+    while not (result := found(self.events)):
+      left = end - time.monotonic()
+      assert left > 0, f"not after {seconds} s; events: {self.events[-5:]}"
+      self._woken.wait(left)
+      self._woken.clear()
+      self.events += self.store.poll()
+    return result
+
+  def wait_long(self, seconds):
+    """Polls for a while; returns what came in it."""
+    before = len(self.events)
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+      self._woken.wait(left)
+      self._woken.clear()
+      self.events += self.store.poll()
+    return self.events[before:]
+
+  def begin(self, method, *args, timeout=10.0):
+    """Makes a request; returns its number."""
+    self._number += 1
+    getattr(self.store, method)(self._number, *args, timeout=timeout)
+    return self._number
+
+  def answer(self, number, seconds=20.0):
+    """Waits for the answer to a request."""
+
+    def found(events):
+      return [
+        e for e in events if isinstance(e, ANSWERS) and e.request == number
+      ]
+
+    return self.wait_for(found, seconds)[0]
+
+  def ask(self, method, *args, timeout=10.0):
+    """Makes a request, and waits for its answer."""
+    return self.answer(self.begin(method, *args, timeout=timeout))
+
+  def changes(self, watch):
+    """What a watch has told so far: keys and values."""
+    return [
+      (e.key, e.value)
+      for e in self.events
+      if isinstance(e, interface.Changed) and e.watch == watch
+    ]

@@ -1,0 +1,254 @@
+"""The store on a real etcd cluster whose servers die, stop and are wiped."""
+
+import base64
+import contextlib
+import threading
+import time
+
+import etcd_cluster
+import owners
+import proxy
+import pytest
+
+from optax_dist.coordinator.store import etcd, interface, urls
+
+SECRET = b"0123456789abcdef"
+
+pytestmark = etcd_cluster.needs_etcd
+
+
+@pytest.fixture
+def cluster(tmp_path):
+  made = etcd_cluster.Cluster(tmp_path)
+  yield made
+  made.close()
+
+
+@pytest.fixture
+def connect(cluster):
+  """A function that connects a client, through a proxy if one is given."""
+  with contextlib.ExitStack() as stack:
+
+    def make(first=None, run="run", secret=SECRET, url=cluster.url):
+      place = urls.parse(url)
+      if first is not None:
+        place = urls.Etcd((first, *place.endpoints))
+      owner = owners.Owner(
+        lambda wake: etcd.EtcdStore(place, secret, run, wake)
+      )
+      stack.callback(owner.store.close)
+      return owner
+
+    yield make
+
+
+def behind_leader(cluster, connect):
+  """A client whose only way is to the leader at first, and that way."""
+  leader = cluster.leader()
+  way = proxy.Proxy(cluster.endpoints[leader])
+  others = [e for i, e in enumerate(cluster.endpoints) if i != leader]
+  # The servers are tried in an order of chance: the others come later.
+  one = connect(url=f"etcd://{way.address}")
+  one.store._place = urls.Etcd((way.address, *others))
+  assert isinstance(one.ask("put", "ready", b""), interface.Done)
+  one.store._servers[0]._endpoints = [way.address, *others]
+  return leader, way, one
+
+
+@pytest.mark.parametrize(
+  "phase", ["before", "received", "applied", "answered", "electing"]
+)
+def test_the_leader_dies_in_each_phase_of_a_put(cluster, connect, phase):
+  leader, way, one = behind_leader(cluster, connect)
+  two = connect()
+  two.store.watch(0, "log")
+  two.wait_for(lambda events: interface.Current(0) in events)
+  value = b"mine"
+  if phase == "before":
+    cluster.kill(leader)
+    number = one.begin("put_if_absent", "log/0", value)
+  elif phase == "received":
+    cluster.pause(leader)
+    number = one.begin("put_if_absent", "log/0", value)
+    time.sleep(0.3)
+    cluster.kill(leader)
+  elif phase == "applied":
+    # Its answer is lost, and it has happened.
+    way.swallows = True
+    number = one.begin("put_if_absent", "log/0", value)
+    two.wait_for(lambda _: two.changes(0))
+    cluster.kill(leader)
+  elif phase == "answered":
+    number = one.begin("put_if_absent", "log/0", value)
+    one.answer(number)
+    cluster.kill(leader)
+  else:
+    cluster.kill(leader)
+    time.sleep(0.2)
+    number = one.begin("put_if_absent", "log/0", value)
+  assert one.answer(number) == interface.Done(number)
+  number = two.begin("put_if_absent", "log/0", b"another")
+  assert two.answer(number) == interface.Conflict(number, value)
+  two.wait_for(lambda _: two.changes(0))
+  assert two.changes(0) == [("log/0", value)]
+  way.close()
+
+
+def test_of_many_puts_during_an_election_each_is_done_once(cluster, connect):
+  clients = [connect() for _ in range(3)]
+  watcher = connect()
+  watcher.store.watch(0, "log")
+  watcher.wait_for(lambda events: interface.Current(0) in events)
+  answers = {}
+
+  def put(index):
+    for key in range(60):
+      value = b"%d by %d" % (key, index)
+      answers[index, key] = clients[index].ask(
+        "put_if_absent", f"log/{key}", value, timeout=20.0
+      )
+
+  threads = [threading.Thread(target=put, args=(i,)) for i in range(3)]
+  for thread in threads:
+    thread.start()
+  time.sleep(0.05)
+  killed = cluster.leader()
+  cluster.kill(killed)
+  time.sleep(1.0)
+  cluster.start(killed)
+  cluster.wait(killed)
+  cluster.kill(cluster.leader())
+  for thread in threads:
+    thread.join(60.0)
+  winners = []
+  for key in range(60):
+    done = [i for i in range(3) if isinstance(answers[i, key], interface.Done)]
+    assert len(done) == 1, (key, [answers[i, key] for i in range(3)])
+    winners.append((f"log/{key}", b"%d by %d" % (key, done[0])))
+  watcher.wait_for(lambda _: len(watcher.changes(0)) >= 60)
+  assert watcher.wait_long(0.5) == []
+  assert watcher.changes(0) == winners
+
+
+def test_without_a_quorum_a_put_is_unknown_and_later_found_out(
+  cluster, connect
+):
+  one = connect()
+  one.store.watch(0, "log")
+  assert isinstance(one.ask("put", "log/0", b"0"), interface.Done)
+  leader = cluster.leader()
+  other = (leader + 1) % 3
+  for index in (leader, other):
+    cluster.kill(index)
+  began = time.monotonic()
+  answer = one.ask("put_if_absent", "log/1", b"1", timeout=1.5)
+  assert 1.4 < time.monotonic() - began < 3.0
+  assert isinstance(answer, interface.Unknown)
+  for part in ("put of 'log/1'", one.store.address, "no answer in 1.5 s"):
+    assert part in answer.reason
+  for index in (leader, other):
+    cluster.start(index)
+  answer = one.ask("put_if_absent", "log/1", b"1", timeout=30.0)
+  assert isinstance(answer, interface.Done)
+  one.wait_for(lambda _: len(one.changes(0)) == 2)
+  assert one.changes(0) == [("log/0", b"0"), ("log/1", b"1")]
+
+
+def test_a_stopped_server_is_left_for_another(cluster, connect):
+  _, way, one = behind_leader(cluster, connect)
+  way.swallows = True  # The connection stays, and nothing comes.
+  number = one.begin("put_if_absent", "log/0", b"x")
+  assert one.answer(number, 8.0) == interface.Done(number)
+  way.close()
+
+
+def test_a_slow_network_is_no_loss(cluster, connect):
+  _, way, one = behind_leader(cluster, connect)
+  way.delay = 0.15
+  for key in range(3):
+    answer = one.ask("put_if_absent", f"log/{key}", b"x")
+    assert isinstance(answer, interface.Done)
+  assert way.made <= 3
+  way.close()
+
+
+def test_what_no_member_wrote_ends_the_run(cluster, connect):
+  one, two = connect(), connect()
+  assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
+  key = base64.b64encode(b"optax-dist/run/log/0").decode()
+  value = base64.b64encode(b"forged").decode()
+  cluster.post(0, "kv/put", {"key": key, "value": value})
+  one.begin("get", "log/0")
+  two.store.watch(0, "log")
+  for each in (one, two):
+    lost = each.wait_for(
+      lambda events: [e for e in events if isinstance(e, interface.StoreLost)]
+    )
+    assert "'optax-dist/run/log/0' has a value that no member" in lost[0].reason
+    assert cluster.endpoints[0] in lost[0].reason
+  one.begin("get", "log/0")
+  assert one.wait_long(0.2) == []
+
+
+def test_a_value_is_good_for_its_key_secret_and_run_only(cluster, connect):
+  one = connect()
+  assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
+  folder = b"optax-dist/run/log/"
+  read = {"key": base64.b64encode(folder + b"0").decode()}
+  sealed = cluster.post(0, "kv/range", read)["kvs"][0]["value"]
+  copy = {"key": base64.b64encode(folder + b"1").decode(), "value": sealed}
+  cluster.post(0, "kv/put", copy)
+  one.begin("get", "log/1")
+  stranger = connect(secret=b"another secret!!")
+  stranger.begin("get", "log/0")
+  for each in (one, stranger):
+    each.wait_for(
+      lambda events: (
+        isinstance(events[-1], interface.StoreLost) if events else False
+      )
+    )
+  assert connect(run="run2").ask("get", "log/0").value is None
+
+
+def test_a_cluster_that_was_wiped_is_lost(cluster, connect):
+  one = connect()
+  for key in range(5):
+    one.ask("put", f"log/{key}", b"x")
+  for index in range(3):
+    cluster.kill(index)
+    cluster.forget(index)
+  for index in range(3):
+    cluster.start(index)
+  for index in range(3):
+    cluster.wait(index)
+  one.begin("get", "log/0")
+  lost = one.wait_for(
+    lambda events: [e for e in events if isinstance(e, interface.StoreLost)]
+  )
+  assert "the cluster was made anew" in lost[0].reason
+
+
+def test_a_user_logs_in(tmp_path):
+  cluster = etcd_cluster.Cluster(tmp_path, 1)
+  try:
+    for path, body in (
+      ("user/add", {"name": "root", "password": "pass word"}),
+      ("role/add", {"name": "root"}),
+      ("user/grant", {"user": "root", "role": "root"}),
+      ("enable", {}),
+    ):
+      cluster.post(0, f"auth/{path}", body)
+    answers = []
+    for login in ("root:pass%20word@", "root:wrong@", ""):
+      place = urls.parse(cluster.url.replace("//", "//" + login))
+      one = owners.Owner(
+        lambda wake, place=place: etcd.EtcdStore(place, SECRET, "run", wake)
+      )
+      answers.append(one.ask("put", "log/0", b"x"))
+      assert "pass" not in one.store.address
+      one.store.close()
+    assert isinstance(answers[0], interface.Done)
+    for answer in answers[1:]:
+      assert isinstance(answer, interface.Refused)
+  finally:
+    cluster.close()

@@ -1,0 +1,196 @@
+"""What every store promises, tried at each of them."""
+
+import contextlib
+import itertools
+import threading
+
+import etcd_cluster
+import owners
+import pytest
+
+from optax_dist.coordinator.store import etcd, in_process, interface, urls
+
+_runs = itertools.count()
+SECRET = b"0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+  made = etcd_cluster.Cluster(tmp_path_factory.mktemp("etcd"))
+  yield made
+  made.close()
+
+
+class _Clients(contextlib.ExitStack):
+  """Makes owners of clients, and closes the clients in the end."""
+
+  def __init__(self, connect):
+    super().__init__()
+    self._connect, self._count = connect, 0
+
+  def __call__(self):
+    name = f"client{self._count}"
+    self._count += 1
+    made = owners.Owner(lambda wake: self._connect(name, wake))
+    self.callback(made.store.close)
+    return made
+
+
+@pytest.fixture(
+  params=[
+    "in-process",
+    pytest.param("etcd", marks=etcd_cluster.needs_etcd),
+  ]
+)
+def connect(request):
+  """A function that connects one more client to an empty store."""
+  if request.param == "in-process":
+    store = in_process.InProcessStore()
+    made = _Clients(store.connect)
+  else:
+    place = urls.parse(request.getfixturevalue("cluster").url)
+    run = f"run{next(_runs)}"
+    made = _Clients(lambda name, wake: etcd.EtcdStore(place, SECRET, run, wake))
+  with made:
+    yield made
+
+
+def test_a_value_is_put_once_and_read_by_all(connect):
+  one, two = connect(), connect()
+  number = one.begin("put_if_absent", "log/0", b"mine")
+  assert one.answer(number) == interface.Done(number)
+  number = two.begin("put_if_absent", "log/0", b"yours")
+  assert two.answer(number) == interface.Conflict(number, b"mine")
+  for each in (one, two):
+    assert each.ask("get", "log/0").value == b"mine"
+    assert each.ask("get", "log/1").value is None
+
+
+def test_of_many_who_put_at_once_one_succeeds(connect):
+  clients = [connect() for _ in range(6)]
+  together = threading.Barrier(len(clients))
+  answers = {}
+
+  def put(index):
+    together.wait(10.0)
+    value = b"from %d" % index
+    numbers = [
+      clients[index].begin("put_if_absent", f"log/{key}", value)
+      for key in range(20)
+    ]
+    answers[index] = [clients[index].answer(n) for n in numbers]
+
+  threads = [threading.Thread(target=put, args=(i,)) for i in range(6)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(60.0)
+  for key in range(20):
+    done = [i for i, a in answers.items() if isinstance(a[key], interface.Done)]
+    assert len(done) == 1
+    others = {a[key].value for i, a in answers.items() if i not in done}
+    assert others == {b"from %d" % done[0]}
+
+
+def test_nobody_is_beaten_by_an_earlier_try_of_its_own(connect):
+  one = connect()
+  for _ in range(2):
+    answer = one.ask("put_if_absent", "log/0", b"mine")
+    assert isinstance(answer, interface.Done)
+
+
+def test_put_replaces_and_delete_makes_room_again(connect):
+  one = connect()
+  for value in (b"1", b"2"):
+    assert isinstance(one.ask("put", "beat", value), interface.Done)
+    assert one.ask("get", "beat").value == value
+  assert isinstance(one.ask("delete", ["beat", "other"]), interface.Done)
+  assert one.ask("get", "beat").value is None
+  answer = one.ask("put_if_absent", "beat", b"3")
+  assert isinstance(answer, interface.Done)
+
+
+def test_answers_come_in_order_and_once_each(connect):
+  one = connect()
+  numbers = []
+  for key in range(40):
+    numbers.append(one.begin("put_if_absent", f"log/{key}", b"%d" % key))
+    numbers.append(one.begin("get", f"log/{key}"))
+  one.answer(numbers[-1])
+  assert [e.request for e in one.events] == numbers
+  assert [e.value for e in one.events[1::2]] == [b"%d" % k for k in range(40)]
+
+
+def test_a_watch_tells_what_is_there_and_then_what_comes(connect):
+  one, two = connect(), connect()
+  before = [(f"log/{key}", b"%d" % key) for key in (3, 1, 20)]
+  after = [(f"log/{key}", b"%d" % key) for key in (2, 100, 7)]
+  for key, value in [*before, ("logs/1", b""), ("log", b""), ("log/9", b"x")]:
+    two.ask("put_if_absent", key, value)
+  two.ask("delete", ["log/9"])
+  one.store.watch(5, "log")
+  one.wait_for(lambda events: interface.Current(5) in events)
+  assert one.changes(5) == before
+  assert one.events[-1] == interface.Current(5)
+  for key, value in [*after, ("hello/1", b"")]:
+    two.ask("put_if_absent", key, value)
+    two.ask("put_if_absent", key, b"in vain")
+  one.wait_for(lambda _: len(one.changes(5)) >= 6)
+  assert one.changes(5) == before + after
+  two.ask("put", "log/1", b"anew")
+  one.wait_for(lambda _: len(one.changes(5)) > 6)
+  assert one.changes(5)[-1] == ("log/1", b"anew")
+
+
+def test_an_ended_watch_tells_nothing_more(connect):
+  one = connect()
+  one.store.watch(0, "log")
+  one.store.watch(1, "log")
+  one.wait_for(
+    lambda e: interface.Current(0) in e and interface.Current(1) in e
+  )
+  one.ask("put", "log/0", b"")
+  one.wait_for(lambda _: one.changes(0) and one.changes(1))
+  one.begin("put", "log/1", b"")
+  one.store.unwatch(0)
+  one.wait_for(lambda _: len(one.changes(1)) == 2)
+  assert len(one.changes(0)) == 1
+
+
+@pytest.mark.parametrize("key", ["", "/log", "log//1", "log/1/", "a b", "é"])
+def test_what_is_no_key_is_refused_at_once(connect, key):
+  one = connect()
+  for ask in (
+    lambda: one.store.put_if_absent(0, key, b"", 1.0),
+    lambda: one.store.put(0, key, b"", 1.0),
+    lambda: one.store.get(0, key, 1.0),
+    lambda: one.store.delete(0, ["log/1", key], 1.0),
+    lambda: one.store.watch(0, key),
+  ):
+    with pytest.raises(ValueError, match="A key is a path such as log/17"):
+      ask()
+
+
+def test_a_value_of_the_largest_size_and_no_more(connect):
+  one = connect()
+  value = bytes(interface.MAX_VALUE)
+  assert isinstance(one.ask("put", "log/0", value), interface.Done)
+  assert one.ask("get", "log/0").value == value
+  with pytest.raises(ValueError, match=r"for 'log/0' has 1,048,577 bytes"):
+    one.store.put(0, "log/0", value + b"x", 1.0)
+  too_many = [f"log/{key}" for key in range(interface.MAX_KEYS + 1)]
+  with pytest.raises(ValueError, match="At most 128 keys"):
+    one.store.delete(0, too_many, 1.0)
+  assert isinstance(one.ask("delete", too_many[1:]), interface.Done)
+
+
+def test_nothing_is_left_of_a_client_that_is_closed(connect):
+  before = threading.active_count()
+  one, two = connect(), connect()
+  one.store.watch(0, "log")
+  one.wait_for(lambda events: interface.Current(0) in events)
+  one.store.close()
+  one.store.close()
+  two.ask("put", "log/0", b"")
+  two.store.close()
+  assert threading.active_count() == before

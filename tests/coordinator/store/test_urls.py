@@ -1,0 +1,64 @@
+"""Where a store is, as people write it."""
+
+import pytest
+
+from optax_dist.coordinator.store import urls
+
+
+def test_each_kind():
+  assert urls.parse("in-process") == urls.InProcess()
+  assert urls.parse("tcp://host:29300") == urls.Tcp("host:29300")
+  assert urls.parse("tcp://[::1]:29300/") == urls.Tcp("[::1]:29300")
+  assert urls.parse("etcd://a,b:23790,[::1]") == urls.Etcd(
+    ("a:2379", "b:23790", "[::1]:2379")
+  )
+
+
+def test_login_and_certificates():
+  place = urls.parse(
+    "etcds://me:p%40ss@a,b?ca=/ca.pem&cert=me.pem&key=me.key&prefix=team"
+  )
+  assert place == urls.Etcd(
+    ("a:2379", "b:2379"),
+    "me",
+    "p@ss",
+    True,
+    "/ca.pem",
+    "me.pem",
+    "me.key",
+    "team",
+  )
+  assert "p@ss" not in repr(place)
+
+
+@pytest.mark.parametrize(
+  ("url", "why"),
+  [
+    ("", "begins with none of these"),
+    ("host:29300", "begins with none of these"),
+    ("redis://a:1", "begins with none of these"),
+    ("tcp://host", "'host' is no host and port"),
+    ("tcp://a:1,b:2", "one host and port"),
+    ("tcp://a:1?tls=1", "one host and port"),
+    ("tcp://:1", "is no host and port"),
+    ("tcp://a:0", "is no host and port"),
+    ("tcp://a:99999", "Port out of range"),
+    ("etcd://", "'' is no host and port"),
+    ("etcd://a,,b", "'' is no host and port"),
+    ("etcd://a,b/deep", "'b/deep' is no host and port"),
+    ("etcd://a,a:2379", "a server twice"),
+    ("etcd://a?colour=red", "no option 'colour'"),
+    ("etcd://a?ca=ca.pem", "certificates are for etcds://"),
+    ("etcds://a?cert=me.pem", "cert and key belong together"),
+  ],
+)
+def test_what_is_wrong_is_named(url, why):
+  with pytest.raises(ValueError, match=r"A store is in-process, tcp") as error:
+    urls.parse(url)
+  assert why in str(error.value)
+
+
+def test_no_password_is_shown():
+  with pytest.raises(ValueError, match="no option") as error:
+    urls.parse("etcd://me:hidden@a?x=1")
+  assert "hidden" not in str(error.value)
