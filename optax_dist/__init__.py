@@ -16,10 +16,11 @@ from optax_dist.states.center import (
   resize_from_center,
 )
 from optax_dist.states.local_params import local_params
+from optax_dist.states.place import place
 from optax_dist.states.report import SyncReport, sync_report
 from optax_dist.states.resize import resize_replicas
 from optax_dist.states.slots import get_slot, slot_names
-from optax_dist.states.specs import state_axes, state_specs
+from optax_dist.states.specs import state_axes, state_shardings, state_specs
 from optax_dist.transforms.cross_shard import cross_shard
 from optax_dist.transforms.elastic_average import (
   ElasticAverageState,
@@ -37,6 +38,7 @@ from optax_dist.transforms.local_updates import (
   LocalUpdatesState,
   local_updates,
 )
+from optax_dist.transforms.per_replica import OwnState, per_replica
 from optax_dist.transforms.presets import bmuf, diloco, local_sgd, slowmo
 from optax_dist.transforms.schedules import (
   SettablePeriod,
@@ -63,6 +65,7 @@ __all__ = [
   "IndexedSlices",
   "LocalReplica",
   "LocalUpdatesState",
+  "OwnState",
   "PerReplica",
   "SettablePeriod",
   "StreamingUpdatesState",
@@ -86,6 +89,8 @@ __all__ = [
   "local_updates",
   "lookup_value_and_grad",
   "optimizers",
+  "per_replica",
+  "place",
   "post_local_period",
   "quorum",
   "reset_to_center",
@@ -96,6 +101,7 @@ __all__ = [
   "slot_names",
   "slowmo",
   "state_axes",
+  "state_shardings",
   "state_specs",
   "streaming_traffic",
   "streaming_updates",

@@ -53,16 +53,15 @@ def train(steps=100, batch_size=16):
   )
   # What is equal on all replicas is P(), what belongs to one P("data"). Made
   # where it will be: no process holds another one's part.
-  specs = optax_dist.state_specs(
-    jax.eval_shape(lambda key: tx.init(init(key)), jax.random.key(0)), "data"
+  everywhere, by_replica = (
+    NamedSharding(mesh, P()),
+    NamedSharding(mesh, P("data")),
   )
-  shardings = lambda specs: jax.tree.map(
-    lambda spec: NamedSharding(mesh, spec),
-    specs,
-    is_leaf=lambda x: isinstance(x, P),
-  )
-  params = jax.jit(init, out_shardings=shardings(P()))(jax.random.key(0))
-  state = jax.jit(tx.init, out_shardings=shardings(specs))(params)
+  params = jax.jit(init, out_shardings=everywhere)(jax.random.key(0))
+  shapes = jax.eval_shape(tx.init, params)
+  specs = optax_dist.state_specs(shapes, "data")
+  shardings = optax_dist.state_shardings(mesh, shapes, "data")
+  state = jax.jit(tx.init, out_shardings=shardings)(params)
 
   def step(params, state, images, labels, arrived):
     own = optax_dist.local_params(params, "data")
@@ -82,7 +81,7 @@ def train(steps=100, batch_size=16):
   )
   # Each process hands in the rows of its own devices.
   together = lambda rows: jax.make_array_from_process_local_data(
-    shardings(P("data")), rows
+    by_replica, rows
   )
   batches = own_batches(batch_size * jax.local_device_count())
   for i in range(steps):

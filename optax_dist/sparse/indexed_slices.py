@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from optax_dist.sparse import _flax
+
 
 @jax.tree_util.register_pytree_with_keys_class
 class IndexedSlices:
@@ -66,6 +68,7 @@ class IndexedSlices:
       ValueError: If the shapes do not fit, or if an index is negative or
         greater than ``dense_shape[0]`` (seen only outside of ``jax.jit``).
     """
+    _flax.register(type(self))
     self.values = jnp.asarray(values)
     self.indices = jnp.asarray(indices)
     self.dense_shape = tuple(int(size) for size in dense_shape)
@@ -100,6 +103,7 @@ class IndexedSlices:
   @classmethod
   def tree_unflatten(cls, dense_shape, children):
     """Makes slices of whatever JAX puts in, unchecked."""
+    _flax.register(cls)
     slices = object.__new__(cls)
     slices.values, slices.indices = children
     slices.dense_shape = dense_shape

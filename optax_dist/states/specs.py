@@ -1,60 +1,150 @@
 """Which parts of a state belong to one replica, and how they are sharded."""
 
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes
+from optax_dist._internal.gradient_sum import SparseSum
 from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist.sparse.indexed_slices import IndexedSlices
+
+_Dims = tuple[Any, ...]
 
 
-def _is_per_replica(node: Any) -> bool:
-  return isinstance(node, PerReplica)
+def state_specs(
+  state: Any,
+  axis_name: axes.AxisNames,
+  *,
+  inner_axes: Sequence[axes.AxisNames] = (),
+  param_specs: Any = None,
+  params: Any = None,
+) -> Any:
+  """Returns the PartitionSpecs of an optimizer state.
 
-
-def _mark(state: Any, per_replica: Any, replicated: Any) -> Any:
-  def mark(node):
-    if _is_per_replica(node):
-      return jax.tree.map(lambda _: per_replica, node)
-    return replicated
-
-  return jax.tree.map(mark, state, is_leaf=_is_per_replica)
-
-
-def state_specs(state: Any, axis_name: axes.AxisNames) -> Any:
-  """Returns the PartitionSpecs of an optimizer state, for ``jax.shard_map``.
+  They fit ``in_specs`` and ``out_specs`` of ``jax.shard_map``, and
+  :func:`optax_dist.place`. With ``param_specs``, each array that mirrors a
+  parameter (a momentum, a center, a sum of gradients) is sharded as that
+  parameter is, behind the replica axis where it belongs to one replica. Such
+  arrays are found as ``optax.tree.map_params`` finds them: they lie in a tree of
+  the parameters' structure, in which masked ones may be missing.
 
   Args:
     state: an optax state, or its ``jax.eval_shape``, with states of this library
       anywhere in it.
     axis_name: the mesh axis, or a sequence of axes, that the replicas lie along.
+    inner_axes: where a replica is itself made of replicas, as with
+      ``sync_replicas`` inside of ``diloco``: the axis, or axes, of the inner ones,
+      an entry per level from the outside in. ``axis_name`` is the outermost.
+    param_specs: a pytree like the parameters of ``PartitionSpec`` (of one
+      replica's parameters, without the replica axis); None where the parameters
+      are not sharded. What ``flax.linen.get_partition_spec(params)`` and
+      ``flax.nnx.get_partition_spec(state)`` return fits as it is.
+    params: the parameters, or their shapes. Needed where the state has trees like
+      the parameters but with arrays of other shapes, such as the factors of
+      Adafactor, which then count as not sharded; and where ``param_specs`` is
+      only a prefix of the parameters' structure.
 
   Returns:
     A pytree like ``state``: ``PartitionSpec(axis_name)`` for what belongs to one
-    replica, ``PartitionSpec()`` for what is equal on all.
+    replica and is like no sharded parameter, ``PartitionSpec()`` for what is equal
+    everywhere.
+
+  Raises:
+    ValueError: if the state nests replicas deeper than there are axes; if
+      ``params`` is needed; or for the sum of sparse gradients of a table whose
+      rows are sharded.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.sync_replicas(
-    ...   optax.sgd(0.1), "data", replicas_to_aggregate=3, total_num_replicas=4
+    ...   optax.adam(1e-3), "data", replicas_to_aggregate=3, total_num_replicas=4
     ... )
-    >>> specs = optax_dist.state_specs(tx.init(jnp.zeros(2)), "data")
+    >>> state = tx.init({"w": jnp.zeros((2, 6))})
     >>> P = jax.sharding.PartitionSpec
-    >>> specs.global_step == P(), specs.replica.value.local_step == P("data")
-    (True, True)
+    >>> specs = optax_dist.state_specs(
+    ...   state, "data", param_specs={"w": P(None, "model")}
+    ... )
+    >>> specs.inner_state[0].mu["w"], specs.inner_state[0].count
+    (P(None, 'model'), P())
+    >>> specs.replica.value.gradient_sum["w"]
+    P('data', None, 'model')
+    >>> specs.replica.value.local_step
+    P('data',)
   """
-  names = axes.canonical_names(axis_name)
-  spec = PartitionSpec(names if len(names) > 1 else names[0])
-  return _mark(state, spec, PartitionSpec())
+  levels = tuple(
+    _joint(axes.canonical_names(names)) for names in (axis_name, *inner_axes)
+  )
+  mirrors = None
+  if param_specs is not None:
+    mirrors = _Mirrors(param_specs, params)
+  specs = _walk(state, levels, 0, mirrors)
+  if mirrors is not None:
+    mirrors.check_shapes()
+  return specs
 
 
-def state_axes(state: Any) -> Any:
+def state_shardings(
+  mesh: jax.sharding.Mesh,
+  state: Any,
+  axis_name: axes.AxisNames,
+  *,
+  inner_axes: Sequence[axes.AxisNames] = (),
+  param_specs: Any = None,
+  params: Any = None,
+) -> Any:
+  """Returns the shardings of an optimizer state, for ``jax.jit``.
+
+  Args:
+    mesh: the mesh.
+    state: as for :func:`state_specs`, as are the others.
+    axis_name: see there.
+    inner_axes: see there.
+    param_specs: see there.
+    params: see there.
+
+  Returns:
+    A pytree like ``state`` of ``jax.sharding.NamedSharding``.
+
+  Example:
+    A state that is made where it belongs, and nowhere else:
+
+    >>> import jax, jax.numpy as jnp, optax, optax_dist
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> tx = optax_dist.sync_replicas(
+    ...   optax.adam(1e-3), "data", replicas_to_aggregate=1, total_num_replicas=1
+    ... )
+    >>> params = {"w": jnp.zeros(2)}
+    >>> shardings = optax_dist.state_shardings(
+    ...   mesh, jax.eval_shape(tx.init, params), "data"
+    ... )
+    >>> state = jax.jit(tx.init, out_shardings=shardings)(params)
+    >>> state.replica.value.local_step.sharding.spec
+    P('data',)
+  """
+  specs = state_specs(
+    state,
+    axis_name,
+    inner_axes=inner_axes,
+    param_specs=param_specs,
+    params=params,
+  )
+  return jax.tree.map(
+    lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec
+  )
+
+
+def state_axes(state: Any, *, depth: int = 0) -> Any:
   """Returns the batch axes of an optimizer state, for ``jax.vmap`` and ``pmap``.
 
   Args:
     state: an optax state, or its ``jax.eval_shape``, with states of this library
       anywhere in it.
+    depth: 0 for the outermost map over replicas; 1 for one inside of it, over the
+      replicas that each of these is made of; and so on.
 
   Returns:
     A pytree like ``state``, for ``in_axes`` and ``out_axes``: 0 for what belongs
@@ -69,4 +159,225 @@ def state_axes(state: Any) -> Any:
     >>> state_axes.global_step, state_axes.replica.value.local_step
     (None, 0)
   """
-  return _mark(state, 0, None)
+
+  def mark(node, level):
+    if isinstance(node, PerReplica):
+      return PerReplica(
+        jax.tree.map(
+          lambda part: mark(part, level + 1),
+          node.value,
+          is_leaf=_is_per_replica,
+        )
+      )
+    return 0 if level > depth else None
+
+  return jax.tree.map(lambda x: mark(x, 0), state, is_leaf=_is_per_replica)
+
+
+def is_spec(x: Any) -> bool:
+  """Whether ``x`` is one PartitionSpec; for ``is_leaf=``."""
+  return isinstance(x, PartitionSpec)
+
+
+def _is_per_replica(node: Any) -> bool:
+  return isinstance(node, PerReplica)
+
+
+def _joint(names: Sequence[axes.AxisName]) -> Any:
+  return tuple(names) if len(names) > 1 else names[0]
+
+
+def _walk(node: Any, levels: _Dims, depth: int, mirrors: Any) -> Any:
+  """Returns the specs of a part of a state that lies in ``depth`` replicas."""
+  replica = levels[:depth]
+  if isinstance(node, PerReplica):
+    if depth == len(levels):
+      raise ValueError(
+        "The state has a part of one replica inside a part of one replica, as"
+        " with sync_replicas inside of diloco: give the axes of the inner"
+        " replicas with `inner_axes`."
+      )
+    return PerReplica(_walk(node.value, levels, depth + 1, mirrors))
+  if mirrors is not None:
+    specs = mirrors.specs_of(node, levels, depth)
+    if specs is not None:
+      return specs
+  if jax.tree_util.all_leaves([node]):
+    return PartitionSpec(*replica)
+  children, treedef = _children(node)
+  return treedef.unflatten(
+    [_walk(child, levels, depth, mirrors) for child in children]
+  )
+
+
+def _children(node: Any) -> tuple[list[Any], Any]:
+  return jax.tree.flatten(node, is_leaf=lambda x: x is not node)
+
+
+class _Mirrors:
+  """The parameters' specs, and the parts of a state that are like them."""
+
+  def __init__(self, param_specs: Any, params: Any):
+    specs = jax.tree.map(_unboxed, param_specs, is_leaf=_is_spec_or_box)
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    wrong = [x for x in leaves if not is_spec(x)]
+    if wrong:
+      raise ValueError(
+        "`param_specs` must be a pytree of PartitionSpec like the parameters, got"
+        f" a {type(wrong[0]).__name__} in it."
+      )
+    self.shapes: dict[int, Any] | None = None
+    if params is not None:
+      unboxed = jax.tree.map(_unboxed, params, is_leaf=_is_box)
+      specs = jax.tree.map(
+        lambda spec, part: jax.tree.map(lambda _: spec, part),
+        specs,
+        unboxed,
+        is_leaf=is_spec,
+      )
+      self.shapes = dict(
+        enumerate(tuple(x.shape) for x in jax.tree.leaves(unboxed))
+      )
+    # Each spec gets the number of its parameter, to compare shapes by.
+    numbers = iter(range(len(jax.tree.leaves(specs, is_leaf=is_spec))))
+    self.tree = jax.tree.map(
+      lambda spec: _Numbered(next(numbers), spec), specs, is_leaf=is_spec
+    )
+    self.seen: dict[int, set[_Dims]] = {}
+
+  def specs_of(self, node: Any, levels: _Dims, depth: int) -> Any:
+    """Returns the specs of a node that is like the parameters; None if not."""
+    found: list[Callable[[], None]] = []
+    specs = _match(node, self.tree, found)
+    if specs is None or not found:
+      return None
+    return jax.tree.map(
+      lambda leaf: self._spec(leaf, levels, depth),
+      specs,
+      is_leaf=lambda x: isinstance(x, _Found),
+    )
+
+  def _spec(self, found: "_Found", levels: _Dims, depth: int) -> Any:
+    spec, leaf = found.param.spec, found.leaf
+    replica = levels[:depth]
+    if isinstance(leaf, PerReplica):
+      # A flat part of the parameter, as `sharded` makes it: the shards of all
+      # model axes lie one behind the other.
+      if depth == len(levels):
+        raise ValueError(
+          "The state has a part of one replica inside a part of one replica:"
+          " give the axes of the inner replicas with `inner_axes`."
+        )
+      replica = levels[: depth + 1]
+      names = _names_in(spec)
+      model = (_joint(names),) if names else ()
+      return PerReplica(PartitionSpec(*replica, *model))
+    if isinstance(leaf, SparseSum):
+      return _sparse_spec(leaf, spec, replica)
+    shape = tuple(leaf.shape)[depth:]
+    if self.shapes is not None:
+      same = shape == self.shapes[found.param.number]
+      return PartitionSpec(*replica, *(spec if same else ()))
+    if not shape or not _names_in(spec):
+      return PartitionSpec(*replica)
+    self.seen.setdefault(found.param.number, set()).add(shape)
+    return PartitionSpec(*replica, *spec)
+
+  def check_shapes(self) -> None:
+    """Raises where arrays like one parameter differ in shape."""
+    for shapes in self.seen.values():
+      if len(shapes) > 1:
+        raise ValueError(
+          "The state has arrays of different shapes for one parameter,"
+          f" {sorted(shapes)}: give `params`, to tell which of them are sharded"
+          " as it is."
+        )
+
+
+class _Numbered:
+  """The spec of a parameter, and the parameter's number."""
+
+  def __init__(self, number: int, spec: PartitionSpec):
+    self.number = number
+    self.spec = spec
+
+
+class _Found:
+  """What a state has in the place of a parameter."""
+
+  def __init__(self, leaf: Any, param: _Numbered):
+    self.leaf = leaf
+    self.param = param
+
+
+def _match(node: Any, specs: Any, found: list) -> Any:
+  """Returns ``node`` with :class:`_Found` for its leaves; None if unlike."""
+  if isinstance(specs, _Numbered):
+    if isinstance(node, PerReplica | SparseSum):
+      found.append(node)
+      return _Found(node, specs)
+    treedef: Any
+    leaves, treedef = jax.tree.flatten(node)
+    # One leaf that is in something is in a box of Flax.
+    if len(leaves) > 1:
+      return None
+    found.extend(leaves)
+    return treedef.unflatten([_Found(leaf, specs) for leaf in leaves])
+  if not jax.tree.leaves(node):
+    return node  # A masked part.
+  children, treedef = _children(node)
+  of_specs, treedef_of_specs = _children(specs)
+  if jax.tree_util.all_leaves([node]) or treedef != treedef_of_specs:
+    return None
+  matched = []
+  for child, of_child in zip(children, of_specs, strict=True):
+    match = _match(child, of_child, found)
+    if match is None and child is not None:
+      return None
+    matched.append(match)
+  return treedef.unflatten(matched)
+
+
+def _names_in(spec: PartitionSpec) -> list[axes.AxisName]:
+  names: list[axes.AxisName] = []
+  for entry in spec:
+    if entry is not None:
+      names += entry if isinstance(entry, tuple) else (entry,)
+  return names
+
+
+def _sparse_spec(total: SparseSum, spec: PartitionSpec, replica: _Dims) -> Any:
+  if len(spec) and spec[0] is not None:
+    raise ValueError(
+      "The sum of sparse gradients of a table can't be sharded by rows, as"
+      f" `param_specs` has it with {spec}: each shard would hold other rows."
+      " Shard the table by columns."
+    )
+  slots: Any = PartitionSpec(*replica)
+  return SparseSum(
+    IndexedSlices.tree_unflatten(
+      total.slices.dense_shape,
+      (PartitionSpec(*replica, None, *spec[1:]) if spec else slots, slots),
+    ),
+    slots,
+  )
+
+
+def _is_box(x: Any) -> bool:
+  """Whether ``x`` is a box that Flax keeps a parameter and its axes in."""
+  nnx = sys.modules.get("flax.nnx")
+  if nnx is not None and isinstance(x, nnx.Variable):
+    return True
+  meta = sys.modules.get("flax.core.meta")
+  return meta is not None and isinstance(x, meta.AxisMetadata)
+
+
+def _is_spec_or_box(x: Any) -> bool:
+  return is_spec(x) or _is_box(x)
+
+
+def _unboxed(x: Any) -> Any:
+  if not _is_box(x):
+    return x
+  (value,) = jax.tree.leaves(x, is_leaf=is_spec)
+  return value

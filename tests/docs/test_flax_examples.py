@@ -13,7 +13,6 @@ import optax
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
@@ -69,14 +68,7 @@ def _mesh():
 
 
 def _place(tree, specs):
-  return jax.device_put(
-    tree,
-    jax.tree.map(
-      lambda spec: NamedSharding(_mesh(), spec),
-      specs,
-      is_leaf=lambda x: isinstance(x, P),
-    ),
-  )
+  return optax_dist.place(tree, _mesh(), specs)
 
 
 def _of_those_who_come(batch, arrived):

@@ -187,16 +187,9 @@ def stepper(map_name: str, fn, state, size: int):
 
 
 def _placer(where, specs):
-  sharding = lambda spec: NamedSharding(where, spec)
-  shardings = jax.tree.map(sharding, specs, is_leaf=lambda x: isinstance(x, P))
-
-  def place(state, args):
-    return (
-      jax.device_put(state, shardings),
-      jax.device_put(args, sharding(P(AXIS))),
-    )
-
-  return place
+  return lambda state, args: optax_dist.place(
+    (state, args), where, (specs, P(AXIS))
+  )
 
 
 def _result_on_host(result_and_state):

@@ -1,11 +1,14 @@
 """Tests of which parts of a state belong to one replica, through wrappers."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
 import pytest
+from flax import nnx
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
@@ -120,3 +123,245 @@ def test_a_block_of_several_replicas_is_refused(shape):
   assert f"of {shape[0]} replicas" in str(info.value)
   assert "optax_dist.state_specs(state" in str(info.value)
   assert "optax_dist.state_axes(state)" in str(info.value)
+
+
+MODEL = {
+  "w": jax.ShapeDtypeStruct((6, 4), jnp.float32),
+  "b": jax.ShapeDtypeStruct((4,), jnp.float32),
+}
+MODEL_SPECS = {"w": P(None, "model"), "b": P("model")}
+
+
+def _own(spec):
+  return P(maps.AXIS, *spec)
+
+
+class TestParamSpecs:
+  """What mirrors a parameter is sharded as it is."""
+
+  def test_sync_replicas(self):
+    tx = optax_dist.sync_replicas(
+      optax.chain(optax.clip(1.0), optax.adam(0.1)),
+      maps.AXIS,
+      replicas_to_aggregate=N,
+      total_num_replicas=N,
+      variable_averages=0.9,
+      variables_to_average={"w": True, "b": False},
+    )
+    state = jax.eval_shape(tx.init, MODEL)
+    specs = optax_dist.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
+    adam = specs.inner_state[1][0]
+    assert adam.mu == adam.nu == MODEL_SPECS
+    assert adam.count == specs.ticks == P()
+    assert specs.averages == {
+      "w": MODEL_SPECS["w"],
+      "b": optax.MaskedNode(),
+    }
+    own = specs.replica.value
+    assert own.gradient_sum == jax.tree.map(
+      _own, MODEL_SPECS, is_leaf=lambda x: isinstance(x, P)
+    )
+    assert own.local_step == P(maps.AXIS)
+    assert jax.tree.structure(state) == jax.tree.structure(
+      specs, is_leaf=lambda x: isinstance(x, P)
+    )
+
+  def test_masks_leave_gaps(self):
+    tx = optax.masked(optax.trace(0.9), {"w": True, "b": False})
+    specs = optax_dist.state_specs(
+      jax.eval_shape(tx.init, MODEL), maps.AXIS, param_specs=MODEL_SPECS
+    )
+    assert specs.inner_state.trace["w"] == MODEL_SPECS["w"]
+
+  def test_one_array_and_its_counters(self):
+    state = jax.eval_shape(optax.adam(0.1).init, MODEL["w"])
+    specs = optax_dist.state_specs(
+      state, maps.AXIS, param_specs=P("model", None)
+    )
+    assert specs[0].mu == P("model", None)
+    assert specs[0].count == P()
+
+  def test_factors_need_the_parameters(self):
+    tx = optax.scale_by_factored_rms(min_dim_size_to_factor=2)
+    state = jax.eval_shape(tx.init, MODEL)
+    with pytest.raises(ValueError, match=r"different shapes.*give `params`"):
+      optax_dist.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
+    specs = optax_dist.state_specs(
+      state, maps.AXIS, param_specs=MODEL_SPECS, params=MODEL
+    )
+    assert specs.v_row["w"] == specs.v_col["w"] == specs.v["w"] == P()
+    assert specs.v["b"] == MODEL_SPECS["b"]
+
+  def test_a_prefix_needs_the_parameters(self):
+    state = jax.eval_shape(optax.trace(0.9).init, MODEL)
+    with pytest.raises(ValueError, match="give `params`"):
+      optax_dist.state_specs(state, maps.AXIS, param_specs=P("model"))
+    specs = optax_dist.state_specs(
+      state, maps.AXIS, param_specs=P("model"), params=MODEL
+    )
+    assert specs.trace == {"w": P("model"), "b": P("model")}
+
+  def test_the_sum_of_sparse_gradients(self):
+    tx = optax_dist.sync_replicas(
+      optax.sgd(0.1),
+      maps.AXIS,
+      replicas_to_aggregate=N,
+      total_num_replicas=N,
+      sparse_capacity={"w": 3, "b": None},
+    )
+    state = jax.eval_shape(tx.init, MODEL)
+    specs = optax_dist.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
+    total = specs.replica.value.gradient_sum["w"]
+    assert total.slices.values == P(maps.AXIS, None, "model")
+    assert total.slices.indices == total.touches == P(maps.AXIS)
+    with pytest.raises(ValueError, match="can't be sharded by rows"):
+      optax_dist.state_specs(
+        state, maps.AXIS, param_specs={"w": P("model"), "b": P()}
+      )
+
+  def test_what_is_no_spec_is_refused(self):
+    with pytest.raises(ValueError, match="must be a pytree of PartitionSpec"):
+      optax_dist.state_specs({}, maps.AXIS, param_specs={"w": "model"})
+
+
+class TestBoxes:
+  """Flax keeps a parameter's axes beside it."""
+
+  def test_linen(self):
+    kernel = nn.with_partitioning(nn.initializers.ones, (None, "model"))
+    net = nn.Dense(4, kernel_init=kernel)
+    params = net.init(jax.random.key(0), jnp.ones((1, 6)))["params"]
+    state = _tx(optax.trace(0.9)).init(params)
+    specs = optax_dist.state_specs(
+      state, maps.AXIS, param_specs=nn.get_partition_spec(params)
+    )
+    assert specs.inner_state.trace["kernel"].value == P(None, "model")
+    assert specs.inner_state.trace["bias"] == P()
+    own = specs.replica.value.gradient_sum
+    assert own["kernel"].value == P(maps.AXIS, None, "model")
+    mesh = jax.make_mesh(
+      (N, 2), (maps.AXIS, "model"), axis_types=(AxisType.Auto,) * 2
+    )
+    placed = optax_dist.place(state, mesh, specs)
+    trace = placed.inner_state.trace["kernel"].value
+    assert trace.sharding.spec == P(None, "model")
+
+  def test_nnx(self):
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
+    kernel = nnx.with_partitioning(nnx.initializers.ones, (None, "model"))
+    with jax.set_mesh(mesh):
+      net = nnx.Linear(6, 4, kernel_init=kernel, rngs=nnx.Rngs(0))
+      optimizer = nnx.Optimizer(net, _tx(optax.trace(0.9)), wrt=nnx.Param)
+    of_params = nnx.get_partition_spec(nnx.state(net, nnx.Param))
+    specs = optax_dist.state_specs(optimizer, maps.AXIS, param_specs=of_params)
+    trace = specs.opt_state.inner_state.trace
+    assert trace["kernel"].get_raw_value() == P(None, "model")
+    assert trace["bias"].get_raw_value() == P()
+    own = specs.opt_state.replica.value.gradient_sum
+    assert own["kernel"].get_raw_value() == P(maps.AXIS, None, "model")
+
+
+def _nested():
+  """DiLoCo over "dcn", each replica of which is four synchronous ones."""
+  inner = optax_dist.sync_replicas(
+    optax.sgd(0.5), "ici", replicas_to_aggregate=3, total_num_replicas=4
+  )
+  return optax_dist.local_updates(
+    inner, optax.sgd(1.0), "dcn", num_replicas=2, communication_period=2
+  )
+
+
+def _over_mesh(check_vma):
+  def run(step, params, state, args):
+    mesh = jax.make_mesh(
+      (2, 4), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2
+    )
+    specs = optax_dist.state_specs(state, "dcn", inner_axes=["ici"])
+
+    def body(params, state, args):
+      params, state = step(params[0], state, *(x[0, 0] for x in args))
+      return params[None], state
+
+    mapped = jax.shard_map(
+      body,
+      mesh=mesh,
+      in_specs=(P("dcn"), specs, P("dcn", "ici")),
+      out_specs=(P("dcn"), specs),
+      check_vma=check_vma,
+    )
+    state = optax_dist.place(state, mesh, specs)
+    return jax.jit(mapped)(params, state, args)
+
+  return run
+
+
+def _over_vmaps(step, params, state, args):
+  inner = optax_dist.state_axes(state, depth=1)
+  outer = optax_dist.state_axes(state)
+  step = jax.vmap(
+    step, in_axes=(None, inner, 0, 0), out_axes=(None, inner), axis_name="ici"
+  )
+  step = jax.vmap(
+    step, in_axes=(0, outer, 0, 0), out_axes=(0, outer), axis_name="dcn"
+  )
+  return jax.jit(step)(params, state, *args)
+
+
+@pytest.mark.parametrize(
+  "over",
+  [_over_mesh(False), _over_mesh(True), _over_vmaps],
+  ids=["shard_map", "shard_map_vma", "vmaps"],
+)
+def test_replicas_of_replicas(over):
+  """The numbers of both levels, and where their state lies."""
+  tx = _nested()
+  start = jnp.zeros(3)
+  state = tx.init(start)
+  gradients = np.random.default_rng(0).normal(size=(4, 2, 4, 3))
+  gradients = gradients.astype(np.float32)
+  arrived = np.tile(np.arange(4) != 3, (2, 1))
+
+  def step(params, state, gradient, arrived):
+    updates, state = tx.update(gradient, state, params, arrived=arrived)
+    return optax.apply_updates(params, updates), state
+
+  params = jnp.stack([start] * 2)
+  expected = np.zeros((2, 3), np.float32)
+  for t in range(4):
+    params, state = over(step, params, state, (gradients[t], arrived))
+    # Three of each four count; every other tick the two meet.
+    expected = expected - 0.5 * gradients[t, :, :3].mean(axis=1)
+    if t % 2:
+      expected = np.tile(expected.mean(axis=0), (2, 1))
+    np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
+  sync = state.replica.value.inner_state
+  assert sync.global_step.tolist() == [4, 4]
+  accepted = sync.replica.value.accepted
+  assert accepted.tolist() == [[4, 4, 4, 0]] * 2
+  assert sync.replica.value.gradient_sum.shape == (2, 4, 3)
+
+
+def test_a_level_without_an_axis_is_refused():
+  state = jax.eval_shape(_nested().init, jnp.zeros(3))
+  with pytest.raises(ValueError, match=r"give the axes .* `inner_axes`"):
+    optax_dist.state_specs(state, "dcn")
+  specs = optax_dist.state_specs(
+    state, "dcn", inner_axes=["ici"], param_specs=P("model")
+  )
+  assert specs.replica.value.local_step == P("dcn")
+  own = specs.replica.value.inner_state.replica.value
+  assert own.local_step == P("dcn", "ici")
+  assert own.gradient_sum == P("dcn", "ici", "model")
+  assert specs.center == P("model")
+
+
+def test_shardings_make_a_state_where_it_belongs():
+  mesh = maps.mesh(N)
+  tx = _tx(optax.adam(0.1))
+  shardings = optax_dist.state_shardings(
+    mesh, jax.eval_shape(tx.init, PARAMS), maps.AXIS
+  )
+  state = jax.jit(tx.init, out_shardings=shardings)(PARAMS)
+  total = state.replica.value.gradient_sum["w"]
+  assert {x.data.shape for x in total.addressable_shards} == {(1, 2)}
+  assert state.inner_state[0].mu["w"].sharding.is_fully_replicated

@@ -1,0 +1,174 @@
+"""Wrappers whose own state belongs to one replica."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist._internal import axes, own_params, replicas
+from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
+
+_USER = "per_replica"
+
+
+class OwnState(NamedTuple):
+  """What one replica holds of a state, see :func:`per_replica`.
+
+  Attributes:
+    local_step: calls of ``update`` so far (int32 scalar).
+    value: a part of the wrapped transformation's state, or all of it.
+  """
+
+  local_step: jax.Array
+  value: Any
+
+
+def per_replica(
+  tx: Any,
+  axis_name: axes.AxisNames,
+  *fields: str,
+  num_replicas: int | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Marks state of any transformation as belonging to one replica.
+
+  What stands before the communication sees each replica's own gradient, and so
+  its state differs from replica to replica, which nothing says of a stock
+  transformation's state. Here it is said, so that
+  :func:`optax_dist.state_specs` and :func:`optax_dist.state_axes` know it::
+
+    tx = optax_dist.per_replica(
+        optax.MultiSteps(
+            optax.chain(optax_dist.cross_shard("data"), optax.adam(1e-3)), 4
+        ),
+        "data",
+        "acc_grads",
+    )
+
+  adds up each replica's own gradients of four calls. The other fields of a
+  wrapper, its counters and the state of what it wraps, stay equal on all
+  replicas: a counter that decides on communication has to be.
+
+  Args:
+    tx: a transformation, or an ``optax.MultiSteps``.
+    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    *fields: names of fields in the state of ``tx`` that belong to one replica;
+      none for all of the state, as for ``optax.trace`` in a chain before
+      ``cross_shard``.
+    num_replicas: the number of replicas; None for the size of the axis. It must be
+      given where ``init`` is called outside of the map and of ``jax.set_mesh``.
+
+  Returns:
+    A :class:`optax.GradientTransformationExtraArgs` with the state of ``tx``, in
+    which each marked part is a :class:`PerReplica` of an :class:`OwnState`.
+
+  Raises:
+    ValueError: at construction, if ``num_replicas`` is not a positive integer; in
+      ``init``, if the number of replicas is not known, if a field is not there,
+      or if a part that is to be marked has marked parts in it already.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax.chain(
+    ...   optax_dist.per_replica(optax.trace(0.5), "data", num_replicas=2),
+    ...   optax_dist.cross_shard("data"),
+    ... )
+    >>> state = tx.init(jnp.zeros(()))
+    >>> state[0].value.value.trace
+    Array([0., 0.], dtype=float32)
+    >>> axes = optax_dist.state_axes(state)
+    >>> update = jax.vmap(
+    ...   tx.update, in_axes=(0, axes), out_axes=(0, axes), axis_name="data"
+    ... )
+    >>> updates, state = update(jnp.array([2.0, 4.0]), state)
+    >>> updates, state[0].value.value.trace
+    (Array([3., 3.], dtype=float32), Array([2., 4.], dtype=float32))
+  """
+  names = axes.canonical_names(axis_name)
+  own_params.check_count("num_replicas", num_replicas, or_none=True)
+  if isinstance(tx, optax.MultiSteps):
+    tx = tx.gradient_transformation()
+  tx = optax.with_extra_args_support(tx)
+
+  def init_fn(params):
+    count = replicas.at_init(_USER, names, num_replicas, "num_replicas")
+
+    def mark(part):
+      if any(
+        map(_is_per_replica, jax.tree.leaves(part, is_leaf=_is_per_replica))
+      ):
+        raise ValueError(
+          f"{_USER}: {fields or 'the state'} has parts of one"
+          " replica in it already, as that of sync_replicas. Name the fields of"
+          " the wrapper's own state, as in per_replica(optax.MultiSteps(...),"
+          ' axis_name, "acc_grads").'
+        )
+      own = OwnState(jnp.zeros([], jnp.int32), part)
+      return replicas.start(own, count, names)
+
+    return _on_parts(mark, tx.init(params), fields)
+
+  def update_fn(updates, state, params=None, **extra_args):
+    replicas.in_update(_USER, names, num_replicas, "num_replicas")
+    steps = []
+
+    def take(node):
+      own, leading = own_block(node, node.value.local_step, _USER)
+      steps.append((optax.safe_increment(own.local_step), leading))
+      return own.value
+
+    def put_back(part):
+      step, leading = steps.pop(0)
+      own = axes.cast_to_varying(OwnState(step, part), names)
+      return as_block(own, leading)
+
+    updates, state = tx.update(
+      updates, _on_parts(take, state, fields), params, **extra_args
+    )
+    return updates, _on_parts(put_back, state, fields)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _is_per_replica(node: Any) -> bool:
+  return isinstance(node, PerReplica)
+
+
+def _on_parts(
+  fun: Callable[[Any], Any], state: Any, fields: tuple[str, ...]
+) -> Any:
+  """Applies ``fun`` to the parts of a state that ``fields`` name, or to all.
+
+  The outermost ones of each name are meant.
+
+  Raises:
+    ValueError: if there is none of a name.
+  """
+  if not fields:
+    return fun(state)
+  missing, known = set(fields), set()
+
+  def walk(node):
+    if hasattr(node, "_fields") and not _is_per_replica(node):
+      known.update(node._fields)
+      missing.difference_update(node._fields)
+      return node._replace(
+        **{
+          name: fun(part) if name in fields else walk(part)
+          for name, part in zip(node._fields, node, strict=True)
+        }
+      )
+    if isinstance(node, list | tuple) and not _is_per_replica(node):
+      return type(node)(map(walk, node))
+    if isinstance(node, dict):
+      return {key: walk(part) for key, part in node.items()}
+    return node
+
+  state = walk(state)
+  if missing:
+    raise ValueError(
+      f"{_USER}: the state has no field {', '.join(map(repr, sorted(missing)))};"
+      f" it has {', '.join(sorted(known)) or 'none'}."
+    )
+  return state
