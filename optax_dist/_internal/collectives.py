@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes
+from optax_dist._internal import axes, materialize
 
 Groups = Sequence[Sequence[int]]
 
@@ -186,12 +186,16 @@ def _joined(
   if len(leaves) == 1:
     return [reduce(leaves[0])]
   total = reduce(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]))
-  ends = [0]
-  for leaf in leaves:
-    ends.append(ends[-1] + leaf.size)
+  # Slices at constant places would be as many kernels to compile.
+  starts = itertools.accumulate((leaf.size for leaf in leaves[:-1]), initial=0)
   return [
-    jnp.reshape(jax.lax.slice(total, (start,), (end,)), leaf.shape)
-    for leaf, start, end in zip(leaves, ends[:-1], ends[1:], strict=True)
+    jnp.reshape(
+      jax.lax.dynamic_slice(
+        total, (start,), (leaf.size,), allow_negative_indices=False
+      ),
+      leaf.shape,
+    )
+    for leaf, start in zip(leaves, materialize.integers([*starts]), strict=True)
   ]
 
 

@@ -1,0 +1,59 @@
+"""Scalars that the compiler for CPUs computes once and keeps in memory.
+
+XLA for CPUs compiles equal kernels once, and puts what is cheap to compute into
+every kernel that needs it. Both go wrong with hundreds of leaves: a scalar made of
+all leaves is computed again for each of them, and kernels that differ in nothing
+but a constant are compiled one by one. Either takes minutes. What a conditional
+returns is computed before it is used, and the kernels that use it are equal.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import axes
+
+
+def materialize(tree: Any) -> Any:
+  """Returns the same values, computed once where this is for a CPU.
+
+  Use it for scalars that are computed from many leaves and used with each.
+
+  Args:
+    tree: a pytree of scalar arrays.
+
+  Returns:
+    The same.
+
+  Example:
+    >>> materialize(jnp.asarray(True)).item()
+    True
+  """
+  if axes.platform() != "cpu":
+    return tree
+  return axes.cond(
+    _unknown_true(),
+    lambda: tree,
+    lambda: jax.tree.map(jnp.zeros_like, tree),
+  )
+
+
+def integers(values: Sequence[int]) -> list[jax.Array]:
+  """Returns constants that a kernel takes as arguments, on every platform.
+
+  Args:
+    values: Python integers.
+
+  Returns:
+    An int32 scalar for each.
+  """
+  constants = lambda: [jnp.asarray(value, jnp.int32) for value in values]
+  zeros = lambda: [jnp.zeros([], jnp.int32) for _ in values]
+  return jax.lax.cond(_unknown_true(), constants, zeros)
+
+
+def _unknown_true() -> jax.Array:
+  # The compiler removes the barrier only after it has decided on conditionals.
+  return jax.lax.optimization_barrier(jnp.asarray(True))
