@@ -127,7 +127,9 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--leaves", type=int, nargs="+", default=LEAVES)
   parser.add_argument("--only", nargs="+", default=tuple(cases()))
-  parser.add_argument("--rounds", type=int, default=1, help="medians of so many")
+  parser.add_argument(
+    "--rounds", type=int, default=1, help="medians of so many"
+  )
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
   jax.config.update("jax_platforms", "cpu")
@@ -135,7 +137,9 @@ def main() -> None:
   by_hand, *others = cases()
   chosen = [name for name in others if name in args.only]
   _seconds(lambda: step_of(cases()[by_hand], 2))
-  print(f"{'leaves':>6} {'what':<26} {'ratio':>6} {'lower/s':>8} {'compile/s':>9}")
+  print(
+    f"{'leaves':>6} {'what':<26} {'ratio':>6} {'lower/s':>8} {'compile/s':>9}"
+  )
   results = []
   for leaves in args.leaves:
     times: dict[str, list] = {name: [] for name in (by_hand, *chosen)}

@@ -12,6 +12,7 @@ from optax_dist import quorum
 from optax_dist._internal import (
   axes,
   gradient_sum,
+  materialize,
   moving_averages,
   replicas,
   staleness,
@@ -388,7 +389,9 @@ def _where(predicate, new, old):
 
 def _all_finite(updates) -> jax.Array:
   finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(updates)]
-  return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
+  if not finite:
+    return jnp.asarray(True)
+  return materialize.materialize(jnp.all(jnp.stack(finite)))
 
 
 def _no_update(x):
