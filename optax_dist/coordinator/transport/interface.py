@@ -49,12 +49,9 @@ class Limits:
       is slow but moves is not silent.
     connect: how long `Transport.connect` tries.
     handshake: how long a stranger may take to prove who it is.
-    max_message: the largest message, in bytes.
+    max_message: the largest message, in bytes; alike in all replicas.
     max_queued: bytes of messages that may wait for a peer which does not read.
     max_strangers: connections that may be in their handshake at a time.
-    eager: bytes of one array that may be sent before the receiver expects it;
-      what is left follows when it does. A peer is sent at most four times as
-      much of arrays which it does not expect yet.
   """
 
   heartbeat: float = 1.0
@@ -64,7 +61,6 @@ class Limits:
   max_message: int = 4 << 20
   max_queued: int = 64 << 20
   max_strangers: int = 256
-  eager: int = 1 << 20
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
@@ -213,10 +209,10 @@ class Transport(Protocol):
     ...
 
   def disconnect(self, peer: str, reason: str = "") -> None:
-    """Says goodbye once what was sent before has gone out.
+    """Says goodbye once the messages sent before have gone out.
 
     The peer gets a `PeerLost` of kind "left" with the reason, and this end no
-    event: whatever was going on with the peer is dropped.
+    event: whatever was going on with the peer is dropped, arrays included.
     """
     ...
 
@@ -225,7 +221,9 @@ class Transport(Protocol):
     ...
 
   def send(self, peer: str, payload: Sequence[Buffer]) -> bool:
-    """Sends a message; its parts are joined. Never waits.
+    """Sends a message; its parts are joined, and are the caller's again.
+
+    It never waits: what is sent goes out with the next `poll`.
 
     Returns:
       Whether it was taken. It isn't if there is no such peer, for it may have
@@ -254,7 +252,8 @@ class Transport(Protocol):
   def send_array(self, peer: str, transfer: int, data: Buffer) -> None:
     """Sends an array; ends in one `ArraySent` or `ArrayFailed`.
 
-    It must not be written to until then.
+    It must not be written to until then. The first MiB goes out at once, what
+    is left when the receiver expects it.
 
     Args:
       peer: who expects it, now or later.
@@ -298,7 +297,8 @@ class Transport(Protocol):
     """Gives up sending or expecting an array, in both directions.
 
     No event follows here; at the peer the transfer fails, now or when it is
-    begun. Nothing happens if it has ended already.
+    begun. Whoever sent an array that is not going to be expected any more
+    cancels it too, or the first bytes of it stay with the peer.
     """
     ...
 

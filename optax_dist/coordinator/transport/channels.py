@@ -1,0 +1,189 @@
+"""Sockets as the event loop sees them: plain, or with TLS."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import dataclasses
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import TypeAlias
+
+_FILES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+# From linux/tcp.h; Python has no names for them.
+_THIN_LINEAR_TIMEOUTS, _RTO_MAX_MS = 16, 44
+_UNSENT = 256 << 10  # In the kernel: what a small message may have to wait for.
+_JOINED = 16 << 10  # A record of TLS.
+
+Buffers: TypeAlias = Sequence[memoryview | bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificates:
+  """Files with which both sides of a connection prove who they are by TLS 1.3.
+
+  Attributes:
+    certificate: this replica's certificate, in PEM.
+    key: its private key, in PEM.
+    authority: the certificates of the job's own authority, in PEM: whoever has
+      one signed by it is let in.
+  """
+
+  certificate: str
+  key: str
+  authority: str
+
+  def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For the accepting side, and for the one that dials."""
+    found = []
+    for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+      context = ssl.SSLContext(protocol)
+      context.minimum_version = ssl.TLSVersion.TLSv1_3
+      # The authority is the job's own, so its signature says enough.
+      context.check_hostname = False
+      context.verify_mode = ssl.CERT_REQUIRED
+      context.load_verify_locations(self.authority)
+      context.load_cert_chain(self.certificate, self.key)
+      found.append(context)
+    return found[0], found[1]
+
+
+class Plain:
+  """A socket without encryption.
+
+  Attributes:
+    sock: the socket.
+    passes_files: whether descriptors may come; others are dropped unseen.
+    drains: whether less than there was room for means that no more is there.
+    reads_when_writable: whether reading waits until the socket is writable.
+    writes_when_readable: the other way round; both happen with TLS alone.
+  """
+
+  drains = True
+  reads_when_writable = writes_when_readable = False
+
+  def __init__(self, sock: socket.socket):
+    self.sock = sock
+    self.passes_files = False
+    self.files: list[int] = []
+
+  def receive(self, room: Sequence[memoryview]) -> int | None:
+    """Reads; None: nothing is there, 0: the other side has closed it."""
+    try:
+      if self.passes_files:
+        got, extra, _, _ = self.sock.recvmsg_into(
+          room, _FILES, socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, data in extra:
+          if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            some = array.array("i")
+            some.frombytes(data[: len(data) - len(data) % some.itemsize])
+            self.files += some
+        return got
+      if len(room) == 1:
+        return self.sock.recv_into(room[0])
+      return self.sock.recvmsg_into(room)[0]
+    except (BlockingIOError, InterruptedError):
+      return None
+
+  def take_files(self) -> Sequence[int]:
+    """Descriptors that came with what was read."""
+    if not self.files:
+      return ()
+    files, self.files = self.files, []
+    return files
+
+  def send(self, output: Buffers, file: int | None = None) -> int | None:
+    """Writes; None: there is no room."""
+    try:
+      if file is not None:
+        rights = (
+          socket.SOL_SOCKET,
+          socket.SCM_RIGHTS,
+          array.array("i", [file]),
+        )
+        return self.sock.sendmsg(output, [rights])
+      if len(output) == 1:
+        return self.sock.send(output[0])
+      return self.sock.sendmsg(output)
+    except (BlockingIOError, InterruptedError):
+      return None
+
+
+class Tls(Plain):
+  """A socket with TLS; its handshake happens with the first bytes."""
+
+  drains = False
+
+  def receive(self, room: Sequence[memoryview]) -> int | None:
+    self.reads_when_writable = self.writes_when_readable = False
+    try:
+      return self.sock.recv_into(room[0])
+    except ssl.SSLWantReadError:
+      return None
+    except ssl.SSLWantWriteError:
+      self.reads_when_writable = True
+      return None
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+      return 0
+
+  def send(self, output: Buffers, file: int | None = None) -> int | None:
+    self.writes_when_readable = False
+    first = output[0]
+    if len(first) < _JOINED and len(output) > 1:
+      room = _JOINED - len(first)
+      first = bytes(first) + bytes(memoryview(output[1])[:room])
+    try:
+      return self.sock.send(first)
+    except ssl.SSLWantWriteError:
+      return None
+    except ssl.SSLWantReadError:
+      self.writes_when_readable = True
+      return None
+
+
+Channel: TypeAlias = Plain
+
+
+def open_channel(
+  sock: socket.socket,
+  tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+  server_side: bool,
+  silence: float,
+) -> Channel:
+  """Makes a channel of a connected socket.
+
+  Args:
+    sock: it; the channel may have another object for it.
+    tls: contexts of `Certificates`.
+    server_side: whether it was accepted.
+    silence: seconds after which the kernel gives up on unacknowledged bytes.
+  """
+  if sock.family != socket.AF_UNIX:
+    _tune(sock, silence)
+  if tls is None:
+    return Plain(sock)
+  context = tls[0 if server_side else 1]
+  return Tls(
+    context.wrap_socket(
+      sock, server_side=server_side, do_handshake_on_connect=False
+    )
+  )
+
+
+def _tune(sock: socket.socket, silence: float) -> None:
+  tcp = socket.IPPROTO_TCP
+  sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
+  sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+  options = {
+    getattr(socket, "TCP_USER_TIMEOUT", None): int(silence * 1000),
+    getattr(socket, "TCP_NOTSENT_LOWAT", None): _UNSENT,
+    # After a cut, ask again soon instead of twice as late each time.
+    _THIN_LINEAR_TIMEOUTS: 1,
+    _RTO_MAX_MS: 1000,
+  }
+  for option, value in options.items():
+    if option is not None:
+      with contextlib.suppress(OSError):
+        sock.setsockopt(tcp, option, value)

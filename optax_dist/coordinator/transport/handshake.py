@@ -1,0 +1,241 @@
+"""How two processes prove to each other who they are, before anything else.
+
+    dialer                                        acceptor
+    HELLO  nonce, name, wanted name, last   -->
+           <--   CHALLENGE  nonce, name, tag over all so far
+    PROOF  tag over all so far              -->
+           <--   USE  tag over all so far, if the acceptor decides
+
+A tag is HMAC-SHA256 under a key made of the job's secret and the run's nonce.
+Both sides put a nonce into what is signed, so nothing that was recorded, in
+this run or another, is of use again. If two dial each other at once, the one
+with the smaller name decides which connection is used: as dialer by its PROOF,
+as acceptor by its USE.
+
+No sockets here: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from typing import NamedTuple
+
+VERSION = 1
+MAX_NAME = 64
+_MAGIC = b"OxDt"
+_PREFIX = struct.Struct("<4sHBH")  # Magic, version, kind, length of the body.
+_HELLO, _CHALLENGE, _PROOF, _USE, _REFUSE = range(1, 6)
+_NONCE, _TAG, SESSION = 32, 32, 8
+_MAX_BODY = 2 * (MAX_NAME + 1) + _NONCE + _TAG + SESSION
+NO_SESSION = bytes(SESSION)
+TWICE = "connected already"
+
+
+class Refused(ConnectionError):
+  """The other side is not one to talk to; the message says why."""
+
+
+class AlreadyConnected(Refused):
+  """The other side has another connection with this one, and uses that."""
+
+
+class Keys(NamedTuple):
+  """What both sides have in common after a handshake.
+
+  Attributes:
+    send: signs what this side sends.
+    receive: signs what it receives.
+    session: names the connection.
+  """
+
+  send: bytes
+  receive: bytes
+  session: bytes
+
+
+def job_key(secret: bytes, run: bytes) -> bytes:
+  """The key of a job's run.
+
+  Raises:
+    ValueError: the secret is too short to withstand guessing.
+  """
+  if 0 < len(secret) < 16:
+    raise ValueError(
+      f"A secret has at least 16 bytes, got {len(secret)}. Make one with"
+      " python -c 'import secrets; print(secrets.token_hex())'."
+    )
+  # Hashed first: HMAC takes keys that differ by zeros at their end for equal.
+  key = hashlib.sha256(secret).digest()
+  return hmac.digest(key, b"optax-dist transport\0" + run, "sha256")
+
+
+class Handshake:
+  """One side of it.
+
+  Attributes:
+    output: bytes to be sent; whoever sends them takes them away.
+    peer: the other side's name; believed only once `undecided` or `done`.
+    last: the connection that a dialer has had with this side before.
+    undecided: whether `use` or `refuse` must be called.
+    done: whether it is over and the connection is used.
+    keys: if it is done.
+    rest: bytes that came after it.
+  """
+
+  def __init__(
+    self, key: bytes, name: str, wanted: str = "", last: bytes = NO_SESSION
+  ):
+    """Begins it.
+
+    Args:
+      key: see `job_key`.
+      name: this side's.
+      wanted: the name of the one dialed; "" on the side that accepts.
+      last: the last connection this side has had with it.
+    """
+    self._key = key
+    self._name = check_name(name)
+    self._wanted = wanted
+    self._transcript = b""
+    self._buffer = bytearray()
+    self._expected = _CHALLENGE if wanted else _HELLO
+    self.output = b""
+    self.peer = wanted
+    self.last = last
+    self.undecided = self.done = False
+    self.keys: Keys | None = None
+    self.rest = b""
+    if wanted:
+      nonce = secrets.token_bytes(_NONCE)
+      self._send(_HELLO, nonce + last + _text(name) + _text(wanted))
+
+  def feed(self, data: bytes) -> None:
+    """Takes bytes of the other side.
+
+    Raises:
+      Refused: they are not those of a peer.
+    """
+    self._buffer += data
+    while not (self.done or self.undecided):
+      head = bytes(self._buffer[: _PREFIX.size])
+      if not _MAGIC.startswith(head[:4]) and head[:4] != _MAGIC:
+        raise Refused("it does not speak this protocol")
+      if len(head) < _PREFIX.size:
+        return
+      _, version, kind, length = _PREFIX.unpack(head)
+      if version != VERSION:
+        self.refuse(f"it speaks version {VERSION}, not {version}")
+        raise Refused(f"it speaks version {version}, not {VERSION}")
+      if length > _MAX_BODY:
+        raise Refused("it sent too much in its handshake")
+      if len(self._buffer) < _PREFIX.size + length:
+        return
+      body = bytes(self._buffer[_PREFIX.size : _PREFIX.size + length])
+      del self._buffer[: _PREFIX.size + length]
+      self._take(kind, head, body)
+    self.rest, self._buffer = bytes(self._buffer), bytearray()
+
+  def use(self) -> None:
+    """Decides for this connection."""
+    self.undecided = False
+    self._send(_PROOF if self._wanted else _USE)
+    self._finish()
+
+  def refuse(self, reason: str) -> None:
+    """Tells the other side why this connection comes to an end."""
+    told = reason.encode()[:_MAX_BODY]
+    self.output += _PREFIX.pack(_MAGIC, VERSION, _REFUSE, len(told)) + told
+
+  def _take(self, kind: int, head: bytes, body: bytes) -> None:
+    if kind == _REFUSE:
+      reason = body.decode(errors="replace")
+      error = AlreadyConnected if reason == TWICE else Refused
+      raise error(f"it refused: {reason!r}")
+    if kind != self._expected:
+      raise Refused("it sent another part of the handshake than was due")
+    if kind != _HELLO:
+      self._check(head + body[:-_TAG], body[-_TAG:])
+    self._transcript += head + body
+    try:
+      if kind == _HELLO:
+        self._hello(body)
+      elif kind == _CHALLENGE:
+        self.peer, rest = _name(body[_NONCE:-_TAG])
+        if self.peer != self._wanted or rest:
+          raise Refused(f"{self.peer!r} is at the address of {self._wanted!r}")
+    except (IndexError, ValueError) as error:
+      raise Refused(f"a handshake that can't be read: {error}") from None
+    if kind == _HELLO:
+      return
+    decides = self._name < self.peer
+    if kind == _USE or (kind == _PROOF and not decides):
+      self._finish()
+    elif decides:
+      self.undecided = True
+    else:
+      self._send(_PROOF)
+      self._expected = _USE
+
+  def _hello(self, body: bytes) -> None:
+    self.last = body[_NONCE : _NONCE + SESSION]
+    self.peer, rest = _name(body[_NONCE + SESSION :])
+    wanted, rest = _name(rest)
+    if wanted != self._name or self.peer == self._name or rest:
+      self.refuse(f"no {wanted!r} here")
+      raise Refused(f"it looks for {wanted!r}")
+    self._send(_CHALLENGE, secrets.token_bytes(_NONCE) + _text(self._name))
+    self._expected = _PROOF
+
+  def _send(self, kind: int, body: bytes = b"") -> None:
+    tagged = kind != _HELLO
+    length = len(body) + (_TAG if tagged else 0)
+    text = _PREFIX.pack(_MAGIC, VERSION, kind, length) + body
+    if tagged:
+      text += self._tag(text, bool(self._wanted))
+    self._transcript += text
+    self.output += text
+
+  def _tag(self, text: bytes, dialer: bool) -> bytes:
+    side = b"dialer\0" if dialer else b"acceptor\0"
+    return hmac.digest(self._key, side + self._transcript + text, "sha256")
+
+  def _check(self, text: bytes, tag: bytes) -> None:
+    if not hmac.compare_digest(self._tag(text, not self._wanted), tag):
+      reason = "another secret, or another run"
+      self.refuse(reason)
+      raise Refused(f"it has {reason}")
+
+  def _finish(self) -> None:
+    def derive(use: bytes) -> bytes:
+      return hmac.digest(self._key, use + self._transcript, "sha256")
+
+    ends = derive(b"dialer sends\0"), derive(b"acceptor sends\0")
+    send, receive = ends if self._wanted else ends[::-1]
+    self.keys = Keys(send, receive, derive(b"session\0")[:SESSION])
+    self.done = True
+
+
+def check_name(name: str) -> str:
+  """The name, if it can be one.
+
+  Raises:
+    ValueError: it is empty or too long.
+  """
+  if not 0 < len(name.encode()) <= MAX_NAME:
+    raise ValueError(f"A name has 1 to {MAX_NAME} bytes, got {name!r:.100}.")
+  return name
+
+
+def _text(name: str) -> bytes:
+  raw = check_name(name).encode()
+  return bytes([len(raw)]) + raw
+
+
+def _name(body: bytes) -> tuple[str, bytes]:
+  end = 1 + body[0]
+  if end > len(body):
+    raise ValueError("cut short")
+  return check_name(body[1:end].decode()), body[end:]

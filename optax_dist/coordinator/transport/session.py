@@ -1,0 +1,728 @@
+"""What goes over one connection once both sides know each other.
+
+Frames of messages and of pieces of arrays, in turn; bytes in and bytes out, no
+sockets. Each frame is a header (length, kind, id), a tag if frames are signed,
+and a body. The tag is HMAC-SHA256 over the frame's place in the sequence, its
+header and its body; of an array's pieces the body is left out.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hmac
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from optax_dist.coordinator.transport import interface, shared_memory
+
+EAGER = 1 << 20  # Bytes of an array that may go before it is expected.
+_BUDGET = 4 * EAGER  # The same for all arrays of a connection.
+_LEAST = 4096  # What even the smallest array counts for there.
+CHUNK = 256 << 10
+_SHARED = 64 << 10  # Smaller arrays are sent even where memory is shared.
+_REMEMBERED = 16384  # Transfers that a side may know of beforehand.
+_REGIONS = 1024
+_STAGING = 64 << 10
+_AHEAD = 128  # Bytes read beyond a piece of an array: the next header.
+
+_HEADER = struct.Struct("<IBQ")
+_WORD = struct.Struct("<Q")
+_PLACE = struct.Struct("<QQQ")
+_TAG = 16
+(
+  _MESSAGE,
+  _PING,
+  _BYE,
+  _ARRAY,  # An array begins; its size.
+  _CHUNK,
+  _READY,  # An array is expected.
+  _CANCEL,
+  _REGION,  # A buffer's descriptor comes with this frame; its size.
+  _UNMAPPED,  # It could not be mapped: send what was offered in it.
+  _DROP,  # A buffer is gone.
+  _OFFER,  # An array lies in a buffer; which, where, how long.
+  _RELEASE,
+) = range(12)
+
+
+class Faulty(Exception):
+  """The peer sent what no peer of this version sends."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Incoming:
+  """An array that is expected, or has begun to come before that."""
+
+  nbytes: int
+  memory: memoryview | None  # Where it goes; None: where it lies.
+  expected: bool
+  begun: bool = False
+  received: int = 0
+  moved: float = 0.0
+  lent: tuple[int, int] | None = None  # The peer's buffer, and where in it.
+
+
+@dataclasses.dataclass(slots=True)
+class _Outgoing:
+  data: memoryview
+  ready: bool
+  begun: bool = False
+  taken: int = 0  # Bytes that have been handed over to be written.
+  region: shared_memory.Region | None = None  # If it is lent.
+  cancelled: bool = False
+
+
+class _Body:
+  """A message too large for the staging buffer."""
+
+  def __init__(self, head: bytes, tag: bytes, nbytes: int):
+    self.head, self.tag = head, tag
+    self.memory = memoryview(bytearray(nbytes))
+    self.received = 0
+
+
+class Session:
+  """One side of a connection.
+
+  Attributes:
+    peer: the other side's name.
+    near: whether the peer may map this process's memory.
+    backlog: bytes of frames that wait to be written.
+    ended: why the peer said goodbye; None if it didn't.
+    file: the descriptor that goes with the next bytes of `output`.
+  """
+
+  def __init__(
+    self,
+    peer: str,
+    limits: interface.Limits,
+    pool: shared_memory.Pool,
+    emit: Callable[[interface.Event], None],
+  ):
+    self.peer = peer
+    self.near = self._lends = False
+    self.backlog = 0
+    self.ended: str | None = None
+    self.file: int | None = None
+    self._limits = limits
+    self._pool = pool
+    self._emit = emit
+    self._keys: tuple[bytes, bytes] | None = None
+    self._started = False
+    self._sent_frames = self._received_frames = 0
+    # Sending.
+    self._frames: collections.deque[tuple[int, int, bytes, int | None]] = (
+      collections.deque()
+    )
+    self._writing: list[memoryview | bytes] = []
+    self._finishing: int | None = None
+    self._outgoing: dict[int, _Outgoing] = {}
+    self._turns: collections.deque[int] = collections.deque()
+    self._early_sent: dict[int, int] = {}
+    self._shown: set[int] = set()
+    # Receiving.
+    self._staging = memoryview(bytearray(_STAGING))
+    self._start = self._end = 0
+    self._scratch: memoryview | None = None
+    self._sink: _Incoming | _Body | None = None
+    self._sink_id = 0
+    self._left = 0
+    self._incoming: dict[int, _Incoming] = {}
+    self._early = 0
+    self._lent: dict[int, np.ndarray] = {}
+    self._mapped: dict[int, np.ndarray | None] = {}
+    self._files: collections.deque[int] = collections.deque()
+    # Ids that came before their other half did: expected, or cancelled.
+    self._ready: dict[int, None] = {}
+    self._dead: dict[int, None] = {}
+
+  def start(self, keys: tuple[bytes, bytes] | None, near: bool) -> None:
+    """The connection is up.
+
+    Args:
+      keys: to sign what is sent, and check what comes; None: neither.
+      near: whether both processes are on one host.
+    """
+    self._keys, self.near, self._lends = keys, near, near
+    self._started = True
+    for transfer, out in list(self._outgoing.items()):
+      if self._offer(transfer, out):
+        self._turns.remove(transfer)
+
+  # What the driver asks for.
+
+  def send(self, payload: Sequence[interface.Buffer]) -> None:
+    """Queues a message."""
+    body = b"".join(payload)
+    if len(body) > self._limits.max_message:
+      raise ValueError(
+        f"A message has at most {self._limits.max_message:,} bytes"
+        f" (Limits.max_message), got {len(body):,}."
+      )
+    self._put(_MESSAGE, 0, body)
+
+  def ping(self) -> None:
+    """Queues a heartbeat, unless something is on its way anyway."""
+    if not (self._frames or self._writing):
+      self._put(_PING, 0)
+
+  def say_goodbye(self, reason: str) -> None:
+    """Queues the last frame; arrays are dropped."""
+    for transfer in list(self._outgoing):
+      self._forget(transfer)
+    self._put(_BYE, 0, reason.encode()[:500])
+
+  def send_array(self, transfer: int, data: interface.Buffer) -> None:
+    """See `Transport.send_array`."""
+    view = memoryview(data).cast("B")
+    if transfer in self._outgoing:
+      raise ValueError(f"Transfer {transfer} to {self.peer!r} is under way.")
+    if transfer in self._dead:
+      del self._dead[transfer]
+      self._fail(transfer, True, "the receiver does not want it")
+      return
+    out = _Outgoing(view, transfer in self._ready)
+    self._ready.pop(transfer, None)
+    self._outgoing[transfer] = out
+    if not self._offer(transfer, out):
+      self._turns.append(transfer)
+
+  def expect(
+    self, transfer: int, nbytes: int, into: interface.Buffer | None
+  ) -> None:
+    """See `Transport.expect`."""
+    memory = None if into is None else memoryview(into).cast("B")
+    if memory is not None and (memory.readonly or memory.nbytes != nbytes):
+      raise ValueError(
+        f"into must be writable and have {nbytes:,} bytes, has"
+        f" {memory.nbytes:,}."
+      )
+    if transfer in self._dead:
+      del self._dead[transfer]
+      self._fail(transfer, False, "its sender has given it up")
+      return
+    found = self._incoming.get(transfer)
+    if found is None:
+      self._incoming[transfer] = found = _Incoming(nbytes, memory, True)
+    elif found.expected:
+      raise ValueError(
+        f"Transfer {transfer} of {self.peer!r} is expected already."
+      )
+    else:
+      found.expected = True
+      if found.lent is None:
+        self._early -= _cost(found.nbytes)
+      if found.nbytes != nbytes:
+        self._wrong_size(transfer, found.nbytes, nbytes)
+        return
+      self._move(found, memory)
+    found.moved = time.monotonic()
+    if found.lent is not None:
+      self._take_offer(transfer, found)
+      return
+    self._put(_READY, transfer)
+    self._check_whole(transfer, found)
+
+  def progress(self, transfer: int) -> interface.Progress | None:
+    """See `Transport.progress`."""
+    found = self._incoming.get(transfer)
+    if found is None or not found.expected:
+      return None
+    return interface.Progress(found.received, time.monotonic() - found.moved)
+
+  def release(self, transfer: int) -> None:
+    """The driver has read what was lent to it."""
+    if self._lent.pop(transfer, None) is not None:
+      self._put(_RELEASE, transfer)
+
+  def cancel(self, transfer: int) -> None:
+    """See `Transport.cancel`."""
+    self._forget(transfer)
+    self._remember(self._dead, transfer)
+    self._put(_CANCEL, transfer)
+
+  def drop_region(self, number: int) -> None:
+    """A buffer of this process is gone."""
+    if number in self._shown:
+      self._shown.remove(number)
+      self._put(_DROP, number)
+
+  def close(self, reason: str, silently: bool = False) -> None:
+    """Fails what is under way, and gives back what was lent."""
+    for transfer, out in list(self._outgoing.items()):
+      self._end_lending(out)
+      if not (silently or out.cancelled):
+        self._fail(transfer, True, reason)
+    for transfer, incoming in list(self._incoming.items()):
+      if incoming.expected and not silently:
+        self._fail(transfer, False, reason)
+    self._outgoing.clear()
+    self._incoming.clear()
+    self._turns.clear()
+    self._lent.clear()
+    self._mapped.clear()
+    self._frames.clear()
+    self._writing.clear()
+    self._sink = None
+    while self._files:
+      os.close(self._files.popleft())
+
+  # Writing.
+
+  def output(self) -> list[memoryview | bytes]:
+    """What is to be written next; see `sent`."""
+    if not self._writing and self._started:
+      self._gather()
+    return self._writing
+
+  def sent(self, nbytes: int) -> None:
+    """So many bytes of `output` have been written."""
+    self.file = None
+    writing = self._writing
+    while nbytes:
+      first = len(writing[0])
+      if nbytes < first:
+        writing[0] = memoryview(writing[0])[nbytes:]
+        return
+      nbytes -= first
+      del writing[0]
+    if not writing and self._finishing is not None:
+      transfer, self._finishing = self._finishing, None
+      out = self._outgoing.get(transfer)
+      if out is not None and out.taken == out.data.nbytes:
+        del self._outgoing[transfer]
+        self._emit(interface.ArraySent(self.peer, transfer))
+
+  def _gather(self) -> None:
+    small: list[bytes] = []
+    while self._frames and len(small) < 256:
+      kind, number, body, file = self._frames[0]
+      if file is not None:
+        if small:
+          break  # A descriptor goes with the first byte of a write.
+        self.file = file
+      self._frames.popleft()
+      self.backlog -= len(body) + _HEADER.size
+      small.append(self._seal(kind, number, len(body), body))
+      small.append(body)
+    if small:
+      self._writing.append(b"".join(small))
+    for _ in range(len(self._turns)):
+      transfer = self._turns[0]
+      self._turns.rotate(-1)
+      if self._gather_piece(transfer):
+        break
+
+  def _gather_piece(self, transfer: int) -> bool:
+    """Takes a piece of the array, if one may be sent."""
+    out = self._outgoing[transfer]
+    size = out.data.nbytes
+    if not out.begun:
+      cost = _cost(size)
+      if not out.ready:
+        if sum(self._early_sent.values()) + cost > _BUDGET:
+          return False
+        self._early_sent[transfer] = cost
+      out.begun = True
+      raw = _WORD.pack(size)
+      self._writing += [self._seal(_ARRAY, transfer, len(raw), raw), raw]
+    end = size if out.ready else min(size, EAGER)
+    end = min(end, out.taken + CHUNK)
+    if end == out.taken and size:
+      return False
+    if size:
+      piece = out.data[out.taken : end]
+      self._writing += [
+        self._seal(_CHUNK, transfer, piece.nbytes, b""),
+        piece,
+      ]
+    out.taken = end
+    if end == size:
+      self._turns.remove(transfer)
+      self._finishing = transfer
+    return True
+
+  def _offer(self, transfer: int, out: _Outgoing) -> bool:
+    """Lends the array instead of sending it, if it lies where it can be."""
+    if not self._lends or out.data.nbytes < _SHARED:
+      return False
+    region = self._pool.find(out.data)
+    if region is None or region.file < 0:
+      return False
+    out.begun, out.region = True, region
+    region.lent += 1
+    if region.number not in self._shown:
+      self._shown.add(region.number)
+      raw = _WORD.pack(region.array.size)
+      self._put(_REGION, region.number, raw, region.file)
+    start = shared_memory.address_within(out.data, region)
+    self._put(
+      _OFFER, transfer, _PLACE.pack(region.number, start, out.data.nbytes)
+    )
+    return True
+
+  def _put(
+    self, kind: int, number: int, body: bytes = b"", file: int | None = None
+  ) -> None:
+    self.backlog += len(body) + _HEADER.size
+    self._frames.append((kind, number, body, file))
+
+  def _seal(self, kind: int, number: int, length: int, body: bytes) -> bytes:
+    head = _HEADER.pack(length, kind, number)
+    if self._keys is None:
+      return head
+    text = _WORD.pack(self._sent_frames) + head + body
+    self._sent_frames += 1
+    return head + hmac.digest(self._keys[0], text, "sha256")[:_TAG]
+
+  # Reading.
+
+  def room(self) -> list[memoryview]:
+    """Where the next bytes are to be put; see `received`."""
+    if not self._left:
+      return [self._staging[self._end :]]
+    return [self._sink_room(), self._staging[:_AHEAD]]
+
+  def received(self, nbytes: int, files: Sequence[int] = ()) -> None:
+    """So many bytes have been put there, and descriptors came with them.
+
+    Raises:
+      Faulty: they are not what a peer sends.
+    """
+    self._files.extend(files)
+    if self._left:
+      taken = min(nbytes, self._left)
+      self._advance(taken)
+      nbytes -= taken
+    self._end += nbytes
+    while self._end - self._start >= _HEADER.size and self._parse():
+      pass
+    if self._start == self._end:
+      self._start = self._end = 0
+    elif self._start:
+      rest = bytes(self._staging[self._start : self._end])
+      self._staging[: len(rest)] = rest
+      self._start, self._end = 0, len(rest)
+
+  def feed(self, data: bytes) -> None:
+    """Takes bytes that were read with the handshake."""
+    while data:
+      room = self.room()[0]
+      taken = min(len(data), room.nbytes)
+      room[:taken] = data[:taken]
+      self.received(taken)
+      data = data[taken:]
+
+  def _sink_room(self) -> memoryview:
+    if self._sink is None or self._sink.memory is None:
+      if self._scratch is None:
+        self._scratch = memoryview(bytearray(CHUNK))
+      return self._scratch[: self._left]
+    start = self._sink.received
+    return self._sink.memory[start : start + self._left]
+
+  def _advance(self, nbytes: int) -> None:
+    self._left -= nbytes
+    sink = self._sink
+    if sink is None:
+      return
+    sink.received += nbytes
+    if isinstance(sink, _Incoming):
+      sink.moved = time.monotonic()
+    if self._left:
+      return
+    self._sink = None
+    if isinstance(sink, _Incoming):
+      self._check_whole(self._sink_id, sink)
+    else:
+      body = bytes(sink.memory)
+      self._check(sink.head, sink.tag, body)
+      self._emit(interface.Message(self.peer, body))
+
+  def _parse(self) -> bool:
+    """Takes one frame, or the part of it that is here; False: too little."""
+    start = self._start
+    length, kind, number = _HEADER.unpack_from(self._staging, start)
+    body = start + _HEADER.size
+    if self._keys is not None:
+      body += _TAG
+    here = self._end - body
+    if here < 0:
+      return False
+    if kind == _CHUNK:
+      head, tag = self._head(start, body)
+      self._check(head, tag, b"")
+      self._begin_piece(number, length)
+    elif length > self._limits.max_message or (
+      kind != _MESSAGE and length > 512
+    ):
+      raise Faulty(f"a frame of kind {kind} with {length:,} bytes")
+    elif body - start + length <= _STAGING:
+      if here < length:
+        return False
+      head, tag = self._head(start, body)
+      text = bytes(self._staging[body : body + length])
+      self._check(head, tag, text)
+      self._start = body + length
+      self._handle(kind, number, text)
+      return True
+    else:
+      self._sink = _Body(*self._head(start, body), length)
+      self._left = length
+    # The rest is read right to where it belongs.
+    taken = min(here, self._left)
+    if taken:
+      self._sink_room()[:taken] = self._staging[body : body + taken]
+    self._start = body + taken
+    self._advance(taken)
+    return True
+
+  def _head(self, start: int, body: int) -> tuple[bytes, bytes]:
+    end = start + _HEADER.size
+    return bytes(self._staging[start:end]), bytes(self._staging[end:body])
+
+  def _check(self, head: bytes, tag: bytes, body: bytes) -> None:
+    if self._keys is None:
+      return
+    text = _WORD.pack(self._received_frames) + head + body
+    self._received_frames += 1
+    right = hmac.digest(self._keys[1], text, "sha256")[:_TAG]
+    if not hmac.compare_digest(right, tag):
+      raise Faulty("a frame with a wrong signature")
+
+  def _begin_piece(self, transfer: int, length: int) -> None:
+    found = self._incoming.get(transfer)
+    if not 0 < length <= CHUNK:
+      raise Faulty(f"a piece of {length:,} bytes")
+    self._sink, self._sink_id, self._left = found, transfer, length
+    if found is None:
+      if transfer not in self._dead:
+        raise Faulty(f"a piece of an unknown array {transfer}")
+    elif (
+      not found.begun
+      or found.memory is None
+      or (found.received + length > found.memory.nbytes)
+    ):
+      raise Faulty(f"a piece too many of array {transfer}")
+
+  def _handle(self, kind: int, number: int, body: bytes) -> None:
+    if kind == _MESSAGE:
+      self._emit(interface.Message(self.peer, body))
+    elif kind == _PING:
+      pass
+    elif kind == _BYE:
+      self.ended = body.decode(errors="replace")
+    elif kind == _ARRAY:
+      (nbytes,) = _word(body)
+      self._begin(number, nbytes)
+    elif kind == _READY:
+      early = self._early_sent.pop(number, None)
+      if number in self._outgoing:
+        self._outgoing[number].ready = True
+      elif early is None:
+        self._remember(self._ready, number)
+    elif kind == _CANCEL:
+      self._cancelled(number)
+    elif kind == _REGION:
+      self._map(number, *_word(body))
+    elif kind == _UNMAPPED:
+      self._send_instead(number)
+    elif kind == _DROP:
+      self._mapped.pop(number, None)
+    elif kind == _OFFER:
+      self._offered(number, body)
+    elif kind == _RELEASE:
+      self._released(number)
+    else:
+      raise Faulty(f"a frame of unknown kind {kind}")
+
+  def _begin(self, transfer: int, nbytes: int) -> None:
+    if transfer in self._dead:
+      return
+    found = self._incoming.get(transfer)
+    if found is None:
+      self._early += _cost(nbytes)
+      if self._early > _BUDGET:
+        raise Faulty("too much of arrays that are not expected")
+      memory = np.empty(min(nbytes, EAGER), np.uint8).data
+      self._incoming[transfer] = _Incoming(nbytes, memory, False, begun=True)
+      return
+    if found.begun:
+      raise Faulty(f"array {transfer} twice")
+    found.begun = True
+    if found.nbytes != nbytes:
+      self._wrong_size(transfer, nbytes, found.nbytes)
+      return
+    if found.memory is None:
+      self._move(found, None)
+    self._check_whole(transfer, found)
+
+  def _move(self, found: _Incoming, memory: memoryview | None) -> None:
+    """Lets an array go on where it belongs, with what is here of it."""
+    if found.lent is not None:
+      found.memory = memory
+      return
+    old = found.memory
+    if memory is None:
+      if old is not None and old.nbytes == found.nbytes:
+        return
+      memory = np.empty(found.nbytes, np.uint8).data
+    if old is not None:
+      memory[: found.received] = old[: found.received]
+    found.memory = memory
+
+  def _check_whole(self, transfer: int, found: _Incoming) -> None:
+    if found.expected and found.begun and found.received == found.nbytes:
+      self._incoming.pop(transfer, None)
+      assert found.memory is not None
+      self._emit(interface.ArrayReceived(self.peer, transfer, found.memory))
+
+  def _wrong_size(self, transfer: int, sent: int, expected: int) -> None:
+    self.cancel(transfer)
+    self._fail(
+      transfer,
+      False,
+      f"{sent:,} bytes were sent where {expected:,} were expected",
+    )
+
+  # Shared memory.
+
+  def _map(self, number: int, nbytes: int) -> None:
+    if len(self._mapped) >= _REGIONS or number in self._mapped:
+      raise Faulty("too many buffers")
+    file = self._files.popleft() if self._files else -1
+    try:
+      if file < 0 or not self.near:
+        raise OSError("no descriptor came")
+      self._mapped[number] = shared_memory.map_file(file, nbytes)
+    except (OSError, ValueError):
+      self._mapped[number] = None
+      self._put(_UNMAPPED, number)
+    finally:
+      if file >= 0:
+        os.close(file)
+
+  def _offered(self, transfer: int, body: bytes) -> None:
+    if len(body) != _PLACE.size:
+      raise Faulty("an offer that can't be read")
+    number, start, nbytes = _PLACE.unpack(body)
+    if number not in self._mapped:
+      raise Faulty("an offer in an unknown buffer")
+    region = self._mapped[number]
+    if region is None:
+      return  # It comes in pieces, as the sender has been told.
+    if start + nbytes > region.size:
+      raise Faulty("an offer beyond its buffer")
+    if transfer in self._dead:
+      self._put(_RELEASE, transfer)
+      return
+    found = self._incoming.get(transfer)
+    if found is None:
+      if len(self._incoming) > _REMEMBERED:
+        raise Faulty("too many offers")
+      found = _Incoming(nbytes, None, False, begun=True)
+      self._incoming[transfer] = found
+    elif found.begun:
+      raise Faulty(f"array {transfer} twice")
+    found.begun, found.lent = True, (number, start)
+    if found.expected and found.nbytes != nbytes:
+      self._wrong_size(transfer, nbytes, found.nbytes)
+    elif found.expected:
+      self._take_offer(transfer, found)
+
+  def _take_offer(self, transfer: int, found: _Incoming) -> None:
+    assert found.lent is not None
+    number, start = found.lent
+    region = self._mapped[number]
+    assert region is not None
+    data = region[start : start + found.nbytes]
+    del self._incoming[transfer]
+    if found.memory is None:
+      self._lent[transfer] = data
+      memory = data.data
+    else:
+      memory = found.memory
+      np.copyto(np.frombuffer(memory, np.uint8), data)
+      self._put(_RELEASE, transfer)
+    self._emit(interface.ArrayReceived(self.peer, transfer, memory))
+
+  def _released(self, transfer: int) -> None:
+    out = self._outgoing.pop(transfer, None)
+    if out is None or out.region is None:
+      raise Faulty(f"a release of array {transfer}, which was not lent")
+    self._end_lending(out)
+    if not out.cancelled:
+      self._emit(interface.ArraySent(self.peer, transfer))
+
+  def _send_instead(self, number: int) -> None:
+    """The peer can't map the buffer: what was offered in it is sent."""
+    self._lends = False
+    for transfer, out in list(self._outgoing.items()):
+      if out.region is not None and out.region.number == number:
+        self._end_lending(out)
+        if out.cancelled:
+          del self._outgoing[transfer]
+        else:
+          out.begun = False
+          self._turns.append(transfer)
+
+  def _end_lending(self, out: _Outgoing) -> None:
+    region, out.region = out.region, None
+    if region is not None:
+      self._pool.returned(region)
+
+  # The ends of transfers.
+
+  def _cancelled(self, transfer: int) -> None:
+    out, incoming = self._outgoing.get(transfer), self._incoming.get(transfer)
+    sending = out is not None and not out.cancelled
+    expecting = incoming is not None and incoming.expected
+    self._forget(transfer)
+    self._remember(self._dead, transfer)
+    if sending:
+      self._fail(transfer, True, "the receiver has given it up")
+    if expecting:
+      self._fail(transfer, False, "its sender has given it up")
+
+  def _forget(self, transfer: int) -> None:
+    self._ready.pop(transfer, None)
+    self._early_sent.pop(transfer, None)
+    out = self._outgoing.get(transfer)
+    if out is not None and out.region is not None:
+      out.cancelled = True  # Its memory is in use until it is released.
+    elif out is not None:
+      del self._outgoing[transfer]
+      if transfer in self._turns:
+        self._turns.remove(transfer)
+    incoming = self._incoming.pop(transfer, None)
+    if incoming is None:
+      return
+    if incoming.lent is not None:
+      self._put(_RELEASE, transfer)
+    elif not incoming.expected:
+      self._early -= _cost(incoming.nbytes)
+    if self._sink is incoming:
+      self._sink = None
+
+  def _remember(self, ids: dict[int, None], transfer: int) -> None:
+    ids[transfer] = None
+    if len(ids) > _REMEMBERED:
+      del ids[next(iter(ids))]
+
+  def _fail(self, transfer: int, sending: bool, reason: str) -> None:
+    self._emit(interface.ArrayFailed(self.peer, transfer, sending, reason))
+
+
+def _cost(nbytes: int) -> int:
+  return max(_LEAST, min(nbytes, EAGER))
+
+
+def _word(body: bytes) -> tuple[int]:
+  if len(body) != _WORD.size:
+    raise Faulty("a number that can't be read")
+  return (_WORD.unpack(body)[0],)

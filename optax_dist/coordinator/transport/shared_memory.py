@@ -1,0 +1,157 @@
+"""Memory of one process that others of its host read where it lies.
+
+Each buffer is a file in memory. A peer gets its descriptor over their socket,
+so that only those who were given it can map it, for reading alone, and nothing
+is left behind by a process that is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+_KEPT = 8  # Free buffers that are kept for the next one who asks.
+# From fcntl.h; Python 3.11 has no names for them everywhere.
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+
+
+class Region:
+  """A buffer that can be lent.
+
+  Attributes:
+    number: names it to peers.
+    file: its descriptor; -1 where memory can't be shared.
+    array: its bytes.
+    lent: how many readers it has.
+    free: whether its owner has given it back.
+  """
+
+  def __init__(self, number: int, nbytes: int, shared: bool):
+    self.number = number
+    self.file = _memory_file(nbytes) if shared else -1
+    self.array = (
+      np.empty(nbytes, np.uint8)
+      if self.file < 0
+      else np.frombuffer(mmap.mmap(self.file, nbytes), np.uint8)
+    )
+    self.start = _address(self.array)
+    self.lent = 0
+    self.free = False
+
+  def close(self) -> None:
+    """Ends sharing it; the bytes stay for those who have them."""
+    if self.file >= 0:
+      os.close(self.file)
+      self.file = -1
+
+
+class Pool:
+  """The buffers of a process.
+
+  Attributes:
+    dropped: is called with the number of a buffer that is gone.
+  """
+
+  def __init__(
+    self,
+    dropped: Callable[[int], None] = lambda number: None,
+    shared: bool = True,
+  ):
+    self.dropped = dropped
+    self._shared = shared
+    self._numbers = itertools.count(1)
+    self._regions: list[Region] = []
+
+  def allocate(self, nbytes: int) -> memoryview:
+    """See `Transport.allocate`."""
+    fitting = [
+      r
+      for r in self._regions
+      if r.free and not r.lent and nbytes <= r.array.size <= 2 * nbytes + 65536
+    ]
+    if fitting:
+      region = min(fitting, key=lambda r: r.array.size)
+    else:
+      whole = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+      region = Region(next(self._numbers), whole, self._shared)
+      self._regions.append(region)
+    region.free = False
+    return region.array.data[:nbytes]
+
+  def free(self, memory: memoryview) -> None:
+    """See `Transport.free`."""
+    region = self.find(memory)
+    if region is None:
+      raise ValueError("This memory is not from allocate().")
+    region.free = True
+    self._trim()
+
+  def find(self, memory: memoryview) -> Region | None:
+    """The buffer that these bytes lie in."""
+    start = _address(np.frombuffer(memory, np.uint8)) if memory.nbytes else 0
+    for region in self._regions:
+      if 0 <= start - region.start < region.array.size:
+        return region
+    return None
+
+  def returned(self, region: Region) -> None:
+    """A reader has done with it, or is lost."""
+    region.lent -= 1
+    self._trim()
+
+  def _trim(self) -> None:
+    idle = [r for r in self._regions if r.free and not r.lent]
+    for region in idle[:-_KEPT]:
+      self._regions.remove(region)
+      region.close()
+      self.dropped(region.number)
+
+  def close(self) -> None:
+    """Ends sharing."""
+    for region in self._regions:
+      region.close()
+    self._regions.clear()
+
+
+def map_file(file: int, nbytes: int) -> np.ndarray:
+  """A peer's buffer, for reading; the descriptor stays the caller's.
+
+  Raises:
+    OSError: it can't be mapped, or could shrink while it is read, which would
+      end the reader's process.
+  """
+  seals = fcntl.fcntl(file, _GET_SEALS)
+  if not seals & _SEAL_SHRINK or os.fstat(file).st_size < nbytes:
+    raise OSError("the peer's memory could shrink")
+  return np.frombuffer(mmap.mmap(file, nbytes, prot=mmap.PROT_READ), np.uint8)
+
+
+def address_within(memory: memoryview, region: Region) -> int:
+  """Where in a buffer these bytes begin."""
+  return _address(np.frombuffer(memory, np.uint8)) - region.start
+
+
+def _address(array: np.ndarray) -> int:
+  return int(array.__array_interface__["data"][0])
+
+
+def _memory_file(nbytes: int) -> int:
+  if not hasattr(os, "memfd_create"):
+    return -1
+  try:
+    file = os.memfd_create("optax-dist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+  except OSError:
+    return -1
+  try:
+    os.ftruncate(file, nbytes)
+    fcntl.fcntl(file, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+  except OSError:
+    os.close(file)
+    return -1
+  return file

@@ -1,0 +1,826 @@
+"""Connections over sockets: of this host where there are such, TCP otherwise.
+
+One event loop, which is `SocketTransport.poll`, serves all of them; nothing in
+it blocks, and there are no threads but those that look up host names.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import os
+import secrets
+import select
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+
+from optax_dist.coordinator.transport import (
+  addresses,
+  channels,
+  handshake,
+  interface,
+  session,
+  shared_memory,
+)
+
+DEFAULT_PORTS = range(29400, 29500)
+
+_TURN = 2 << 20  # Bytes read or written before others have their turn.
+_PAUSES = (0.05, 1.0)  # Between attempts to connect, from and to.
+_FORGOTTEN = 1024  # Ended connections whose names are kept.
+
+
+@dataclasses.dataclass(eq=False)
+class _Link:
+  """A socket, from its beginning to its end."""
+
+  channel: channels.Channel | None  # None while it is connecting.
+  sock: socket.socket
+  until: float  # When its handshake, or its goodbye, must be over.
+  source: str = ""
+  handshake: handshake.Handshake | None = None
+  session: session.Session | None = None
+  peer: str = ""
+  endpoint: addresses.Endpoint | None = None
+  heard: float = 0.0
+  sent: float = 0.0
+  mask: int = 0
+  leaving: bool = False
+  closed: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class _Dial:
+  """Attempts to reach a peer."""
+
+  ways: list[addresses.Endpoint]
+  until: float
+  at: float
+  pause: float = _PAUSES[0]
+  index: int = 0
+  link: _Link | None = None
+  reason: str = "no attempt was made"
+  found: list[addresses.Endpoint] | None = None  # What a name stands for.
+
+
+@dataclasses.dataclass(eq=False)
+class _Peer:
+  """A peer that is connected or being dialed."""
+
+  session: session.Session
+  link: _Link | None = None
+  dial: _Dial | None = None
+
+
+class SocketTransport:
+  """See `interface.Transport`.
+
+  Attributes:
+    name: this process's.
+    address: text by which peers connect to it.
+    port: the port it listens on; None: it listens to this host only.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    *,
+    secret: bytes = b"",
+    run: bytes = b"",
+    bind: str | None = None,
+    ports: Iterable[int] = DEFAULT_PORTS,
+    advertise: str | None = None,
+    towards: str | None = None,
+    certificates: channels.Certificates | None = None,
+    limits: interface.Limits | None = None,
+  ):
+    """Begins to listen.
+
+    Args:
+      name: of this process, and of no other one in this run; at most 64 bytes.
+      secret: what all replicas of the job know, of at least 16 bytes. Without
+        certificates it is needed where others than this host get through.
+      run: a nonce of this run; peers of another one are refused.
+      bind: host name or IP address to listen on, such as "0.0.0.0" or "::" for
+        all. None: only this host can connect.
+      ports: the first of them that is free is taken; 0 is any.
+      advertise: what others are told instead of `bind`: a host, or
+        ``host:port`` where ports are mapped.
+      towards: a host that all replicas reach; it helps to find out the address
+        to advertise.
+      certificates: encrypts all that leaves this host.
+      limits: bounds on time and memory.
+
+    Raises:
+      ValueError: an option can't be; the message says why.
+      OSError: no port is free.
+
+    Example:
+      >>> a, b = SocketTransport("a"), SocketTransport("b")
+      >>> a.connect("b", b.address)
+      >>> _ = a.send("b", [b"hello"])
+      >>> events = []
+      >>> while len(events) < 2:
+      ...   events += b.poll(0.01)
+      ...   _ = a.poll(0.01)
+      >>> events
+      [PeerUp(peer='a', near=True), Message(peer='a', payload=b'hello')]
+      >>> a.close(); b.close()
+    """
+    self.name = handshake.check_name(name)
+    self._key = handshake.job_key(secret, run)
+    self._signs = bool(secret)
+    self._limits = limits or interface.Limits()
+    self._tls = certificates.contexts() if certificates else None
+    self._closed = False
+    self._events: list[interface.Event] = []
+    self._pool = shared_memory.Pool(self._region_dropped)
+    self._peers: dict[str, _Peer] = {}
+    self._links: set[_Link] = set()
+    self._strangers: dict[_Link, None] = {}
+    self._dirty: set[_Link] = set()
+    self._again: set[_Link] = set()
+    self._last: dict[str, bytes] = {}
+    self._deaf: list[tuple[float, socket.socket]] = []
+    self._listeners: list[socket.socket] = []
+    self._lent: dict[tuple[str, int], session.Session] = {}
+    self._next_check = self._polled = time.monotonic()
+    self._absent = 0.0  # Seconds in which this process did not listen.
+    self._woken = False
+    self.port: int | None = None
+    ways = self._listen(bind, list(ports), advertise, towards)
+    self.address = ",".join(map(str, ways))
+    self._selector = selectors.DefaultSelector()
+    self._wake_read, self._wake_write = socket.socketpair()
+    for sock in (*self._listeners, self._wake_read):
+      sock.setblocking(False)
+      self._selector.register(sock, selectors.EVENT_READ)
+    self._wake_write.setblocking(False)
+    _living.add(self)
+
+  def _listen(
+    self,
+    bind: str | None,
+    ports: Sequence[int],
+    advertise: str | None,
+    towards: str | None,
+  ) -> list[addresses.Endpoint]:
+    ways = []
+    if bind is None and not addresses.has_unix():
+      bind = "127.0.0.1"
+    if bind is not None:
+      family, ip = addresses.bound(bind)
+      if not (addresses.is_loopback(ip) or self._signs or self._tls):
+        raise ValueError(
+          f"A secret or certificates are needed to listen on {ip}, where"
+          " anyone may connect. Pass secret=, of at least 16 bytes."
+        )
+      told = advertise or addresses.advertised(ip, towards)
+      listener = self._bind(family, ip, ports)
+      self.port = listener.getsockname()[1]
+      self._listeners.append(listener)
+      if addresses.is_ip(told) or ":" not in told:
+        ways.append(addresses.Endpoint(told, self.port))
+      else:
+        ways += addresses.parse(told)
+    if addresses.has_unix():
+      unix = f"optax-dist-{secrets.token_hex(12)}"
+      listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+      self._listeners.append(listener)
+      listener.bind("\0" + unix)
+      listener.listen(256)
+      ways.append(addresses.Endpoint(unix=unix))
+    return ways
+
+  def _bind(
+    self, family: socket.AddressFamily, ip: str, ports: Sequence[int]
+  ) -> socket.socket:
+    for port in ports:
+      try:
+        return socket.create_server(
+          (ip, port),
+          family=family,
+          backlog=256,
+          dualstack_ipv6=ip == "::" and socket.has_dualstack_ipv6(),
+        )
+      except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+          raise
+    some = f"{ports[0]} to {ports[-1]}" if ports else "(none)"
+    raise OSError(errno.EADDRINUSE, f"No free port on {ip} of {some}.")
+
+  # What the driver asks for.
+
+  def connect(self, peer: str, address: str) -> None:
+    self._check_open()
+    handshake.check_name(peer)
+    ways = addresses.parse(address)
+    if peer == self.name:
+      raise ValueError(f"{peer!r} is this process.")
+    if peer in self._peers:
+      return
+    now = time.monotonic()
+    dial = _Dial(ways, now + self._limits.connect, now)
+    self._peers[peer] = _Peer(self._new_session(peer), dial=dial)
+    self._try(peer, dial)
+
+  def disconnect(self, peer: str, reason: str = "") -> None:
+    self._check_open()
+    found = self._peers.pop(peer, None)
+    if found is None:
+      return
+    if found.dial is not None and found.dial.link is not None:
+      self._close(found.dial.link)
+    link = found.link
+    for event in self._events:
+      if event.peer == peer and isinstance(event, interface.ArrayReceived):
+        self._lent.pop((peer, event.transfer), None)
+    self._events = [e for e in self._events if e.peer != peer]
+    if link is None:
+      found.session.close("", silently=True)
+      return
+    found.session.say_goodbye(reason)
+    link.leaving, link.until = True, time.monotonic() + self._limits.handshake
+    self._guarded(link, selectors.EVENT_WRITE)
+
+  def peers(self) -> list[str]:
+    return [name for name, peer in self._peers.items() if peer.link]
+
+  def send(self, peer: str, payload: Sequence[interface.Buffer]) -> bool:
+    self._check_open()
+    found = self._peers.get(peer)
+    if found is None:
+      return False
+    found.session.send(payload)
+    if found.session.backlog > self._limits.max_queued:
+      self._lose(
+        peer,
+        "overflow",
+        f"more than {self._limits.max_queued:,} bytes wait for it",
+      )
+      return False
+    if found.link:
+      self._dirty.add(found.link)
+    return True
+
+  def allocate(self, nbytes: int) -> memoryview:
+    return self._pool.allocate(nbytes)
+
+  def free(self, memory: memoryview) -> None:
+    self._pool.free(memory)
+
+  def send_array(
+    self, peer: str, transfer: int, data: interface.Buffer
+  ) -> None:
+    found = self._transferring(peer, transfer, True)
+    if found is not None:
+      found.send_array(transfer, data)
+
+  def expect(
+    self,
+    peer: str,
+    transfer: int,
+    nbytes: int,
+    into: interface.Buffer | None = None,
+  ) -> None:
+    found = self._transferring(peer, transfer, False)
+    if found is not None:
+      found.expect(transfer, nbytes, into)
+
+  def progress(self, peer: str, transfer: int) -> interface.Progress | None:
+    found = self._peers.get(peer)
+    return found.session.progress(transfer) if found else None
+
+  def release(self, peer: str, transfer: int) -> bool:
+    lender = self._lent.pop((peer, transfer), None)
+    if lender is None:
+      return True
+    found = self._peers.get(peer)
+    if found is None or found.link is None or found.session is not lender:
+      return False
+    if _is_cut(found.link.sock):
+      return False
+    found.session.release(transfer)
+    self._dirty.add(found.link)
+    return True
+
+  def cancel(self, peer: str, transfer: int) -> None:
+    found = self._transferring(peer, transfer, None)
+    if found is not None:
+      found.cancel(transfer)
+
+  def wake(self) -> None:
+    with contextlib.suppress(OSError):
+      self._wake_write.send(b"\0")
+
+  def close(self, reason: str = "") -> None:
+    if self._closed:
+      return
+    for peer in list(self._peers):
+      self.disconnect(peer, reason)
+    self._closed = True
+    _living.discard(self)
+    for link in list(self._links):
+      if link.leaving and not link.closed:
+        # What has not been read would reset the connection, and the goodbye
+        # with it.
+        with contextlib.suppress(OSError, ValueError):
+          link.sock.shutdown(socket.SHUT_WR)
+          for _ in range(64):
+            link.sock.recv(1 << 16)
+      self._close(link)
+    self._close_files()
+    self._pool.close()
+
+  def poll(self, timeout: float | None) -> list[interface.Event]:
+    self._check_open()
+    now = time.monotonic()
+    end = None if timeout is None else now + timeout
+    while True:
+      self._flush()
+      wait = 0.0
+      if not (self._events or self._again or self._woken):
+        until = self._next_check if end is None else min(end, self._next_check)
+        wait = max(0.0, until - now)
+      for key, mask in self._selector.select(wait):
+        self._ready(key, mask)
+      if self._again:
+        again, self._again = self._again, set()
+        for link in again:
+          self._guarded(link, selectors.EVENT_READ)
+      now = time.monotonic()
+      if now - self._polled > self._limits.heartbeat:
+        # Nobody is silent just because nobody listened.
+        self._absent += now - self._polled
+      self._polled = now
+      if now >= self._next_check:
+        self._check(now)
+      if self._events or self._woken or (end is not None and now >= end):
+        self._flush()
+        self._woken = False
+        events, self._events = self._events, []
+        return events
+
+  # The loop.
+
+  def _flush(self) -> None:
+    while self._dirty:
+      link = self._dirty.pop()
+      if not link.closed:
+        self._guarded(link, selectors.EVENT_WRITE)
+
+  def _ready(self, key: selectors.SelectorKey, mask: int) -> None:
+    if key.data is not None:
+      self._guarded(key.data, mask)
+    elif key.fileobj is self._wake_read:
+      with contextlib.suppress(BlockingIOError):
+        while self._wake_read.recv(4096):
+          pass
+      self._woken = True
+    else:
+      assert isinstance(key.fileobj, socket.socket)
+      self._accept(key.fileobj)
+
+  def _guarded(self, link: _Link, mask: int) -> None:
+    """Reads and writes; whatever goes wrong ends this connection alone."""
+    if link.closed:
+      return
+    try:
+      if link.channel is None:
+        self._connected(link)
+        return
+      if mask & selectors.EVENT_READ or link.channel.reads_when_writable:
+        self._read(link)
+      if not link.closed:
+        self._write(link)
+    except handshake.AlreadyConnected as error:
+      self._end(link, "twice", str(error))
+    except handshake.Refused as error:
+      with contextlib.suppress(OSError):
+        self._write(link)  # It may be told why.
+      self._end(link, "refused", str(error))
+    except (session.Faulty, struct.error, ValueError) as error:
+      self._end(link, "faulty", f"it sent {error}")
+    except OSError as error:
+      self._end(link, "broken", str(error))
+    except BaseException:
+      # Bytes may have been lost between two lines; never go on with the rest.
+      self._end(link, "broken", "interrupted on this side")
+      raise
+
+  def _read(self, link: _Link) -> None:
+    channel = link.channel
+    assert channel is not None
+    done = 0
+    while done < _TURN:
+      current = link.session
+      room = (
+        [memoryview(bytearray(1024))] if current is None else current.room()
+      )
+      got = channel.receive(room)
+      if got is None:
+        return
+      if not got:
+        for file in channel.files:
+          os.close(file)
+        reason = "it closed the connection"
+        if link.session is None:
+          reason += " during the handshake"
+          if isinstance(channel, channels.Plain) and not link.endpoint:
+            reason += " (does one side have certificates, the other none?)"
+        raise OSError(reason)
+      link.heard = time.monotonic() - self._absent
+      done += got
+      if link.leaving:
+        continue
+      if current is None:
+        self._shake(link, bytes(room[0][:got]))
+        if link.closed:
+          return
+        continue
+      current.received(got, channel.take_files())
+      if current.ended is not None:
+        self._end(link, "left", current.ended)
+        return
+      if got < sum(map(len, room)) and channel.drains:
+        return
+    self._again.add(link)
+
+  def _shake(self, link: _Link, data: bytes) -> None:
+    shake = link.handshake
+    assert shake is not None
+    shake.feed(data)
+    if shake.undecided:
+      current = self._peers.get(shake.peer)
+      other = current.link if current else None
+      if other is not None and (
+        link.endpoint is not None or self._last_of(other) != shake.last
+      ):
+        shake.refuse(handshake.TWICE)
+        raise handshake.AlreadyConnected("it has another connection")
+      shake.use()
+      shake.feed(b"")
+    if shake.done:
+      self._up(link, shake)
+
+  def _write(self, link: _Link) -> None:
+    channel, done = link.channel, 0
+    assert channel is not None
+    blocked = False
+    while not blocked and done < _TURN:
+      if link.handshake is not None and link.handshake.output:
+        sent = channel.send([link.handshake.output])
+        if sent:
+          link.handshake.output = link.handshake.output[sent:]
+        blocked = sent is None
+        continue
+      current = link.session
+      output = current.output() if current else []
+      if not output:
+        break
+      assert current is not None
+      sent = channel.send(output, current.file)
+      if sent is None:
+        blocked = True
+      else:
+        current.sent(sent)
+        done += sent
+    if done:
+      link.sent = time.monotonic()
+    more = (blocked and not channel.writes_when_readable) or done >= _TURN
+    self._watch(link, more or channel.reads_when_writable)
+
+  def _watch(self, link: _Link, write: bool) -> None:
+    mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0)
+    if mask != link.mask and not link.closed:
+      link.mask = mask
+      self._selector.modify(link.sock, mask, link)
+
+  def _check(self, now: float) -> None:
+    """What is due by the clock: heartbeats, silence, deadlines, attempts."""
+    limits = self._limits
+    self._next_check = now + limits.heartbeat / 4
+    for link in list(self._links):
+      if link.session is None or link.leaving:
+        if now >= link.until:
+          self._end(link, "broken", "the handshake took too long")
+        continue
+      silent = now - self._absent - link.heard
+      if silent > limits.silence:
+        self._end(link, "silent", f"not a byte came for {silent:.1f} s")
+      elif now - link.sent >= limits.heartbeat:
+        link.session.ping()
+        self._dirty.add(link)
+    for peer, found in list(self._peers.items()):
+      dial = found.dial
+      if dial is None:
+        continue
+      if now >= dial.until:
+        self._lose(
+          peer,
+          "unreachable",
+          f"no connection within {limits.connect:g} s; last: {dial.reason}",
+        )
+      elif dial.link is None and now >= dial.at:
+        self._try(peer, dial)
+      if dial.link is None:
+        self._next_check = min(self._next_check, max(dial.at, now + 0.005))
+    for until, listener in list(self._deaf):
+      if now >= until:
+        self._deaf.remove((until, listener))
+        self._selector.register(listener, selectors.EVENT_READ)
+
+  # Beginnings.
+
+  def _accept(self, listener: socket.socket) -> None:
+    for _ in range(64):
+      try:
+        sock, place = listener.accept()
+      except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+          # No descriptors: the loop would only turn here.
+          self._selector.unregister(listener)
+          self._deaf.append((time.monotonic() + 0.5, listener))
+        return
+      unix = sock.family == socket.AF_UNIX
+      if unix and not _is_own_user(sock):
+        sock.close()
+        continue
+      until = time.monotonic() + self._limits.handshake
+      link = self._add(sock, until, selectors.EVENT_READ)
+      link.source = "" if unix else str(place[0])
+      link.handshake = handshake.Handshake(self._key, self.name)
+      self._strangers[link] = None
+      self._guarded_open(link, server_side=True)
+      if len(self._strangers) > self._limits.max_strangers:
+        # Whoever comes in masses makes room for the others.
+        counts = collections.Counter(s.source for s in self._strangers)
+        source = counts.most_common(1)[0][0]
+        self._end(
+          next(s for s in self._strangers if s.source == source),
+          "broken",
+          "too many handshakes at a time",
+        )
+
+  def _try(self, peer: str, dial: _Dial) -> None:
+    if dial.found is None:
+      if all(w.unix or addresses.is_ip(w.host) for w in dial.ways):
+        dial.found = dial.ways
+      else:
+        dial.at = dial.until  # `poll` is woken before.
+        _look_up(weakref.ref(self), dial)
+        return
+    if not dial.found:
+      self._failed(peer, dial, "unreachable", dial.reason)
+      return
+    way = dial.found[dial.index]
+    if way.unix:
+      family = socket.AF_UNIX
+      place: str | tuple[str, int] = "\0" + way.unix
+      if not addresses.has_unix():
+        self._failed(peer, dial, "unreachable", "no such sockets here")
+        return
+    else:
+      family = socket.AF_INET6 if ":" in way.host else socket.AF_INET
+      place = (way.host, way.port)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    link = self._add(sock, dial.until, selectors.EVENT_WRITE)
+    link.peer, link.endpoint, dial.link = peer, way, link
+    # With more ways to try, none may take all the time.
+    share = (dial.until - time.monotonic()) / 2
+    link.until = time.monotonic() + max(0.5, min(share, self._limits.handshake))
+    code = sock.connect_ex(place)
+    if code == 0:
+      self._guarded(link, selectors.EVENT_WRITE)
+    elif code not in (errno.EINPROGRESS, errno.EWOULDBLOCK):
+      self._end(link, "unreachable", f"{way}: {os.strerror(code)}")
+    elif family == socket.AF_UNIX:
+      self._end(link, "unreachable", f"{way}: too many want to connect")
+
+  def _connected(self, link: _Link) -> None:
+    code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+      raise OSError(f"{link.endpoint}: {os.strerror(code)}")
+    last = self._last.get(link.peer, handshake.NO_SESSION)
+    link.handshake = handshake.Handshake(self._key, self.name, link.peer, last)
+    self._guarded_open(link, server_side=False)
+
+  def _guarded_open(self, link: _Link, server_side: bool) -> None:
+    tls = self._tls if link.sock.family != socket.AF_UNIX else None
+    try:
+      link.channel = channels.open_channel(
+        link.sock, tls, server_side, self._limits.silence
+      )
+      link.sock = link.channel.sock
+      link.mask = selectors.EVENT_READ
+      # TLS has made an object of its own for the descriptor.
+      self._selector.modify(link.channel.sock, link.mask, link)
+      self._write(link)
+    except OSError as error:
+      self._end(link, "broken", str(error))
+
+  def _add(self, sock: socket.socket, until: float, mask: int) -> _Link:
+    sock.setblocking(False)
+    link = _Link(None, sock, until, mask=mask)
+    self._selector.register(sock, mask, link)
+    self._links.add(link)
+    return link
+
+  def _up(self, link: _Link, shake: handshake.Handshake) -> None:
+    peer, keys = shake.peer, shake.keys
+    assert keys is not None
+    found = self._peers.get(peer)
+    if found is not None and found.link is not None:
+      self._lose(peer, "replaced", "it has connected anew")
+      found = None
+    if found is None:
+      found = self._peers[peer] = _Peer(self._new_session(peer))
+    dial, found.dial, found.link = found.dial, None, link
+    if dial is not None and dial.link not in (None, link):
+      assert dial.link is not None
+      self._close(dial.link)
+    self._strangers.pop(link, None)
+    assert link.channel is not None
+    link.peer, link.session = peer, found.session
+    link.sent = time.monotonic()
+    link.heard = link.sent - self._absent
+    unix = link.sock.family == socket.AF_UNIX
+    plain = isinstance(link.channel, channels.Plain)
+    signed = plain and not unix and self._signs
+    self._last[peer] = keys.session
+    if len(self._last) > _FORGOTTEN:
+      del self._last[next(iter(self._last))]
+    self._events.append(interface.PeerUp(peer, unix))
+    found.session.start((keys.send, keys.receive) if signed else None, unix)
+    link.channel.passes_files = unix
+    found.session.feed(shake.rest)
+    self._dirty.add(link)
+
+  # Ends.
+
+  def _end(self, link: _Link, how: str, reason: str) -> None:
+    """A connection, or an attempt at one, has come to its end."""
+    peer = self._peers.get(link.peer)
+    if peer is not None and peer.link is link:
+      if how in ("refused", "twice"):
+        how = "broken"
+      self._lose(link.peer, how, reason)  # type: ignore[arg-type]
+      return
+    self._close(link)
+    if peer is not None and peer.dial is not None and peer.dial.link is link:
+      self._failed(link.peer, peer.dial, how, reason)
+
+  def _failed(self, peer: str, dial: _Dial, how: str, reason: str) -> None:
+    """An attempt has failed: the next one, or no more."""
+    dial.link, dial.reason = None, reason
+    dial.index += 1
+    dial.at = time.monotonic()
+    if dial.index >= len(dial.found or ()):
+      if how == "refused":
+        self._lose(peer, "refused", reason)
+        return
+      dial.index, dial.found = 0, None
+      dial.at += dial.pause
+      dial.pause = min(2 * dial.pause, _PAUSES[1])
+    self._next_check = min(self._next_check, dial.at)
+
+  def _lose(self, peer: str, how: interface.How, reason: str) -> None:
+    found = self._peers.pop(peer)
+    for link in (found.link, found.dial.link if found.dial else None):
+      if link is not None:
+        # Before lent memory is given out again, so that readers can tell.
+        self._close(link)
+    found.session.close(f"{peer!r} is lost: {reason}")
+    self._events.append(interface.PeerLost(peer, how, reason))
+
+  def _close(self, link: _Link) -> None:
+    if link.closed:
+      return
+    link.closed = True
+    self._links.discard(link)
+    self._strangers.pop(link, None)
+    self._dirty.discard(link)
+    self._again.discard(link)
+    with contextlib.suppress(KeyError, ValueError):
+      self._selector.unregister(link.sock)
+    with contextlib.suppress(OSError):
+      # A forked process may hold it too.
+      link.sock.shutdown(socket.SHUT_RDWR)
+    link.sock.close()
+    if link.leaving and link.session is not None:
+      link.session.close("", silently=True)
+
+  def _close_files(self) -> None:
+    """Closes all descriptors, without a word to anyone."""
+    for link in self._links:
+      link.sock.close()
+    for sock in (*self._listeners, self._wake_read, self._wake_write):
+      sock.close()
+    self._selector.close()
+
+  def _in_child(self) -> None:
+    """In a forked child: the connections are the parent's alone."""
+    self._closed = True
+    self._close_files()
+    self._pool.close()
+    self._links.clear()
+
+  # Small things.
+
+  def _new_session(self, peer: str) -> session.Session:
+    return session.Session(peer, self._limits, self._pool, self._emit)
+
+  def _emit(self, event: interface.Event) -> None:
+    self._events.append(event)
+    if isinstance(event, interface.ArrayReceived) and event.data.readonly:
+      lender = self._peers[event.peer].session
+      self._lent[event.peer, event.transfer] = lender
+
+  def _transferring(
+    self, peer: str, transfer: int, sending: bool | None
+  ) -> session.Session | None:
+    self._check_open()
+    if not 0 <= transfer < 2**63:
+      raise ValueError(f"transfer must be from 0 to 2**63 - 1, got {transfer}.")
+    found = self._peers.get(peer)
+    if found is None:
+      if sending is not None:
+        self._events.append(
+          interface.ArrayFailed(
+            peer, transfer, sending, f"{peer!r} is not connected"
+          )
+        )
+      return None
+    if found.link:
+      self._dirty.add(found.link)
+    return found.session
+
+  def _region_dropped(self, number: int) -> None:
+    for peer in self._peers.values():
+      peer.session.drop_region(number)
+
+  def _last_of(self, link: _Link) -> bytes:
+    shake = link.handshake
+    return shake.keys.session if shake and shake.keys else b""
+
+  def _check_open(self) -> None:
+    if self._closed:
+      raise RuntimeError("This transport is closed, or its process has forked.")
+
+
+def _look_up(transport: weakref.ref[SocketTransport], dial: _Dial) -> None:
+  """Looks up host names in a thread, as that may take any time."""
+
+  def look() -> None:
+    found = []
+    for way in dial.ways:
+      if way.unix or addresses.is_ip(way.host):
+        found.append(way)
+        continue
+      try:
+        for info in socket.getaddrinfo(
+          way.host, way.port, type=socket.SOCK_STREAM
+        ):
+          found.append(addresses.Endpoint(str(info[4][0]), way.port))
+      except OSError as error:
+        dial.reason = f"{way.host}: {error}"
+    dial.found = found
+    dial.at = 0.0
+    living = transport()
+    if living is not None:
+      living._next_check = 0.0
+      living.wake()
+
+  threading.Thread(target=look, name="optax-dist-dns", daemon=True).start()
+
+
+def _is_own_user(sock: socket.socket) -> bool:
+  raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+  return struct.unpack("3i", raw)[1] in (os.getuid(), 0)
+
+
+def _is_cut(sock: socket.socket) -> bool:
+  """Whether the other side has closed it, whatever is still to be read."""
+  poll = select.poll()
+  poll.register(sock, getattr(select, "POLLRDHUP", 0))
+  return bool(poll.poll(0))
+
+
+_living: weakref.WeakSet[SocketTransport] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+  for transport in list(_living):
+    transport._in_child()
+  _living.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

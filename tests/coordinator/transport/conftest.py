@@ -1,0 +1,42 @@
+"""Worlds of transports of each kind."""
+
+import pytest
+
+from tests.coordinator.transport import worlds
+
+KINDS = ("in process", "unix", "tcp", "tls")
+
+
+@pytest.fixture(scope="session")
+def certificate_folder(tmp_path_factory):
+  return tmp_path_factory.mktemp("certificates")
+
+
+@pytest.fixture(params=KINDS)
+def world(request, certificate_folder):
+  """A world of each kind in turn."""
+  made = worlds.World(request.param, certificate_folder)
+  yield made
+  made.close()
+
+
+@pytest.fixture(params=KINDS[1:])
+def socket_world(request, certificate_folder):
+  """A world of each kind of socket in turn."""
+  made = worlds.World(request.param, certificate_folder)
+  yield made
+  made.close()
+
+
+@pytest.fixture
+def new_world(certificate_folder):
+  """Makes worlds, and closes them whatever happens."""
+  made = []
+
+  def make(kind, folder=certificate_folder, limits=None):
+    made.append(worlds.World(kind, folder, limits))
+    return made[-1]
+
+  yield make
+  for one in made:
+    one.close()

@@ -1,0 +1,85 @@
+"""Where a process listens, and what it tells others."""
+
+import socket
+
+import pytest
+
+from optax_dist.coordinator.transport import addresses
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "",
+    "host",
+    "host:",
+    ":1",
+    "host:0",
+    "host:65536",
+    "host:-1",
+    "unix:",
+    "a:1,",
+    "unix:" + "x" * 200,
+  ],
+)
+def test_what_is_no_address_is_refused(text):
+  with pytest.raises(ValueError, match="An address is host:port"):
+    addresses.parse(text)
+
+
+@pytest.mark.parametrize(
+  "text", ["unix:abc,10.0.0.1:29400", "[fe80::1]:29400", "node-7:1"]
+)
+def test_addresses_can_be_written_and_read(text):
+  assert ",".join(map(str, addresses.parse(text))) == text
+
+
+@pytest.mark.parametrize(
+  "text", ["", "x", "5-", "-5", "9-8", "65536", "1-70000"]
+)
+def test_what_are_no_ports_is_refused(text):
+  with pytest.raises(ValueError, match="Ports are"):
+    addresses.parse_ports(text)
+
+
+def _names(monkeypatch, ip):
+  """Lets the name of this host stand for this IP address."""
+  real = socket.getaddrinfo
+
+  def look(host, *args, **options):
+    return real(ip if host == "this-host" else host, *args, **options)
+
+  monkeypatch.setattr(socket, "getaddrinfo", look)
+
+
+def test_a_name_that_stands_for_loopback_listens_everywhere(monkeypatch):
+  _names(monkeypatch, "127.0.1.1")
+  assert addresses.bound("this-host") == (socket.AF_INET, "0.0.0.0")
+  assert addresses.bound("127.0.0.1") == (socket.AF_INET, "127.0.0.1")
+  assert addresses.bound("::1") == (socket.AF_INET6, "::1")
+  _names(monkeypatch, "192.0.2.7")
+  assert addresses.bound("this-host") == (socket.AF_INET, "192.0.2.7")
+
+
+def test_an_unknown_host_is_named():
+  with pytest.raises(ValueError, match=r"no\.such\.host\.invalid"):
+    addresses.bound("no.such.host.invalid")
+
+
+def test_loopback_is_never_told_to_other_hosts(monkeypatch):
+  assert addresses.advertised("10.1.2.3") == "10.1.2.3"
+  monkeypatch.setattr(
+    addresses,
+    "_source",
+    lambda family, target: {"store": "127.0.0.1"}.get(target, "10.9.8.7"),
+  )
+  assert addresses.advertised("0.0.0.0", "store") == "10.9.8.7"
+  assert addresses.advertised("0.0.0.0", "elsewhere") == "10.9.8.7"
+  monkeypatch.setattr(addresses, "_source", lambda family, target: "127.0.0.1")
+  with pytest.raises(ValueError, match="Pass advertise="):
+    addresses.advertised("0.0.0.0", "store")
+
+
+def test_the_address_towards_a_host_is_looked_up():
+  assert addresses._source(socket.AF_INET, "127.0.0.1") == "127.0.0.1"
+  assert addresses._source(socket.AF_INET6, "127.0.0.1") is None

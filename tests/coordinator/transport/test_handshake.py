@@ -1,0 +1,206 @@
+"""The handshake, byte by byte, without sockets."""
+
+import itertools
+
+import pytest
+
+from optax_dist.coordinator.transport import handshake
+
+_SECRET = b"sixteen bytes ok"
+_KEY = handshake.job_key(_SECRET, b"run 1")
+
+
+def _take(side):
+  output, side.output = side.output, b""
+  return output
+
+
+def _pair(dialer="a", acceptor="b", key=_KEY, other=_KEY):
+  return (
+    handshake.Handshake(key, dialer, wanted=acceptor),
+    handshake.Handshake(other, acceptor),
+  )
+
+
+def _talk(dialer, acceptor, size=10_000):
+  """Carries bytes to and fro; returns all that was said."""
+  said = []
+  for _ in range(6):
+    for one, other in ((dialer, acceptor), (acceptor, dialer)):
+      output = _take(one)
+      said.append(output)
+      for start in range(0, len(output), size):
+        other.feed(output[start : start + size])
+      if other.undecided:
+        other.use()
+        other.feed(b"")
+  return said
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_both_sides_come_to_the_same_keys(names, size):
+  dialer, acceptor = _pair(*names)
+  _talk(dialer, acceptor, size)
+  assert dialer.done
+  assert acceptor.done
+  assert acceptor.peer == names[0]
+  assert dialer.keys.send == acceptor.keys.receive
+  assert dialer.keys.receive == acceptor.keys.send
+  assert dialer.keys.send != dialer.keys.receive
+  assert dialer.keys.session == acceptor.keys.session
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_the_smaller_name_decides(names):
+  dialer, acceptor = _pair(*names)
+  acceptor.feed(_take(dialer))
+  dialer.feed(_take(acceptor))
+  if names == "ab":
+    assert dialer.undecided
+    assert not dialer.output
+    dialer.use()
+    acceptor.feed(_take(dialer))
+  else:
+    acceptor.feed(_take(dialer))
+    assert acceptor.undecided
+    assert not dialer.done
+    acceptor.use()
+    dialer.feed(_take(acceptor))
+  assert dialer.done
+  assert acceptor.done
+
+
+def test_bytes_after_the_handshake_are_kept():
+  dialer, acceptor = _pair()
+  acceptor.feed(_take(dialer))
+  dialer.feed(_take(acceptor))
+  dialer.use()
+  acceptor.feed(_take(dialer) + b"the first frame")
+  assert acceptor.done
+  assert acceptor.rest == b"the first frame"
+
+
+def test_the_last_connection_is_told():
+  dialer = handshake.Handshake(_KEY, "b", wanted="a", last=b"8 bytes!")
+  acceptor = handshake.Handshake(_KEY, "a")
+  _talk(dialer, acceptor)
+  assert acceptor.last == b"8 bytes!"
+
+
+@pytest.mark.parametrize(
+  "other",
+  [
+    handshake.job_key(_SECRET, b"run 2"),
+    handshake.job_key(b"another 16 bytes", b"run 1"),
+    handshake.job_key(b"", b"run 1"),
+  ],
+)
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_another_secret_or_another_run_is_refused(other, names):
+  dialer, acceptor = _pair(*names, other=other)
+  acceptor.feed(_take(dialer))
+  with pytest.raises(handshake.Refused, match="another secret, or another run"):
+    dialer.feed(_take(acceptor))
+  with pytest.raises(handshake.Refused, match="another secret"):
+    acceptor.feed(_take(dialer))
+  assert not (dialer.done)
+  assert not (acceptor.done)
+  assert not (acceptor.undecided)
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_what_was_recorded_is_of_no_use_again(names):
+  dialer, acceptor = _pair(*names)
+  said = [text for text in _talk(dialer, acceptor) if text]
+  assert len(said) == (3 if names == "ab" else 4)
+  again = handshake.Handshake(_KEY, names[1])
+  again.feed(said[0])
+  with pytest.raises(handshake.Refused, match="another secret"):
+    again.feed(said[2])
+  again = handshake.Handshake(_KEY, names[0], wanted=names[1])
+  with pytest.raises(handshake.Refused, match="another secret"):
+    again.feed(said[1])
+
+
+def test_a_reflected_handshake_is_refused():
+  dialer = handshake.Handshake(_KEY, "a", wanted="b")
+  with pytest.raises(handshake.Refused):
+    dialer.feed(_take(dialer))
+
+
+def test_each_changed_byte_is_refused():
+  dialer, acceptor = _pair()
+  said = [text for text in _talk(dialer, acceptor) if text]
+  for part, text in enumerate(said):
+    for at in range(len(text)):
+      sides = _pair()
+      bad = False
+      try:
+        for step, (one, other) in enumerate(
+          [(0, 1), (1, 0), (0, 1)][: len(said)]
+        ):
+          output = bytearray(_take(sides[one]))
+          if step == part and at < len(output):
+            output[at] ^= 1
+          sides[other].feed(bytes(output))
+          if sides[other].undecided:
+            sides[other].use()
+            sides[other].feed(b"")
+      except handshake.Refused:
+        bad = True
+      # A longer length waits for bytes that never come.
+      assert bad or not sides[1].done, (part, at)
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    bytes.fromhex("0400000008011001"),
+    bytes.fromhex("0000080400000000"),
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"OxDt\x01\x00\x01\xff\xff",
+    b"OxDt\x01\x00\x01\x00\x00",
+    b"OxDt\x01\x00\x03\x00\x00",
+    b"OxDt\x01\x00\x01\x2c\x00" + bytes(44),
+    b"OxDt\x01\x00\x01\x2c\x00" + bytes(40) + b"\xff\xff\xff\xff",
+    b"OxDt\x01\x00\x05\x03\x00\xff\xfe\xfd",
+  ],
+)
+def test_nonsense_is_refused_at_once(text):
+  side = handshake.Handshake(_KEY, "a")
+  with pytest.raises(handshake.Refused):
+    side.feed(text)
+
+
+def test_another_version_is_named_to_both():
+  dialer, acceptor = _pair()
+  hello = bytearray(_take(dialer))
+  hello[4] = 9
+  with pytest.raises(handshake.Refused, match="version 9, not 1"):
+    acceptor.feed(bytes(hello))
+  with pytest.raises(handshake.Refused, match="speaks version 1, not 9"):
+    dialer.feed(_take(acceptor))
+
+
+@pytest.mark.parametrize("secret", [b"x", b"fifteen bytes !"])
+def test_short_secrets_are_refused(secret):
+  with pytest.raises(ValueError, match="at least 16 bytes"):
+    handshake.job_key(secret, b"")
+
+
+def test_keys_differ_by_secret_and_run():
+  keys = {
+    handshake.job_key(secret, run)
+    for secret, run in itertools.product(
+      (b"", bytes(16), bytes(17)), (b"", b"1", b"2")
+    )
+  }
+  assert len(keys) == 9
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65])
+def test_names_that_can_not_be_are_refused(name):
+  with pytest.raises(ValueError, match="1 to 64 bytes"):
+    handshake.Handshake(_KEY, name)

@@ -1,0 +1,384 @@
+"""What every transport does, of whatever kind."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.transport import interface
+from tests.coordinator.transport import worlds
+
+
+def _array(nbytes, seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.integers(0, 256, nbytes, np.uint8)
+
+
+def test_messages_come_once_and_in_order(world):
+  a, b = world.pair()
+  sent = [bytes([i % 251]) * (i * 37 % 5000) for i in range(300)]
+  for payload in sent:
+    assert a.send("b", [payload[:5], memoryview(payload)[5:]])
+  assert b.send("a", [b"back"])
+  got = world.wait_for("b", interface.Message, 300)
+  assert [m.payload for m in got] == sent
+  assert {m.peer for m in got} == {"a"}
+  back = world.wait_for("a", interface.Message)
+  assert back == [interface.Message("b", b"back")]
+
+
+def test_both_sides_are_told_that_a_peer_is_up(world):
+  a, b = world.add("a"), world.add("b")
+  world.connect("a", "b")
+  near = world.kind in ("in process", "unix")
+  assert world.wait_for("a", interface.PeerUp) == [interface.PeerUp("b", near)]
+  assert world.wait_for("b", interface.PeerUp) == [interface.PeerUp("a", near)]
+  assert list(a.peers()) == ["b"]
+  assert list(b.peers()) == ["a"]
+
+
+def test_what_is_sent_while_connecting_arrives(world):
+  a, b = world.add("a"), world.add("b")
+  world.connect("a", "b")
+  data = _array(3_000_000)
+  assert a.send("b", [b"first"])
+  a.send_array("b", 1, data.data)
+  a.expect("b", 1, 10)
+  world.wait_for("b", interface.Message)
+  b.expect("a", 1, data.nbytes)
+  b.send_array("a", 1, _array(10).data)
+  (got,) = world.wait_for("b", interface.ArrayReceived)
+  assert bytes(got.data) == data.tobytes()
+  world.wait_for("a", interface.ArrayReceived)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 300_000, 5_000_001])
+@pytest.mark.parametrize("first", ["send", "expect"])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("lent", [True, False])
+def test_arrays_arrive_whole(world, nbytes, first, given, lent):
+  a, b = world.pair()
+  data = _array(nbytes)
+  memory = a.allocate(nbytes) if lent else bytearray(nbytes)
+  memory[:] = data.tobytes()
+  into = bytearray(nbytes) if given else None
+  if first == "send":
+    a.send_array("b", 7, memory)
+    world.run(0.02)
+    b.expect("a", 7, nbytes, into)
+  else:
+    b.expect("a", 7, nbytes, into)
+    world.run(0.02)
+    a.send_array("b", 7, memory)
+  (got,) = world.wait_for("b", interface.ArrayReceived)
+  assert (got.peer, got.transfer) == ("a", 7)
+  assert bytes(got.data) == data.tobytes()
+  if given:
+    assert bytes(into) == data.tobytes()
+  else:
+    assert b.release("a", 7)
+  assert world.wait_for("a", interface.ArraySent) == [
+    interface.ArraySent("b", 7)
+  ]
+  world.run(0.02)
+  assert len(world.events["a"]) == len(world.events["b"]) == 1
+
+
+def test_lent_memory_is_not_given_out_before_it_is_released(world):
+  if world.kind in ("tcp", "tls"):
+    pytest.skip("no memory is shared")
+  a, b = world.pair()
+  nbytes = 1_000_000
+  memory = a.allocate(nbytes)
+  memory[:] = bytes(nbytes)
+  a.send_array("b", 1, memory)
+  b.expect("a", 1, nbytes)
+  (got,) = world.wait_for("b", interface.ArrayReceived)
+  assert got.data.readonly
+  a.cancel("b", 1)
+  a.free(memory)
+  other = a.allocate(nbytes)
+  other[:] = b"\1" * nbytes
+  assert bytes(got.data) == bytes(nbytes)
+  assert b.release("a", 1)
+  world.run(0.05)
+  again = a.allocate(nbytes)
+  again[:1] = b"\2"
+  assert bytes(memory[:1]) == b"\2"
+  assert not world.of("a", interface.ArraySent)
+
+
+def test_a_reader_is_told_if_the_lender_was_lost_meanwhile(world):
+  if world.kind in ("tcp", "tls"):
+    pytest.skip("no memory is shared")
+  a, b = world.pair()
+  memory = a.allocate(1_000_000)
+  a.send_array("b", 1, memory)
+  b.expect("a", 1, 1_000_000)
+  world.wait_for("b", interface.ArrayReceived)
+  world.all.pop("a").close()
+  assert not b.release("a", 1)  # Without another poll.
+
+
+def test_messages_overtake_arrays(world):
+  a, b = world.pair()
+  data = _array(30_000_000)
+  b.expect("a", 1, data.nbytes)
+  world.run(0.02)
+  a.send_array("b", 1, data.data)
+  a.poll(0)
+  a.send("b", [b"quick"])
+  world.wait_for("b", interface.ArrayReceived)
+  kinds = [type(e) for e in world.events["b"]]
+  if world.kind == "in process":
+    return  # Arrays take no time there.
+  assert kinds == [interface.Message, interface.ArrayReceived]
+
+
+def test_many_arrays_at_once_in_both_directions(world):
+  a, b = world.pair()
+  sizes = [(i * 77_773) % 900_000 for i in range(40)]
+  for i, nbytes in enumerate(sizes):
+    a.send_array("b", i, _array(nbytes, i).data)
+    b.send_array("a", i, _array(nbytes, i + 100).data)
+  for i, nbytes in reversed(list(enumerate(sizes))):
+    a.expect("b", i, nbytes)
+    b.expect("a", i, nbytes)
+  for name, seed in (("a", 100), ("b", 0)):
+    for got in world.wait_for(name, interface.ArrayReceived, len(sizes)):
+      want = _array(sizes[got.transfer], got.transfer + seed)
+      assert bytes(got.data) == want.tobytes()
+      world.all[name].release(got.peer, got.transfer)
+  for name in "ab":
+    world.wait_for(name, interface.ArraySent, len(sizes))
+
+
+def test_a_wrong_size_fails_on_both_sides(world):
+  a, b = world.pair()
+  for first in (0, 1):
+    world.clear()
+    a.send_array("b", first, _array(2_000_000).data)
+    if first:
+      world.run(0.05)
+    b.expect("a", first, 1_999_999)
+    (failed,) = world.wait_for("b", interface.ArrayFailed)
+    assert failed.transfer == first
+    assert not failed.sending
+    assert "1,999,999" in failed.reason
+    (failed,) = world.wait_for("a", interface.ArrayFailed)
+    assert failed.sending
+  a.send("b", [b"and it goes on"])
+  world.wait_for("b", interface.Message)
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+@pytest.mark.parametrize("when", ["before", "between", "midway"])
+def test_cancelled_transfers_fail_on_the_other_side(world, who, when):
+  a, b = world.pair()
+  one, other = (a, b) if who == "sender" else (b, a)
+  name, peer = one.name, other.name
+  data = _array(20_000_000)
+
+  def begin(side):
+    if side is a:
+      a.send_array("b", 5, data.data)
+    else:
+      b.expect("a", 5, data.nbytes)
+
+  if when == "before":
+    one.cancel(peer, 5)
+    world.run(0.05)
+    begin(other)
+  elif when == "between":
+    begin(one)
+    world.run(0.05)
+    one.cancel(peer, 5)
+    world.run(0.05)
+    begin(other)
+  else:
+    if world.kind == "in process":
+      pytest.skip("arrays take no time there")
+    begin(a)
+    begin(b)
+    for _ in range(3):
+      a.poll(0), b.poll(0)
+    one.cancel(peer, 5)
+  (failed,) = world.wait_for(peer, interface.ArrayFailed)
+  assert failed.peer == name
+  assert failed.transfer == 5
+  assert failed.sending == (other is a)
+  a.send("b", [b"and it goes on"])
+  world.wait_for("b", interface.Message)
+  small = _array(100)
+  a.send_array("b", 6, small.data)
+  b.expect("a", 6, 100)
+  world.wait_for("b", interface.ArrayReceived)
+  assert not world.of(name, interface.ArrayFailed)
+
+
+def test_abandoned_arrays_do_not_clog_a_connection(world):
+  a, b = world.pair()
+  data = _array(3_000_000)
+  for transfer in range(30):
+    a.send_array("b", transfer, data.data)
+    world.run(0.002)
+    a.cancel("b", transfer)
+  a.send_array("b", 99, data.data)
+  b.expect("a", 99, data.nbytes)
+  (got,) = world.wait_for("b", interface.ArrayReceived)
+  assert bytes(got.data) == data.tobytes()
+
+
+def test_a_goodbye_tells_its_reason_after_all_messages(world):
+  a, b = world.pair()
+  for _ in range(50):
+    a.send("b", [b"x" * 1000])
+  a.disconnect("b", "the budget is spent")
+  (event,) = world.wait_for("b", interface.PeerLost)
+  assert event == interface.PeerLost("a", "left", "the budget is spent")
+  assert len(world.of("b", interface.Message)) == 50
+  assert world.events["a"] == []
+  assert list(a.peers()) == list(b.peers()) == []
+  assert not b.send("a", [b"x"])
+
+
+def test_closing_is_a_goodbye_to_all(world):
+  a, b = world.pair()
+  c = world.add("c")
+  world.connect("c", "a")
+  world.wait_for("c", interface.PeerUp)
+  world.all.pop("a")
+  a.close("an exception: ZeroDivisionError")
+  for name in "bc":
+    (event,) = world.wait_for(name, interface.PeerLost)
+    assert event.how == "left"
+    assert "ZeroDivisionError" in event.reason
+  with pytest.raises(RuntimeError, match="closed"):
+    a.poll(0)
+  a.close()
+  a.wake()
+  assert list(b.peers()) == list(c.peers()) == []
+
+
+def test_transfers_with_a_lost_peer_fail_before_it_is_lost(world):
+  a, b = world.pair()
+  a.expect("b", 1, 100)
+  a.send_array("b", 2, bytes(3_000_000))
+  b.disconnect("a")
+  world.wait_for("a", interface.PeerLost)
+  kinds = [type(e).__name__ for e in world.events["a"]]
+  assert kinds == ["ArrayFailed", "ArrayFailed", "PeerLost"]
+  a.expect("b", 3, 10)
+  a.send_array("b", 4, b"x")
+  assert a.release("b", 9)
+  a.cancel("b", 4)
+  a.disconnect("b")
+  assert a.progress("b", 3) is None
+  failed = a.poll(1)
+  assert [(f.transfer, f.sending) for f in failed] == [(3, False), (4, True)]
+
+
+def test_a_peer_can_connect_again(world):
+  a, b = world.pair()
+  for i in range(20):
+    one, other = (a, b) if i % 2 else (b, a)
+    one.disconnect(other.name)
+    world.wait_for(other.name, interface.PeerLost)
+    world.clear()
+    world.connect(*("ab" if i % 3 else "ba"))
+    world.wait_for("a", interface.PeerUp)
+    world.wait_for("b", interface.PeerUp)
+    a.send("b", [b"%d" % i])
+    (got,) = world.wait_for("b", interface.Message)
+    assert got.payload == b"%d" % i
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_that_connect_at_once_have_one_connection(world, seed):
+  a, b = world.add("a"), world.add("b")
+  rng = np.random.default_rng(seed)
+  for one, other in rng.permutation([("a", "b"), ("b", "a")]):
+    world.connect(one, other)
+    for transport in rng.permutation([a, b]):
+      for _ in range(rng.integers(3)):
+        world.events[transport.name] += transport.poll(0)
+    world.all[one].send(other, [b"from " + one.encode()])
+  world.wait_for("a", interface.Message)
+  world.wait_for("b", interface.Message)
+  world.run(0.3)
+  for name in "ab":
+    assert [type(e).__name__ for e in world.events[name]] == [
+      "PeerUp",
+      "Message",
+    ]
+
+
+def test_an_address_under_which_another_one_answers_is_refused(world):
+  a = world.add("a")
+  world.add("b")
+  a.connect("c", world.address("b"))
+  (event,) = world.wait_for("a", interface.PeerLost)
+  assert event.peer == "c"
+  assert event.how == "refused"
+  assert not world.events["b"]
+
+
+def test_nobody_there_is_unreachable_within_the_limit(world):
+  limits = interface.Limits(connect=0.3)
+  a = world.add("a", limits=limits)
+  gone = world.add("gone")
+  address = world.address("gone")
+  world.all.pop("gone").close()
+  assert gone.name == "gone"
+  begun = time.monotonic()
+  a.connect("gone", address)
+  assert a.send("gone", [b"x"])
+  a.expect("gone", 1, 10)
+  world.wait_for("a", interface.PeerLost)
+  assert worlds.lost(world, "a") == ["unreachable"]
+  assert 0.2 < time.monotonic() - begun < 3
+
+
+def test_polls_end_with_their_time_and_with_a_wake(world):
+  a = world.add("a")
+  begun = time.monotonic()
+  assert a.poll(0.05) == []
+  assert 0.04 < time.monotonic() - begun < 2
+  timer = threading.Timer(0.05, a.wake)
+  timer.start()
+  assert a.poll(None) == []
+  a.wake()
+  a.wake()
+  assert a.poll(None) == []
+  timer.join(10)
+  begun = time.monotonic()
+  assert a.poll(0.05) == []
+  assert time.monotonic() - begun > 0.04
+
+
+def test_what_can_not_be_is_refused_where_it_is_asked_for(world):
+  a, b = world.pair()
+  with pytest.raises(ValueError, match=r"Limits\.max_message"):
+    a.send("b", [bytes(5 << 20)])
+  with pytest.raises(ValueError, match="writable"):
+    b.expect("a", 1, 3, b"abc")
+  with pytest.raises(ValueError, match="4 bytes"):
+    b.expect("a", 1, 4, bytearray(3))
+  with pytest.raises(ValueError, match=r"2\*\*63"):
+    a.send_array("b", -1, b"x")
+  with pytest.raises(ValueError, match="address"):
+    a.connect("c", "nonsense")
+  b.expect("a", 2, 3)
+  with pytest.raises(ValueError, match="2"):
+    b.expect("a", 2, 3)
+  a.send("b", [b"still fine"])
+  world.wait_for("b", interface.Message)
+
+
+@pytest.mark.parametrize(
+  ("field", "value"), [("silence", 0), ("max_message", -1), ("heartbeat", 8)]
+)
+def test_limits_that_can_not_be_are_refused(field, value):
+  with pytest.raises(ValueError, match=field):
+    interface.Limits(**{field: value})

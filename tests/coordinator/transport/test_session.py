@@ -1,0 +1,228 @@
+"""Frames, without sockets: cut anywhere, changed, or made up."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.transport import (
+  interface,
+  session,
+  shared_memory,
+)
+
+_KEYS = (b"k" * 32, b"K" * 32)
+
+
+class _Side:
+  def __init__(self, keys, near=False):
+    self.events = []
+    self.pool = shared_memory.Pool()
+    self.session = session.Session(
+      "peer", interface.Limits(), self.pool, self.events.append
+    )
+    self.session.start(keys, near)
+
+  def written(self, rng=None):
+    """All that this side has to write, in writes of any length."""
+    text = []
+    while output := self.session.output():
+      joined = b"".join(output)
+      n = len(joined) if rng is None else int(rng.integers(1, len(joined) + 1))
+      text.append(joined[:n])
+      self.session.sent(n)
+    return b"".join(text)
+
+  def read(self, text, rng=None):
+    """Takes bytes, in reads of any length."""
+    text = memoryview(text)
+    while text:
+      room = self.session.room()
+      most = min(len(text), sum(map(len, room)))
+      n = most if rng is None else int(rng.integers(1, most + 1))
+      rest = text[:n]
+      for part in room:
+        part[: len(rest[: len(part)])] = rest[: len(part)]
+        rest = rest[len(part) :]
+      self.session.received(n)
+      text = text[n:]
+
+
+def _sides(signed=True):
+  return (
+    _Side(_KEYS if signed else None),
+    _Side(_KEYS[::-1] if signed else None),
+  )
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_frames_may_be_cut_anywhere(signed, seed):
+  rng = np.random.default_rng(seed)
+  one, other = _sides(signed)
+  messages, arrays = [], {}
+  for transfer in range(8):
+    size = int(rng.choice([0, 3, 70_000, 300_000, 600_001]))
+    arrays[transfer] = rng.integers(0, 256, size, np.uint8)
+    if rng.integers(2):
+      other.session.expect(transfer, size, None)
+    one.session.send_array(transfer, arrays[transfer].data)
+    payload = rng.bytes(int(rng.choice([0, 5, 60_000, 65_500, 200_000])))
+    messages.append(payload)
+    one.session.send([payload])
+  for _ in range(4):
+    other.read(one.written(rng), rng)
+    for transfer, array in arrays.items():
+      progress = other.session.progress(transfer)
+      begun = any(
+        getattr(e, "transfer", None) == transfer for e in other.events
+      )
+      if progress is None and not begun:
+        other.session.expect(transfer, array.size, None)
+    one.read(other.written(rng), rng)
+  got = [e.payload for e in other.events if isinstance(e, interface.Message)]
+  assert got == messages
+  received = {
+    e.transfer: bytes(e.data)
+    for e in other.events
+    if isinstance(e, interface.ArrayReceived)
+  }
+  assert received == {t: a.tobytes() for t, a in arrays.items()}
+  sent = [e for e in one.events if isinstance(e, interface.ArraySent)]
+  assert len(sent) == len(arrays)
+
+
+def test_each_changed_byte_of_a_signed_frame_is_found():
+  one, _ = _sides()
+  one.session.send([b"commit 7"])
+  one.session.send_array(3, b"the array's bytes")
+  text = one.written()
+  first = 13 + 16 + len(b"commit 7")
+  body = text.index(b"the array's bytes")
+  for at in range(body):
+    other = _sides()[1]
+    other.session.expect(3, 17, None)
+    bad = bytearray(text)
+    bad[at] ^= 0x80
+    with contextlib.suppress(session.Faulty):
+      other.read(bytes(bad))
+    # A length that grew waits for bytes that never come.
+    assert len(other.events) == (at >= first), at
+
+
+def test_frames_of_another_connection_or_another_place_are_refused():
+  one, other = _sides()
+  one.session.send([b"first"])
+  first = one.written()
+  one.session.send([b"other"])
+  second = one.written()
+  with pytest.raises(session.Faulty, match="signature"):
+    other.read(second)
+  other = _sides()[1]
+  other.read(first)
+  with pytest.raises(session.Faulty, match="signature"):
+    other.read(first)
+  with pytest.raises(session.Faulty, match="signature"):
+    one.read(first)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("signed", [True, False])
+def test_random_bytes_are_refused_or_do_nothing(seed, signed):
+  rng = np.random.default_rng(seed)
+  side = _Side(_KEYS if signed else None, near=True)
+  side.session.expect(1, 100, None)
+  side.session.send_array(2, bytes(100))
+  text = bytearray(rng.bytes(4000))
+  if seed % 2:
+    # Plausible headers get further.
+    text = bytearray()
+    for _ in range(200):
+      length = int(rng.integers(0, 40))
+      text += length.to_bytes(4, "little") + bytes([rng.integers(0, 13)])
+      text += int(rng.integers(0, 4)).to_bytes(8, "little") + rng.bytes(length)
+  try:
+    side.read(bytes(text), rng)
+  except session.Faulty:
+    return
+  assert not signed or not side.events
+
+
+@pytest.mark.parametrize(
+  ("kind", "number", "body"),
+  [
+    (0, 0, bytes(5 << 20)),
+    (1, 0, bytes(600)),
+    (3, 1, b""),
+    (4, 9, b"a piece of nothing"),
+    (4, 9, b""),
+    (7, 1, bytes(3)),
+    (10, 1, bytes(24)),
+    (10, 1, bytes(5)),
+    (11, 1, b""),
+    (12, 1, b""),
+    (255, 1, b""),
+  ],
+)
+def test_faulty_frames_are_refused(kind, number, body):
+  side = _Side(None)
+  head = len(body).to_bytes(4, "little") + bytes([kind])
+  with pytest.raises(session.Faulty):
+    side.read(head + number.to_bytes(8, "little") + body)
+
+
+def test_more_than_was_announced_is_refused():
+  def frame(kind, body):
+    head = len(body).to_bytes(4, "little") + bytes([kind])
+    return head + (5).to_bytes(8, "little") + body
+
+  begin = frame(3, (10).to_bytes(8, "little"))
+  side = _Side(None)
+  with pytest.raises(session.Faulty, match="too many"):
+    side.read(begin + frame(4, bytes(11)))
+  with pytest.raises(session.Faulty, match="twice"):
+    _Side(None).read(begin + begin)
+  side = _Side(None)
+  huge = frame(3, (1 << 50).to_bytes(8, "little"))
+  side.read(huge)
+  with pytest.raises(session.Faulty, match="too many"):
+    side.read(5 * frame(4, bytes(session.CHUNK)))
+
+
+def test_arrays_that_nobody_expects_are_bounded():
+  def begin(transfer):
+    body = (1 << 40).to_bytes(8, "little")
+    head = len(body).to_bytes(4, "little") + bytes([3])
+    return head + transfer.to_bytes(8, "little") + body
+
+  side = _Side(None)
+  for transfer in range(4):
+    side.read(begin(transfer))
+  with pytest.raises(session.Faulty, match="not expected"):
+    side.read(begin(4))
+  one, other = _sides()
+  for transfer in range(100):
+    one.session.send_array(transfer, bytes(1_100_000))
+  other.read(one.written())
+  assert not other.events
+  for transfer in range(100):
+    other.session.expect(transfer, 1_100_000, None)
+  for _ in range(3):
+    one.read(other.written())
+    other.read(one.written())
+  assert len(other.events) == 100
+
+
+def test_progress_counts_bytes_and_idle_time():
+  one, other = _sides()
+  assert other.session.progress(1) is None
+  other.session.expect(1, 10_000_000, None)
+  one.read(other.written())
+  one.session.send_array(1, bytes(10_000_000))
+  before = other.session.progress(1)
+  assert before.received == 0
+  output = b"".join(one.session.output())
+  other.read(output[:100_000])
+  after = other.session.progress(1)
+  assert 0 < after.received < 100_000
+  assert after.idle <= before.idle + 1

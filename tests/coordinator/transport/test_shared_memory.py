@@ -1,0 +1,85 @@
+"""Buffers that others read where they lie."""
+
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.transport import shared_memory
+
+pytestmark = pytest.mark.skipif(
+  not hasattr(os, "memfd_create"), reason="this system shares no memory so"
+)
+
+
+def test_what_is_written_is_seen_and_can_not_be_written_there():
+  pool = shared_memory.Pool()
+  memory = pool.allocate(10_000)
+  region = pool.find(memory)
+  seen = shared_memory.map_file(region.file, region.array.size)
+  memory[:5] = b"hello"
+  assert bytes(seen[:5]) == b"hello"
+  assert not seen.flags.writeable
+  with pytest.raises(ValueError, match="read-only"):
+    seen[0] = 1
+  pool.close()
+  assert bytes(seen[:5]) == b"hello"
+
+
+def test_freed_buffers_are_given_out_again():
+  files = len(os.listdir("/proc/self/fd"))
+  pool = shared_memory.Pool()
+  one = pool.allocate(100_000)
+  one[:3] = b"abc"
+  pool.free(one)
+  two = pool.allocate(99_000)
+  assert bytes(two[:3]) == b"abc"
+  assert pool.find(two[500:]) is pool.find(one)
+  assert pool.find(memoryview(bytearray(10))) is None
+  with pytest.raises(ValueError, match="allocate"):
+    pool.free(memoryview(bytearray(10)))
+  pool.close()
+  del one, two
+  assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_few_free_buffers_are_kept():
+  gone = []
+  pool = shared_memory.Pool(gone.append)
+  taken = [pool.allocate(n * 300_000) for n in range(1, 40)]
+  region = pool.find(taken[0])
+  region.lent += 1
+  for memory in taken:
+    pool.free(memory)
+  assert len(gone) == 30
+  assert region.number not in gone
+  pool.returned(region)
+  assert len(gone) == 31
+  pool.close()
+
+
+def test_memory_that_could_shrink_is_not_mapped():
+  file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+  os.ftruncate(file, mmap.PAGESIZE)
+  with pytest.raises(OSError, match="shrink"):
+    shared_memory.map_file(file, mmap.PAGESIZE)
+  os.close(file)
+  region = shared_memory.Pool().allocate(1)
+  pool = shared_memory.Pool()
+  region = pool.find(pool.allocate(1))
+  with pytest.raises(OSError, match="shrink"):
+    shared_memory.map_file(region.file, region.array.size + 1)
+  with pytest.raises(OSError, match="Operation not permitted"):
+    os.ftruncate(region.file, 0)
+  pool.close()
+
+
+def test_buffers_begin_where_arrays_may():
+  pool = shared_memory.Pool()
+  for nbytes in (0, 1, 4097):
+    memory = pool.allocate(nbytes)
+    assert memory.nbytes == nbytes
+    start = pool.allocate(8)
+    assert np.frombuffer(start, np.float64).ctypes.data % 64 == 0
+  pool.close()

@@ -1,0 +1,456 @@
+"""Sockets: liveness, many peers, cuts, other processes."""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.transport import interface, sockets
+from tests.coordinator.transport import proxies, worlds
+
+_QUICK = interface.Limits(heartbeat=0.1, silence=0.6, connect=3, handshake=1)
+
+
+@pytest.fixture
+def tcp(new_world):
+  """A world over TCP with short deadlines."""
+  made = new_world("tcp", limits=_QUICK)
+  yield made
+  made.close()
+
+
+@pytest.fixture
+def through_proxy(tcp):
+  """Two that are connected through a network that can be cut."""
+  a, b = tcp.add("a"), tcp.add("b")
+  proxy = proxies.Proxy(b.port)
+  a.connect("b", proxy.address)
+  tcp.wait_for("a", interface.PeerUp)
+  tcp.wait_for("b", interface.PeerUp)
+  tcp.clear()
+  yield tcp, a, b, proxy
+  proxy.close()
+
+
+def test_a_cut_is_noticed_at_once(through_proxy):
+  world, a, b, proxy = through_proxy
+  b.expect("a", 1, 50_000_000)
+  a.send_array("b", 1, bytes(50_000_000))
+  world.run_until(lambda: b.progress("a", 1).received > 1_000_000)
+  begun = time.monotonic()
+  proxy.cut()
+  for name in "ab":
+    world.wait_for(name, interface.PeerLost)
+    failed, lost = world.events[name]
+    assert (failed.transfer, failed.sending) == (1, name == "a")
+    assert lost.how == "broken"
+  assert time.monotonic() - begun < 0.5
+
+
+def test_a_network_that_swallows_everything_is_noticed(through_proxy):
+  world, a, b, proxy = through_proxy
+  b.expect("a", 1, 50_000_000)
+  a.send_array("b", 1, bytes(50_000_000))
+  world.run_until(lambda: b.progress("a", 1).received > 1_000_000)
+  proxy.held = True
+  begun = time.monotonic()
+  for name in "ab":
+    world.wait_for(name, interface.PeerLost)
+    assert worlds.lost(world, name) == ["silent"]
+  assert 0.4 < time.monotonic() - begun < 5
+
+
+def test_a_short_outage_is_not_noticed(through_proxy):
+  world, a, _b, proxy = through_proxy
+  proxy.held = True
+  a.send("b", [b"late"])
+  world.run(0.3)
+  proxy.held = False
+  world.wait_for("b", interface.Message)
+  world.run(1.0)
+  assert not worlds.lost(world, "a") + worlds.lost(world, "b")
+
+
+def test_idle_peers_are_not_lost(through_proxy):
+  world, _a, _b, _ = through_proxy
+  world.run(1.5)
+  assert world.events == {"a": [], "b": []}
+
+
+def test_a_slow_transfer_is_not_stuck(through_proxy):
+  world, a, b, proxy = through_proxy
+  proxy.rate = 400_000
+  nbytes = 1_000_000
+  b.expect("a", 1, nbytes)
+  a.send_array("b", 1, bytes(nbytes))
+  begun, longest = time.monotonic(), 0.0
+  sent = 0
+  while not world.of("b", interface.ArrayReceived):
+    world.run(0.02)
+    if (progress := b.progress("a", 1)) is not None and progress.received:
+      longest = max(longest, progress.idle)
+    if time.monotonic() - begun > 1 and not sent:
+      sent = a.send("b", [b"overtakes"])
+    assert time.monotonic() - begun < 60
+  assert time.monotonic() - begun > 3 * _QUICK.silence
+  assert longest < _QUICK.silence
+  assert [type(e).__name__ for e in world.events["b"]] == [
+    "Message",
+    "ArrayReceived",
+  ]
+
+
+def test_a_transfer_that_stands_still_is_seen_by_its_idle_time(tcp):
+  a, _b = tcp.pair()
+  a.expect("b", 1, 100)
+  tcp.run(1.0)
+  assert a.progress("b", 1).received == 0
+  assert a.progress("b", 1).idle > 0.9
+  assert not tcp.events["a"]
+
+
+def test_a_process_that_was_stopped_does_not_lose_all_its_peers(tcp):
+  a, b = tcp.pair()
+  # As after SIGSTOP of both: neither has sent or read for long.
+  time.sleep(3 * _QUICK.silence)
+  tcp.run(0.5)
+  assert tcp.events == {"a": [], "b": []}
+  # Only the one that goes on being stopped is lost.
+  tcp.all.pop("b")
+  until = time.monotonic() + 5
+  while not (found := a.poll(0.05)) and time.monotonic() < until:
+    time.sleep(0.15)  # A busy process listens now and then.
+  assert [e.how for e in found] == ["silent"]
+  b.close()
+
+
+def test_who_does_not_read_is_lost_and_holds_up_nobody(socket_world):
+  socket_world._limits = interface.Limits(max_queued=1_000_000)
+  a, b = socket_world.pair()
+  c = socket_world.add("c")
+  socket_world.connect("c", "a")
+  socket_world.wait_for("a", interface.PeerUp)
+  socket_world.all.pop("b")  # It never polls again.
+  longest, taken = 0.0, True
+  for i in range(200):
+    begun = time.monotonic()
+    taken = taken and a.send("b", [bytes(100_000)])
+    a.send("c", [b"%d" % i])
+    socket_world.events["a"] += a.poll(0)
+    longest = max(longest, time.monotonic() - begun)
+    c_events = c.poll(0)
+    socket_world.events["c"] += c_events
+  assert not taken
+  assert worlds.lost(socket_world, "a") == ["overflow"]
+  assert longest < 0.5
+  socket_world.wait_for("c", interface.Message, 200)
+  b.close()
+
+
+def test_256_connections_in_one_loop(new_world):
+  world = new_world("tcp")
+  leader = world.add("leader")
+  threads = threading.active_count()
+  names = [f"f{i}" for i in range(256)]
+  for name in names:
+    world.add(name)
+    world.connect(name, "leader")
+  try:
+    world.wait_for("leader", interface.PeerUp, 256)
+    assert threading.active_count() == threads
+    for name in names:
+      assert leader.send(name, [name.encode()])
+    for name in names:
+      (got,) = world.wait_for(name, interface.Message)
+      assert got.payload == name.encode()
+      world.all[name].send("leader", [b"done"])
+    world.wait_for("leader", interface.Message, 256)
+    assert not worlds.lost(world, "leader")
+  finally:
+    world.close()
+
+
+def test_500_reconnects_leave_nothing_behind(socket_world):
+  a = socket_world.add("a")
+
+  def files():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+  count = 500 if socket_world.kind != "tls" else 100
+  for i in range(count):
+    if i == 5:
+      before = files(), threading.active_count()
+    b = socket_world.add("b")
+    b.connect("a", socket_world.address("a"))
+    socket_world.wait_for("a", interface.PeerUp)
+    memory = b.allocate(200_000)
+    b.send_array("a", i, memory)
+    a.expect("b", i, 200_000)
+    socket_world.wait_for("a", interface.ArrayReceived)
+    a.release("b", i)
+    if i % 3 == 0:
+      a.disconnect("b")
+      socket_world.wait_for("b", interface.PeerLost)
+    socket_world.all.pop("b").close()
+    if i % 3:
+      socket_world.wait_for("a", interface.PeerLost)
+    socket_world.clear()
+    del b, memory
+  socket_world.run(0.05)
+  assert (files(), threading.active_count()) == before
+
+
+@pytest.mark.parametrize("bind", ["::1", "::"])
+def test_ipv6(bind, new_world):
+  try:
+    socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+  except OSError:
+    pytest.skip("this host has no IPv6")
+  world = new_world("tcp")
+  options = {} if bind == "::1" else {"advertise": "::1"}
+  world.add("a", bind=bind, **options)
+  world.add("b")
+  assert worlds.tcp_only(world.all["a"]).startswith("[::1]:")
+  world.connect("b", "a")
+  world.wait_for("a", interface.PeerUp)
+  if bind == "::":
+    c = world.add("c")
+    c.connect("a", f"127.0.0.1:{world.all['a'].port}")
+    world.wait_for("a", interface.PeerUp, 2)
+
+
+def test_host_names_are_looked_up_beside_the_loop(new_world):
+  world = new_world("tcp")
+  a, b = world.add("a"), world.add("b")
+  a.connect("b", f"localhost:{b.port}")
+  world.wait_for("a", interface.PeerUp)
+  a.connect("c", f"no.such.host.invalid:{b.port}")
+  a.disconnect("c")
+  world.add("d", limits=_QUICK).connect("c", "no.such.host.invalid:1")
+  (event,) = world.wait_for("d", interface.PeerLost)
+  assert event.how == "unreachable"
+  assert "no.such.host.invalid" in event.reason
+
+
+def test_a_way_that_leads_nowhere_does_not_hide_the_next_one(tcp):
+  tcp.add("a"), tcp.add("b")
+  with socket.socket() as full:
+    # It never answers: its queue of one is full.
+    full.bind(("127.0.0.1", 0))
+    full.listen(0)
+    dead = "{}:{}".format(*full.getsockname())
+    with socket.create_connection(full.getsockname()):
+      ways = f"unix:gone,{dead},127.0.0.1:1,{tcp.address('b')}"
+      tcp.all["a"].connect("b", ways)
+      tcp.wait_for("a", interface.PeerUp)
+
+
+def test_ports_can_be_chosen():
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    with pytest.raises(OSError, match=f"No free port on 127.0.0.1 of {port}"):
+      sockets.SocketTransport("a", bind="127.0.0.1", ports=[port])
+    made = sockets.SocketTransport("a", bind="127.0.0.1", ports=[port, 0])
+    assert made.port not in (None, port)
+    made.close()
+
+
+def test_beyond_loopback_a_secret_is_needed():
+  for bind in ("0.0.0.0", "::"):
+    with pytest.raises(ValueError, match="secret"):
+      sockets.SocketTransport("a", bind=bind)
+  with pytest.raises(ValueError, match="at least 16 bytes"):
+    sockets.SocketTransport("a", bind="0.0.0.0", secret=b"x")
+  made = sockets.SocketTransport(
+    "a", bind="0.0.0.0", secret=b"x" * 16, advertise="192.0.2.1:77", ports=[0]
+  )
+  assert made.address.startswith("192.0.2.1:77,unix:")
+  made.close()
+
+
+def test_without_bind_no_port_is_open():
+  made = sockets.SocketTransport("a")
+  assert made.port is None
+  assert made.address.startswith("unix:")
+  made.close()
+
+
+_PEER = """
+import os, sys, time
+from optax_dist.coordinator.transport import interface, sockets
+t = sockets.SocketTransport("child")
+t.connect("a", sys.argv[1])
+while not t.peers():
+  t.poll(0.1)
+memory = t.allocate(1_000_000)
+memory[:] = b"7" * len(memory)
+t.send_array("a", 1, memory)
+t.send("a", [b"ready"])
+"""
+
+
+@contextlib.contextmanager
+def _process(a, code):
+  code = _PEER + textwrap.dedent(code)
+  process = subprocess.Popen([sys.executable, "-c", code, a.address])
+  try:
+    yield process
+  finally:
+    process.kill()
+    process.wait()
+
+
+def _until(a, kind, timeout=30.0):
+  until = time.monotonic() + timeout
+  found = []
+  while time.monotonic() < until:
+    found += a.poll(0.05)
+    if any(isinstance(e, kind) for e in found):
+      return found
+  raise TimeoutError(f"{found}")
+
+
+@pytest.fixture
+def alone():
+  made = sockets.SocketTransport("a", limits=_QUICK)
+  yield made
+  made.close()
+
+
+def test_arrays_of_another_process_are_read_where_they_lie(alone):
+  with _process(alone, "while True: t.poll(None)"):
+    _until(alone, interface.Message)
+    alone.expect("child", 1, 1_000_000)
+    event = _until(alone, interface.ArrayReceived)[-1]
+    assert event.data.readonly
+    assert bytes(event.data) == b"7" * 1_000_000
+    assert alone.release("child", 1)
+
+
+def test_a_killed_process_is_noticed_at_once(alone):
+  with _process(alone, "while True: t.poll(None)") as process:
+    _until(alone, interface.Message)
+    alone.expect("child", 1, 1_000_000)
+    _until(alone, interface.ArrayReceived)
+    begun = time.monotonic()
+    process.kill()
+    event = _until(alone, interface.PeerLost)[-1]
+    assert time.monotonic() - begun < 0.3
+    assert event.how == "broken"
+    assert not alone.release("child", 1)
+
+
+def test_a_forked_child_does_not_hold_the_connection(alone):
+  code = """
+  if os.fork() == 0:
+    try:
+      t.poll(0)
+    except RuntimeError as error:
+      assert "forked" in str(error)
+      time.sleep(30)
+    os._exit(1)
+  while True: t.poll(None)
+  """
+  with _process(alone, code) as process:
+    _until(alone, interface.Message)
+    # The parent goes on as before, though its child has closed everything.
+    time.sleep(2 * _QUICK.silence)
+    assert not alone.poll(0.5)
+    begun = time.monotonic()
+    process.kill()
+    assert _until(alone, interface.PeerLost)[-1].how == "broken"
+    assert time.monotonic() - begun < 0.3
+
+
+def test_a_stopped_process_is_silent_and_comes_back(alone):
+  code = """
+  while True:
+    for event in t.poll(None):
+      if isinstance(event, interface.PeerLost):
+        t.connect("a", sys.argv[1])
+        t.send("a", [event.how.encode()])
+  """
+  with _process(alone, code) as process:
+    _until(alone, interface.Message)
+    os.kill(process.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    event = _until(alone, interface.PeerLost)[-1]
+    assert event.how == "silent"
+    assert time.monotonic() - begun < 3
+    os.kill(process.pid, signal.SIGCONT)
+    event = _until(alone, interface.Message)[-1]
+    assert event.payload == b"broken"
+
+
+def test_an_exception_in_a_living_process_is_told(alone):
+  code = """
+  t.poll(0.3)
+  try:
+    raise ZeroDivisionError("in the loss")
+  except ZeroDivisionError as error:
+    t.close(repr(error))
+  time.sleep(30)
+  """
+  with _process(alone, code):
+    _until(alone, interface.Message)
+    lost = _until(alone, interface.PeerLost)[-1]
+    assert lost.how == "left"
+    assert "in the loss" in lost.reason
+
+
+def test_ctrl_c_leaves_connections_as_they_were(tcp):
+  a, b = tcp.pair()
+  timer = threading.Timer(
+    0.1,
+    lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT),
+  )
+  timer.start()
+  with pytest.raises(KeyboardInterrupt):
+    tcp.run(30)
+  timer.join(10)
+  data = np.arange(500_000)
+  a.send_array("b", 1, data.data)
+  b.expect("a", 1, data.nbytes)
+  (got,) = tcp.wait_for("b", interface.ArrayReceived)
+  assert bytes(got.data) == data.tobytes()
+
+
+def test_who_can_not_map_the_memory_is_sent_the_array(alone, monkeypatch):
+  def fail(file, nbytes):
+    raise OSError("not here")
+
+  monkeypatch.setattr(sockets.shared_memory, "map_file", fail)
+  with _process(alone, "while True: t.poll(None)"):
+    _until(alone, interface.Message)
+    alone.expect("child", 1, 1_000_000)
+    event = _until(alone, interface.ArrayReceived)[-1]
+    assert not event.data.readonly
+    assert bytes(event.data) == b"7" * 1_000_000
+
+
+def test_small_socket_buffers_do(tcp):
+  a, b = tcp.pair()
+  for transport in (a, b):
+    for link in transport._links:
+      link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+  data = np.arange(200_000)
+  a.send_array("b", 1, data.data)
+  b.send_array("a", 1, data.data)
+  b.expect("a", 1, data.nbytes), a.expect("b", 1, data.nbytes)
+  for i in range(50):
+    a.send("b", [bytes([i]) * 3000])
+  for name in "ab":
+    (got,) = tcp.wait_for(name, interface.ArrayReceived)
+    assert bytes(got.data) == data.tobytes()
+  got = tcp.wait_for("b", interface.Message, 50)
+  assert [m.payload for m in got] == [bytes([i]) * 3000 for i in range(50)]

@@ -1,0 +1,144 @@
+"""Transports for tests, driven in turn from one thread."""
+
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from optax_dist.coordinator.transport import (
+  channels,
+  in_process,
+  interface,
+  sockets,
+)
+
+SECRET = b"a secret of a test"
+
+
+def certificates(folder):
+  """Files of an authority and of one replica, made by openssl."""
+  if shutil.which("openssl") is None:
+    pytest.skip("openssl makes the certificates, and is not here")
+  if not (folder / "cert.pem").exists():
+    for command in (
+      "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+      " -days 2 -subj /CN=job -keyout ca.key -out ca.pem",
+      "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+      " -subj /CN=replica -keyout key.pem -out cert.csr",
+      "x509 -req -in cert.csr -CA ca.pem -CAkey ca.key -CAcreateserial"
+      " -days 2 -out cert.pem",
+    ):
+      subprocess.run(
+        ["openssl", *command.split()],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=60,
+      )
+  return channels.Certificates(
+    *(str(folder / name) for name in ("cert.pem", "key.pem", "ca.pem"))
+  )
+
+
+def tcp_only(transport):
+  """The address of a transport without its socket of this host."""
+  ways = transport.address.split(",")
+  return ",".join(way for way in ways if not way.startswith("unix:"))
+
+
+class World:
+  """Some transports of one kind, and all events that came out of each."""
+
+  def __init__(self, kind, folder=None, limits=None):
+    self.kind = kind
+    self._folder = folder
+    self._limits = limits
+    self._hub = in_process.Hub()
+    self.all = {}
+    self.events = {}
+
+  def add(self, name, **options):
+    options.setdefault("limits", self._limits)
+    if self.kind == "in process":
+      made = in_process.InProcessTransport(name, self._hub, options["limits"])
+    elif self.kind == "unix":
+      made = sockets.SocketTransport(name, **options)
+    else:
+      options.setdefault("secret", SECRET)
+      options.setdefault("bind", "127.0.0.1")
+      options.setdefault("ports", [0])
+      if self.kind == "tls":
+        options["certificates"] = certificates(self._folder)
+      made = sockets.SocketTransport(name, **options)
+    self.all[name] = made
+    self.events[name] = []
+    return made
+
+  def address(self, name):
+    made = self.all[name]
+    return (
+      made.address if self.kind in ("in process", "unix") else (tcp_only(made))
+    )
+
+  def connect(self, one, other):
+    self.all[one].connect(other, self.address(other))
+
+  def pair(self):
+    """Two connected transports, a and b."""
+    a, b = self.add("a"), self.add("b")
+    self.connect("a", "b")
+    self.wait_for("a", interface.PeerUp)
+    self.wait_for("b", interface.PeerUp)
+    self.clear()
+    return a, b
+
+  def clear(self):
+    for events in self.events.values():
+      events.clear()
+
+  def run(self, seconds):
+    """Lets time pass."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+      self._turn()
+
+  def run_until(self, condition, timeout=20.0):
+    """Lets time pass until something is so; returns what it is."""
+    until = time.monotonic() + timeout
+    while not (found := condition()):
+      if time.monotonic() > until:
+        raise TimeoutError(f"It did not happen; events: {self.events}")
+      self._turn()
+    return found
+
+  def _turn(self):
+    anything = []
+    for name, transport in self.all.items():
+      anything = transport.poll(0)
+      self.events[name] += anything
+    if not anything:
+      time.sleep(0.0003)
+
+  def of(self, name, kind):
+    """Events of a kind that this one had."""
+    return [e for e in self.events[name] if isinstance(e, kind)]
+
+  def wait_for(self, name, kind, count=1):
+    self.run_until(lambda: len(self.of(name, kind)) >= count)
+    return self.of(name, kind)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *error):
+    self.close()
+
+  def close(self):
+    for transport in self.all.values():
+      transport.close()
+
+
+def lost(world, name):
+  """How this one lost its peers."""
+  return [e.how for e in world.of(name, interface.PeerLost)]
