@@ -1,6 +1,6 @@
 """Cross-shard, sync-replicas and elastic-averaging optimizers for optax."""
 
-from optax_dist import optimizers, quorum
+from optax_dist import optimizers, quorum, sparse
 from optax_dist._internal.axes import UnboundAxisError
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.sparse.indexed_slices import (
@@ -100,6 +100,7 @@ __all__ = [
   "simultaneous_exchange",
   "slot_names",
   "slowmo",
+  "sparse",
   "state_axes",
   "state_shardings",
   "state_specs",

@@ -15,17 +15,26 @@ from optax_dist._internal import axes, collectives
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
 
+#: The index of slots that are not in use: no row has it.
+UNUSED = 2**31 - 1
+
 
 class SparseSum(NamedTuple):
   """The sum of a replica's sparse gradients of one table.
 
+  Plain arrays, which every checkpoint library takes: one slot for each row that
+  was touched, ascending, unused slots last.
+
   Attributes:
-    slices: the sum, in a fixed number of slots, ascending, unused ones last.
+    values: array of shape ``[slots, *row]``.
+    indices: int32 array of shape ``[slots]``: the rows; ``UNUSED`` in slots that
+      are not in use.
     touches: float32 array of shape ``[slots]``: by slot, how many gradients
       touched the row.
   """
 
-  slices: IndexedSlices
+  values: jax.Array
+  indices: jax.Array
   touches: jax.Array
 
 
@@ -64,12 +73,11 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
         f" {jnp.shape(param)}."
       )
     shape = jnp.shape(param)
-    slices = IndexedSlices(
+    return SparseSum(
       jnp.zeros((capacity, *shape[1:]), kind),
-      jnp.full(capacity, shape[0], jnp.int32),
-      shape,
+      jnp.full(capacity, UNUSED, jnp.int32),
+      jnp.zeros(capacity, jnp.float32),
     )
-    return SparseSum(slices, jnp.zeros(capacity, jnp.float32))
 
   treedef: Any
   leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
@@ -139,32 +147,29 @@ def _add_slices(into, grad, weight, name) -> tuple[SparseSum, jax.Array]:
       f" {capacity}."
     )
   grad = indexed_slices.sum_duplicates(grad)
-  rows = into.slices.dense_shape[0]
-  touched = (grad.indices < rows).astype(jnp.float32)
-  values = _weighted(grad.values, weight).astype(into.slices.dtype)
-  indices = grad.indices.astype(into.slices.indices.dtype)
-  merged = merge(
-    SparseSum(
-      IndexedSlices(
-        jnp.concatenate([into.slices.values, values]),
-        jnp.concatenate([into.slices.indices, indices]),
-        grad.dense_shape,
-      ),
-      jnp.concatenate([into.touches, touched]),
-    )
+  used = grad.indices < grad.dense_shape[0]
+  new = SparseSum(
+    _weighted(grad.values, weight).astype(into.values.dtype),
+    jnp.where(used, grad.indices, UNUSED),
+    used.astype(jnp.float32),
   )
+  merged = merge(jax.tree.map(lambda *x: jnp.concatenate(x), into, new))
   # Unused slots come last, so one past the capacity tells of all beyond it.
-  fits = merged.slices.indices[capacity] == rows
+  fits = merged.indices[capacity] == UNUSED
   return jax.tree.map(lambda x: x[:capacity], merged), fits
 
 
 def merge(total: SparseSum) -> SparseSum:
   """Adds up the slots of equal rows; they come first, ascending."""
-  slices = indexed_slices.sum_duplicates(total.slices)
-  touched = indexed_slices.sum_duplicates(
-    IndexedSlices(total.touches, total.slices.indices, slices.shape[:1])
-  )
-  return SparseSum(slices, touched.values)
+
+  def by_row(values):
+    shape = (UNUSED, *values.shape[1:])
+    return indexed_slices.sum_duplicates(
+      IndexedSlices.unchecked(values, total.indices, shape)
+    )
+
+  slices = by_row(total.values)
+  return SparseSum(slices.values, slices.indices, by_row(total.touches).values)
 
 
 def clear(total: Any, where: Any) -> Any:
@@ -173,12 +178,11 @@ def clear(total: Any, where: Any) -> Any:
   def clear_leaf(leaf):
     if not isinstance(leaf, SparseSum):
       return jnp.where(where, jnp.zeros_like(leaf), leaf)
-    cleared = jax.tree.map(
-      lambda x: jnp.where(where, jnp.zeros_like(x), x), leaf
+    return SparseSum(
+      jnp.where(where, jnp.zeros_like(leaf.values), leaf.values),
+      jnp.where(where, UNUSED, leaf.indices),
+      jnp.where(where, jnp.zeros_like(leaf.touches), leaf.touches),
     )
-    rows = leaf.slices.dense_shape[0]
-    cleared.slices.indices = jnp.where(where, rows, leaf.slices.indices)
-    return cleared
 
   return jax.tree.map(
     clear_leaf, total, is_leaf=lambda x: isinstance(x, SparseSum)
@@ -237,19 +241,22 @@ def average(
   for i, grad in enumerate(grads):
     if isinstance(grad, IndexedSlices):
       results[i] = _average_slices(
-        sums[i], names, None if sparse_average == "touched" else divisor
+        sums[i],
+        grad.dense_shape,
+        names,
+        None if sparse_average == "touched" else divisor,
       )
   return treedef.unflatten(results), all_in
 
 
-def _average_slices(total: SparseSum, names, divisor) -> IndexedSlices:
+def _average_slices(total: SparseSum, shape, names, divisor) -> IndexedSlices:
   merged = merge(
     jax.tree.map(lambda x: collectives.gather_rows(x, names), total)
   )
-  values = merged.slices.values
+  values = merged.values
   by = jnp.maximum(merged.touches, 1) if divisor is None else divisor
   by = jnp.broadcast_to(by, merged.touches.shape).astype(values.dtype)
   by = by.reshape(by.shape + (1,) * (values.ndim - 1))
-  return IndexedSlices(
-    values / by, merged.slices.indices, merged.slices.dense_shape
+  return IndexedSlices.unchecked(
+    values / by, jnp.minimum(merged.indices, shape[0]), shape
   )

@@ -1,1 +1,23 @@
-"""Sparse gradients."""
+"""Sparse gradients of embedding tables, and optax behind them."""
+
+from optax_dist.sparse.indexed_slices import (
+  IndexedSlices,
+  apply_updates,
+  is_indexed_slices,
+  lookup_value_and_grad,
+  map_values,
+  sum_duplicates,
+)
+from optax_dist.sparse.on_values import global_norm, on_values, to_dense
+
+__all__ = [
+  "IndexedSlices",
+  "apply_updates",
+  "global_norm",
+  "is_indexed_slices",
+  "lookup_value_and_grad",
+  "map_values",
+  "on_values",
+  "sum_duplicates",
+  "to_dense",
+]

@@ -36,7 +36,7 @@ def register(cls: type) -> None:
       serialization.from_state_dict(getattr(slices, name), state[name], name)
       for name in _ARRAYS
     ]
-    return cls.tree_unflatten(slices.dense_shape, arrays)  # type: ignore[attr-defined]
+    return cls.unchecked(*arrays, slices.dense_shape)  # type: ignore[attr-defined]
 
   serialization.register_serialization_state(cls, to_state, from_state)
   _registered.add(cls)

@@ -6,20 +6,48 @@ a pytree of two arrays, so it passes through ``jax.jit``, ``jax.vmap`` and
 ``shard_map``, but to an optimizer it is *one* gradient: every ``jax.tree.map``
 over gradients that may hold one needs ``is_leaf=is_indexed_slices``.
 
+A ``jax.tree.map`` without it, as in most of optax, would scale and clip the
+indices too. So the leaf that holds them has a dtype of its own, which JAX
+moves and selects like any other and refuses to compute with: the error of
+``optax.scale(2)`` names the remedy,
+:func:`optax_dist.sparse.on_values`. It is one of JAX's extended dtypes, of the
+kind that keeps random keys from being added up. ``slices.indices`` are the
+integers.
+
 Sizes stay static under ``jit``: an unused slot has the index
 ``dense_shape[0]``, one past the last row, and zero values. Reads of such a slot
 are never used and writes to it are dropped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend import random as extended_random
 
 from optax_dist.sparse import _flax
+
+_MOST_ROWS = 2**31 - 1
+
+
+def _no_random_bits(*args, **kwargs):
+  raise TypeError("the row indices of IndexedSlices are not random keys")
+
+
+# JAX's only public way to make an extended dtype. Its name is part of every
+# error that JAX raises when something computes with it.
+_INDEX_DTYPE = extended_random.define_prng_impl(
+  key_shape=(1,),
+  seed=_no_random_bits,
+  split=_no_random_bits,
+  random_bits=_no_random_bits,
+  fold_in=_no_random_bits,
+  name="optax_dist_row_indices",
+  tag="row indices: use optax_dist.sparse.on_values(tx)",
+)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -34,7 +62,6 @@ class IndexedSlices:
 
   Attributes:
     values: Array of shape ``[n, *dense_shape[1:]]``.
-    indices: Integer array of shape ``[n]``.
     dense_shape: Shape of the array that the rows belong to.
 
   Source: ``tf.IndexedSlices``.
@@ -44,11 +71,20 @@ class IndexedSlices:
     >>> slices = IndexedSlices(jnp.ones((2, 3)), jnp.array([4, 0]), (5, 3))
     >>> slices.to_dense()[:, 0].tolist()
     [1.0, 0.0, 0.0, 0.0, 1.0]
+
+    Stock optax would scale the indices too, and is refused:
+
+    >>> optax.scale(2).update(  # doctest: +ELLIPSIS
+    ...   slices, optax.EmptyState()
+    ... )
+    Traceback (most recent call last):
+    TypeError: ...key<row indices: use optax_dist.sparse.on_values(tx)>...
   """
 
   values: jax.Array
-  indices: jax.Array
   dense_shape: tuple[int, ...]
+  # The indices as a leaf that nothing computes with, or what JAX puts there.
+  _rows: Any
 
   def __init__(
     self,
@@ -60,54 +96,94 @@ class IndexedSlices:
 
     Args:
       values: Array of shape ``[n, *dense_shape[1:]]``.
-      indices: Integer array of shape ``[n]``.
+      indices: Integer array of shape ``[n]``; kept as int32.
       dense_shape: Shape of the array that the rows belong to.
 
     Raises:
       TypeError: If ``indices`` are not integers.
-      ValueError: If the shapes do not fit, or if an index is negative or
-        greater than ``dense_shape[0]`` (seen only outside of ``jax.jit``).
+      ValueError: If the shapes do not fit, if there are more than 2**31 - 1
+        rows, or if an index is negative or greater than ``dense_shape[0]``
+        (seen only outside of ``jax.jit``).
     """
     _flax.register(type(self))
-    self.values = jnp.asarray(values)
-    self.indices = jnp.asarray(indices)
+    values, indices = jnp.asarray(values), jnp.asarray(indices)
     self.dense_shape = tuple(int(size) for size in dense_shape)
-    if not jnp.issubdtype(self.indices.dtype, jnp.integer):
-      raise TypeError(f"indices must be integers, got {self.indices.dtype}")
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+      raise TypeError(f"indices must be integers, got {indices.dtype}")
     if not self.dense_shape:
       raise ValueError("dense_shape must have a dimension of rows, got ()")
-    expected = (*self.indices.shape, *self.dense_shape[1:])
-    if self.indices.ndim != 1 or self.values.shape != expected:
+    if self.dense_shape[0] > _MOST_ROWS:
+      raise ValueError(
+        f"dense_shape[0] must be at most {_MOST_ROWS}, the largest int32 index,"
+        f" got {self.dense_shape[0]}"
+      )
+    expected = (*indices.shape, *self.dense_shape[1:])
+    if indices.ndim != 1 or values.shape != expected:
       raise ValueError(
         "values must have the shape [n, *dense_shape[1:]] and indices [n], got"
-        f" values {self.values.shape}, indices {self.indices.shape} and"
+        f" values {values.shape}, indices {indices.shape} and"
         f" dense_shape {self.dense_shape}"
       )
-    if self.indices.size and not isinstance(self.indices, jax.core.Tracer):
-      low, high = int(self.indices.min()), int(self.indices.max())
+    if indices.size and not isinstance(indices, jax.core.Tracer):
+      low, high = int(indices.min()), int(indices.max())
       if low < 0 or high > self.dense_shape[0]:
         raise ValueError(
           f"indices must lie in [0, {self.dense_shape[0]}] (the last one marks"
           f" unused slots), got values from {low} to {high}"
         )
+    self.values, self._rows = values, _guarded(indices)
 
-  def tree_flatten_with_keys(self):
+  @classmethod
+  def unchecked(
+    cls, values: Any, indices: Any, dense_shape: Sequence[int]
+  ) -> "IndexedSlices":
+    """Makes slices that are right by construction, or hold stacked arrays.
+
+    Args:
+      values: Array of shape ``[..., n, *dense_shape[1:]]``.
+      indices: Integer array of shape ``[..., n]``.
+      dense_shape: Shape of the array that the rows belong to.
+
+    Returns:
+      The slices. Nothing is looked at, so nothing waits for the arrays.
+    """
+    rows = _guarded(jnp.asarray(indices))
+    return cls.tree_unflatten(tuple(dense_shape), (values, rows))
+
+  def tree_flatten_with_keys(
+    self,
+  ) -> tuple[tuple[tuple[Any, Any], ...], tuple[int, ...]]:
     """Gives the two arrays with their names, and the static shape."""
     key = jax.tree_util.GetAttrKey
-    children = (
-      (key("values"), self.values),
-      (key("indices"), self.indices),
-    )
+    children = ((key("values"), self.values), (key("indices"), self._rows))
     return children, self.dense_shape
 
   @classmethod
-  def tree_unflatten(cls, dense_shape, children):
+  def tree_unflatten(
+    cls, dense_shape: tuple[int, ...], children: Iterable[Any]
+  ) -> "IndexedSlices":
     """Makes slices of whatever JAX puts in, unchecked."""
     _flax.register(cls)
     slices = object.__new__(cls)
-    slices.values, slices.indices = children
+    slices.values, slices._rows = children
     slices.dense_shape = dense_shape
     return slices
+
+  @property
+  def indices(self) -> jax.Array:
+    """The rows: int32 array of shape ``[n]``.
+
+    Where JAX has put something else in place of the leaf (an axis, a
+    sharding), that.
+    """
+    dtype = getattr(self._rows, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+      return self._rows
+    if isinstance(self._rows, jax.ShapeDtypeStruct):
+      abstract: Any = jax.ShapeDtypeStruct(self._rows.shape, jnp.int32)
+      return abstract
+    data = jax.random.key_data(self._rows)[..., 0]
+    return jax.lax.bitcast_convert_type(data, jnp.int32)
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -181,8 +257,25 @@ class IndexedSlices:
 
   def to_dense(self) -> jax.Array:
     """Builds the array, of shape ``dense_shape``; repeated indices add up."""
-    dense = jnp.zeros(self.dense_shape, self.values.dtype)
-    return dense.at[self.indices].add(self.values, mode="drop")
+    return self + jnp.zeros(self.dense_shape, self.values.dtype)
+
+  def __add__(self, dense: jax.typing.ArrayLike) -> jax.Array:
+    """Adds the rows to an array of shape ``dense_shape``, in its dtype.
+
+    So ``optax.apply_updates``, which adds, takes sparse updates too.
+    """
+    if is_indexed_slices(dense):
+      return NotImplemented
+    dense = jnp.asarray(dense)
+    if dense.shape != self.dense_shape:
+      raise ValueError(
+        f"a sparse update for an array of shape {self.dense_shape} met a"
+        f" parameter of shape {dense.shape}"
+      )
+    values = self.values.astype(dense.dtype)
+    return dense.at[self.indices].add(values, mode="drop")
+
+  __radd__ = __add__
 
 
 def is_indexed_slices(x: Any) -> bool:
@@ -213,7 +306,7 @@ def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     if not is_indexed_slices(leaf):
       return fun(leaf, *others)
     values = fun(leaf.values, *(other.values for other in others))
-    return _unchecked(values, leaf.indices, leaf.dense_shape)
+    return IndexedSlices.tree_unflatten(leaf.dense_shape, (values, leaf._rows))
 
   return jax.tree.map(on_leaf, tree, *rest, is_leaf=is_indexed_slices)
 
@@ -252,7 +345,7 @@ def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
     indices_are_sorted=True,
   )
   unique = jnp.full(slots, rows, slices.indices.dtype).at[slot].set(indices)
-  return _unchecked(values, unique, slices.dense_shape)
+  return IndexedSlices.unchecked(values, unique, slices.dense_shape)
 
 
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
@@ -284,16 +377,7 @@ def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
   def on_leaf(param, update):
     if param is None or update is None:
       return param
-    if not is_indexed_slices(update):
-      return optax.apply_updates(param, update)
-    param = jnp.asarray(param)
-    if param.shape != update.dense_shape:
-      raise ValueError(
-        f"a sparse update for an array of shape {update.dense_shape} met a"
-        f" parameter of shape {param.shape}"
-      )
-    values = update.values.astype(param.dtype)
-    return param.at[update.indices].add(values, mode="drop")
+    return optax.apply_updates(param, update)
 
   return jax.tree.map(on_leaf, params, updates, is_leaf=lambda x: x is None)
 
@@ -341,7 +425,9 @@ def lookup_value_and_grad(
     if ids is None:
       return grad
     values = grad.reshape(-1, *param.shape[1:])
-    return _unchecked(values, _as_slots(ids, param).ravel(), param.shape)
+    return IndexedSlices.unchecked(
+      values, _as_slots(ids, param).ravel(), param.shape
+    )
 
   def wrapped(params, lookups, *args, **kwargs):
     rows = jax.tree.map(read, params, lookups)
@@ -351,9 +437,10 @@ def lookup_value_and_grad(
   return wrapped
 
 
-def _unchecked(values: Any, indices: Any, dense_shape: Any) -> IndexedSlices:
-  """Makes slices that are right by construction, without waiting for them."""
-  return IndexedSlices.tree_unflatten(tuple(dense_shape), (values, indices))
+def _guarded(indices: jax.Array) -> jax.Array:
+  """Gives indices the dtype that nothing computes with."""
+  bits = jax.lax.bitcast_convert_type(indices.astype(jnp.int32), jnp.uint32)
+  return jax.random.wrap_key_data(bits[..., None], impl=_INDEX_DTYPE)
 
 
 def _as_slots(ids: jax.typing.ArrayLike, table: jax.Array) -> jax.Array:

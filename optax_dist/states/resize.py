@@ -132,14 +132,13 @@ def _fold(x: jax.Array, num: int) -> jax.Array:
 def _fold_sum(total: Any, num: int) -> Any:
   if not isinstance(total, SparseSum):
     return _fold(total, num)
-  rows = total.slices.dense_shape[0]
   old, capacity = total.touches.shape
   rounds = -(-old // num)
-  filled = total._replace(
+  filled = SparseSum(
+    values=_pad(total.values, rounds * num, 0),
+    indices=_pad(total.indices, rounds * num, gradient_sum.UNUSED),
     touches=_pad(total.touches, rounds * num, 0),
-    slices=jax.tree.map(lambda x: _pad(x, rounds * num, 0), total.slices),
   )
-  filled.slices.indices = _pad(total.slices.indices, rounds * num, rows)
   together = jax.tree.map(
     lambda x: jnp.moveaxis(x.reshape(rounds, num, *x.shape[1:]), 0, 1).reshape(
       num, rounds * capacity, *x.shape[2:]
@@ -147,7 +146,8 @@ def _fold_sum(total: Any, num: int) -> Any:
     filled,
   )
   merged = jax.vmap(gradient_sum.merge)(together)
-  if rounds > 1 and bool(jnp.any(merged.slices.indices[:, capacity] < rows)):
+  beyond = merged.indices[:, capacity:]
+  if bool(jnp.any(beyond < gradient_sum.UNUSED)):
     raise ValueError(
       "The sparse gradients of departed replicas have more rows than the"
       f" `sparse_capacity` of {capacity}: use departed='drop'."

@@ -10,7 +10,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from optax_dist._internal import axes
 from optax_dist._internal.gradient_sum import SparseSum
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist.sparse.indexed_slices import IndexedSlices
 
 _Dims = tuple[Any, ...]
 
@@ -354,12 +353,11 @@ def _sparse_spec(total: SparseSum, spec: PartitionSpec, replica: _Dims) -> Any:
       " Shard the table by columns."
     )
   slots: Any = PartitionSpec(*replica)
+  values: Any = PartitionSpec(*replica, None, *spec[1:]) if spec else slots
   return SparseSum(
-    IndexedSlices.tree_unflatten(
-      total.slices.dense_shape,
-      (PartitionSpec(*replica, None, *spec[1:]) if spec else slots, slots),
-    ),
-    slots,
+    values=values,
+    indices=slots,
+    touches=slots,
   )
 
 

@@ -173,7 +173,7 @@ def apply(
   into = SparseAccumulatorState(
     state.step,
     state.count + 1,
-    _unchecked(merged, index, rows.dense_shape),
+    IndexedSlices.unchecked(merged, index, rows.dense_shape),
     row_counts,
     size,
     state.overflowed,
@@ -226,11 +226,12 @@ def take(
   values = jnp.where(state.overflowed, nan, values)
   values = jnp.where(_rows(used, values), values, jnp.zeros_like(values))
   indices = jnp.where(used, rows.indices, num_rows)
-  mean = _unchecked(values, indices, rows.dense_shape)
+  # Unchecked: TensorFlow takes and returns negative indices.
+  mean = IndexedSlices.unchecked(values, indices, rows.dense_shape)
   emptied = state._replace(
     step=state.step + taken.astype(jnp.int32),
     count=jnp.where(taken, 0, state.count),
-    rows=_unchecked(
+    rows=IndexedSlices.unchecked(
       rows.values,
       jnp.where(taken, num_rows, rows.indices),
       rows.dense_shape,
@@ -257,11 +258,6 @@ def check_capacity(state: SparseAccumulatorState) -> None:
       f"the rows of the gradients must fit capacity={state.row_counts.shape[-1]},"
       " but did not: make the accumulator with a larger capacity."
     )
-
-
-def _unchecked(values, indices, dense_shape):
-  # Not the constructor: TensorFlow takes and returns negative indices.
-  return IndexedSlices.tree_unflatten(dense_shape, (values, indices))
 
 
 def _merge(old, old_rows, new, new_rows, capacity):

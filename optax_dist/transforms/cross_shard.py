@@ -167,7 +167,9 @@ def _sum(leaves, over, groups) -> list[Any]:
         )
         for x in (leaf.values, leaf.indices)
       )
-      results[i] = sum_duplicates(IndexedSlices(values, indices, leaf.shape))
+      results[i] = sum_duplicates(
+        IndexedSlices.unchecked(values, indices, leaf.shape)
+      )
   return results
 
 

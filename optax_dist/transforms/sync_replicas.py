@@ -388,7 +388,10 @@ def _where(predicate, new, old):
 
 
 def _all_finite(updates) -> jax.Array:
-  finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(updates)]
+  finite = [
+    jnp.all(jnp.isfinite(x.values if is_indexed_slices(x) else x))
+    for x in jax.tree.leaves(updates, is_leaf=is_indexed_slices)
+  ]
   if not finite:
     return jnp.asarray(True)
   return materialize.materialize(jnp.all(jnp.stack(finite)))
@@ -398,5 +401,5 @@ def _no_update(x):
   if isinstance(x, IndexedSlices):
     indices = jnp.full(x.indices.shape, x.dense_shape[0], x.indices.dtype)
     values = jnp.zeros(x.values.shape, x.values.dtype)
-    return IndexedSlices(values, indices, x.dense_shape)
+    return IndexedSlices.unchecked(values, indices, x.dense_shape)
   return jnp.zeros(x.shape, x.dtype)

@@ -102,7 +102,7 @@ def test_a_gradient_that_finds_no_slot_is_dropped_whole_and_counted():
   np.testing.assert_array_equal(report.accumulated, [1, 2, 2, 2])
   sums = optax.tree.get(state, "gradient_sum")
   np.testing.assert_array_equal(sums["b"], [1, 2, 2, 2])
-  np.testing.assert_array_equal(sums["table"].slices.indices[0], [0, 1, 2])
+  np.testing.assert_array_equal(sums["table"].indices[0], [0, 1, 2])
 
 
 def test_what_has_no_slot_in_sight_is_refused_while_tracing():

@@ -212,8 +212,8 @@ class TestParamSpecs:
     state = jax.eval_shape(tx.init, MODEL)
     specs = optax_dist.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
     total = specs.replica.value.gradient_sum["w"]
-    assert total.slices.values == P(maps.AXIS, None, "model")
-    assert total.slices.indices == total.touches == P(maps.AXIS)
+    assert total.values == P(maps.AXIS, None, "model")
+    assert total.indices == total.touches == P(maps.AXIS)
     with pytest.raises(ValueError, match="can't be sharded by rows"):
       optax_dist.state_specs(
         state, maps.AXIS, param_specs={"w": P("model"), "b": P()}

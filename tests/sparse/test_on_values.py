@@ -1,0 +1,196 @@
+"""Stock optax behind sparse updates: right numbers, or an error that helps."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import pytest
+
+import optax_dist
+from optax_dist import sparse
+
+N, ROWS, WIDTH, SLOTS = 4, 11, 3, 5
+
+#: What keeps no row of its own.
+ON_VALUES = {
+  "sgd": lambda: optax.sgd(0.5),
+  "sgd(schedule)": lambda: optax.sgd(optax.linear_schedule(0.5, 0.1, 4)),
+  "scale": lambda: optax.scale(2),
+  "clip": lambda: optax.clip(0.1),
+  "clip_by_global_norm": lambda: optax.clip_by_global_norm(0.3),
+  "normalize_by_update_norm": lambda: optax.normalize_by_update_norm(),
+  "scale_by_sign": lambda: optax.scale_by_sign(),
+  "chain": lambda: optax.chain(
+    optax.clip_by_global_norm(1.0), optax.sgd(optax.constant_schedule(0.1))
+  ),
+}
+#: What keeps a row of state for each row of a table.
+WITH_ROWS = {
+  "adam": lambda: optax.adam(0.1),
+  "trace": lambda: optax.trace(0.9),
+  "momentum": lambda: optax.sgd(0.1, momentum=0.9),
+}
+
+
+def _gradients(ticks=3):
+  rng = np.random.default_rng(3)
+  # Rows repeat within a replica and between replicas.
+  ids = rng.integers(0, ROWS - 1, (ticks, N, SLOTS)).astype(np.int32)
+  values = rng.normal(size=(ticks, N, SLOTS, WIDTH)).astype(np.float32)
+  return ids, values, rng.normal(size=(ticks, N, 2)).astype(np.float32)
+
+
+def _cross_shard(inner):
+  return optax.chain(optax_dist.cross_shard(maps.AXIS), inner)
+
+
+def _sync_replicas(inner):
+  return optax_dist.sync_replicas(
+    inner,
+    maps.AXIS,
+    replicas_to_aggregate=N,
+    total_num_replicas=N,
+    sparse_capacity={"table": SLOTS, "w": None},
+    sparse_average="gradients",
+  )
+
+
+def _sync_replicas_dense(inner):
+  return optax_dist.sync_replicas(
+    inner, maps.AXIS, replicas_to_aggregate=N, total_num_replicas=N
+  )
+
+
+AGGREGATE = {
+  "cross_shard": (_cross_shard, _cross_shard),
+  "sync_replicas": (_sync_replicas, _sync_replicas_dense),
+}
+
+
+def _train(map_name, tx, dense, apply_updates=optax_dist.apply_updates):
+  params = {"table": np.ones((ROWS, WIDTH), np.float32), "w": np.ones(2, "f4")}
+
+  def step(carry, ids, values, w):
+    params, state = carry
+    table = sparse.IndexedSlices(values, ids, (ROWS, WIDTH))
+    grads = {"table": table.to_dense() if dense else table, "w": w}
+    updates, state = tx.update(grads, state, params)
+    return (), (apply_updates(params, updates), state)
+
+  carry = params, tx.init(params)
+  run = maps.stepper(map_name, step, carry, N)
+  for tick in zip(*_gradients(), strict=True):
+    _, carry = run(carry, *tick)
+  return jax.tree.map(np.asarray, carry[0])
+
+
+@pytest.mark.parametrize("behind", AGGREGATE)
+@pytest.mark.parametrize("name", ON_VALUES)
+def test_stock_optax_is_refused_with_the_remedy(behind, name):
+  tx = AGGREGATE[behind][0](ON_VALUES[name]())
+  with pytest.raises(
+    (TypeError, ValueError), match=r"use optax_dist\.sparse\.on_values\(tx\)"
+  ):
+    _train("vmap", tx, dense=False)
+
+
+@pytest.mark.parametrize("behind", AGGREGATE)
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_stock_optax_with_a_state_of_rows_is_refused(behind, name):
+  tx = AGGREGATE[behind][0](WITH_ROWS[name]())
+  # JAX's own error: a momentum is an array where the update is slices.
+  with pytest.raises(ValueError, match=r"\['table'\](.|\n)*IndexedSlices"):
+    _train("vmap", tx, dense=False)
+
+
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
+@pytest.mark.parametrize("behind", AGGREGATE)
+@pytest.mark.parametrize("name", ON_VALUES)
+def test_on_values_gives_the_numbers_of_dense_updates(map_name, behind, name):
+  sparsely, densely = AGGREGATE[behind]
+  inner = ON_VALUES[name]
+  got = _train(map_name, sparsely(sparse.on_values(inner())), dense=False)
+  want = _train(map_name, densely(inner()), dense=True)
+  for key in want:
+    np.testing.assert_allclose(got[key], want[key], rtol=2e-5, atol=1e-6)
+  np.testing.assert_array_equal(got["table"][-1], 1.0)
+  assert np.abs(got["table"][:-1] - 1).max() > 0.01
+
+
+@jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
+@pytest.mark.parametrize("behind", AGGREGATE)
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_what_keeps_rows_is_refused_by_on_values_and_runs_on_dense(
+  behind, name
+):
+  sparsely, densely = AGGREGATE[behind]
+  inner = WITH_ROWS[name]
+  with pytest.raises(ValueError, match=r"of `inner` at state.*to_dense\(\)"):
+    _train("vmap", sparsely(sparse.on_values(inner())), dense=False)
+  tx = sparsely(optax.chain(sparse.to_dense(), inner()))
+  got = _train("vmap", tx, dense=False)
+  want = _train("vmap", densely(inner()), dense=True)
+  for key in want:
+    np.testing.assert_allclose(got[key], want[key], rtol=2e-5, atol=1e-6)
+
+
+def test_as_many_slots_as_rows_do_not_hide_a_state_with_rows():
+  tx = sparse.on_values(optax.trace(0.9))
+  update = sparse.IndexedSlices(jnp.ones((2, 1)), jnp.array([1, 0]), (2, 1))
+  with pytest.raises(ValueError, match="trace"):
+    tx.update(update, tx.init(jnp.zeros((2, 1))))
+
+
+def test_norms_count_rows_once_and_indices_never():
+  update = {
+    "table": sparse.IndexedSlices(jnp.ones(2), jnp.array([5, 7]), (9,)),
+    "none": None,
+  }
+  np.testing.assert_allclose(sparse.global_norm(update), np.sqrt(2))
+  twice = sparse.IndexedSlices(jnp.ones(2), jnp.array([7, 7]), (9,))
+  np.testing.assert_allclose(sparse.global_norm((twice, jnp.ones(5))), 3.0)
+  with pytest.raises(TypeError, match=r"on_values\(tx\)"):
+    jax.jit(optax.tree.norm)(update)
+
+
+def test_parameters_are_seen_by_row_and_none_passes():
+  tx = sparse.on_values(
+    optax.chain(optax.zero_nans(), optax.add_decayed_weights(0.5))
+  )
+  params = {"table": jnp.arange(4.0), "w": jnp.ones(2), "frozen": jnp.ones(3)}
+  rows = jnp.array([3, 4])
+  updates = {
+    "table": sparse.IndexedSlices(jnp.array([1.0, 0.0]), rows, (4,)),
+    "w": jnp.zeros(2),
+    "frozen": jnp.zeros(3),
+  }
+  new, _ = tx.update(updates, tx.init(params), params)
+  assert new["table"].indices.tolist() == [3, 4]
+  assert new["table"].values.tolist() == [2.5, 0.0]
+  assert new["w"].tolist() == [0.5, 0.5]
+  tx = sparse.on_values(optax.scale(2.0))
+  updates["frozen"] = None
+  new, _ = tx.update(updates, tx.init(params), params)
+  assert new["frozen"] is None
+  assert new["table"].values.tolist() == [2.0, 0.0]
+
+
+def test_further_arguments_pass():
+  def update(updates, state, params=None, *, factor):
+    del params
+    return jax.tree.map(lambda x: factor * x, updates), state
+
+  tx = sparse.on_values(
+    optax.GradientTransformationExtraArgs(lambda _: (), update)
+  )
+  slices = sparse.IndexedSlices(jnp.ones(1), jnp.array([2]), (3,))
+  assert tx.update(slices, (), factor=3.0)[0].values.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("apply", [optax.apply_updates, sparse.apply_updates])
+def test_optax_applies_sparse_updates_too(apply):
+  tx = _cross_shard(sparse.on_values(optax.sgd(0.5)))
+  got = _train("vmap", tx, dense=False, apply_updates=apply)
+  want = _train("vmap", _cross_shard(optax.sgd(0.5)), dense=True)
+  np.testing.assert_allclose(got["table"], want["table"], rtol=1e-5)
