@@ -45,12 +45,8 @@ class _Rejected(Exception):
 
 
 @dataclasses.dataclass
-class _Request:
-  number: int
-  what: str
-  path: str
-  body: dict[str, Any]
-  read: Callable[[dict[str, Any]], interface.Answer]
+class _Pending:
+  request: interface.Request
   began: float
   timeout: float
   detail: str = ""
@@ -88,10 +84,10 @@ class EtcdStore:
     self._ssl = _context(place) if place.tls else None
     self._token = ""
     self._cluster, self._revision = "", 0
-    self._pending: dict[int, _Request] = {}
+    self._pending: dict[int, _Pending] = {}
     self._watches: dict[int, asyncio.Task[None]] = {}
     self._loop = asyncio.new_event_loop()
-    self._queue: asyncio.Queue[_Request] = asyncio.Queue()
+    self._queue: asyncio.Queue[_Pending] = asyncio.Queue()
     self._servers: list[_Servers] = []
     self._closed, self._ended = False, asyncio.Event()
     self._thread = threading.Thread(
@@ -101,57 +97,17 @@ class EtcdStore:
 
   # What its owner calls.
 
-  def put_if_absent(
-    self, request: int, key: str, value: bytes, timeout: float
-  ) -> None:
-    interface.check_key(key)
-    interface.check_value(key, value)
-    at = self._key(key)
-    body = {
-      "compare": [{"key": at, "target": "CREATE", "create_revision": "0"}],
-      "success": [
-        {"request_put": {"key": at, "value": self._seal(key, value)}}
-      ],
-      "failure": [{"request_range": {"key": at}}],
-    }
+  def ask(self, request: interface.Request, timeout: float) -> None:
+    interface.check(request)
+    pending = _Pending(request, time.monotonic(), timeout)
 
-    def read(answer: dict[str, Any]) -> interface.Answer:
-      if answer.get("succeeded"):
-        return interface.Done(request)
-      found = answer["responses"][0]["response_range"]["kvs"][0]
-      other = self._open(key, found["value"])
-      if other == value:
-        return interface.Done(request)
-      return interface.Conflict(request, other)
+    def begin() -> None:
+      self._pending[request.request] = pending
+      self._queue.put_nowait(pending)
+      left = pending.began + timeout - time.monotonic()
+      self._loop.call_later(left, self._expire, pending)
 
-    self._ask(request, f"put of {key!r}", "kv/txn", body, read, timeout)
-
-  def put(self, request: int, key: str, value: bytes, timeout: float) -> None:
-    interface.check_key(key)
-    interface.check_value(key, value)
-    body = {"key": self._key(key), "value": self._seal(key, value)}
-    done = interface.Done(request)
-    what = f"put of {key!r}"
-    self._ask(request, what, "kv/put", body, lambda answer: done, timeout)
-
-  def get(self, request: int, key: str, timeout: float) -> None:
-    interface.check_key(key)
-
-    def read(answer: dict[str, Any]) -> interface.Answer:
-      found = answer.get("kvs")
-      value = self._open(key, found[0]["value"]) if found else None
-      return interface.Value(request, value)
-
-    body = {"key": self._key(key)}
-    self._ask(request, f"get of {key!r}", "kv/range", body, read, timeout)
-
-  def delete(self, request: int, keys: Sequence[str], timeout: float) -> None:
-    interface.check_keys(keys)
-    deletes = [{"request_delete_range": {"key": self._key(k)}} for k in keys]
-    done = interface.Done(request)
-    what = f"delete of {', '.join(map(repr, keys[:3]))}"
-    body = {"success": deletes}
-    self._ask(request, what, "kv/txn", body, lambda answer: done, timeout)
+    self._call(begin)
 
   def watch(self, watch: int, prefix: str) -> None:
     interface.check_key(prefix)
@@ -200,41 +156,16 @@ class EtcdStore:
       if not self._closed:
         self._loop.call_soon_threadsafe(function)
 
-  def _ask(
-    self,
-    number: int,
-    what: str,
-    path: str,
-    body: dict[str, Any],
-    read: Callable[[dict[str, Any]], interface.Answer],
-    timeout: float,
-  ) -> None:
-    now = time.monotonic()
-    request = _Request(number, what, path, body, read, now, timeout)
+  def _expire(self, pending: _Pending) -> None:
+    waited = time.monotonic() - pending.began
+    what = interface.describe(pending.request)
+    reason = f"{what} at {self.address}: no answer in {waited:.1f} s"
+    number = pending.request.request
+    self._answer(pending, interface.Unknown(number, reason + pending.detail))
 
-    def begin() -> None:
-      self._pending[number] = request
-      self._queue.put_nowait(request)
-      late = time.monotonic() - now
-      self._loop.call_later(timeout - late, self._expire, request)
-
-    self._call(begin)
-
-  def _expire(self, request: _Request) -> None:
-    if self._pending.get(request.number) is request:
-      waited = time.monotonic() - request.began
-      self._answer(
-        request,
-        interface.Unknown(
-          request.number,
-          f"{request.what} at {self.address}: no answer in {waited:.1f} s"
-          f"{request.detail}",
-        ),
-      )
-
-  def _answer(self, request: _Request, answer: interface.Answer) -> None:
-    if self._pending.get(request.number) is request:
-      del self._pending[request.number]
+  def _answer(self, pending: _Pending, answer: interface.Answer) -> None:
+    if self._pending.get(answer.request) is pending:
+      del self._pending[answer.request]
       self._outbox.tell(answer)
 
   def _lose(self, reason: str) -> None:
@@ -246,20 +177,62 @@ class EtcdStore:
     """Carries requests out, one after the other."""
     servers = _Servers(self)
     while True:
-      request = await self._queue.get()
-      while self._pending.get(request.number) is request:
+      pending = await self._queue.get()
+      request = pending.request
+      path, body = self._message(request)
+      while self._pending.get(request.request) is pending:
         try:
-          found = await servers.post(request.path, request.body)
-          self._answer(request, request.read(found))
+          found = await servers.post(path, body)
+          self._answer(pending, self._read(request, found))
         except _Failed as error:
-          request.detail = f" ({error})"
+          pending.detail = f" ({error})"
           await servers.next()
         except _Rejected as error:
-          refused = interface.Refused(request.number, str(error))
-          self._answer(request, refused)
+          refused = interface.Refused(request.request, str(error))
+          self._answer(pending, refused)
         except _Forged as error:
           self._lose(str(error))
           return
+
+  def _message(self, request: interface.Request) -> tuple[str, dict[str, Any]]:
+    match request:
+      case interface.PutIfAbsent(_, key, value):
+        at = self._key(key)
+        put = {"key": at, "value": self._seal(key, value)}
+        return "kv/txn", {
+          "compare": [{"key": at, "target": "CREATE", "create_revision": "0"}],
+          "success": [{"request_put": put}],
+          "failure": [{"request_range": {"key": at}}],
+        }
+      case interface.Put(_, key, value):
+        return "kv/put", {
+          "key": self._key(key),
+          "value": self._seal(key, value),
+        }
+      case interface.Get(_, key):
+        return "kv/range", {"key": self._key(key)}
+      case interface.Delete(_, keys):
+        removed = [{"key": self._key(key)} for key in keys]
+        return "kv/txn", {
+          "success": [{"request_delete_range": one} for one in removed]
+        }
+
+  def _read(
+    self, request: interface.Request, answer: dict[str, Any]
+  ) -> interface.Answer:
+    number = request.request
+    match request:
+      case interface.PutIfAbsent(_, key, value) if not answer.get("succeeded"):
+        found = answer["responses"][0]["response_range"]["kvs"][0]
+        other = self._open(key, found["value"])
+        if other != value:
+          return interface.Conflict(number, other)
+      case interface.Get(_, key):
+        pairs = answer.get("kvs")
+        if not pairs:
+          return interface.Absent(number)
+        return interface.Value(number, self._open(key, pairs[0]["value"]))
+    return interface.Done(number)
 
   async def _watch(self, watch: int, prefix: str) -> None:
     folder = f"{self._folder}{prefix}/".encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from optax_dist.coordinator.store import interface, outbox, table
 
@@ -15,8 +15,8 @@ class InProcessStore:
   Example:
     >>> store = InProcessStore()
     >>> one, two = store.connect("one"), store.connect("two")
-    >>> one.put_if_absent(0, "log/0", b"mine", timeout=1.0)
-    >>> two.put_if_absent(0, "log/0", b"yours", timeout=1.0)
+    >>> one.ask(interface.PutIfAbsent(0, "log/0", b"mine"), timeout=1.0)
+    >>> two.ask(interface.PutIfAbsent(0, "log/0", b"yours"), timeout=1.0)
     >>> one.poll(), two.poll()
     ([Done(request=0)], [Conflict(request=0, value=b'mine')])
   """
@@ -57,47 +57,19 @@ class InProcessClient:
     with store.changing():
       store.clients.add(self)
 
-  def put_if_absent(
-    self, request: int, key: str, value: bytes, timeout: float
-  ) -> None:
-    interface.check_key(key)
-    interface.check_value(key, value)
+  def ask(self, request: interface.Request, timeout: float) -> None:
+    interface.check(request)
     with self._store.changing() as values:
       before = values.revision
-      try:
-        other = values.put_if_absent(self._name, key, value)
-      except table.QuotaExceeded as error:
-        self._tell(interface.Refused(request, str(error)))
+      self._tell(values.answer(self._name, request))
+      if values.revision == before:
         return
-      if other is not None:
-        self._tell(interface.Conflict(request, other))
-        return
-      self._tell(interface.Done(request))
-      if values.revision != before:
-        self._publish(key, value)
-
-  def put(self, request: int, key: str, value: bytes, timeout: float) -> None:
-    interface.check_key(key)
-    interface.check_value(key, value)
-    with self._store.changing() as values:
-      try:
-        values.put(self._name, key, value)
-      except table.QuotaExceeded as error:
-        self._tell(interface.Refused(request, str(error)))
-        return
-      self._tell(interface.Done(request))
-      self._publish(key, value)
-
-  def get(self, request: int, key: str, timeout: float) -> None:
-    interface.check_key(key)
-    with self._store.changing() as values:
-      self._tell(interface.Value(request, values.get(key)))
-
-  def delete(self, request: int, keys: Sequence[str], timeout: float) -> None:
-    interface.check_keys(keys)
-    with self._store.changing() as values:
-      values.delete(keys)
-      self._tell(interface.Done(request))
+      assert isinstance(request, interface.PutIfAbsent | interface.Put)
+      for client in self._store.clients:
+        for watch, prefix in client._watches.items():
+          if table.under(prefix, request.key):
+            told = interface.Changed(watch, request.key, request.value)
+            client._tell(told)
 
   def watch(self, watch: int, prefix: str) -> None:
     interface.check_key(prefix)
@@ -119,12 +91,6 @@ class InProcessClient:
   def close(self) -> None:
     with self._store.changing():
       self._store.clients.discard(self)
-
-  def _publish(self, key: str, value: bytes) -> None:
-    for client in self._store.clients:
-      for watch, prefix in client._watches.items():
-        if table.under(prefix, key):
-          client._tell(interface.Changed(watch, key, bytes(value)))
 
   def _tell(self, event: interface.Event) -> None:
     self._outbox.tell(event)

@@ -3,26 +3,24 @@
 Requests return at once; nothing here ever waits. What comes of them is told by
 `Store.poll`, as a list of events:
 
-  store.put_if_absent(7, "log/12", record, timeout=5.0)
+  store.ask(PutIfAbsent(7, "log/12", record), timeout=5.0)
   for event in store.poll():
     match event:
       case Done(request): ...
       case Conflict(request, value): ...
       case Unknown(request, reason): ...
 
-Every request ends in exactly one of `Done`, `Conflict`, `Value`, `Unknown` and
-`Refused`, at the latest when its timeout is over.
-
-Where an answer was lost, for instance with a connection that was cut, the store
-asks again by itself. So that a process is not beaten by its own earlier try, a
-`put_if_absent` is done where the key has exactly that value already: values of
-different writers must differ.
+Every request ends in exactly one `Answer`, at the latest when its timeout is
+over. Where an answer was lost, for instance with a connection that was cut, the
+store asks again by itself. So that a process is not beaten by its own earlier
+try, a `PutIfAbsent` is done where the key has exactly that value already:
+values of different writers must differ.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 # The longest key, in characters, and the largest value, in bytes.
@@ -30,6 +28,60 @@ MAX_KEY = 200
 MAX_VALUE = 1 << 20
 # How many keys one `delete` may name; etcd takes no more in a transaction.
 MAX_KEYS = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PutIfAbsent:
+  """Puts a value where none is: `Done` or `Conflict`.
+
+  Attributes:
+    request: its number.
+    key: where.
+    value: at most `MAX_VALUE` bytes; no other writer puts the same.
+  """
+
+  request: int
+  key: str
+  value: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Put:
+  """Puts a value whether there is one or not: `Done`.
+
+  If its answer is lost it is put again, perhaps over what another one has put
+  in the meantime: it is for hints.
+  """
+
+  request: int
+  key: str
+  value: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Get:
+  """Asks for the latest value: `Value` or `Absent`."""
+
+  request: int
+  key: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Delete:
+  """Removes keys, whether they are there or not: `Done`.
+
+  A removed key can be put again.
+
+  Attributes:
+    request: its number.
+    keys: at most `MAX_KEYS`.
+  """
+
+  request: int
+  keys: tuple[str, ...]
+
+
+Request: TypeAlias = PutIfAbsent | Put | Get | Delete
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +96,7 @@ class Conflict:
   """The key has another value already; nothing was changed.
 
   Attributes:
-    request: of `put_if_absent`.
+    request: the number of a `PutIfAbsent`.
     value: the key's value.
   """
 
@@ -54,10 +106,17 @@ class Conflict:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-  """The answer to `get`: the key's value, or None if it has none."""
+  """The key's value."""
 
   request: int
-  value: bytes | None
+  value: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Absent:
+  """The key has no value."""
+
+  request: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +188,7 @@ class StoreLost:
   reason: str
 
 
-Answer: TypeAlias = Done | Conflict | Value | Unknown | Refused
+Answer: TypeAlias = Done | Conflict | Value | Absent | Unknown | Refused
 Event: TypeAlias = Answer | Changed | Current | StoreLost
 
 
@@ -140,10 +199,8 @@ class Store(Protocol):
   the store calls the `wake` it was made with, from any thread: a driver gives
   its transport's `wake`, or what sets an event.
 
-  Requests are given numbers by the caller, which must not be those of requests
-  that have no answer yet. Keys are paths such as ``log/17``, of letters, digits
-  and ``_.-``. Requests take effect one after the other, in the order in which
-  they were made.
+  Keys are paths such as ``log/17``, of letters, digits and ``_.-``. Requests take
+  effect one after the other, in the order in which they were made.
 
   Attributes:
     address: for people; without passwords.
@@ -151,38 +208,15 @@ class Store(Protocol):
 
   address: str
 
-  def put_if_absent(
-    self, request: int, key: str, value: bytes, timeout: float
-  ) -> None:
-    """Puts a value where none is: `Done` or `Conflict`.
+  def ask(self, request: Request, timeout: float) -> None:
+    """Asks for something; ends in one `Answer`.
 
     Args:
-      request: its number.
-      key: where.
-      value: at most `MAX_VALUE` bytes; no other writer puts the same.
+      request: what; its number is that of no request without an answer.
       timeout: seconds until it is `Unknown`.
 
     Raises:
-      ValueError: the key is no key, or the value is too large.
-    """
-    ...
-
-  def put(self, request: int, key: str, value: bytes, timeout: float) -> None:
-    """Puts a value whether there is one or not: `Done`.
-
-    If its answer is lost it is put again, perhaps over what another one has put
-    in the meantime: it is for hints.
-    """
-    ...
-
-  def get(self, request: int, key: str, timeout: float) -> None:
-    """Asks for the latest value: `Value`."""
-    ...
-
-  def delete(self, request: int, keys: Sequence[str], timeout: float) -> None:
-    """Removes keys, at most `MAX_KEYS`, whether they are there or not: `Done`.
-
-    A removed key can be put again.
+      ValueError: a key is no key, or a value is too large.
     """
     ...
 
@@ -207,7 +241,7 @@ class Store(Protocol):
     ...
 
   def close(self) -> None:
-    """Ends everything; requests without an answer get none."""
+    """Ends it; requests without an answer get none."""
     ...
 
 
@@ -236,20 +270,36 @@ def check_key(key: str) -> None:
     )
 
 
-def check_keys(keys: Sequence[str]) -> None:
-  """Raises `ValueError` unless these are keys, and not too many at a time."""
-  if len(keys) > MAX_KEYS:
+def check(request: Request) -> None:
+  """Raises `ValueError` unless it is a request that a store can carry out."""
+  match request:
+    case Delete(_, keys):
+      if len(keys) > MAX_KEYS:
+        raise ValueError(
+          f"At most {MAX_KEYS} keys can be deleted at a time, got {len(keys)}."
+        )
+      for key in keys:
+        check_key(key)
+    case _:
+      check_key(request.key)
+  if isinstance(request, PutIfAbsent | Put) and len(request.value) > MAX_VALUE:
     raise ValueError(
-      f"At most {MAX_KEYS} keys can be deleted at a time, got {len(keys)}."
+      f"The value for {request.key!r} has {len(request.value):,} bytes; a store"
+      f" takes at most {MAX_VALUE:,}."
     )
-  for key in keys:
-    check_key(key)
 
 
-def check_value(key: str, value: bytes) -> None:
-  """Raises `ValueError` if the value is too large for a store."""
-  if len(value) > MAX_VALUE:
-    raise ValueError(
-      f"The value for {key!r} has {len(value):,} bytes; a store takes at most"
-      f" {MAX_VALUE:,}."
-    )
+def describe(request: Request) -> str:
+  """A request in words.
+
+  Example:
+    >>> describe(Get(7, "log/12"))
+    "get of 'log/12'"
+  """
+  match request:
+    case Delete(_, keys):
+      more = ", ..." if len(keys) > 3 else ""
+      return f"delete of {', '.join(map(repr, keys[:3]))}{more}"
+    case Get(_, key):
+      return f"get of {key!r}"
+  return f"put of {request.key!r}"

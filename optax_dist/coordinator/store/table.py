@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+from optax_dist.coordinator.store import interface
+
+Reply: TypeAlias = (
+  interface.Done
+  | interface.Conflict
+  | interface.Value
+  | interface.Absent
+  | interface.Refused
+)
 
 
-class QuotaExceeded(Exception):
-  """A put would exceed the quota, and was not done."""
+class _QuotaExceeded(Exception):
+  """There is no room."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +68,10 @@ class Table:
 
   Example:
     >>> table = Table()
-    >>> table.put_if_absent("a", "log/0", b"mine"), table.get("log/0")
-    (None, b'mine')
-    >>> table.put_if_absent("b", "log/0", b"yours")
-    b'mine'
+    >>> table.answer("a", interface.PutIfAbsent(1, "log/0", b"mine"))
+    Done(request=1)
+    >>> table.answer("b", interface.PutIfAbsent(5, "log/0", b"yours"))
+    Conflict(request=5, value=b'mine')
     >>> table.since("log", 0)
     [('log/0', Entry(revision=1, value=b'mine', client='a'))]
 
@@ -77,31 +87,33 @@ class Table:
     self._entries: dict[str, Entry] = {}
     self._all, self._by_client = _Usage(), dict[str, _Usage]()
 
-  def put_if_absent(self, client: str, key: str, value: bytes) -> bytes | None:
-    """Puts a value where none is.
+  def answer(self, client: str, request: interface.Request) -> Reply:
+    """Carries a request out; `revision` goes up if something was put."""
+    number = request.request
+    if isinstance(request, interface.Delete):
+      self._delete(request.keys)
+      return interface.Done(number)
+    found = self._entries.get(request.key)
+    match request:
+      case interface.Get():
+        if found is None:
+          return interface.Absent(number)
+        return interface.Value(number, found.value)
+      case interface.PutIfAbsent() if found is not None:
+        if found.value != request.value:
+          return interface.Conflict(number, found.value)
+      case _:
+        try:
+          self._put(client, request.key, request.value)
+        except _QuotaExceeded as error:
+          return interface.Refused(number, str(error))
+    return interface.Done(number)
 
-    Returns:
-      None if the key has this value now, or else the value that it has.
-
-    Raises:
-      QuotaExceeded: there is no room.
-    """
-    found = self._entries.get(key)
-    if found is None:
-      self.put(client, key, value)
-      return None
-    return None if found.value == value else found.value
-
-  def put(self, client: str, key: str, value: bytes) -> None:
-    """Puts a value, whether there is one or not.
-
-    Raises:
-      QuotaExceeded: there is no room.
-    """
+  def _put(self, client: str, key: str, value: bytes) -> None:
     before = self._entries.get(key)
     size = len(key) + len(value)
     self._check_room(client, key, size, before)
-    self.delete((key,))
+    self._delete((key,))
     self.revision += 1
     self._entries[key] = Entry(self.revision, bytes(value), client)
     for usage in (self._all, self._by_client.setdefault(client, _Usage())):
@@ -122,19 +134,13 @@ class Table:
         keys, nbytes = keys - 1, nbytes - len(key) - len(before.value)
       most, most_bytes = self._quota.keys // share, self._quota.nbytes // share
       if keys >= most or nbytes + size > most_bytes:
-        raise QuotaExceeded(
+        raise _QuotaExceeded(
           f"{key!r} needs {size:,} bytes, and the store holds at most {most:,}"
           f" keys and {most_bytes:,} bytes{whose}; it has {keys:,} and"
           f" {nbytes:,}"
         )
 
-  def get(self, key: str) -> bytes | None:
-    """The key's value, if it has one."""
-    found = self._entries.get(key)
-    return None if found is None else found.value
-
-  def delete(self, keys: Iterable[str]) -> None:
-    """Removes keys, where they are there."""
+  def _delete(self, keys: Iterable[str]) -> None:
     for key in keys:
       found = self._entries.pop(key, None)
       if found is None:

@@ -5,13 +5,12 @@ import time
 
 from optax_dist.coordinator.store import interface
 
-ANSWERS = (
-  interface.Done,
-  interface.Conflict,
-  interface.Value,
-  interface.Unknown,
-  interface.Refused,
-)
+_REQUESTS = {
+  "put_if_absent": interface.PutIfAbsent,
+  "put": interface.Put,
+  "get": interface.Get,
+  "delete": lambda number, keys: interface.Delete(number, tuple(keys)),
+}
 
 
 class Owner:
@@ -50,25 +49,32 @@ class Owner:
       self.events += self.store.poll()
     return self.events[before:]
 
-  def begin(self, method, *args, timeout=10.0):
+  def begin(self, what, *args, timeout=10.0):
     """Makes a request; returns its number."""
     self._number += 1
-    getattr(self.store, method)(self._number, *args, timeout=timeout)
+    request = _REQUESTS[what](self._number, *args)
+    self.store.ask(request, timeout=timeout)
     return self._number
 
   def answer(self, number, seconds=20.0):
     """Waits for the answer to a request."""
 
     def found(events):
-      return [
-        e for e in events if isinstance(e, ANSWERS) and e.request == number
-      ]
+      return [e for e in events if getattr(e, "request", None) == number]
 
     return self.wait_for(found, seconds)[0]
 
-  def ask(self, method, *args, timeout=10.0):
+  def ask(self, what, *args, timeout=10.0):
     """Makes a request, and waits for its answer."""
-    return self.answer(self.begin(method, *args, timeout=timeout))
+    return self.answer(self.begin(what, *args, timeout=timeout))
+
+  def get(self, key):
+    """A key's value, or None if it has none."""
+    answer = self.ask("get", key)
+    if isinstance(answer, interface.Absent):
+      return None
+    assert isinstance(answer, interface.Value), answer
+    return answer.value
 
   def changes(self, watch):
     """What a watch has told so far: keys and values."""

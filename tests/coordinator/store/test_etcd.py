@@ -207,7 +207,7 @@ def test_a_value_is_good_for_its_key_secret_and_run_only(cluster, connect):
         isinstance(events[-1], interface.StoreLost) if events else False
       )
     )
-  assert connect(run="run2").ask("get", "log/0").value is None
+  assert connect(run="run2").get("log/0") is None
 
 
 def test_a_cluster_that_was_wiped_is_lost(cluster, connect):

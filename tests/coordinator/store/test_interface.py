@@ -7,11 +7,11 @@ import threading
 import etcd_cluster
 import owners
 import pytest
+import served
 
 from optax_dist.coordinator.store import etcd, in_process, interface, urls
 
 _runs = itertools.count()
-SECRET = b"0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ class _Clients(contextlib.ExitStack):
 @pytest.fixture(
   params=[
     "in-process",
+    "server",
     pytest.param("etcd", marks=etcd_cluster.needs_etcd),
   ]
 )
@@ -47,10 +48,16 @@ def connect(request):
   if request.param == "in-process":
     store = in_process.InProcessStore()
     made = _Clients(store.connect)
+  elif request.param == "server":
+    store = served.Served()
+    made = _Clients(store.connect)
+    made.callback(store.close)
   else:
     place = urls.parse(request.getfixturevalue("cluster").url)
     run = f"run{next(_runs)}"
-    made = _Clients(lambda name, wake: etcd.EtcdStore(place, SECRET, run, wake))
+    made = _Clients(
+      lambda name, wake: etcd.EtcdStore(place, served.SECRET, run, wake)
+    )
   with made:
     yield made
 
@@ -62,8 +69,8 @@ def test_a_value_is_put_once_and_read_by_all(connect):
   number = two.begin("put_if_absent", "log/0", b"yours")
   assert two.answer(number) == interface.Conflict(number, b"mine")
   for each in (one, two):
-    assert each.ask("get", "log/0").value == b"mine"
-    assert each.ask("get", "log/1").value is None
+    assert each.get("log/0") == b"mine"
+    assert each.get("log/1") is None
 
 
 def test_of_many_who_put_at_once_one_succeeds(connect):
@@ -103,9 +110,9 @@ def test_put_replaces_and_delete_makes_room_again(connect):
   one = connect()
   for value in (b"1", b"2"):
     assert isinstance(one.ask("put", "beat", value), interface.Done)
-    assert one.ask("get", "beat").value == value
+    assert one.get("beat") == value
   assert isinstance(one.ask("delete", ["beat", "other"]), interface.Done)
-  assert one.ask("get", "beat").value is None
+  assert one.get("beat") is None
   answer = one.ask("put_if_absent", "beat", b"3")
   assert isinstance(answer, interface.Done)
 
@@ -161,10 +168,10 @@ def test_an_ended_watch_tells_nothing_more(connect):
 def test_what_is_no_key_is_refused_at_once(connect, key):
   one = connect()
   for ask in (
-    lambda: one.store.put_if_absent(0, key, b"", 1.0),
-    lambda: one.store.put(0, key, b"", 1.0),
-    lambda: one.store.get(0, key, 1.0),
-    lambda: one.store.delete(0, ["log/1", key], 1.0),
+    lambda: one.begin("put_if_absent", key, b""),
+    lambda: one.begin("put", key, b""),
+    lambda: one.begin("get", key),
+    lambda: one.begin("delete", ["log/1", key]),
     lambda: one.store.watch(0, key),
   ):
     with pytest.raises(ValueError, match="A key is a path such as log/17"):
@@ -175,12 +182,12 @@ def test_a_value_of_the_largest_size_and_no_more(connect):
   one = connect()
   value = bytes(interface.MAX_VALUE)
   assert isinstance(one.ask("put", "log/0", value), interface.Done)
-  assert one.ask("get", "log/0").value == value
+  assert one.get("log/0") == value
   with pytest.raises(ValueError, match=r"for 'log/0' has 1,048,577 bytes"):
-    one.store.put(0, "log/0", value + b"x", 1.0)
+    one.begin("put", "log/0", value + b"x")
   too_many = [f"log/{key}" for key in range(interface.MAX_KEYS + 1)]
   with pytest.raises(ValueError, match="At most 128 keys"):
-    one.store.delete(0, too_many, 1.0)
+    one.begin("delete", too_many)
   assert isinstance(one.ask("delete", too_many[1:]), interface.Done)
 
 

@@ -2,61 +2,87 @@
 
 import pytest
 
-from optax_dist.coordinator.store import table
+from optax_dist.coordinator.store import interface, table
+
+
+def put(values, client, key, value=b""):
+  return values.answer(client, interface.Put(7, key, value))
+
+
+def put_if_absent(values, client, key, value=b""):
+  return values.answer(client, interface.PutIfAbsent(7, key, value))
+
+
+def delete(values, *keys):
+  return values.answer("anyone", interface.Delete(7, keys))
+
+
+def keys_since(values, prefix, revision):
+  return [key for key, _ in values.since(prefix, revision)]
+
+
+DONE = interface.Done(7)
 
 
 def test_what_came_since_when():
   values = table.Table()
   for key in ("log/1", "log/0", "hello/0", "log/2"):
-    values.put_if_absent("a", key, b"x")
-  assert [key for key, _ in values.since("log", 0)] == [
-    "log/1",
-    "log/0",
-    "log/2",
-  ]
-  assert [key for key, _ in values.since("log", 2)] == ["log/2"]
-  assert values.since("log", values.revision) == []
-  values.put("a", "log/1", b"y")
-  assert [key for key, _ in values.since("log", 3)] == ["log/2", "log/1"]
-  assert values.since("lo", 0) == []
+    assert put_if_absent(values, "a", key) == DONE
+  assert keys_since(values, "log", 0) == ["log/1", "log/0", "log/2"]
+  assert keys_since(values, "log", 2) == ["log/2"]
+  assert keys_since(values, "log", values.revision) == []
+  put(values, "a", "log/1", b"y")
+  assert keys_since(values, "log", 3) == ["log/2", "log/1"]
+  assert keys_since(values, "lo", 0) == []
+
+
+def test_only_what_was_put_raises_the_revision():
+  values = table.Table()
+  put_if_absent(values, "a", "log/0", b"x")
+  assert put_if_absent(values, "a", "log/0", b"x") == DONE
+  assert put_if_absent(values, "b", "log/0", b"y") == interface.Conflict(
+    7, b"x"
+  )
+  assert values.answer("b", interface.Get(7, "log/1")) == interface.Absent(7)
+  assert delete(values, "log/1") == DONE
+  assert values.revision == 1
 
 
 def test_a_full_store_takes_no_more_but_gives_and_removes():
   values = table.Table(table.Quota(keys=8, nbytes=1000))
   for client in ("a", "b"):
     for key in range(4):
-      values.put_if_absent(client, f"{client}/{key}", b"x" * 10)
-  with pytest.raises(table.QuotaExceeded, match=r"at most 8 keys"):
-    values.put_if_absent("c", "c/0", b"")
-  assert values.put_if_absent("c", "a/0", b"y") == b"x" * 10
-  values.put("a", "a/0", b"y" * 20)
-  values.delete(["a/0", "a/0", "none"])
-  assert values.put_if_absent("c", "c/0", b"") is None
-  assert values.get("c/0") == b""
+      put_if_absent(values, client, f"{client}/{key}", b"x" * 10)
+  refused = put_if_absent(values, "c", "c/0")
+  assert isinstance(refused, interface.Refused)
+  assert "at most 8 keys" in refused.reason
+  assert isinstance(put_if_absent(values, "c", "a/0", b"y"), interface.Conflict)
+  assert put(values, "a", "a/0", b"y" * 20) == DONE
+  assert delete(values, "a/0", "a/0", "none") == DONE
+  assert put_if_absent(values, "c", "c/0") == DONE
 
 
 def test_one_client_fills_half_of_it_at_most():
   values = table.Table(table.Quota(keys=100, nbytes=1000))
-  values.put("flood", "log/0", b"x" * 495)
-  with pytest.raises(table.QuotaExceeded, match=r"of one client \(flood\)"):
-    values.put("flood", "log/1", b"")
-  assert values.put_if_absent("leader", "log/1", b"x" * 400) is None
-  # What it removes is its own again, whoever removes it.
-  values.delete(["log/0"])
-  values.put("flood", "log/0", b"x" * 495)
-  keys = table.Table(table.Quota(keys=4))
-  keys.put("flood", "a", b"")
-  keys.put("flood", "b", b"")
-  with pytest.raises(table.QuotaExceeded, match="at most 2 keys"):
-    keys.put("flood", "c", b"")
-  keys.put("flood", "b", b"again")
+  put(values, "flood", "log/0", b"x" * 495)
+  refused = put(values, "flood", "log/1")
+  assert isinstance(refused, interface.Refused)
+  assert "of one client (flood)" in refused.reason
+  assert put_if_absent(values, "leader", "log/1", b"x" * 400) == DONE
+  # What is removed makes room for who had put it.
+  delete(values, "log/0")
+  assert put(values, "flood", "log/0", b"x" * 495) == DONE
+  few = table.Table(table.Quota(keys=4))
+  assert [put(few, "flood", key) for key in "ab"] == [DONE] * 2
+  assert "at most 2 keys" in put(few, "flood", "c").reason
+  assert put(few, "flood", "b", b"again") == DONE
 
 
 def test_what_does_not_fit_changes_nothing():
   values = table.Table(table.Quota(nbytes=100))
-  values.put("a", "log/0", b"x")
-  with pytest.raises(table.QuotaExceeded):
-    values.put("a", "log/0", b"x" * 90)
+  put(values, "a", "log/0", b"x")
+  refused = put(values, "a", "log/0", b"x" * 90)
+  assert isinstance(refused, interface.Refused)
   assert values.since("log", 0) == [("log/0", table.Entry(1, b"x", "a"))]
   assert values.revision == 1
 

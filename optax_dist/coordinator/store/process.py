@@ -1,0 +1,185 @@
+"""A store process: `start` starts one.
+
+``python -m optax_dist.coordinator.store.process --bind 0.0.0.0 --port 29300`` is
+one, with the job's secret in OPTAX_DIST_SECRET.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from types import TracebackType
+
+from optax_dist.coordinator.store import server, wire
+from optax_dist.coordinator.transport import sockets
+
+PORT = 29300
+SECRET_VARIABLE = "OPTAX_DIST_SECRET"
+_READY = "ready "
+
+
+class StoreProcess:
+  """A process that keeps a store; a context manager that ends it.
+
+  Attributes:
+    address: where clients reach it.
+    process: the process.
+  """
+
+  def __init__(self, address: str, process: subprocess.Popen[bytes]):
+    self.address, self.process = address, process
+
+  def stop(self) -> None:
+    """Ends it; its clients are told."""
+    self.process.terminate()
+    try:
+      self.process.wait(5.0)
+    except subprocess.TimeoutExpired:
+      self.process.kill()
+      self.process.wait()
+    for stream in (self.process.stdin, self.process.stdout):
+      if stream is not None:
+        stream.close()
+
+  def __enter__(self) -> StoreProcess:
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+  ) -> None:
+    self.stop()
+
+
+def start(
+  secret: bytes,
+  run: str = "",
+  *,
+  bind: str = "127.0.0.1",
+  port: int = PORT,
+  advertise: str | None = None,
+  lifeline: bool = True,
+  idle: float | None = None,
+  timeout: float = 20.0,
+) -> StoreProcess:
+  """Starts a store process, and waits until it is ready.
+
+  Args:
+    secret: the job's; without one it listens on loopback only.
+    run: the run's name; clients of another run are refused.
+    bind: the host or address to listen on.
+    port: the port; 0 takes a free one.
+    advertise: the host that others are told, if it isn't `bind`.
+    lifeline: whether it ends when this process ends, however that ends.
+    idle: seconds without a client after which it ends by itself.
+    timeout: seconds to wait until it is ready.
+
+  Raises:
+    RuntimeError: it has ended, for instance as the port is taken.
+    TimeoutError: it is not ready in time.
+  """
+  command = [sys.executable, "-m", __name__, "--bind", bind]
+  command += ["--port", str(port), "--run", run]
+  command += [] if advertise is None else ["--advertise", advertise]
+  command += [] if idle is None else ["--idle", str(idle)]
+  command += ["--lifeline"] if lifeline else []
+  # Not on the command line, which others of the host can read.
+  env = os.environ | {SECRET_VARIABLE: secret.hex(), "JAX_PLATFORMS": "cpu"}
+  with tempfile.TemporaryFile() as said:
+    process = subprocess.Popen(
+      [*command, "--hex-secret"],
+      env=env,
+      stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=said,
+      start_new_session=True,  # Ctrl-C is for who started it to handle.
+    )
+    made = StoreProcess("", process)
+    watchdog = threading.Timer(timeout, process.kill)
+    watchdog.start()
+    try:
+      assert process.stdout is not None
+      line = process.stdout.readline().decode()
+    except BaseException:
+      made.stop()
+      raise
+    finally:
+      watchdog.cancel()
+    if line.startswith(_READY):
+      made.address = line.removeprefix(_READY).strip()
+      return made
+    late = process.wait() == -signal.SIGKILL  # By the watchdog.
+    made.stop()
+    said.seek(0)
+    words = said.read().decode(errors="replace").strip()
+  if late:
+    raise TimeoutError(f"The store was not ready within {timeout:g} s. {words}")
+  raise RuntimeError(words or f"The store ended with {process.returncode}.")
+
+
+def _main(arguments: list[str] | None = None) -> int:
+  parser = argparse.ArgumentParser(
+    prog=f"python -m {__spec__.name if __spec__ else __name__}",
+    description="Keep the keys of a job, until told to end.",
+  )
+  parser.add_argument("--bind", default="127.0.0.1")
+  parser.add_argument("--port", type=int, default=PORT)
+  parser.add_argument("--advertise")
+  parser.add_argument("--run", default="", help="the run's name")
+  parser.add_argument(
+    "--idle", type=float, help="seconds without a client after which it ends"
+  )
+  parser.add_argument(
+    "--lifeline", action="store_true", help="end when standard input ends"
+  )
+  parser.add_argument("--hex-secret", action="store_true")
+  options = parser.parse_args(arguments)
+  text = os.environ.get(SECRET_VARIABLE, "")
+  secret = bytes.fromhex(text) if options.hex_secret else text.encode()
+  ended = threading.Event()
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: ended.set())
+  try:
+    transport = sockets.SocketTransport(
+      wire.STORE,
+      secret=secret,
+      run=options.run.encode(),
+      bind=options.bind,
+      ports=[options.port],
+      advertise=options.advertise,
+    )
+  except (OSError, ValueError) as error:
+    print(f"The store can't listen: {error}", file=sys.stderr)
+    return 1
+  if options.lifeline:
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+  kept = server.StoreServer(transport)
+  print(f"{_READY}{transport.address}", flush=True)
+  seen = time.monotonic()
+  while not ended.is_set():
+    kept.poll(0.2)
+    if kept.clients:
+      seen = time.monotonic()
+    elif options.idle is not None and time.monotonic() - seen > options.idle:
+      break
+  kept.close()
+  return 0
+
+
+def _end_with_stdin() -> None:
+  # At once: who started the store is gone, and so is the job.
+  while os.read(sys.stdin.fileno(), 4096):
+    pass
+  os._exit(0)
+
+
+if __name__ == "__main__":
+  sys.exit(_main())

@@ -1,0 +1,81 @@
+"""A store server in a thread, and clients of it."""
+
+import itertools
+import threading
+
+import owners
+
+from optax_dist.coordinator.store import client, server, wire
+from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
+
+SECRET = b"0123456789abcdef"
+QUICK = transports.Limits(
+  heartbeat=0.1, silence=0.6, connect=0.5, handshake=1.0
+)
+
+
+class Served:
+  """A server that listens on loopback.
+
+  Attributes:
+    server: its part that answers.
+    address: host:port where it listens.
+  """
+
+  def __init__(self, quota=None, port=0, limits=QUICK):
+    self._limits = limits
+    self._transport = sockets.SocketTransport(
+      wire.STORE,
+      secret=SECRET,
+      bind="127.0.0.1",
+      ports=[port],
+      limits=limits,
+    )
+    self.port = self._transport.port
+    self.address = f"127.0.0.1:{self.port}"
+    self.server = server.StoreServer(self._transport, quota)
+    self._ended, self._rude = threading.Event(), False
+    self._clients = []
+    self._numbers = itertools.count()
+    self._thread = threading.Thread(target=self._serve)
+    self._thread.start()
+
+  def _serve(self):
+    while not self._ended.is_set():
+      self.server.poll(None)
+    if not self._rude:
+      self.server.close()
+
+  def connect(self, name, wake, address=None, secret=SECRET):
+    """A client, perhaps over another way or with another secret."""
+    transport = sockets.SocketTransport(
+      name, secret=secret, limits=self._limits
+    )
+    return client.StoreClient(transport, address or self.address, wake)
+
+  def owner(self, address=None, **options):
+    """Somebody who has a client of the server."""
+    name = f"client{next(self._numbers)}"
+    made = owners.Owner(
+      lambda wake: self.connect(name, wake, address, **options)
+    )
+    self._clients.append(made.store)
+    return made
+
+  def stop(self, rudely=False):
+    """Ends the server; rudely: as a process that is killed."""
+    self._rude = rudely
+    self._ended.set()
+    self._transport.wake()
+    self._thread.join(10.0)
+    if rudely:
+      self._transport._in_child()  # Closes everything without a goodbye.
+    return self.port
+
+  def close(self):
+    """Ends the clients and the server."""
+    for one in self._clients:
+      one.close()
+    if not self._ended.is_set():
+      self.stop()

@@ -1,0 +1,192 @@
+"""A client whose connection is cut, slow, silent or to another process."""
+
+import pathlib
+import threading
+import time
+
+import proxy
+import pytest
+import served
+
+from optax_dist.coordinator.store import interface
+
+
+@pytest.fixture
+def store():
+  made = served.Served()
+  yield made
+  made.close()
+
+
+@pytest.fixture
+def way(store):
+  made = proxy.Proxy(store.address)
+  yield made
+  made.close()
+
+
+def lost(owner):
+  found = owner.wait_for(
+    lambda events: [e for e in events if isinstance(e, interface.StoreLost)]
+  )
+  return found[0].reason
+
+
+def test_a_cut_connection_is_made_again_and_nothing_is_lost(store, way):
+  one, two = store.owner(way.address), store.owner()
+  two.store.watch(0, "log")
+  one.store.watch(0, "log")
+  numbers = []
+  for key in range(60):
+    numbers.append(one.begin("put_if_absent", f"log/{key}", b"%d" % key))
+    if key % 20 == 10:
+      way.cut()
+      time.sleep(0.2)
+    if key % 20 == 15:
+      way.mend()
+      one.answer(numbers[-1])
+  for number in numbers:
+    assert one.answer(number) == interface.Done(number)
+  expected = [(f"log/{key}", b"%d" % key) for key in range(60)]
+  for each in (one, two):
+    each.wait_for(lambda _, each=each: len(each.changes(0)) >= 60)
+    assert each.changes(0) == expected
+  assert way.made >= 3
+
+
+def test_a_lost_answer_is_read_back(store, way):
+  one, two = store.owner(way.address), store.owner()
+  assert one.get("log/0") is None
+  two.store.watch(0, "log")
+  way.swallows = True
+  number = one.begin("put_if_absent", "log/0", b"mine")
+  two.wait_for(lambda _: two.changes(0))
+  way.cut()
+  way.swallows = False
+  way.mend()
+  assert one.answer(number) == interface.Done(number)
+  number = one.begin("put_if_absent", "log/0", b"another")
+  assert one.answer(number) == interface.Conflict(number, b"mine")
+  assert two.changes(0) == [("log/0", b"mine")]
+
+
+def test_who_was_quicker_during_the_cut_wins(store, way):
+  one, two = store.owner(way.address), store.owner()
+  assert one.get("log/0") is None
+  way.cut()
+  number = one.begin("put_if_absent", "log/0", b"mine")
+  two.ask("put_if_absent", "log/0", b"yours")
+  way.mend()
+  assert one.answer(number) == interface.Conflict(number, b"yours")
+
+
+def test_after_its_deadline_it_is_unknown_and_the_error_says_what(store, way):
+  one = store.owner(way.address)
+  assert one.get("log/0") is None
+  way.cut()
+  began = time.monotonic()
+  asked = {
+    one.begin("put_if_absent", "log/7", b"x", timeout=0.5): "put of 'log/7'",
+    one.begin("get", "log/8", timeout=0.4): "get of 'log/8'",
+    one.begin("delete", ["a", "b"], timeout=0.3): "delete of 'a', 'b'",
+  }
+  for number, what in asked.items():
+    answer = one.answer(number, 3.0)
+    assert isinstance(answer, interface.Unknown)
+    assert what in answer.reason
+    assert f"tcp://{way.address}" in answer.reason
+    assert "no answer in 0." in answer.reason
+    assert "not connected" in answer.reason
+  assert 0.45 < time.monotonic() - began < 2.0
+  # The same number may be used again, and gets an answer of its own.
+  way.mend()
+  number = next(iter(asked))
+  one.events.clear()
+  one.store.ask(interface.Get(number, "log/7"), 5.0)
+  assert one.answer(number) in (
+    interface.Absent(number),
+    interface.Value(number, b"x"),
+  )
+
+
+def test_a_silent_connection_is_left_for_another(store, way):
+  one = store.owner(way.address)
+  assert one.get("log/0") is None
+  way.swallows = True
+  number = one.begin("put_if_absent", "log/0", b"x")
+  threading.Timer(0.3, setattr, (way, "swallows", False)).start()
+  assert one.answer(number) == interface.Done(number)
+
+
+def test_a_slow_store_is_asked_for_much_at_a_time(way):
+  slow = served.Served(limits=served.transports.Limits())
+  path = proxy.Proxy(slow.address)
+  path.delay = 0.1
+  one = slow.owner(path.address)
+  assert one.get("log/0") is None
+  began = time.monotonic()
+  numbers = [one.begin("put_if_absent", f"log/{k}", b"x") for k in range(30)]
+  for number in numbers:
+    assert one.answer(number) == interface.Done(number)
+  assert time.monotonic() - began < 1.5
+  slow.close()
+  path.close()
+
+
+def test_a_store_that_was_started_anew_is_lost(store):
+  one = store.owner()
+  assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
+  number = one.begin("get", "log/1")
+  one.answer(number)
+  port = store.stop(rudely=True)
+  one.begin("put_if_absent", "log/1", b"x")
+  time.sleep(0.2)
+  again = served.Served(port=port)
+  assert "was started anew" in lost(one)
+  # Nothing of the old run has come into the new store.
+  assert again.owner().get("log/1") is None
+  one.begin("get", "log/0")
+  assert one.wait_long(0.3) == []
+  again.close()
+
+
+def test_a_store_that_ends_says_so(store):
+  one = store.owner()
+  assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
+  store.stop()
+  assert "the store has ended" in lost(one)
+
+
+def test_who_comes_before_the_store_waits_for_it():
+  first = served.Served()
+  port = first.stop()
+  one = first.owner(f"127.0.0.1:{port}")
+  number = one.begin("put", "log/0", b"x", timeout=15.0)
+  time.sleep(1.2)
+  again = served.Served(port=port)
+  assert one.answer(number) == interface.Done(number)
+  first.close()
+  again.close()
+
+
+def test_many_cuts_leave_nothing_behind(store, way):
+  one = store.owner(way.address)
+
+  def count():
+    return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+  assert one.get("log/0") is None
+  fds, threads = count(), threading.active_count()
+  for key in range(25):
+    way.cut()
+    way.mend()
+    answer = one.ask("put", f"log/{key}", b"x")
+    assert isinstance(answer, interface.Done)
+  end = time.monotonic() + 5.0
+  while time.monotonic() < end and (
+    count() > fds or threading.active_count() > threads
+  ):
+    time.sleep(0.05)
+  assert count() <= fds
+  assert threading.active_count() <= threads
+  assert store.server.clients == 1

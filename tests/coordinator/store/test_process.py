@@ -1,0 +1,80 @@
+"""A store in a process of its own: its start, its end, its death."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import owners
+import pytest
+
+from optax_dist.coordinator.store import client, interface, process
+from optax_dist.coordinator.transport import sockets
+
+SECRET = b"0123456789abcdef"
+
+
+def connect(address, name="client"):
+  transport = sockets.SocketTransport(name, secret=SECRET, run=b"run")
+  return owners.Owner(lambda wake: client.StoreClient(transport, address, wake))
+
+
+def test_it_serves_and_is_killed_and_its_clients_live_on():
+  with process.start(SECRET, "run", port=0) as store:
+    one = connect(store.address)
+    assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
+    os.kill(store.process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    answer = one.ask("put", "log/1", b"x", timeout=1.0)
+    assert isinstance(answer, interface.Unknown)
+    assert time.monotonic() - began < 3.0
+    assert "put of 'log/1' at tcp://" in answer.reason
+    one.store.close()
+
+
+def test_its_end_is_told():
+  with process.start(SECRET, "run", port=0) as store:
+    one = connect(store.address)
+    assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
+    store.stop()
+    found = one.wait_for(lambda events: events[1:])
+    assert "the store has ended" in found[0].reason
+    one.store.close()
+
+
+def test_a_taken_port_is_named():
+  with process.start(SECRET, port=0) as store:
+    tcp = next(w for w in store.address.split(",") if not w.startswith("unix"))
+    port = int(tcp.rpartition(":")[2])
+    with pytest.raises(RuntimeError, match=f"No free port.*{port}"):
+      process.start(SECRET, port=port)
+
+
+def test_beyond_loopback_it_wants_a_secret():
+  with pytest.raises(RuntimeError, match="A secret or certificates are needed"):
+    process.start(b"", bind="0.0.0.0", port=0)
+
+
+def test_it_ends_with_who_started_it_and_when_nobody_comes():
+  with process.start(SECRET, port=0, idle=0.5) as store:
+    assert store.process.wait(10.0) == 0
+  code = (
+    "from optax_dist.coordinator.store import process\n"
+    "import os\n"
+    "made = process.start(b'0123456789abcdef', port=0)\n"
+    "print(made.process.pid, flush=True)\n"
+    "os._exit(1)\n"
+  )
+  ended = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+  )
+  pid = int(ended.stdout)
+  end = time.monotonic() + 10.0
+  while time.monotonic() < end:
+    try:
+      os.kill(pid, 0)
+    except ProcessLookupError:
+      return
+    time.sleep(0.05)
+  raise AssertionError("the store outlives who started it")

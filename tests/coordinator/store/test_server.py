@@ -1,0 +1,196 @@
+"""A store process among strangers, members that flood it, and bad requests."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import served
+
+from optax_dist.coordinator.store import interface, table, wire
+from optax_dist.coordinator.transport import interface as transports
+from optax_dist.coordinator.transport import sockets
+
+
+@pytest.fixture
+def store():
+  made = served.Served(table.Quota(keys=40, nbytes=100_000))
+  yield made
+  made.close()
+
+
+def lost(owner):
+  """Waits until a client is told that its store is lost; says why."""
+  found = owner.wait_for(
+    lambda events: [e for e in events if isinstance(e, interface.StoreLost)]
+  )
+  return found[0].reason
+
+
+def works(owner, key="works"):
+  """Whether the store still does what it is for."""
+  number = owner.begin("put", key, b"x")
+  return owner.answer(number, 5.0) == interface.Done(number)
+
+
+@pytest.mark.parametrize("secret", [b"another secret!!", b""])
+def test_who_has_another_secret_can_neither_read_nor_write(store, secret):
+  member, stranger = store.owner(), store.owner(secret=secret)
+  assert works(member)
+  for ask in (
+    lambda: stranger.begin("get", "works"),
+    lambda: stranger.begin("put", "works", b"forged"),
+    lambda: stranger.begin("delete", ["works"]),
+    lambda: stranger.store.watch(1, "works"),
+  ):
+    ask()
+  assert "another secret, or another run" in lost(stranger)
+  assert store.address in lost(stranger)
+  assert not [
+    e for e in stranger.events if not isinstance(e, interface.StoreLost)
+  ]
+  assert member.get("works") == b"x"
+  assert store.server.clients == 1
+
+
+@pytest.mark.parametrize(
+  "junk",
+  [
+    b"",
+    b"\x04\x00\x00\x00\x08\x01\x10\x01",
+    b"GET / HTTP/1.1\r\n\r\n",
+    bytes(100_000),
+    b"\xff" * 7,
+  ],
+)
+def test_what_strangers_send_is_of_no_effect(store, junk):
+  member = store.owner()
+  host, _, port = store.address.rpartition(":")
+  strangers = [
+    socket.create_connection((host, int(port)), 5.0) for _ in range(20)
+  ]
+  for one in strangers:
+    with contextlib.suppress(OSError):  # It is not listened to any more.
+      one.sendall(junk)
+  assert works(member)
+  for one in strangers:
+    one.close()
+
+
+def test_a_flood_of_strangers_keeps_nobody_out(store):
+  host, _, port = store.address.rpartition(":")
+  flooding = threading.Event()
+  flooding.set()
+  made = []
+
+  def flood():
+    while flooding.is_set() and len(made) < 800:
+      try:
+        made.append(socket.create_connection((host, int(port)), 1.0))
+      except OSError:
+        time.sleep(0.01)
+
+  thread = threading.Thread(target=flood)
+  thread.start()
+  try:
+    time.sleep(0.2)
+    member = store.owner()
+    assert all(works(member, f"log/{key}") for key in range(20))
+  finally:
+    flooding.clear()
+    thread.join()
+    for one in made:
+      one.close()
+
+
+def test_a_member_that_floods_it_is_refused_and_others_are_not(store):
+  flood, leader = store.owner(), store.owner()
+  answers = [
+    flood.ask("put_if_absent", f"log/{key}", b"x") for key in range(30)
+  ]
+  assert [type(a).__name__ for a in answers] == ["Done"] * 20 + ["Refused"] * 10
+  assert "at most 20 keys" in answers[-1].reason
+  assert "client0" in answers[-1].reason
+  assert works(leader)
+  large = flood.ask("put", "log/0", bytes(60_000))
+  assert isinstance(large, interface.Refused)
+  # What it has removes itself, and then there is room.
+  assert isinstance(flood.ask("delete", ["log/0", "log/1"]), interface.Done)
+  assert works(flood)
+
+
+class _Rude:
+  """A member of the job that speaks as no client does."""
+
+  def __init__(self, store):
+    self.transport = sockets.SocketTransport("rude", secret=served.SECRET)
+    self.transport.connect(wire.STORE, store.address)
+    self.events = []
+
+  def send(self, payload):
+    self.transport.send(wire.STORE, [payload])
+
+  def wait_for(self, kind):
+    end = time.monotonic() + 10.0
+    while time.monotonic() < end:
+      self.events += self.transport.poll(0.1)
+      found = [e for e in self.events if isinstance(e, kind)]
+      if found:
+        return found[0]
+    raise AssertionError(f"no {kind} in {self.events}")
+
+
+@pytest.mark.parametrize(
+  "payload",
+  [
+    b"nonsense",
+    b"",
+    wire.REPLIES.encode(interface.Done(1)),
+    wire.REQUESTS.encode(interface.Get(1, "")),
+    wire.REQUESTS.encode(interface.Put(1, "log//", b"x")),
+    wire.REQUESTS.encode(interface.Put(1, "a", bytes(interface.MAX_VALUE + 1))),
+    wire.REQUESTS.encode(wire.Watch(1, "/", 0)),
+    wire.REQUESTS.encode(interface.Delete(1, ("a",) * 200)),
+  ],
+)
+def test_a_member_that_sends_no_request_is_told_and_left(store, payload):
+  member, rude = store.owner(), _Rude(store)
+  rude.send(payload)
+  told = rude.wait_for(transports.PeerLost)
+  assert told.how == "left", told
+  assert "it sent what is no request" in told.reason
+  assert store.server.refused == 1
+  assert works(member)
+  rude.transport.close()
+
+
+def test_one_member_cannot_have_endless_watches(store):
+  member, rude = store.owner(), _Rude(store)
+  for number in range(100):
+    rude.send(wire.REQUESTS.encode(wire.Watch(number, "log", 0)))
+  assert "more than 64 watches" in rude.wait_for(transports.PeerLost).reason
+  assert works(member)
+  rude.transport.close()
+
+
+def test_nobody_waits_for_a_client_that_reads_nothing():
+  store = served.Served(
+    limits=transports.Limits(
+      heartbeat=0.1, silence=5.0, connect=1.0, max_queued=1 << 20
+    )
+  )
+  try:
+    deaf, member = _Rude(store), store.owner()
+    deaf.send(wire.REQUESTS.encode(wire.Watch(0, "log", 0)))
+    deaf.wait_for(transports.Message)
+    for key in range(60):
+      member.ask("put", f"log/{key}", bytes(500_000))
+    assert works(member)
+    end = time.monotonic() + 5.0
+    while store.server.clients > 1 and time.monotonic() < end:
+      time.sleep(0.01)
+    assert store.server.clients == 1
+    deaf.transport.close()
+  finally:
+    store.close()
