@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist.coordinator import aggregate, engine, messages, phases, view
-from optax_dist.coordinator import layout as layouts
-from optax_dist.coordinator import wire as wires
+from optax_dist.coordinator import engine, messages, phases, view
+from optax_dist.coordinator.aggregation import layout as layouts
+from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.aggregation import wire_formats as wires
 
 # Means are kept for replicas that are a little late.
 KEPT = 2
@@ -99,7 +100,7 @@ class DataPlane:
     buffer = self._exchange.buffer(self.place.nbytes)
     if self._error is not None:
       self._next_error = self._error.copy()
-    return buffer, aggregate.write(leaves, self.place, buffer, self._next_error)
+    return buffer, means.write(leaves, self.place, buffer, self._next_error)
 
   def settle(self, buffer: np.ndarray, applied: bool) -> None:
     """The gradient's fate is known: its memory is free again."""
@@ -283,7 +284,7 @@ class DataPlane:
   ) -> None:
     # What lies between leaves, or has been overwritten, may be anything.
     with np.errstate(all="ignore"):
-      aggregate.mean_slice(
+      means.mean_slice(
         slices,
         [m.weight for m in members],
         sum(m.gradients for m in members),
@@ -298,7 +299,7 @@ class DataPlane:
   ) -> list[np.ndarray]:
     if not self._scratch.size:
       self._scratch = np.empty(self.mean_place.nbytes, np.uint8)
-    return aggregate.read(self.mean_place, slices, cuts, self._scratch)
+    return means.read(self.mean_place, slices, cuts, self._scratch)
 
   def _checked(self, got: engine.Fetched, incarnation: int) -> None:
     try:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from optax_dist.coordinator import wire as wires
+from optax_dist.coordinator.aggregation import wire_formats as wires
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Options:
     chief_timeout: silence of the chief after which another takes its role.
     stall_warning: waiting time after which it is logged who is waited for.
     inline_bytes: gradients up to this size ride in the messages.
-    wire: how gradients travel; one of `wire.WIRES`.
+    wire: how gradients travel; one of `wire_formats.WIRES`.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     journal: where the chief writes what happens; None for nowhere.
     config: free, for the journal.

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from optax_dist.coordinator import aggregate, engine, layout, messages
+from optax_dist.coordinator import engine, messages
+from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.fingerprint import as_numpy
 
 _KEPT = 2
@@ -30,7 +31,7 @@ class Snapshots:
     leaves = [as_numpy(leaf) for leaf in jax.tree.leaves(state)]
     place = layout.layout(leaves)
     buffer = self._engine.exchange.buffer(place.nbytes)
-    aggregate.write(leaves, place, buffer)
+    means.write(leaves, place, buffer)
     number = messages.ticket(self._secret, "snapshot", position, to)
     self._engine.exchange.offer(number, buffer, [address])
     key = _key(position, to)
@@ -80,7 +81,7 @@ class Snapshots:
     own = np.array(got.array)
     got.check()
     scratch = np.empty(0, np.uint8)
-    arrays = aggregate.read(place, [own], (0, place.elements), scratch)
+    arrays = means.read(place, [own], (0, place.elements), scratch)
     found = [_like(a, leaf) for a, leaf in zip(arrays, leaves, strict=True)]
     return jax.tree.unflatten(tree, found), header["step"]
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist.coordinator import aggregate, policies
-from optax_dist.coordinator import layout as layouts
-from optax_dist.coordinator import wire as wires
+from optax_dist.coordinator import policies
+from optax_dist.coordinator.aggregation import layout as layouts
+from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.fingerprint import fingerprint
 from optax_dist.coordinator.journal import Record
 from optax_dist.simulate.replay.journal import Replay, replay
@@ -74,12 +75,12 @@ def replay_run(
       who = member["replica"], member.get("incarnation")
       zeros = np.zeros(place.elements, np.float32)
       error = errors.setdefault(who, zeros)
-    aggregate.write(jax.tree.leaves(total), place, out, error)
+    means.write(jax.tree.leaves(total), place, out, error)
     return out
 
   def mean(gradients: Sequence[np.ndarray], members: Sequence[Record]) -> Any:
     out = np.zeros(mean_place.nbytes, np.uint8)
-    aggregate.mean_slice(
+    means.mean_slice(
       gradients,
       [member["weight"] for member in members],
       sum(member["count"] for member in members),
@@ -92,7 +93,7 @@ def replay_run(
     whole = [0, mean_place.elements]
     scratch = np.empty(0, np.uint8)
     return jax.tree.unflatten(
-      treedef, aggregate.read(mean_place, [out], whole, scratch)
+      treedef, means.read(mean_place, [out], whole, scratch)
     )
 
   return replay(

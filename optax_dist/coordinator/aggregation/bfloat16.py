@@ -1,6 +1,6 @@
 """bfloat16 in one pass over memory, by XLA, where NumPy would need ten.
 
-To the bit what `wire.BFloat16` computes; that is for what is left over, so
+To the bit what `wire_formats.BFloat16` computes; that is for what is left over, so
 that only one shape has to be compiled.
 """
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist.coordinator import wire as wires
+from optax_dist.coordinator.aggregation import wire_formats as wires
 
 # Elements; float32 then lies where XLA takes it as it is.
 _ALIGNED = 16
@@ -167,7 +167,7 @@ def layout(
 
   Args:
     leaves: arrays or `jax.ShapeDtypeStruct`s.
-    wire: see `wire.codec`.
+    wire: see `wire_formats.codec`.
     like: a layout of the same leaves on another wire; positions of its `cuts`
       then hold for both.
 

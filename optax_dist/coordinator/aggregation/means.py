@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from optax_dist.coordinator import fused
-from optax_dist.coordinator import layout as layouts
-from optax_dist.coordinator import wire as wires
+from optax_dist.coordinator.aggregation import bfloat16
+from optax_dist.coordinator.aggregation import layout as layouts
+from optax_dist.coordinator.aggregation import wire_formats as wires
 
 # A multiple of every quantum, and small enough to stay in a core's cache.
 CHUNK = 16 * 4032
@@ -62,7 +62,7 @@ def _write(
         start, stop = place.bytes_of_leaf(leaf)
         raw = out[start:stop]
         if isinstance(group.codec, wires.BFloat16) and leaf.size >= CHUNK:
-          bits, fine = fused.shorten(array)
+          bits, fine = bfloat16.shorten(array)
           np.copyto(raw.view(np.uint16), bits)
           finite &= fine
           continue
@@ -181,11 +181,11 @@ def _mean_pieces(
   members: Sequence[np.ndarray], count: int, elements: int, out: np.ndarray
 ) -> int:
   """Averages whole pieces of bfloat16 numbers; returns how many numbers."""
-  whole = elements // fused.PIECE * fused.PIECE
-  for first in range(0, whole, fused.PIECE):
-    piece = slice(2 * first, 2 * (first + fused.PIECE))
+  whole = elements // bfloat16.PIECE * bfloat16.PIECE
+  for first in range(0, whole, bfloat16.PIECE):
+    piece = slice(2 * first, 2 * (first + bfloat16.PIECE))
     parts = [raw[piece].view(np.uint16) for raw in members]
-    fused.mean(parts, count, out[piece].view(np.uint16))
+    bfloat16.mean(parts, count, out[piece].view(np.uint16))
   return whole
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optax_dist.coordinator import layout, wire
+from optax_dist.coordinator.aggregation import layout, wire_formats
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "bool")
 
@@ -31,7 +31,7 @@ def specs(drawn):
   ]
 
 
-@given(leaves_of, st.sampled_from(wire.WIRES), st.integers(1, 7))
+@given(leaves_of, st.sampled_from(wire_formats.WIRES), st.integers(1, 7))
 def test_slices_cover_every_byte_once(drawn, kind, parts):
   place = layout.layout(specs(drawn), kind)
   cuts = place.cuts(parts)
@@ -68,7 +68,7 @@ def test_leaves_do_not_overlap_and_begin_aligned(drawn, kind):
 @given(leaves_of, st.integers(1, 6))
 def test_a_mean_is_cut_where_its_gradients_are(drawn, parts):
   place = layout.layout(specs(drawn), "int8")
-  mean = layout.layout(specs(drawn), wire.mean_wire("int8"), like=place)
+  mean = layout.layout(specs(drawn), wire_formats.mean_wire("int8"), like=place)
   assert mean.elements == place.elements
   cuts = place.cuts(parts)
   for start, stop in itertools.pairwise(cuts):

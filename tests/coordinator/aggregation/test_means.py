@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_dist.coordinator import aggregate, layout, wire
+from optax_dist.coordinator.aggregation import layout, means, wire_formats
 
 SHAPES = [
   ((300, 400), "float32"),
@@ -34,11 +34,13 @@ def gradients(members):
 def averaged(all_leaves, kind, parts, weights=None, count=None):
   """The mean by way of buffers that are cut into `parts` slices."""
   place = layout.layout(all_leaves[0], kind)
-  mean_place = layout.layout(all_leaves[0], wire.mean_wire(kind), like=place)
+  mean_place = layout.layout(
+    all_leaves[0], wire_formats.mean_wire(kind), like=place
+  )
   buffers = []
   for leaves in all_leaves:
     buffer = np.full(place.nbytes, 0, np.uint8)
-    assert aggregate.write(leaves, place, buffer)
+    assert means.write(leaves, place, buffer)
     buffers.append(buffer)
   cuts = place.cuts(parts)
   slices = []
@@ -46,7 +48,7 @@ def averaged(all_leaves, kind, parts, weights=None, count=None):
     first, last = place.bytes_of(start, stop)
     low, high = mean_place.bytes_of(start, stop)
     out = np.empty(high - low, np.uint8)
-    aggregate.mean_slice(
+    means.mean_slice(
       [b[first:last] for b in buffers],
       weights or [1.0] * len(buffers),
       count or len(buffers),
@@ -58,7 +60,7 @@ def averaged(all_leaves, kind, parts, weights=None, count=None):
     )
     slices.append(out)
   scratch = np.empty(mean_place.nbytes, np.uint8)
-  return aggregate.read(mean_place, slices, cuts, scratch)
+  return means.read(mean_place, slices, cuts, scratch)
 
 
 def by_hand(all_leaves, weights=None, count=None):
@@ -116,31 +118,31 @@ def test_int8_errors_are_fed_back():
   buffer = np.zeros(place.nbytes, np.uint8)
   sent = np.zeros(5000)
   for _ in range(50):
-    aggregate.write(leaves, place, buffer, error)
+    means.write(leaves, place, buffer, error)
     sent += place.groups[0].codec.decode(buffer)[:5000]
   step = np.abs(leaves[0]).max() / 127
   # Without feedback it would be off by up to 50 half steps.
   assert np.abs(sent - 50 * leaves[0]).max() <= 1.01 * step
 
 
-@pytest.mark.parametrize("kind", wire.WIRES)
+@pytest.mark.parametrize("kind", wire_formats.WIRES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", [10, 3 * aggregate.CHUNK])
+@pytest.mark.parametrize("size", [10, 3 * means.CHUNK])
 def test_what_is_not_finite_is_told(kind, bad, size):
   leaves = [np.ones(size, np.float32), np.ones(3, np.float64)]
   place = layout.layout(leaves, kind)
   buffer = np.zeros(place.nbytes, np.uint8)
-  assert aggregate.write(leaves, place, buffer)
+  assert means.write(leaves, place, buffer)
   for leaf in leaves:
     leaf[-1] = bad
-    assert not aggregate.write(leaves, place, buffer)
+    assert not means.write(leaves, place, buffer)
     leaf[-1] = 1.0
 
 
 def test_numbers_whose_sum_overflows_are_finite():
   leaves = [np.full(100, 3e38, np.float32)]
   place = layout.layout(leaves)
-  assert aggregate.write(leaves, place, np.zeros(place.nbytes, np.uint8))
+  assert means.write(leaves, place, np.zeros(place.nbytes, np.uint8))
 
 
 def test_a_leaf_within_a_slice_is_not_copied():
@@ -148,6 +150,6 @@ def test_a_leaf_within_a_slice_is_not_copied():
   place = layout.layout(leaves)
   cuts = place.cuts(2)
   slices = [np.zeros(2560, np.uint8), np.zeros(2560, np.uint8)]
-  found = aggregate.read(place, slices, cuts, np.zeros(place.nbytes, np.uint8))
+  found = means.read(place, slices, cuts, np.zeros(place.nbytes, np.uint8))
   assert np.shares_memory(found[0], slices[0])
   assert np.shares_memory(found[1], slices[1])

@@ -1,0 +1,1 @@
+"""Gradients as bytes: how they lie, travel and are averaged."""

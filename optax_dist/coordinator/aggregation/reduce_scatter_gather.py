@@ -1,0 +1,534 @@
+"""Members average among themselves: reduce-scatter, then gather.
+
+Of k members each is pushed one slice of every gradient, averages it in the
+order of the attempt, and pushes the mean to all members and readers. A member
+moves 2P(k-1)/k bytes in each direction, plus a slice for each reader; a reader
+takes P in. Everything is pushed as soon as it is there, so a mean is two one-way
+trips away from the gradients.
+
+What fails is kept until it is cancelled: were its transfers given up at once,
+those who wait for the same bytes would blame this replica for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from optax_dist.coordinator.aggregation import layout as layouts
+from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.protocol import effects, entries, inputs
+from optax_dist.coordinator.transport import interface as transports
+
+# A slice up to this many bytes is averaged at once; a larger one in the
+# background, so that messages go on meanwhile.
+_AT_ONCE = 256 << 10
+# A slice of the mean can only come once its owner has all gradients, so it may
+# take longer than they; then whoever misses a gradient is heard first.
+_MEAN_PATIENCE = 1.5
+
+Answer = inputs.Aggregated | inputs.AggregateFailed
+
+
+class Background(Protocol):
+  """Has work done by another thread, and is told in this one."""
+
+  def __call__(
+    self,
+    work: Callable[[], None],
+    done: Callable[[BaseException | None], None],
+  ) -> None:
+    """Has `work` done; then `done` is called by the thread that called."""
+    ...
+
+
+def transfer_id(kind: str, *names: object) -> int:
+  """The number under which both sides know a transfer.
+
+  Example:
+    >>> transfer_id("mean", 3) == transfer_id("mean", 3)
+    True
+    >>> 0 <= transfer_id("part", 3) < 2**63
+    True
+  """
+  text = repr((kind, *names)).encode()
+  digest = hashlib.blake2b(text, digest_size=8).digest()
+  return int.from_bytes(digest, "little") >> 1
+
+
+@dataclasses.dataclass
+class _Part:
+  """One member of an attempt, as seen by another.
+
+  Attributes:
+    incarnation: its membership.
+    process: its process.
+    gradient: its bytes of this replica's slice, once they are here.
+    lent: whether these lie in the memory of that process.
+    has_mean: whether its slice of the mean is here.
+  """
+
+  incarnation: int
+  process: str
+  gradient: memoryview | None = None
+  lent: bool = False
+  has_mean: bool = False
+
+
+@dataclasses.dataclass
+class _Attempt:
+  """An aggregation.
+
+  Attributes:
+    id: its id.
+    parts: its members, in order.
+    weights: by which their gradients are multiplied.
+    count: how many gradients are in the mean.
+    cuts: where slices begin and end, in elements.
+    me: which slice this replica averages; None for a reader.
+    mean: memory for the whole mean.
+    readers: processes that fetch the mean besides.
+    sending: transfers under way from here, as pairs of peer and transfer id.
+    expected: transfers under way to here.
+    averaging: whether another thread reads the gradients now.
+    averaged: whether this replica's slice is there.
+    answered: whether the end was told.
+    dropped: whether it was cancelled or released.
+  """
+
+  id: entries.AttemptId
+  parts: list[_Part]
+  weights: list[float]
+  count: int
+  cuts: tuple[int, ...]
+  me: int | None
+  mean: memoryview
+  readers: list[str]
+  gradient: Gradient | None = None
+  sending: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+  expected: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+  averaging: bool = False
+  averaged: bool = False
+  answered: bool = False
+  dropped: bool = False
+
+  @property
+  def order(self) -> tuple[int, int, int]:
+    """Later attempts are larger."""
+    return (self.id.step, self.id.term, self.id.number)
+
+
+class _Transfer(NamedTuple):
+  """A transfer under way.
+
+  Attributes:
+    attempt: of which it is part.
+    at: of the other side in `parts`; of this replica for a slice of a mean
+      that is sent.
+    is_part: whether it is a slice of a gradient; otherwise of the mean.
+  """
+
+  attempt: _Attempt
+  at: int
+  is_part: bool
+
+
+class Gradient:
+  """An encoded gradient that is lent to attempts.
+
+  Attributes:
+    data: its bytes, in memory that peers can read.
+    users: how many transfers still read it.
+  """
+
+  def __init__(self, data: memoryview, on_idle: Callable[[], None]):
+    """Makes one.
+
+    Args:
+      data: its bytes.
+      on_idle: called once it was resolved and nothing reads it any more.
+    """
+    self.data = data
+    self.users = 0
+    self._resolved = False
+    self._on_idle = on_idle
+
+  def resolve(self) -> None:
+    """Nothing begins to read it from now on."""
+    if not self._resolved:
+      self._resolved = True
+      self._check()
+
+  def done(self) -> None:
+    """One user less."""
+    self.users -= 1
+    self._check()
+
+  def _check(self) -> None:
+    if self._resolved and not self.users:
+      self._on_idle()
+
+
+class Aggregations:
+  """One replica's side of all aggregations, over a `Transport`.
+
+  The thread that owns the transport calls everything. What has ended is in
+  `answers`, for the caller to take.
+
+  Attributes:
+    answers: what is to be told to the protocol core.
+    bytes_in: bytes of arrays that came.
+    bytes_out: bytes of arrays that went.
+  """
+
+  def __init__(
+    self,
+    transport: transports.Transport,
+    place: layouts.Layout,
+    mean_place: layouts.Layout,
+    background: Background,
+    timeout: float,
+    reach: Callable[[str], None] = lambda phase: None,
+  ):
+    """Makes one without attempts.
+
+    Args:
+      transport: connections to the others.
+      place: the layout of gradients.
+      mean_place: the layout of means, with the same elements.
+      background: does what takes long.
+      timeout: seconds without a byte after which an attempt has failed.
+      reach: told the phases of an attempt, "reduce_scatter" and "gather".
+    """
+    self.answers: list[Answer] = []
+    self.bytes_in = self.bytes_out = 0
+    self._transport = transport
+    self._place, self._mean_place = place, mean_place
+    self._background = background
+    self._timeout = timeout
+    self._reach = reach
+    self._attempts: dict[entries.AttemptId, _Attempt] = {}
+    # By peer, transfer id, and whether it is sent.
+    self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
+
+  def begin(self, effect: effects.Aggregate, gradient: Gradient) -> None:
+    """Takes part with a gradient."""
+    attempt = self._made(effect, effect.me, effect.readers)
+    attempt.gradient = gradient
+    self._reach("reduce_scatter")
+    mine = attempt.parts[effect.me]
+    first, last = self._slice(attempt, effect.me)
+    mine.gradient = gradient.data[first:last]
+    gradient.users += 1  # Until its own slice is averaged.
+    for index, part in enumerate(attempt.parts):
+      if part is mine:
+        continue
+      self._expect_mean(attempt, index)
+      number = transfer_id("part", attempt.id, mine.incarnation)
+      low, high = self._slice(attempt, index)
+      if low < high:
+        gradient.users += 1
+        data = gradient.data[low:high]
+        transfer = _Transfer(attempt, index, True)
+        self._send(part.process, number, data, transfer)
+      if first < last:
+        number = transfer_id("part", attempt.id, part.incarnation)
+        transfer = _Transfer(attempt, index, True)
+        self._expect(number, last - first, None, transfer)
+      else:
+        part.gradient = memoryview(b"")
+    self._average(attempt)
+
+  def collect(self, effect: effects.Collect) -> None:
+    """Fetches a mean of others."""
+    attempt = self._made(effect, None, ())
+    self._reach("gather")
+    for index in range(len(attempt.parts)):
+      self._expect_mean(attempt, index)
+    self._finish(attempt)
+
+  def mean(self, attempt: entries.AttemptId) -> np.ndarray:
+    """The bytes of a mean that is here, until it is released."""
+    return np.frombuffer(self._attempts[attempt].mean, np.uint8)
+
+  def drop(self, attempt: entries.AttemptId) -> None:
+    """Carries out `Cancel` and `Release`: nothing of an attempt is left."""
+    found = self._attempts.pop(attempt, None)
+    if found is not None:
+      self._drop(found)
+
+  def handle(self, event: transports.Event) -> bool:
+    """Takes an event of the transport; returns whether it was meant here."""
+    match event:
+      case transports.ArrayReceived(peer, transfer, data):
+        found = self._transfers.pop((peer, transfer, False), None)
+        if found is not None:
+          found.attempt.expected.discard((peer, transfer))
+          self.bytes_in += len(data)
+          self._received(found, data)
+      case transports.ArraySent(peer, transfer):
+        found = self._transfers.pop((peer, transfer, True), None)
+        if found is not None:
+          self._sent(found, peer, transfer)
+          low, high = (
+            self._slice(found.attempt, found.at)
+            if found.is_part
+            else self._mean_slice(found.attempt, found.at)
+          )
+          self.bytes_out += high - low
+      case transports.ArrayFailed(peer, transfer, sending, reason):
+        found = self._transfers.pop((peer, transfer, sending), None)
+        if found is None:
+          return False
+        if sending:
+          self._sent(found, peer, transfer)
+        else:
+          found.attempt.expected.discard((peer, transfer))
+        # Who lacks a slice of the mean can tell by itself.
+        if found.is_part or not sending:
+          who = found.attempt.parts[found.at].incarnation
+          text = f"{'to' if sending else 'from'} it: {reason}"
+          self._fail(found.attempt, who, text)
+      case _:
+        return False
+    return found is not None
+
+  def deadline(self) -> float | None:
+    """In how many seconds to call `check`; None: no need."""
+    for attempt in self._attempts.values():
+      if self._is_timed(attempt):
+        return self._timeout / 8
+    return None
+
+  def check(self) -> None:
+    """Gives up what doesn't move."""
+    for attempt in [a for a in self._attempts.values() if self._is_timed(a)]:
+      for index, part in enumerate(attempt.parts):
+        idle = self._idle(attempt, part, "part")
+        if idle is not None and idle > self._timeout:
+          text = f"no byte of its gradient came for {idle:.1f} s"
+          self._fail(attempt, attempt.parts[index].incarnation, text)
+          break
+      else:
+        if attempt.averaging:
+          continue
+        for part in attempt.parts:
+          idle = self._idle(attempt, part, "mean")
+          if idle is not None and idle > _MEAN_PATIENCE * self._timeout:
+            text = f"no byte of its slice of the mean came for {idle:.1f} s"
+            self._fail(attempt, part.incarnation, text)
+            break
+
+  def pending(self) -> int:
+    """How many transfers are under way."""
+    return len(self._transfers)
+
+  def close(self) -> None:
+    """Drops all attempts."""
+    for attempt in list(self._attempts):
+      self.drop(attempt)
+
+  # Helpers.
+
+  def _made(
+    self,
+    effect: effects.Aggregate | effects.Collect,
+    me: int | None,
+    readers: Sequence[effects.Peer],
+  ) -> _Attempt:
+    # Nobody waits for a failed attempt once there is a later one.
+    order = (effect.attempt.step, effect.attempt.term, effect.attempt.number)
+    for old in list(self._attempts.values()):
+      if old.id == effect.attempt or (
+        old.order < order and old.answered and not self._has_mean(old)
+      ):
+        self.drop(old.id)
+    for peer in (*effect.peers, *readers):
+      if peer.process != self._transport.name:
+        self._transport.connect(peer.process, peer.address)
+    made = _Attempt(
+      effect.attempt,
+      [_Part(p.incarnation, p.process) for p in effect.peers],
+      [part.weight for part in effect.parts],
+      sum(part.count for part in effect.parts),
+      self._place.cuts(len(effect.parts)),
+      me,
+      self._transport.allocate(self._mean_place.nbytes),
+      [peer.process for peer in readers],
+    )
+    self._attempts[effect.attempt] = made
+    return made
+
+  def _slice(self, attempt: _Attempt, index: int) -> tuple[int, int]:
+    cuts = attempt.cuts
+    return self._place.bytes_of(cuts[index], cuts[index + 1])
+
+  def _mean_slice(self, attempt: _Attempt, index: int) -> tuple[int, int]:
+    cuts = attempt.cuts
+    return self._mean_place.bytes_of(cuts[index], cuts[index + 1])
+
+  def _send(
+    self, to: str, number: int, data: memoryview, transfer: _Transfer
+  ) -> None:
+    self._transfers[to, number, True] = transfer
+    transfer.attempt.sending.add((to, number))
+    self._transport.send_array(to, number, data)
+
+  def _expect(
+    self,
+    number: int,
+    nbytes: int,
+    into: memoryview | None,
+    transfer: _Transfer,
+  ) -> None:
+    process = transfer.attempt.parts[transfer.at].process
+    self._transfers[process, number, False] = transfer
+    transfer.attempt.expected.add((process, number))
+    self._transport.expect(process, number, nbytes, into)
+
+  def _expect_mean(self, attempt: _Attempt, index: int) -> None:
+    low, high = self._mean_slice(attempt, index)
+    part = attempt.parts[index]
+    if low == high:
+      part.has_mean = True
+      return
+    number = transfer_id("mean", attempt.id, part.incarnation)
+    into = attempt.mean[low:high]
+    self._expect(number, high - low, into, _Transfer(attempt, index, False))
+
+  def _received(self, transfer: _Transfer, data: memoryview) -> None:
+    part = transfer.attempt.parts[transfer.at]
+    if transfer.is_part:
+      part.gradient, part.lent = data, True
+      self._average(transfer.attempt)
+    else:
+      part.has_mean = True
+      self._finish(transfer.attempt)
+
+  def _sent(self, transfer: _Transfer, peer: str, number: int) -> None:
+    """Nobody reads this array any more."""
+    transfer.attempt.sending.discard((peer, number))
+    if transfer.is_part and transfer.attempt.gradient is not None:
+      transfer.attempt.gradient.done()
+
+  def _average(self, attempt: _Attempt) -> None:
+    """Averages the own slice, if all of it is here."""
+    if attempt.answered or attempt.averaging or attempt.averaged:
+      return
+    if any(part.gradient is None for part in attempt.parts):
+      return
+    assert attempt.me is not None
+    start, stop = attempt.cuts[attempt.me], attempt.cuts[attempt.me + 1]
+    low, high = self._mean_slice(attempt, attempt.me)
+    out = np.frombuffer(attempt.mean, np.uint8)[low:high]
+    gradients = [
+      np.frombuffer(part.gradient or b"", np.uint8) for part in attempt.parts
+    ]
+
+    def work() -> None:
+      if start < stop:
+        means.mean_slice(
+          gradients,
+          attempt.weights,
+          attempt.count,
+          self._place,
+          self._mean_place,
+          start,
+          stop,
+          out,
+        )
+
+    attempt.averaging = True
+    if sum(g.nbytes for g in gradients) <= _AT_ONCE:
+      work()
+      self._averaged(attempt, None)
+    else:
+      self._background(work, lambda error: self._averaged(attempt, error))
+
+  def _averaged(self, attempt: _Attempt, error: BaseException | None) -> None:
+    attempt.averaging = False
+    spoilt = self._give_back(attempt)
+    if attempt.dropped:
+      self._free(attempt)
+      return
+    if error is not None:
+      self._fail(attempt, None, f"averaging raised {error!r}")
+    elif spoilt is not None:
+      self._fail(attempt, spoilt, "it was lost while its gradient was read")
+    if attempt.answered:
+      return
+    self._reach("gather")
+    attempt.averaged = True
+    assert attempt.me is not None
+    mine = attempt.parts[attempt.me]
+    mine.has_mean = True
+    low, high = self._mean_slice(attempt, attempt.me)
+    number = transfer_id("mean", attempt.id, mine.incarnation)
+    others = [p.process for p in attempt.parts if p is not mine]
+    if low < high:
+      for process in (*others, *attempt.readers):
+        transfer = _Transfer(attempt, attempt.me, False)
+        self._send(process, number, attempt.mean[low:high], transfer)
+    self._finish(attempt)
+
+  def _give_back(self, attempt: _Attempt) -> int | None:
+    """Ends reading all gradients; returns whose was not whole, if any."""
+    spoilt = None
+    for part in attempt.parts:
+      if part.lent:
+        number = transfer_id("part", attempt.id, part.incarnation)
+        part.lent, part.gradient = False, None
+        if not self._transport.release(part.process, number):
+          spoilt = part.incarnation
+    if attempt.me is not None:
+      mine = attempt.parts[attempt.me]
+      if mine.gradient is not None and attempt.gradient is not None:
+        mine.gradient = None
+        attempt.gradient.done()
+    return spoilt
+
+  def _finish(self, attempt: _Attempt) -> None:
+    if not attempt.answered and self._has_mean(attempt):
+      attempt.answered = True
+      self.answers.append(inputs.Aggregated(attempt.id, attempt.id))
+
+  def _has_mean(self, attempt: _Attempt) -> bool:
+    return all(part.has_mean for part in attempt.parts)
+
+  def _fail(self, attempt: _Attempt, culprit: int | None, reason: str) -> None:
+    if not attempt.answered:
+      attempt.answered = True
+      failed = inputs.AggregateFailed(attempt.id, culprit, reason)
+      self.answers.append(failed)
+
+  def _is_timed(self, attempt: _Attempt) -> bool:
+    # An optimistic one may wait for gradients that are still computed.
+    return not attempt.answered and attempt.id.number > 0
+
+  def _idle(self, attempt: _Attempt, part: _Part, kind: str) -> float | None:
+    number = transfer_id(kind, attempt.id, part.incarnation)
+    if (part.process, number) not in attempt.expected:
+      return None
+    progress = self._transport.progress(part.process, number)
+    return None if progress is None else progress.idle
+
+  def _drop(self, attempt: _Attempt) -> None:
+    attempt.answered = attempt.dropped = True
+    for process, number in list(attempt.sending):
+      self._transport.cancel(process, number)
+      self._sent(self._transfers.pop((process, number, True)), process, number)
+    for process, number in attempt.expected:
+      self._transport.cancel(process, number)
+      del self._transfers[process, number, False]
+    attempt.expected.clear()
+    if not attempt.averaging:
+      self._give_back(attempt)
+      self._free(attempt)
+
+  def _free(self, attempt: _Attempt) -> None:
+    self._transport.free(attempt.mean)
+    attempt.mean = memoryview(b"")

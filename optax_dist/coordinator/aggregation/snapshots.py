@@ -1,0 +1,198 @@
+"""Whole states for a replica that has joined, or fell too far behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from optax_dist.coordinator.aggregation.reduce_scatter_gather import (
+  Background,
+  transfer_id,
+)
+from optax_dist.coordinator.protocol import effects, inputs
+from optax_dist.coordinator.transport import interface as transports
+
+# The step comes first; what follows is aligned like the layout.
+HEADER = 64
+
+Answer = inputs.SnapshotFetched | inputs.SnapshotFailed
+
+
+@dataclasses.dataclass
+class _Served:
+  """A state that is served.
+
+  Attributes:
+    key: peer and transfer id.
+    memory: its bytes, which the peer may read.
+    writing: whether another thread still writes them.
+    dropped: whether nobody wants it any more.
+  """
+
+  key: tuple[str, int]
+  memory: memoryview
+  writing: bool = True
+  dropped: bool = False
+
+
+class Snapshots:
+  """Serves and fetches states; the thread that owns the transport calls it.
+
+  Attributes:
+    answers: what is to be told to the protocol core.
+    bytes_in: bytes of states that came.
+    bytes_out: bytes of states that went.
+  """
+
+  def __init__(
+    self,
+    transport: transports.Transport,
+    nbytes: int,
+    background: Background,
+    timeout: float,
+  ):
+    """Makes one.
+
+    Args:
+      transport: connections to the others.
+      nbytes: of a state.
+      background: does what takes long.
+      timeout: seconds without a byte after which fetching has failed.
+    """
+    self.answers: list[Answer] = []
+    self.bytes_in = self.bytes_out = 0
+    self._transport = transport
+    self._nbytes = HEADER + nbytes
+    self._background = background
+    self._timeout = timeout
+    self._served: dict[int, _Served] = {}
+    self._sending: dict[tuple[str, int], int] = {}
+    self._fetching: tuple[int, str, int] | None = None
+    self._fetched: dict[int, np.ndarray] = {}
+
+  def serve(
+    self, effect: effects.ServeSnapshot, write: Callable[[np.ndarray], None]
+  ) -> None:
+    """Serves a state.
+
+    Args:
+      effect: what is wanted.
+      write: writes the state's bytes; in the background.
+    """
+    self.drop(effect.transfer)
+    memory = self._transport.allocate(self._nbytes)
+    number = transfer_id("snapshot", effect.transfer)
+    served = _Served((effect.to, number), memory)
+    self._served[effect.transfer] = served
+    raw = np.frombuffer(memory, np.uint8)
+    raw[:HEADER] = 0
+    raw[:8].view(np.int64)[0] = effect.step
+
+    def done(error: BaseException | None) -> None:
+      served.writing = False
+      if error is not None or served.dropped:
+        self._served.pop(effect.transfer, None)
+        self._transport.free(memory)
+        if error is not None:
+          raise error
+        return
+      self._sending[served.key] = effect.transfer
+      self._transport.connect(effect.to, effect.address)
+      self._transport.send_array(*served.key, memory)
+
+    self._background(lambda: write(raw[HEADER:]), done)
+
+  def fetch(self, effect: effects.FetchSnapshot) -> None:
+    """Begins to fetch a state; another one that is fetched is given up."""
+    if self._fetching is not None:
+      self.drop(self._fetching[0])
+    self._fetched.clear()
+    number = transfer_id("snapshot", effect.transfer)
+    self._fetching = (effect.transfer, effect.source, number)
+    self._transport.connect(effect.source, effect.address)
+    # Into memory of its own, which the state may go on using.
+    memory = memoryview(bytearray(self._nbytes))
+    self._transport.expect(effect.source, number, self._nbytes, memory)
+
+  def take(self, transfer: int) -> np.ndarray:
+    """The bytes of a state that was fetched."""
+    return self._fetched[transfer][HEADER:]
+
+  def drop(self, transfer: int) -> None:
+    """Stops serving or fetching; nothing happens if it has ended."""
+    if self._fetching is not None and self._fetching[0] == transfer:
+      self._transport.cancel(*self._fetching[1:])
+      self._fetching = None
+    self._fetched.pop(transfer, None)
+    served = self._served.get(transfer)
+    if served is not None:
+      served.dropped = True
+      if not served.writing:
+        self._transport.cancel(*served.key)
+        self._end(transfer)
+
+  def handle(self, event: transports.Event) -> bool:
+    """Takes an event of the transport; returns whether it was meant here."""
+    match event:
+      case transports.ArrayReceived(peer, number, data):
+        if self._fetching is None or self._fetching[1:] != (peer, number):
+          return False
+        transfer, self._fetching = self._fetching[0], None
+        self.bytes_in += len(data)
+        raw = np.frombuffer(data, np.uint8)
+        self._fetched[transfer] = raw
+        step = int(raw[:8].view(np.int64)[0])
+        self.answers.append(inputs.SnapshotFetched(transfer, step, transfer))
+      case transports.ArraySent(peer, number):
+        if (peer, number) not in self._sending:
+          return False
+        self.bytes_out += self._nbytes
+        self._end(self._sending[peer, number])
+      case transports.ArrayFailed(peer, number, True, _):
+        if (peer, number) not in self._sending:
+          return False
+        self._end(self._sending[peer, number])
+      case transports.ArrayFailed(peer, number, False, reason):
+        if self._fetching is None or self._fetching[1:] != (peer, number):
+          return False
+        self._fail(reason)
+      case _:
+        return False
+    return True
+
+  def deadline(self) -> float | None:
+    """In how many seconds to call `check`; None: no need."""
+    return None if self._fetching is None else self._timeout / 8
+
+  def check(self) -> None:
+    """Gives up fetching what doesn't move."""
+    if self._fetching is None:
+      return
+    _, peer, number = self._fetching
+    progress = self._transport.progress(peer, number)
+    if progress is not None and progress.idle > self._timeout:
+      self._transport.cancel(peer, number)
+      self._fail(f"no byte of it came for {progress.idle:.1f} s")
+
+  def pending(self) -> int:
+    """How many transfers are under way."""
+    return len(self._served) + (self._fetching is not None)
+
+  def close(self) -> None:
+    """Ends all."""
+    for transfer in list(self._served):
+      self.drop(transfer)
+    if self._fetching is not None:
+      self.drop(self._fetching[0])
+
+  def _fail(self, reason: str) -> None:
+    assert self._fetching is not None
+    transfer, self._fetching = self._fetching[0], None
+    self.answers.append(inputs.SnapshotFailed(transfer, reason))
+
+  def _end(self, transfer: int) -> None:
+    served = self._served.pop(transfer)
+    del self._sending[served.key]
+    self._transport.free(served.memory)

@@ -1,0 +1,320 @@
+"""Members average among themselves: numbers, bytes, and what fails."""
+
+import time
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.aggregation import encoder, wire_formats
+from optax_dist.coordinator.aggregation import (
+  reduce_scatter_gather as aggregation,
+)
+from optax_dist.coordinator.protocol import effects, entries, inputs
+from optax_dist.coordinator.transport import in_process
+
+TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
+
+
+def attempt_id(number=1, step=3):
+  return entries.AttemptId(0, step, number, 0)
+
+
+class Group:
+  """Replicas of one process, all driven by this thread."""
+
+  def __init__(
+    self, members, readers=0, wire="float32", timeout=5.0, template=TEMPLATE
+  ):
+    self.hub = in_process.Hub()
+    self.members = members
+    self.work = []
+    self.sides = [
+      Side(self, i, wire, timeout, template) for i in range(members + readers)
+    ]
+    self.peers = tuple(
+      effects.Peer(i, side.transport.name, side.transport.address)
+      for i, side in enumerate(self.sides)
+    )
+
+  def parts(self, weights=None, counts=None):
+    return tuple(
+      entries.Part(
+        i, i, 0, 3, 0, (counts or {}).get(i, 1), (weights or {}).get(i, 1.0)
+      )
+      for i in range(self.members)
+    )
+
+  def begin(self, who, attempt=None, **numbers):
+    side = self.sides[who]
+    attempt = attempt or attempt_id()
+    members, readers = self.peers[: self.members], self.peers[self.members :]
+    parts = self.parts(**numbers)
+    if who >= self.members:
+      side.all.collect(effects.Collect(attempt, parts, members))
+      return
+    side.all.begin(
+      effects.Aggregate(attempt, parts, members, readers, who, 0),
+      side.gradient,
+    )
+
+  def begin_all(self, attempt=None, **numbers):
+    for who in range(len(self.sides)):
+      self.begin(who, attempt, **numbers)
+
+  def pump(self, without=()):
+    """Until nothing happens any more."""
+    quiet = False
+    while not quiet:
+      quiet = not self.work
+      work, self.work = self.work, []
+      for do, done in work:
+        do()
+        done(None)
+      for index, side in enumerate(self.sides):
+        if index in without:
+          continue
+        for event in side.transport.poll(0):
+          quiet = False
+          side.all.handle(event)
+        side.answers += side.all.answers
+        side.all.answers.clear()
+
+  def background(self, work, done):
+    self.work.append((work, done))
+
+
+class Side:
+  def __init__(self, group, index, wire, timeout, template):
+    self.transport = in_process.InProcessTransport(f"p{index}", group.hub)
+    self.encoder = encoder.Encoder(template, wire)
+    rng = np.random.default_rng(index)
+    self.leaves = [
+      (rng.normal(size=x.shape) * 10.0**index).astype(x.dtype) for x in template
+    ]
+    self.idle = []
+    data = self.transport.allocate(self.encoder.place.nbytes)
+    assert self.encoder.write(self.leaves, np.frombuffer(data, np.uint8))
+    self.gradient = aggregation.Gradient(data, lambda: self.idle.append(True))
+    self.answers = []
+    self.all = aggregation.Aggregations(
+      self.transport,
+      self.encoder.place,
+      self.encoder.mean_place,
+      group.background,
+      timeout,
+    )
+
+  def mean(self, attempt=None):
+    return self.encoder.read(self.all.mean(attempt or attempt_id()))
+
+
+def by_hand(sides, weights=None, count=None):
+  found = []
+  for leaves in zip(*(side.leaves for side in sides), strict=True):
+    work = leaves[0].dtype.type
+    total = leaves[0] * work((weights or {}).get(0, 1.0))
+    for i, leaf in enumerate(leaves[1:], 1):
+      total = total + leaf * work((weights or {}).get(i, 1.0))
+    found.append(total / work(count or len(sides)))
+  return found
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 5])
+@pytest.mark.parametrize("readers", [0, 2])
+def test_everyone_has_the_mean_to_the_bit(members, readers):
+  group = Group(members, readers)
+  group.begin_all()
+  group.pump()
+  want = by_hand(group.sides[:members])
+  for side in group.sides:
+    assert side.answers == [inputs.Aggregated(attempt_id(), attempt_id())]
+    for got, mean in zip(side.mean(), want, strict=True):
+      np.testing.assert_array_equal(got, mean)
+
+
+def test_weights_and_counts():
+  numbers = {"weights": {1: 0.5}, "counts": {0: 2}}
+  group = Group(3)
+  group.begin_all(**numbers)
+  group.pump()
+  want = by_hand(group.sides, numbers["weights"], count=4)
+  for side in group.sides:
+    for got, mean in zip(side.mean(), want, strict=True):
+      np.testing.assert_array_equal(got, mean)
+
+
+@pytest.mark.parametrize("wire", wire_formats.WIRES)
+def test_it_is_the_mean_that_the_leader_would_have_made(wire):
+  group = Group(3, wire=wire)
+  group.begin_all()
+  group.pump()
+  whole = group.sides[0].encoder.average(
+    [bytes(side.gradient.data) for side in group.sides], [1.0] * 3, 3
+  )
+  for side in group.sides:
+    for got, want in zip(side.mean(), side.encoder.read(whole), strict=True):
+      np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+def test_no_byte_more_than_needed_is_moved(members):
+  group = Group(members, readers=1)
+  group.begin_all()
+  group.pump()
+  size = group.sides[0].encoder.place.nbytes
+  exact = 2 * size * (members - 1) / members
+  for side in group.sides[:members]:
+    assert side.all.bytes_in == pytest.approx(exact, rel=0.01)
+    assert side.all.bytes_out == pytest.approx(exact + size / members, rel=0.01)
+    assert side.all.pending() == 0
+  assert group.sides[members].all.bytes_in == pytest.approx(size, rel=0.01)
+
+
+def test_a_tree_smaller_than_the_members_are_many():
+  group = Group(5, readers=1, template=[np.zeros(3, np.float32)])
+  group.begin_all()
+  group.pump()
+  for side in group.sides:
+    np.testing.assert_array_equal(side.mean()[0], by_hand(group.sides[:5])[0])
+
+
+def test_one_that_begins_late_is_waited_for():
+  group = Group(3)
+  group.begin(0)
+  group.begin(2)
+  group.pump()
+  assert not group.sides[0].answers
+  group.begin(1)
+  group.pump()
+  assert all(len(side.answers) == 1 for side in group.sides)
+
+
+def test_a_lost_member_is_the_culprit_for_all():
+  group = Group(3, readers=1)
+  group.begin(0)
+  group.begin(2)
+  group.begin(3)
+  group.pump()
+  group.sides[1].transport.kill()
+  group.pump(without=[1])
+  for who in (0, 2, 3):
+    (answer,) = group.sides[who].answers
+    assert isinstance(answer, inputs.AggregateFailed)
+    assert answer.culprit == 1
+
+
+def test_what_fails_does_not_put_the_blame_on_those_who_wait():
+  """One that has failed keeps its transfers up until the leader has decided."""
+  group = Group(3)
+  group.begin(0)
+  group.begin(2)
+  group.pump()
+  group.sides[1].transport.kill()
+  group.pump(without=[1, 2])
+  # Now the first has failed; the other hears of both.
+  group.pump(without=[1])
+  assert [a.culprit for a in group.sides[2].answers] == [1]
+
+
+def test_silence_is_given_up_and_named():
+  group = Group(3, timeout=0.1)
+  group.begin(0)
+  group.begin(2)
+  group.pump()
+  assert group.sides[0].all.deadline() == pytest.approx(0.0125)
+  time.sleep(0.12)
+  for who in (0, 2):
+    side = group.sides[who]
+    side.all.check()
+    (answer,) = side.all.answers
+    assert answer.culprit == 1
+    assert "no byte of its gradient came for 0.1 s" in answer.reason
+    assert side.all.deadline() is None
+
+
+def test_an_optimistic_attempt_waits_as_long_as_it_takes():
+  group = Group(2, timeout=0.05)
+  group.begin(0, attempt_id(0))
+  group.pump()
+  assert group.sides[0].all.deadline() is None
+  time.sleep(0.1)
+  group.sides[0].all.check()
+  group.begin(1, attempt_id(0))
+  group.pump()
+  assert all(
+    isinstance(side.answers[0], inputs.Aggregated) for side in group.sides
+  )
+
+
+def test_a_cancelled_attempt_leaves_no_trace():
+  group = Group(3)
+  group.begin(0)
+  group.begin(2)
+  group.pump()
+  for who in (0, 2):
+    group.sides[who].all.drop(attempt_id())
+    assert group.sides[who].all.pending() == 0
+  group.pump()
+  assert not any(side.answers for side in group.sides)
+  # Another attempt with the same gradients is as good as a first one.
+  group.begin_all(attempt_id(2))
+  group.pump()
+  want = by_hand(group.sides)
+  for side in group.sides:
+    assert side.answers == [inputs.Aggregated(attempt_id(2), attempt_id(2))]
+    for got, mean in zip(side.mean(attempt_id(2)), want, strict=True):
+      np.testing.assert_array_equal(got, mean)
+
+
+def test_one_that_begins_what_others_gave_up_fails():
+  group = Group(2)
+  group.begin(0)
+  group.pump()
+  group.sides[0].all.drop(attempt_id())
+  group.begin(1)
+  group.pump()
+  (answer,) = group.sides[1].answers
+  assert isinstance(answer, inputs.AggregateFailed)
+
+
+def test_memory_is_free_once_it_was_released_and_resolved():
+  group = Group(2)
+  group.begin_all()
+  group.pump()
+  for side in group.sides:
+    assert not side.idle
+    side.gradient.resolve()
+    assert side.idle == [True]
+    side.all.drop(attempt_id())
+    assert side.all.pending() == 0
+    with pytest.raises(KeyError):
+      side.all.mean(attempt_id())
+
+
+def test_cancelled_while_it_is_averaged():
+  group = Group(2)
+  group.begin_all()
+  while not group.work:
+    for side in group.sides:
+      for event in side.transport.poll(0):
+        side.all.handle(event)
+  for side in group.sides:
+    side.gradient.resolve()
+    side.all.drop(attempt_id())
+  # The one whose work is under way still reads its gradient.
+  assert [len(side.idle) for side in group.sides].count(0) == len(group.work)
+  group.pump()
+  assert all(side.idle == [True] for side in group.sides)
+  assert not any(side.answers for side in group.sides)
+
+
+def test_a_lender_that_is_lost_while_it_is_read_spoils_the_mean():
+  group = Group(2)
+  group.begin_all()
+  for event in group.sides[0].transport.poll(0):
+    group.sides[0].all.handle(event)
+  assert len(group.work) == 1
+  group.sides[1].transport.kill()
+  group.pump(without=[1])
+  (answer,) = group.sides[0].answers
+  assert (type(answer), answer.culprit) == (inputs.AggregateFailed, 1)

@@ -1,0 +1,123 @@
+"""A state served to one process and fetched by it, or not."""
+
+import time
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.aggregation import snapshots
+from optax_dist.coordinator.protocol import effects, inputs
+from optax_dist.coordinator.transport import in_process
+
+STATE = np.arange(640, dtype=np.uint8) % 251
+
+
+class Side:
+  def __init__(self, hub, name, timeout=5.0, nbytes=STATE.size):
+    self.transport = in_process.InProcessTransport(name, hub)
+    self.work = []
+    self.all = snapshots.Snapshots(
+      self.transport, nbytes, lambda *both: self.work.append(both), timeout
+    )
+
+  def pump(self):
+    work, self.work = self.work, []
+    for do, done in work:
+      do()
+      done(None)
+    for event in self.transport.poll(0):
+      self.all.handle(event)
+
+
+def pair(**options):
+  hub = in_process.Hub()
+  return Side(hub, "a", **options), Side(hub, "b", **options)
+
+
+def serve(one, to, step=7, transfer=3):
+  effect = effects.ServeSnapshot(
+    transfer, to.transport.name, to.transport.address, step
+  )
+  one.all.serve(effect, lambda out: np.copyto(out, STATE))
+
+
+def fetch(one, source, transfer=3):
+  one.all.fetch(
+    effects.FetchSnapshot(
+      transfer, source.transport.name, source.transport.address
+    )
+  )
+
+
+def pump(*sides):
+  for _ in range(6):
+    for side in sides:
+      side.pump()
+
+
+@pytest.mark.parametrize("order", ["serve first", "fetch first"])
+def test_a_state_comes_with_its_step(order):
+  a, b = pair()
+  if order == "serve first":
+    serve(a, b)
+    pump(a, b)
+  fetch(b, a)
+  pump(a, b)
+  if order == "fetch first":
+    serve(a, b)
+    pump(a, b)
+  assert b.all.answers == [inputs.SnapshotFetched(3, 7, 3)]
+  np.testing.assert_array_equal(b.all.take(3), STATE)
+  assert a.all.pending() == b.all.pending() == 0
+  assert a.all.bytes_out == b.all.bytes_in == 64 + STATE.size
+
+
+def test_a_source_that_is_lost_is_told():
+  a, b = pair()
+  fetch(b, a)
+  pump(a, b)
+  a.transport.kill()
+  b.pump()
+  (answer,) = b.all.answers
+  assert isinstance(answer, inputs.SnapshotFailed)
+  assert "'a' is lost" in answer.reason
+
+
+def test_silence_is_given_up():
+  a, b = pair(timeout=0.05)
+  fetch(b, a)
+  pump(a, b)
+  assert b.all.deadline() is not None
+  time.sleep(0.06)
+  b.all.check()
+  assert b.all.answers == [
+    inputs.SnapshotFailed(3, "no byte of it came for 0.1 s")
+  ]
+  assert b.all.deadline() is None
+  assert b.all.pending() == 0
+
+
+def test_another_fetch_replaces_the_first():
+  a, b = pair()
+  fetch(b, a, transfer=3)
+  fetch(b, a, transfer=4)
+  pump(a, b)
+  serve(a, b, transfer=3)
+  serve(a, b, transfer=4)
+  pump(a, b)
+  assert b.all.answers == [inputs.SnapshotFetched(4, 7, 4)]
+  assert a.all.pending() == 0
+
+
+def test_what_is_dropped_while_it_is_written_is_not_served():
+  a, b = pair()
+  serve(a, b)
+  a.all.drop(3)
+  pump(a, b)
+  fetch(b, a)
+  pump(a, b)
+  assert not b.all.answers
+  assert a.all.pending() == 0
+  a.all.close()
+  b.all.close()
+  assert b.all.pending() == 0
