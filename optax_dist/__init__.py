@@ -21,6 +21,7 @@ from optax_dist.states.report import SyncReport, sync_report
 from optax_dist.states.resize import resize_replicas
 from optax_dist.states.slots import get_slot, slot_names
 from optax_dist.states.specs import state_axes, state_shardings, state_specs
+from optax_dist.transforms.clip_by_global_norm import clip_by_global_norm
 from optax_dist.transforms.cross_shard import cross_shard
 from optax_dist.transforms.elastic_average import (
   ElasticAverageState,
@@ -78,6 +79,7 @@ __all__ = [
   "averaged_params",
   "bmuf",
   "center_params",
+  "clip_by_global_norm",
   "cross_shard",
   "diloco",
   "elastic_average",

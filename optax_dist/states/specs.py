@@ -178,6 +178,15 @@ def is_spec(x: Any) -> bool:
   return isinstance(x, PartitionSpec)
 
 
+def names_in(spec: PartitionSpec) -> list[axes.AxisName]:
+  """Returns the mesh axes that a spec shards over, in order."""
+  names: list[axes.AxisName] = []
+  for entry in spec:
+    if entry is not None:
+      names += entry if isinstance(entry, tuple) else (entry,)
+  return names
+
+
 def _is_per_replica(node: Any) -> bool:
   return isinstance(node, PerReplica)
 
@@ -268,7 +277,7 @@ class _Mirrors:
           " give the axes of the inner replicas with `inner_axes`."
         )
       replica = levels[: depth + 1]
-      names = _names_in(spec)
+      names = names_in(spec)
       model = (_joint(names),) if names else ()
       return PerReplica(PartitionSpec(*replica, *model))
     if isinstance(leaf, SparseSum):
@@ -277,7 +286,7 @@ class _Mirrors:
     if self.shapes is not None:
       same = shape == self.shapes[found.param.number]
       return PartitionSpec(*replica, *(spec if same else ()))
-    if not shape or not _names_in(spec):
+    if not shape or not names_in(spec):
       return PartitionSpec(*replica)
     self.seen.setdefault(found.param.number, set()).add(shape)
     return PartitionSpec(*replica, *spec)
@@ -335,14 +344,6 @@ def _match(node: Any, specs: Any, found: list) -> Any:
       return None
     matched.append(match)
   return treedef.unflatten(matched)
-
-
-def _names_in(spec: PartitionSpec) -> list[axes.AxisName]:
-  names: list[axes.AxisName] = []
-  for entry in spec:
-    if entry is not None:
-      names += entry if isinstance(entry, tuple) else (entry,)
-  return names
 
 
 def _sparse_spec(total: SparseSum, spec: PartitionSpec, replica: _Dims) -> Any:

@@ -1,0 +1,183 @@
+"""Clipping by the norm of a whole that is spread over several shards."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist._internal import axes, collectives, shard_scope, update_leaves
+from optax_dist.sparse.indexed_slices import (
+  is_indexed_slices,
+  map_values,
+  sum_duplicates,
+)
+from optax_dist.states.specs import is_spec, names_in
+
+_USER = "clip_by_global_norm"
+
+
+def clip_by_global_norm(
+  max_norm: jax.typing.ArrayLike,
+  axis_name: axes.AxisNames,
+  *,
+  param_specs: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Clips updates by the global norm of all of their shards together.
+
+  Inside of ``jax.shard_map`` stock ``optax.clip_by_global_norm`` sees the shards
+  of one device only: it clips each model shard by its own norm, and the model
+  falls apart. Here each leaf's squares are summed over those of the axes that it
+  is sharded over, and a leaf that is equal along an axis counts once. The numbers
+  are those of ``optax.clip_by_global_norm`` on the unsharded tree. Put it behind
+  what makes the mean over the replicas, as there::
+
+    optax.chain(
+        optax_dist.cross_shard("data"),
+        optax_dist.clip_by_global_norm(1.0, "model"),
+        optax.adam(1e-3),
+    )
+
+  Inside of :func:`optax_dist.sharded` name the axis of the replicas too: each of
+  them sees its part of the gradient there.
+
+  Args:
+    max_norm: the greatest norm that updates may have; a positive number or a
+      scalar array.
+    axis_name: the axis, or a sequence of axes, that leaves may be sharded over:
+      the model axes, and the data axes for gradients that are sharded over these
+      (FSDP). Not an axis over which updates are still each replica's own.
+    param_specs: a pytree like the updates of ``PartitionSpec``, or a prefix of it,
+      that says which leaf is sharded over which axes. None where the types say
+      so, under ``shard_map(check_vma=True)``; everywhere else it is needed.
+
+  Returns:
+    A stateless :class:`optax.GradientTransformationExtraArgs`. It communicates a
+    number per set of axes that leaves are sharded over: one, mostly.
+
+  Raises:
+    ValueError: at construction, if an argument is not as above; in ``update``, if
+      nothing says how the updates are sharded, or ``param_specs`` does not fit.
+    TypeError: in ``update``, if an update is not floating-point or complex.
+    UnboundAxisError: in ``update``, if an axis is not bound.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, optax_dist
+    >>> P = jax.sharding.PartitionSpec
+    >>> tx = optax_dist.clip_by_global_norm(1.0, "model", param_specs=P("model"))
+    >>> clip = lambda shard: tx.update(shard, tx.init(shard))[0]
+    >>> jax.vmap(clip, axis_name="model")(jnp.array([3.0, 4.0]))
+    Array([0.6, 0.8], dtype=float32)
+
+  References:
+    Pascanu et al. 2012, `On the difficulty of training Recurrent Neural Networks
+    <https://arxiv.org/abs/1211.5063>`_.
+  """
+  names = axes.canonical_names(axis_name)
+  if isinstance(max_norm, bool) or (
+    isinstance(max_norm, int | float) and not max_norm > 0
+  ):
+    raise ValueError(f"`max_norm` must be positive, got {max_norm!r}.")
+
+  def init_fn(params):
+    del params
+    return optax.EmptyState()
+
+  def update_fn(updates, state, params=None, **extra_args):
+    del params, extra_args
+    paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(
+      updates, is_leaf=is_indexed_slices
+    )
+    for path, leaf in paths_and_leaves:
+      update_leaves.check_dtype(_USER, path, leaf)
+    leaves = [leaf for _, leaf in paths_and_leaves]
+    if shard_scope.is_dry_run():
+      factor = jnp.ones([], jnp.float32)
+    else:
+      axes.check_bound(names, _USER)
+      factor = _factor(leaves, _sharded_over(updates, leaves))
+    return map_values(
+      lambda x: x * factor.astype(jnp.finfo(x.dtype).dtype).astype(x.dtype),
+      updates,
+    ), state
+
+  def _factor(leaves, over):
+    """What all leaves are multiplied by: 1 where nothing is to be clipped."""
+    groups: dict[tuple[axes.AxisName, ...], jax.Array] = {}
+    for leaf, sharded in zip(leaves, over, strict=True):
+      square = _sum_of_squares(leaf)
+      # A leaf that is equal along an axis, but in type varies over it.
+      equal = tuple(
+        name
+        for name in names
+        if name not in sharded and name in axes.varying_axes(square)
+      )
+      if equal:
+        square = jax.lax.pmean(square, equal)
+      groups[sharded] = groups.get(sharded, jnp.zeros([])) + square
+    sums = collectives.sum_leaves(list(groups.values()), list(groups))
+    norm = jnp.sqrt(sum(sums, start=jnp.zeros([], jnp.float32)))
+    limit = jnp.asarray(max_norm, jnp.float32)
+    return jnp.where(norm < limit, jnp.ones_like(norm), limit / norm)
+
+  def _sharded_over(updates, leaves):
+    """Returns, by leaf, those of the axes that it is sharded over."""
+    scope = shard_scope.names()
+    # The flat parts of `sharded` are sharded over its axes, and by model axes
+    # as types or specs say.
+    untracked = [
+      name for name in names if name not in scope and not axes.is_tracked(name)
+    ]
+    if param_specs is not None:
+      specs = _broadcast(param_specs, updates)
+      known = [set(names_in(spec)) for spec in specs]
+    elif untracked:
+      raise ValueError(
+        f"{_USER}: JAX does not track here which updates vary over axis"
+        f" {', '.join(map(repr, untracked))}. Say how they are sharded with"
+        " `param_specs`, a tree of PartitionSpec, or use jax.shard_map with"
+        " check_vma=True."
+      )
+    else:
+      known = [_varying(leaf) for leaf in leaves]
+    return [
+      tuple(n for n in names if n in of_leaf or n in scope) for of_leaf in known
+    ]
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _broadcast(param_specs: Any, updates: Any) -> list[Any]:
+  try:
+    return jax.tree.leaves(
+      jax.tree.map(
+        lambda spec, part: jax.tree.map(
+          lambda _: spec, part, is_leaf=is_indexed_slices
+        ),
+        param_specs,
+        updates,
+        is_leaf=lambda x: is_spec(x) or x is None,
+      ),
+      is_leaf=is_spec,
+    )
+  except ValueError as error:
+    raise ValueError(
+      f"{_USER}: `param_specs` must have the structure of the updates, or a prefix"
+      f" of it, but {error}"
+    ) from error
+
+
+def _varying(leaf: Any) -> set[axes.AxisName]:
+  return set().union(*map(axes.varying_axes, jax.tree.leaves(leaf)))
+
+
+def _sum_of_squares(leaf: Any) -> jax.Array:
+  if is_indexed_slices(leaf):
+    leaf = sum_duplicates(leaf).values
+  if jnp.finfo(leaf.dtype).bits < 32:
+    leaf = leaf.astype(jnp.float32)
+  # Of a complex number as optax: the square of its absolute value.
+  square = jnp.square(leaf.real)
+  if jnp.iscomplexobj(leaf):
+    square += jnp.square(leaf.imag)
+  return jnp.sum(square).astype(jnp.float32)
