@@ -19,6 +19,7 @@ from optax_dist.states.local_params import local_params
 from optax_dist.states.place import place
 from optax_dist.states.report import SyncReport, sync_report
 from optax_dist.states.resize import resize_replicas
+from optax_dist.states.resize_sharded import resize_sharded
 from optax_dist.states.slots import get_slot, slot_names
 from optax_dist.states.specs import state_axes, state_shardings, state_specs
 from optax_dist.transforms.clip_by_global_norm import clip_by_global_norm
@@ -46,6 +47,7 @@ from optax_dist.transforms.schedules import (
   adacomm_period,
   post_local_period,
 )
+from optax_dist.transforms.sharded import ShardedState, sharded
 from optax_dist.transforms.streaming import (
   StreamingUpdatesState,
   streaming_traffic,
@@ -69,6 +71,7 @@ __all__ = [
   "OwnState",
   "PerReplica",
   "SettablePeriod",
+  "ShardedState",
   "StreamingUpdatesState",
   "SyncReplica",
   "SyncReplicasState",
@@ -98,7 +101,9 @@ __all__ = [
   "reset_to_center",
   "resize_from_center",
   "resize_replicas",
+  "resize_sharded",
   "sequential_exchange",
+  "sharded",
   "simultaneous_exchange",
   "slot_names",
   "slowmo",

@@ -249,23 +249,23 @@ class _Mirrors:
     # Each spec gets the number of its parameter, to compare shapes by.
     numbers = iter(range(len(jax.tree.leaves(specs, is_leaf=is_spec))))
     self.tree = jax.tree.map(
-      lambda spec: _Numbered(next(numbers), spec), specs, is_leaf=is_spec
+      lambda spec: Numbered(next(numbers), spec), specs, is_leaf=is_spec
     )
     self.seen: dict[int, set[_Dims]] = {}
 
   def specs_of(self, node: Any, levels: _Dims, depth: int) -> Any:
     """Returns the specs of a node that is like the parameters; None if not."""
     found: list[Callable[[], None]] = []
-    specs = _match(node, self.tree, found)
+    specs = match_params(node, self.tree, found)
     if specs is None or not found:
       return None
     return jax.tree.map(
       lambda leaf: self._spec(leaf, levels, depth),
       specs,
-      is_leaf=lambda x: isinstance(x, _Found),
+      is_leaf=lambda x: isinstance(x, Found),
     )
 
-  def _spec(self, found: "_Found", levels: _Dims, depth: int) -> Any:
+  def _spec(self, found: "Found", levels: _Dims, depth: int) -> Any:
     spec, leaf = found.param.spec, found.leaf
     replica = levels[:depth]
     if isinstance(leaf, PerReplica):
@@ -302,35 +302,45 @@ class _Mirrors:
         )
 
 
-class _Numbered:
-  """The spec of a parameter, and the parameter's number."""
+class Numbered:
+  """The spec of a parameter, or what else is asked of it, and its number."""
 
-  def __init__(self, number: int, spec: PartitionSpec):
+  def __init__(self, number: int, spec: Any):
     self.number = number
     self.spec = spec
 
 
-class _Found:
+class Found:
   """What a state has in the place of a parameter."""
 
-  def __init__(self, leaf: Any, param: _Numbered):
+  def __init__(self, leaf: Any, param: Numbered):
     self.leaf = leaf
     self.param = param
 
 
-def _match(node: Any, specs: Any, found: list) -> Any:
-  """Returns ``node`` with :class:`_Found` for its leaves; None if unlike."""
-  if isinstance(specs, _Numbered):
+def match_params(node: Any, specs: Any, found: list) -> Any:
+  """Returns a part of a state with its leaves beside their parameters.
+
+  Args:
+    node: the part.
+    specs: a tree like the parameters of :class:`Numbered`.
+    found: gets the leaves that were found.
+
+  Returns:
+    ``node`` with a :class:`Found` in the place of each leaf; None if ``node`` does
+    not have the structure of the parameters.
+  """
+  if isinstance(specs, Numbered):
     if isinstance(node, PerReplica | SparseSum):
       found.append(node)
-      return _Found(node, specs)
+      return Found(node, specs)
     treedef: Any
     leaves, treedef = jax.tree.flatten(node)
     # One leaf that is in something is in a box of Flax.
     if len(leaves) > 1:
       return None
     found.extend(leaves)
-    return treedef.unflatten([_Found(leaf, specs) for leaf in leaves])
+    return treedef.unflatten([Found(leaf, specs) for leaf in leaves])
   if not jax.tree.leaves(node):
     return node  # A masked part.
   children, treedef = _children(node)
@@ -339,7 +349,7 @@ def _match(node: Any, specs: Any, found: list) -> Any:
     return None
   matched = []
   for child, of_child in zip(children, of_specs, strict=True):
-    match = _match(child, of_child, found)
+    match = match_params(child, of_child, found)
     if match is None and child is not None:
       return None
     matched.append(match)

@@ -1,0 +1,94 @@
+"""The state of sharded on another number of replicas."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import own_params, parts
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist.states.specs import Found, Numbered, match_params
+from optax_dist.transforms.sharded import ShardedState
+
+_USER = "resize_sharded"
+
+
+def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
+  """Cuts the state of :func:`sharded` anew, for another number of replicas.
+
+  For a job that is resumed from a checkpoint on more or fewer devices. No number
+  changes: each array is put together and cut into ``num_replicas`` parts.
+
+  Args:
+    state: an optax state with states of ``sharded`` in it, as a whole: outside of
+      the map.
+    params: the parameters, or their shapes.
+    num_replicas: the new number of replicas; a positive integer.
+
+  Returns:
+    A state of the same structure, for ``num_replicas`` replicas.
+
+  Raises:
+    ValueError: if an argument is not as above, if there is no state of
+      ``sharded``, or if its parts are not those of ``params``.
+
+  Example:
+    >>> import jax.numpy as jnp, optax, optax_dist
+    >>> params = {"w": jnp.zeros((2, 3))}
+    >>> tx = optax_dist.sharded(optax.trace(0.9), "data", num_replicas=4)
+    >>> state = tx.init(params)
+    >>> state.inner_state.trace["w"].value.shape
+    (4, 2)
+    >>> state = optax_dist.resize_sharded(state, params, 3)
+    >>> state.inner_state.trace["w"].value.shape
+    (3, 2)
+  """
+  own_params.check_count("num_replicas", num_replicas)
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(params)
+  like = treedef.unflatten(
+    [Numbered(i, jnp.shape(leaf)) for i, leaf in enumerate(leaves)]
+  )
+  is_state = lambda node: isinstance(node, ShardedState)
+  if not any(map(is_state, jax.tree.leaves(state, is_leaf=is_state))):
+    raise ValueError(f"{_USER}: there is no state of sharded in this state.")
+  return jax.tree.map(
+    lambda node: _resized(node, like, num_replicas) if is_state(node) else node,
+    state,
+    is_leaf=is_state,
+  )
+
+
+def _resized(node: Any, like: Any, count: int) -> Any:
+  found: list[Any] = []
+  matched = match_params(node, like, found)
+  if matched is not None and any(isinstance(x, PerReplica) for x in found):
+    return jax.tree.map(
+      lambda leaf: _cut(leaf, count),
+      matched,
+      is_leaf=lambda x: isinstance(x, Found),
+    )
+  if isinstance(node, PerReplica):
+    raise ValueError(
+      f"{_USER}: the state has parts of arrays, of shape"
+      f" {jnp.shape(node.value)}, that are not in a tree like `params`."
+    )
+  if jax.tree_util.all_leaves([node]):
+    return node
+  treedef: Any
+  children, treedef = jax.tree.flatten(node, is_leaf=lambda x: x is not node)
+  return treedef.unflatten([_resized(child, like, count) for child in children])
+
+
+def _cut(leaf: Found, count: int) -> Any:
+  if not isinstance(leaf.leaf, PerReplica):
+    return leaf.leaf
+  old, shape = leaf.leaf.value, leaf.param.spec
+  if jnp.ndim(old) != 2 or old.shape[1] != parts.length(shape, old.shape[0]):
+    raise ValueError(
+      f"{_USER}: the state has parts of shape {jnp.shape(old)} for a parameter of"
+      f" shape {shape}. Call it outside of maps, with the parameters that the"
+      " state was made for; parts that are sharded over model axes too can't be"
+      " cut anew."
+    )
+  return PerReplica(parts.rows(parts.whole(old, shape), count))

@@ -1,0 +1,382 @@
+"""Sharded optimizer state: each replica updates its part of the parameters."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist._internal import (
+  axes,
+  elementwise,
+  own_params,
+  parts,
+  replicas,
+  shard_scope,
+  update_leaves,
+)
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist.sparse.indexed_slices import is_indexed_slices
+
+_USER = "sharded"
+_REDUCTIONS = ("mean", "sum")
+
+
+class ShardedState(NamedTuple):
+  """State of :func:`sharded`.
+
+  Attributes:
+    inner_state: the inner state. An array like a parameter is a
+      :class:`PerReplica` of one flat part per replica; what is not like a
+      parameter, such as a counter, is equal on all replicas.
+  """
+
+  inner_state: Any
+
+
+def sharded(
+  inner: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  reduction: Literal["mean", "sum"] = "mean",
+  num_replicas: int | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Shards an optimizer's state over the replicas (ZeRO-1).
+
+  The same numbers as ``optax.chain(optax_dist.cross_shard(axis_name), inner)``
+  with 1/N of the optimizer state on each device, and with as much communication:
+  each replica gives its own gradient and the whole parameters, and
+
+  1. a reduce-scatter leaves each replica the mean of its part of the gradient;
+  2. ``inner`` updates this part, with its part of the parameters and the state;
+  3. an all-gather gives the whole updates to all.
+
+  There is one reduce-scatter and one all-gather per dtype, however many leaves
+  there are. A leaf is cut into N flat parts of its own (padded with zeros by less
+  than N elements), so masks, labels and rates by leaf work in ``inner``.
+
+  ``inner`` must work element by element and not look at the shapes of leaves, as
+  Adam, momentum, weight decay and schedules do. Whether it does is found before
+  anything is computed, from what JAX traces of it for whole leaves and for parts.
+  What does not is refused by name: global norms (use
+  :func:`optax_dist.clip_by_global_norm` over ``axis_name`` inside), norms of a
+  leaf (LAMB, LARS), matrices (Muon, Shampoo), factors (Adafactor), masks that are
+  made from shapes (give them by name), noise.
+
+  Take gradients with respect to :func:`optax_dist.local_params`, and carry the
+  state with :func:`optax_dist.state_specs` or :func:`optax_dist.state_axes`. Where
+  parameters are sharded over model axes too, call ``init`` inside the map: it
+  shards the state of the shard that it sees.
+
+  Args:
+    inner: the transformation that gets the mean gradient, part by part.
+    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    reduction: ``"mean"`` or ``"sum"`` of the gradients.
+    num_replicas: the number of replicas; None for the size of the axis. It must be
+      given where ``init`` is called outside of the map and of ``jax.set_mesh``.
+
+  Returns:
+    A :class:`optax.GradientTransformationExtraArgs` with a :class:`ShardedState`.
+    Keyword arguments of ``update`` go to ``inner`` as they are. On another number
+    of replicas: :func:`optax_dist.resize_sharded`.
+
+  Raises:
+    ValueError: at construction, if an argument is not as above; in ``init`` (or in
+      ``update``, if it takes further arguments), if ``inner`` is not element by
+      element; in ``init``, if the number of replicas is not known; in
+      ``update``, if the axis has another size, a gradient arrives already summed,
+      or the state was not passed as one replica's.
+    TypeError: in ``update``, if a gradient is sparse, or not floating-point or
+      complex.
+    UnboundAxisError: in ``update``, if an axis is not bound.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, optax, optax_dist
+    >>> tx = optax_dist.sharded(
+    ...   optax.sgd(1.0, momentum=0.5), "data", num_replicas=2
+    ... )
+    >>> params = jnp.zeros(3)
+    >>> state = tx.init(params)
+    >>> state.inner_state[0].trace.value.shape  # Two parts of two, one padded.
+    (2, 2)
+    >>> axes = optax_dist.state_axes(state)
+    >>> update = jax.vmap(
+    ...   lambda gradient, state: tx.update(gradient, state, params),
+    ...   in_axes=(0, axes), out_axes=(0, axes), axis_name="data",
+    ... )
+    >>> gradients = jnp.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    >>> updates, state = update(gradients, state)
+    >>> updates[0], state.inner_state[0].trace.value
+    (Array([-2., -2., -2.], dtype=float32), Array([[2., 2.],
+           [2., 0.]], dtype=float32))
+
+  References:
+    Rajbhandari et al. 2020, `ZeRO <https://arxiv.org/abs/1910.02054>`_; Xu et al.
+    2020, `Automatic Cross-Replica Sharding of Weight Update
+    <https://arxiv.org/abs/2004.13336>`_.
+  """
+  names = axes.canonical_names(axis_name)
+  if reduction not in _REDUCTIONS:
+    accepted = ", ".join(map(repr, _REDUCTIONS))
+    raise ValueError(
+      f"`reduction` must be one of {accepted}, got {reduction!r}."
+    )
+  own_params.check_count("num_replicas", num_replicas, or_none=True)
+  inner = optax.with_extra_args_support(inner)
+  checked: set[Any] = set()
+
+  def check(params, updates, count, extra_args):
+    key = (_shapes_key(params), _shapes_key(updates), count)
+    if key not in checked:
+      _check_inner(inner, params, updates, count, extra_args, names)
+      checked.add(key)
+
+  def init_fn(params):
+    count = replicas.at_init(_USER, names, num_replicas, "num_replicas")
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+    # What needs further arguments is checked in the update.
+    with contextlib.suppress(TypeError, axes.UnboundAxisError):
+      check(params, params, count, {})
+    is_part = _is_part(inner, params, count)
+    if axes.bound_axes().keys() >= set(names):
+      own = jax.tree.map(lambda x: parts.own(x, names, count), params)
+      state = inner.init(own)
+      mark = lambda x: x[None]
+    else:
+      # A part of each replica: what is not like a part is equal on all of them.
+      cut = jax.tree.map(lambda x: parts.rows(x, count), params)
+      state = jax.vmap(inner.init, out_axes=0, axis_size=count)(cut)
+      state = jax.tree.map(lambda x, p: x if p else x[0], state, is_part)
+      mark = lambda x: x
+    cast = lambda x: axes.cast_to_varying(x, names) if _is_bound(names) else x
+    return ShardedState(
+      jax.tree.map(
+        lambda x, p: PerReplica(cast(mark(x))) if p else x, state, is_part
+      )
+    )
+
+  def update_fn(updates, state, params=None, **extra_args):
+    count = replicas.in_update(_USER, names, num_replicas, "num_replicas")
+    treedef: Any
+    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
+      updates, is_leaf=is_indexed_slices
+    )
+    _check_updates(paths_and_leaves, names)
+    leaves = [leaf for _, leaf in paths_and_leaves]
+    check(params, updates, count, extra_args)
+    own = parts.reduce_scatter(leaves, names, count)
+    if reduction == "mean":
+      own = [x / jnp.asarray(count, x.dtype) for x in own]
+    if params is not None:
+      params = jax.tree.map(lambda x: parts.own(x, names, count), params)
+    inner_state = jax.tree.map(_take, state.inner_state, is_leaf=_is_marked)
+    with shard_scope.over(names):
+      own_updates, inner_state = inner.update(
+        treedef.unflatten(own), inner_state, params, **extra_args
+      )
+    new = parts.all_gather(
+      treedef.flatten_up_to(own_updates),
+      [leaf.shape for leaf in leaves],
+      names,
+      count,
+    )
+    inner_state = jax.tree.map(
+      lambda node, x: _put_back(node, x, names),
+      state.inner_state,
+      inner_state,
+      is_leaf=_is_marked,
+    )
+    return treedef.unflatten(new), ShardedState(inner_state)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _is_bound(names) -> bool:
+  return axes.bound_axes().keys() >= set(names)
+
+
+def _is_marked(node: Any) -> bool:
+  return isinstance(node, PerReplica)
+
+
+def _take(node: Any) -> Any:
+  """Returns this replica's part of an array, without the replica axis."""
+  if not _is_marked(node):
+    return node
+  x = node.value
+  if jnp.ndim(x) == 2 and x.shape[0] != 1:
+    raise ValueError(
+      f"{_USER}: this replica sees the state of {x.shape[0]} replicas. Pass the"
+      " state into the map with in_specs=optax_dist.state_specs(state, axis_name)"
+      " for jax.shard_map, or in_axes=optax_dist.state_axes(state) for jax.vmap and"
+      " jax.pmap, and out of it in the same way."
+    )
+  return x.reshape(-1)
+
+
+def _put_back(node: Any, x: Any, names: tuple[axes.AxisName, ...]) -> Any:
+  if not _is_marked(node):
+    return x
+  x = axes.cast_to_varying(x, names)
+  return PerReplica(x.reshape(jnp.shape(node.value)))
+
+
+def _check_updates(paths_and_leaves, names) -> None:
+  tracked = frozenset(name for name in names if axes.is_tracked(name))
+  for path, leaf in paths_and_leaves:
+    if is_indexed_slices(leaf):
+      raise TypeError(
+        f"{_USER}: {update_leaves.name_of(path)} is sparse, which has no parts."
+        " Make it dense with its to_dense(), or use cross_shard or sync_replicas"
+        " for tables."
+      )
+    update_leaves.check_dtype(_USER, path, leaf)
+    update_leaves.check_own(_USER, path, leaf, tracked)
+
+
+def _shapes_key(tree: Any) -> Any:
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(tree)
+  return treedef, tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+
+
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+
+
+def _of_part(x: Any, count: int) -> jax.ShapeDtypeStruct:
+  each = parts.length(jnp.shape(x), count)
+  return jax.ShapeDtypeStruct((each,), jnp.result_type(x))
+
+
+def _is_part(inner: Any, params: Any, count: int) -> Any:
+  """Returns, by leaf of the inner state, whether it is like a parameter's part.
+
+  It is where its length changes with theirs.
+  """
+  lengths = [
+    jax.tree.map(
+      lambda x, more=more: jax.ShapeDtypeStruct(
+        (parts.length(jnp.shape(x), count) + more,), jnp.result_type(x)
+      ),
+      params,
+    )
+    for more in (0, 1)
+  ]
+  first, second = (jax.eval_shape(inner.init, tree) for tree in lengths)
+  return jax.tree.map(lambda a, b: a.shape != b.shape, first, second)
+
+
+def _check_inner(inner, params, updates, count, extra_args, names) -> None:
+  """Checks that ``inner`` may be given parts.
+
+  Raises:
+    ValueError: if not; names what is in the way, and the remedy.
+  """
+  of_part = lambda tree: jax.tree.map(lambda x: _of_part(x, count), tree)
+  extra, extra_def = jax.tree.flatten(extra_args)
+  is_array = [hasattr(x, "shape") for x in extra]
+  arrays = [_struct(x) for x, yes in zip(extra, is_array, strict=True) if yes]
+  like = jax.tree.map(_struct, updates if params is None else params)
+  wholes = (jax.tree.map(_struct, updates), None if params is None else like)
+  of_parts = (of_part(wholes[0]), of_part(wholes[1]))
+  try:
+    with shard_scope.dry_run():
+      states = [jax.eval_shape(inner.init, x) for x in (like, of_part(like))]
+      whole_state, part_state = states
+      _check_structure(whole_state, part_state)
+      part_leaves = jax.tree.leaves(_is_part(inner, like, count))
+      _check_state(whole_state, part_state, part_leaves, like)
+      programs = []
+      for (grads, own), state in zip((wholes, of_parts), states, strict=True):
+        flat, treedef = jax.tree.flatten((grads, own, state))
+        programs.append(
+          (
+            _flat_update(inner, treedef, extra, is_array, extra_def),
+            [*flat, *arrays],
+          )
+        )
+      count_leaves = len(jax.tree.leaves(wholes))
+      out = len(jax.tree.leaves(wholes[0]))
+      elementwise.check(
+        programs[0],
+        programs[1],
+        [True] * count_leaves + part_leaves + [False] * len(arrays),
+        lambda i: i < out or part_leaves[i - out],
+      )
+  except elementwise.NotElementwise as error:
+    raise ValueError(
+      f"{_USER}: `inner` can't be sharded: {error}. Each replica has a flat part"
+      " of each leaf, so it must work element by element. To clip by the global"
+      f" norm, use optax_dist.clip_by_global_norm(max_norm, {names!r}) inside; give"
+      " masks and labels by name instead of by shape; use all else unsharded, in"
+      " optax.chain(optax_dist.cross_shard(axis_name), ...)."
+    ) from error
+
+
+def _check_structure(whole: Any, of_part: Any, owner: str = "it") -> None:
+  """Raises where two states differ in structure; names the innermost one."""
+  treedefs: list[Any] = [jax.tree.structure(x) for x in (whole, of_part)]
+  if treedefs[0] == treedefs[1]:
+    return
+  if type(whole).__name__.endswith("State"):
+    owner = type(whole).__name__
+  (first, treedef), (second, other) = _children(whole), _children(of_part)
+  if treedef == other:
+    for pair in zip(first, second, strict=True):
+      _check_structure(*pair, owner)
+  raise elementwise.NotElementwise(
+    f"{owner} in its state differs in structure for whole leaves and for parts"
+  )
+
+
+def _children(node: Any) -> tuple[list[Any], Any]:
+  return jax.tree.flatten(node, is_leaf=lambda x: x is not node)
+
+
+def _check_state(whole, of_part, is_part, params) -> None:
+  shapes = {x.shape for x in jax.tree.leaves(params)}
+  paths_and_leaves = jax.tree_util.tree_leaves_with_path(whole)
+  for (path, x), y, part in zip(
+    paths_and_leaves, jax.tree.leaves(of_part), is_part, strict=True
+  ):
+    like = part and x.shape in shapes and len(y.shape) == 1
+    if not (like or (not part and x.shape == y.shape)):
+      raise elementwise.NotElementwise(
+        f"{_owner(whole, path)}{jax.tree_util.keystr(path)} has shape {x.shape}"
+        f" for whole leaves and {y.shape} for parts"
+      )
+
+
+def _owner(state: Any, path: jax.tree_util.KeyPath) -> str:
+  """Returns the name of the innermost state that a leaf is in."""
+  name = type(state).__name__
+  for key in path:
+    if hasattr(key, "name"):
+      state = getattr(state, key.name)
+    else:
+      state = state[getattr(key, "idx", getattr(key, "key", None))]
+    if hasattr(state, "_fields"):
+      name = type(state).__name__
+  return name
+
+
+def _flat_update(
+  inner, treedef, extra, is_array, extra_def
+) -> Callable[..., Any]:
+  def update(*args):
+    flat = list(args)
+    given = treedef.num_leaves
+    arrays = iter(flat[given:])
+    extra_args = extra_def.unflatten(
+      [
+        next(arrays) if yes else x
+        for x, yes in zip(extra, is_array, strict=True)
+      ]
+    )
+    updates, params, state = treedef.unflatten(flat[:given])
+    return jax.tree.leaves(inner.update(updates, state, params, **extra_args))
+
+  return update

@@ -1,0 +1,416 @@
+"""Tests of sharded optimizer state, against the same without shards."""
+
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+from optax_dist import optimizers
+
+N = 4
+TICKS = 3
+#: One leaf divides by N, one is padded, and one is a scalar.
+PARAMS = {
+  "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
+  "b": np.linspace(0, 1, 7, dtype=np.float32),
+  "s": np.float32(0.5),
+  "none": None,
+}
+_WEIGHTS_ONLY = {"w": True, "b": False, "s": False, "none": None}
+
+INNER = {
+  "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+  "adamw_by_name": lambda: optax.adamw(0.1, mask=_WEIGHTS_ONLY),
+  "schedule": lambda: optax.adam(optax.cosine_decay_schedule(0.1, 10)),
+  "inject_hyperparams": lambda: optax.inject_hyperparams(optax.rmsprop)(
+    learning_rate=0.1
+  ),
+  "partition_by_name": lambda: optax.partition(
+    {"adam": optax.adam(0.1), "freeze": optax.set_to_zero()},
+    {"w": "adam", "b": "freeze", "s": "adam", "none": "adam"},
+  ),
+  "adagrad_of_tensorflow": lambda: optimizers.adagrad(0.1),
+  "multi_steps": lambda: optax.MultiSteps(
+    optax.adam(0.1), 2
+  ).gradient_transformation(),
+}
+
+
+def _gradients(dtype=np.float32):
+  rng = np.random.default_rng(0)
+  draw = lambda x: rng.normal(size=(TICKS, N, *np.shape(x))).astype(dtype)
+  return jax.tree.map(draw, PARAMS)
+
+
+def _at(t, gradients):
+  return jax.tree.map(lambda x: x[t], gradients)
+
+
+def _by_one(inner, gradients, params=PARAMS, reduce=np.mean):
+  """Yields the parameters of one device that has the whole batch."""
+  state = inner.init(params)
+  for t in range(TICKS):
+    total = jax.tree.map(lambda x: reduce(x, axis=0), _at(t, gradients))
+    updates, state = inner.update(total, state, params)
+    params = optax.apply_updates(params, updates)
+    yield params
+
+
+def _stepper(map_name, tx, state, size=N):
+  def step(state, gradients, params):
+    updates, state = tx.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+  return maps.stepper(map_name, step, state, size)
+
+
+def _stacked(params):
+  return jax.tree.map(lambda x: np.stack([x] * N), params)
+
+
+def _check(map_name, tx, inner, reduce=np.mean):
+  gradients, state, params = _gradients(), tx.init(PARAMS), _stacked(PARAMS)
+  run = _stepper(map_name, tx, state)
+  for t, expected in enumerate(_by_one(inner, gradients, reduce=reduce)):
+    params, new_state = run(state, _at(t, gradients), params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
+    state = new_state
+    chex.assert_trees_all_close(
+      params, _stacked(expected), rtol=2e-5, atol=2e-6
+    )
+  return state
+
+
+@jax.numpy_dtype_promotion("standard")  # As Adam needs.
+@maps.every_map
+@pytest.mark.parametrize("name", ["momentum", "adamw_by_name"])
+def test_as_without_shards(map_name, name):
+  _check(
+    map_name,
+    optax_dist.sharded(INNER[name](), maps.AXIS, num_replicas=N),
+    INNER[name](),
+  )
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
+@pytest.mark.parametrize("name", INNER)
+def test_element_by_element_transforms(map_name, name):
+  tx = optax_dist.sharded(INNER[name](), maps.AXIS, num_replicas=N)
+  _check(map_name, tx, INNER[name]())
+
+
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
+def test_the_sum(map_name):
+  inner = optax.sgd(0.1, momentum=0.9)
+  tx = optax_dist.sharded(inner, maps.AXIS, reduction="sum", num_replicas=N)
+  _check(map_name, tx, inner, np.sum)
+
+
+@maps.every_map
+def test_the_global_norm_of_all_parts(map_name):
+  make = lambda clip: optax.chain(clip, optax.sgd(0.1, momentum=0.9))
+  ours = optax_dist.clip_by_global_norm(0.1, maps.AXIS)
+  tx = optax_dist.sharded(make(ours), maps.AXIS, num_replicas=N)
+  _check(map_name, tx, make(optax.clip_by_global_norm(0.1)))
+
+
+@maps.every_map
+def test_a_state_made_inside_is_the_same(map_name):
+  tx = optax_dist.sharded(optax.trace(0.9), maps.AXIS, num_replicas=N)
+
+  def step(gradient):
+    state = tx.init(PARAMS)
+    updates, state = tx.update(gradient, state, PARAMS)
+    return updates, jax.tree.map(jnp.ravel, state.inner_state.trace)
+
+  gradients = _at(0, _gradients())
+  updates, traces = maps.run(map_name, step, gradients, size=N)
+  mean = jax.tree.map(lambda x: np.mean(x, axis=0), gradients)
+  chex.assert_trees_all_close(updates, _stacked(mean), rtol=1e-5)
+  for name, x in mean.items():
+    if x is not None:
+      flat = np.zeros(traces[name].value.size, np.float32)
+      flat[: x.size] = np.ravel(x)
+      np.testing.assert_allclose(np.ravel(traces[name].value), flat, rtol=1e-5)
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_several_axes_together(check_vma):
+  names = ("a", "b")
+  mesh = jax.make_mesh((2, 2), names, axis_types=(AxisType.Auto,) * 2)
+  tx = optax_dist.sharded(optax.trace(0.9), names, num_replicas=N)
+  state = tx.init(PARAMS)
+  specs = optax_dist.state_specs(state, names)
+
+  def step(gradient, state):
+    return tx.update(jax.tree.map(lambda x: x[0], gradient), state, PARAMS)
+
+  run = jax.shard_map(
+    step,
+    mesh=mesh,
+    in_specs=(P(names), specs),
+    out_specs=(P(), specs),
+    check_vma=check_vma,
+  )
+  gradients = _at(0, _gradients())
+  updates, state = jax.jit(run)(gradients, state)
+  mean = jax.tree.map(lambda x: np.mean(x, axis=0), gradients)
+  chex.assert_trees_all_close(updates, mean, rtol=1e-5)
+  trace = np.ravel(state.inner_state.trace["w"].value)
+  np.testing.assert_allclose(trace, np.ravel(mean["w"]), rtol=1e-5)
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_with_model_shards(check_vma):
+  """Parameters sharded over a model axis, state over both, the norm too."""
+  mesh = jax.make_mesh(
+    (2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  params = {"w": np.ones((6, 8), np.float32), "b": np.ones(3, np.float32)}
+  param_specs = {"w": P(None, "model"), "b": P()}
+  make = lambda clip: optax.chain(clip, optax.adam(0.1))
+  clip = optax_dist.clip_by_global_norm(
+    0.5, ("data", "model"), param_specs=None if check_vma else param_specs
+  )
+  tx = optax_dist.sharded(make(clip), "data", num_replicas=2)
+  specs = optax_dist.state_specs(
+    jax.eval_shape(tx.init, params), "data", param_specs=param_specs
+  )
+  mu = specs.inner_state[1][0].mu
+  assert mu["w"].value == P("data", "model")
+  assert mu["b"].value == P("data")
+  own_map = lambda fn, ins, outs: jax.jit(
+    jax.shard_map(
+      fn, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=check_vma
+    )
+  )
+  state = own_map(tx.init, (param_specs,), specs)(params)
+  rng = np.random.default_rng(0)
+  gradients = {
+    n: rng.normal(size=(2, *x.shape)).astype(np.float32)
+    for n, x in params.items()
+  }
+  with_replicas = {n: P("data", *s) for n, s in param_specs.items()}
+
+  def step(gradient, state, params):
+    gradient = jax.tree.map(lambda x: x[0], gradient)
+    return tx.update(gradient, state, params)
+
+  run = own_map(step, (with_replicas, specs, param_specs), (param_specs, specs))
+  inner = make(optax.clip_by_global_norm(0.5))
+  one = inner.init(params)
+  mean = jax.tree.map(lambda x: x.mean(axis=0), gradients)
+  for _ in range(2):
+    updates, state = run(gradients, state, params)
+    expected, one = inner.update(mean, one, params)
+    chex.assert_trees_all_close(updates, expected, rtol=1e-4, atol=1e-6)
+  shards = state.inner_state[1][0].mu["w"].value.addressable_shards
+  assert {shard.data.shape for shard in shards} == {(1, 6)}
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_one_message_each_way_per_dtype(check_vma):
+  params = {
+    "w": jnp.ones((8, 8)),
+    "b": jnp.ones(5),
+    "half": jnp.ones((4, 4), jnp.bfloat16),
+    "half_b": jnp.ones(3, jnp.bfloat16),
+  }
+  tx = optax_dist.sharded(
+    optax.sgd(0.1, momentum=0.9), maps.AXIS, num_replicas=N
+  )
+  state = tx.init(params)
+  specs = optax_dist.state_specs(state, maps.AXIS)
+  run = jax.shard_map(
+    lambda g, s, p: tx.update(jax.tree.map(lambda x: x[0], g), s, p),
+    mesh=maps.mesh(N),
+    in_specs=(P(maps.AXIS), specs, P()),
+    out_specs=(P(), specs),
+    check_vma=check_vma,
+  )
+  gradients = jax.tree.map(lambda x: jnp.stack([x] * N), params)
+  text = jax.jit(run).lower(gradients, state, params).compile().as_text()
+  count = lambda op: len(re.findall(rf" {op}\(", text))
+  assert count("reduce-scatter") == 2
+  assert count("all-gather") == 2
+  assert count("all-reduce") == 0
+  placed = optax_dist.place(state, maps.mesh(N), specs)
+  own = sum(
+    x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(placed)
+  )
+  # By at most N elements of padding per leaf more than a part of the whole.
+  whole = sum(x.nbytes for x in jax.tree.leaves(params))
+  assert own <= whole / N + 4 * len(params)
+
+
+@jax.numpy_dtype_promotion("standard")
+def test_dtypes_are_kept():
+  params = {"w": jnp.ones(6, jnp.bfloat16), "c": jnp.ones(3, jnp.complex64)}
+  tx = optax_dist.sharded(optax.adam(0.1), maps.AXIS, num_replicas=N)
+  state = tx.init(params)
+  run = maps.stepper(
+    "shard_map_vma", lambda s, g: tx.update(g, s, params), state, N
+  )
+  gradients = jax.tree.map(lambda x: jnp.stack([x] * N), params)
+  updates, new_state = run(state, gradients)
+  chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
+  assert jax.tree.map(lambda x: x.dtype, updates) == jax.tree.map(
+    lambda x: x.dtype, gradients
+  )
+
+
+def test_further_arguments_go_to_the_inner_transform():
+  def update_fn(updates, state, params=None, *, scale):
+    return jax.tree.map(lambda x: x * scale, updates), state
+
+  inner = optax.GradientTransformationExtraArgs(
+    lambda params: optax.EmptyState(), update_fn
+  )
+  tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
+  state = tx.init(jnp.ones(3))
+  for map_name in ("vmap", "shard_map_vma"):
+    updates = maps.run(
+      map_name,
+      lambda g: tx.update(g, state, scale=jnp.float32(2.0))[0],
+      np.ones((N, 3), np.float32),
+      size=N,
+    )
+    assert updates.tolist() == [[2.0] * 3] * N
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("fewer", [2, 3])
+def test_restored_on_another_number_of_replicas(tmp_path, fewer):
+  """Through Orbax, and on with as many replicas as there then are."""
+  make = lambda n: optax_dist.sharded(
+    optax.adam(0.1), maps.AXIS, num_replicas=n
+  )
+  gradients = _gradients()
+  tx = make(N)
+  state = tx.init(PARAMS)
+  _, state = _stepper("shard_map_vma", tx, state)(
+    state, _at(0, gradients), _stacked(PARAMS)
+  )
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "state", state)
+  like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+  with ocp.StandardCheckpointer() as checkpointer:
+    restored = checkpointer.restore(tmp_path / "state", like)
+  chex.assert_trees_all_equal(restored, state)
+  with pytest.raises(ValueError, match="sees the state of 4 replicas"):
+    maps.run(
+      "vmap",
+      lambda g: make(2).update(g, restored, PARAMS),
+      _at(
+        0,
+        {
+          "w": gradients["w"][:, :2],
+          "b": gradients["b"][:, :2],
+          "s": gradients["s"][:, :2],
+          "none": None,
+        },
+      ),
+      size=2,
+    )
+  resized = optax_dist.resize_sharded(jax.device_get(restored), PARAMS, fewer)
+  tx = make(fewer)
+  chex.assert_trees_all_equal_shapes_and_dtypes(resized, tx.init(PARAMS))
+  few = jax.tree.map(lambda x: x[1, :fewer], gradients)
+  run = maps.stepper(
+    "shard_map_vma", lambda s, g: tx.update(g, s, PARAMS), resized, fewer
+  )
+  updates, _ = run(resized, few)
+  inner = optax.adam(0.1)
+  one = inner.init(PARAMS)
+  for part in (_at(0, gradients), few):
+    mean = jax.tree.map(lambda x: np.mean(x, axis=0), part)
+    expected, one = inner.update(mean, one, PARAMS)
+  chex.assert_trees_all_close(
+    jax.tree.map(lambda x: x[0], updates), expected, rtol=2e-5, atol=2e-6
+  )
+
+
+class TestRefused:
+  """What is not element by element, by name."""
+
+  @jax.numpy_dtype_promotion("standard")
+  @pytest.mark.parametrize(
+    ("inner", "name"),
+    [
+      (optax.clip_by_global_norm(1.0), "clip_by_global_norm mixes"),
+      (optax.clip_by_block_rms(1.0), "clip_by_block_rms"),
+      (optax.adaptive_grad_clip(1.0), "adaptive_grad_clip"),
+      (optax.scale_by_trust_ratio(), "scale_by_trust_ratio"),
+      (optax.centralize(), "centralize"),
+      (
+        optax.scale_by_factored_rms(min_dim_size_to_factor=2),
+        "FactoredState.*has shape",
+      ),
+      (optax.contrib.muon(1.0), "MuonState .* differs in structure"),
+      (optax.add_noise(0.1, 0.5, jax.random.key(0)), "add_noise"),
+      (optax.apply_if_finite(optax.sgd(1.0), 3), "apply_if_finite mixes"),
+      (optimizers.normalized_sgd(0.1), "normalized_sgd mixes"),
+      (
+        optax.masked(
+          optax.scale(2.0),
+          lambda p: jax.tree.map(lambda x: x.ndim > 1, p),
+        ),
+        "",
+      ),
+      (optax.add_decayed_weights(0.1, _WEIGHTS_ONLY | {"w": False}), None),
+    ],
+  )
+  def test_by_name(self, inner, name):
+    tx = optax_dist.sharded(optax.chain(inner), maps.AXIS, num_replicas=N)
+    if name is None:
+      tx.init(PARAMS)
+      return
+    with pytest.raises(ValueError, match=f"can't be sharded: .*{name}") as info:
+      tx.init(PARAMS)
+    assert "optax_dist.clip_by_global_norm(max_norm" in str(info.value)
+
+  def test_a_constant_like_a_leaf(self):
+    mask = jnp.arange(12.0).reshape(3, 4)
+    inner = optax.stateless(lambda u, _: {**u, "w": u["w"] * mask})
+    tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
+    with pytest.raises((ValueError, TypeError)):
+      _check("vmap", tx, inner)
+
+  def test_a_gradient_that_is_summed_already(self):
+    tx = optax_dist.sharded(optax.sgd(0.1), maps.AXIS, num_replicas=N)
+    state = tx.init(jnp.ones(3))
+    with pytest.raises(ValueError, match="arrived already summed"):
+      maps.run(
+        "shard_map_vma",
+        lambda x: tx.update(jnp.ones(3), state)[0] + x,
+        np.ones((N, 3), np.float32),
+        size=N,
+      )
+
+  def test_sparse_gradients(self):
+    tx = optax_dist.sharded(optax.sgd(0.1), maps.AXIS, num_replicas=1)
+    slices = optax_dist.IndexedSlices(jnp.ones((1, 2)), jnp.array([0]), (3, 2))
+    state = tx.init(jnp.ones((3, 2)))
+    with pytest.raises(TypeError, match="sparse, which has no parts"):
+      jax.vmap(lambda g: tx.update(g, state), axis_name=maps.AXIS)(
+        jax.tree.map(lambda x: x[None], slices)
+      )
+
+  def test_arguments(self):
+    with pytest.raises(ValueError, match="`reduction` must be one of"):
+      optax_dist.sharded(optax.sgd(0.1), maps.AXIS, reduction="max")
+    with pytest.raises(ValueError, match="number of replicas is not known"):
+      optax_dist.sharded(optax.sgd(0.1), maps.AXIS).init(PARAMS)
+    with pytest.raises(ValueError, match="there is no state of sharded"):
+      optax_dist.resize_sharded(optax.sgd(0.1).init(PARAMS), PARAMS, 2)
