@@ -316,19 +316,28 @@ def _check_inner(inner, params, updates, count, extra_args, names) -> None:
     ) from error
 
 
-def _check_structure(whole: Any, of_part: Any, owner: str = "it") -> None:
-  """Raises where two states differ in structure; names the innermost one."""
+def _check_structure(whole: Any, of_part: Any) -> None:
+  """Raises where two states differ in structure; names what differs."""
+  names = sorted(_unlike(whole, of_part, "it"))
+  if names:
+    raise elementwise.NotElementwise(
+      f"{' and '.join(names)} in its state differs in structure for whole leaves"
+      " and for parts"
+    )
+
+
+def _unlike(whole: Any, of_part: Any, owner: str) -> set[str]:
+  """Returns the names of the innermost states that differ in structure."""
   treedefs: list[Any] = [jax.tree.structure(x) for x in (whole, of_part)]
   if treedefs[0] == treedefs[1]:
-    return
+    return set()
   if type(whole).__name__.endswith("State"):
     owner = type(whole).__name__
   (first, treedef), (second, other) = _children(whole), _children(of_part)
-  if treedef == other:
-    for pair in zip(first, second, strict=True):
-      _check_structure(*pair, owner)
-  raise elementwise.NotElementwise(
-    f"{owner} in its state differs in structure for whole leaves and for parts"
+  if treedef != other:
+    return {owner}
+  return set().union(
+    *(_unlike(a, b, owner) for a, b in zip(first, second, strict=True))
   )
 
 
