@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist.optimizers._internal import (
+  complex_numbers,
   hyperparameters,
   leaf_rule,
   rates,
@@ -138,7 +139,7 @@ def adagrad_da(
     }
     return new - param, slots
 
-  return leaf_rule.base_custom(
+  optimizer = leaf_rule.base_custom(
     apply_rule,
     learning_rate,
     slots={
@@ -150,6 +151,7 @@ def adagrad_da(
     sum_duplicates=True,
     needs_params=True,
   )
+  return complex_numbers.real_only("adagrad_da", optimizer)
 
 
 def adadelta(
@@ -187,7 +189,7 @@ def adadelta(
     >>> [f"{x:.4f}" for x in updates]
     ['-0.8660']
   """
-  return row_wise.row_wise(
+  optimizer = row_wise.row_wise(
     # Not optax.adadelta itself, which adds a weight decay of 0 times the
     # parameters.
     optax.chain(
@@ -197,3 +199,4 @@ def adadelta(
       rates.scale_by_learning_rate(learning_rate),
     )
   )
+  return complex_numbers.real_only("adadelta", optimizer)

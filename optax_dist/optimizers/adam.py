@@ -3,7 +3,12 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers._internal import hyperparameters, leaf_rule, row_wise
+from optax_dist.optimizers._internal import (
+  complex_numbers,
+  hyperparameters,
+  leaf_rule,
+  row_wise,
+)
 
 
 def adam(
@@ -112,7 +117,7 @@ def custom_adam(
     del param
     b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
     m = b1 * slots["m"] + (1 - b1) * grad
-    v = b2 * slots["v"] + (1 - b2) * jnp.square(grad)
+    v = b2 * slots["v"] + (1 - b2) * complex_numbers.abs_square(grad)
     rate = _corrected_rate(step, grad.dtype)
     return -rate * (m / (jnp.sqrt(v) + eps)), {"m": m, "v": v}
 
@@ -209,7 +214,7 @@ def _cast(beta1, beta2, epsilon, dtype):
 def _averages(slots, grad, b1, b2):
   """The next mean and mean square of the gradients."""
   m = slots["m"] + (grad - slots["m"]) * (1 - b1)
-  v = slots["v"] + (jnp.square(grad) - slots["v"]) * (1 - b2)
+  v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * (1 - b2)
   return m, v
 
 
@@ -217,7 +222,9 @@ def _sparse_averages(slots, slices, b1, b2):
   """The same for a sparse gradient: all rows decay, the touched ones are added."""
   values = slices.values
   m = row_wise.decay_and_add(slots["m"], b1, slices, values)
-  v = row_wise.decay_and_add(slots["v"], b2, slices, jnp.square(values))
+  v = row_wise.decay_and_add(
+    slots["v"], b2, slices, complex_numbers.abs_square(values)
+  )
   return m, v
 
 

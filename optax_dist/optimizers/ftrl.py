@@ -3,7 +3,11 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers._internal import hyperparameters, leaf_rule
+from optax_dist.optimizers._internal import (
+  complex_numbers,
+  hyperparameters,
+  leaf_rule,
+)
 
 
 def ftrl(
@@ -107,10 +111,11 @@ def ftrl(
     )
     return new - param, {"accum": accum, "linear": linear}
 
-  return leaf_rule.base_custom(
+  optimizer = leaf_rule.base_custom(
     apply_rule,
     learning_rate,
     slots={"accum": initial_accumulator_value, "linear": 0.0},
     sum_duplicates=True,
     needs_params=True,
   )
+  return complex_numbers.real_only("ftrl", optimizer)

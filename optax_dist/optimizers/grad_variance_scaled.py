@@ -3,7 +3,12 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers._internal import hyperparameters, leaf_rule, row_wise
+from optax_dist.optimizers._internal import (
+  complex_numbers,
+  hyperparameters,
+  leaf_rule,
+  row_wise,
+)
 
 
 def grad_variance_scaled(
@@ -51,7 +56,7 @@ def grad_variance_scaled(
     b1 = hyperparameters.cast(beta1, grad.dtype)
     b2 = hyperparameters.cast(beta2, grad.dtype)
     m = slots["m"] * b1 + grad * (1 - b1)
-    deviation = jnp.square(grad - m)
+    deviation = complex_numbers.abs_square(grad - m)
     v = slots["v"] * b2 + deviation * (1 - b2)
     update = -step.learning_rate * direction(grad, deviation, v)
     return update, {"m": m, "v": v}
@@ -62,7 +67,7 @@ def grad_variance_scaled(
     b2 = hyperparameters.cast(beta2, slices.dtype)
     grad = slices.values
     m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
-    deviation = jnp.square(grad - row_wise.read_rows(m, slices))
+    deviation = complex_numbers.abs_square(grad - row_wise.read_rows(m, slices))
     v = row_wise.decay_and_add(slots["v"], b2, slices, deviation)
     update = direction(grad, deviation, row_wise.read_rows(v, slices))
     update = -step.learning_rate * update

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist.optimizers._internal import (
+  complex_numbers,
   hyperparameters,
   leaf_rule,
   rates,
@@ -91,7 +92,7 @@ def normalized_sgd(
 
   def apply_rule(grad, param, slots, step):
     del param
-    square_sum = jnp.sum(jnp.square(grad))
+    square_sum = jnp.sum(complex_numbers.abs_square(grad))
     inverse_norm = jax.lax.rsqrt(jnp.maximum(square_sum, 1e-12))
     return -step.learning_rate * (grad * inverse_norm), slots
 

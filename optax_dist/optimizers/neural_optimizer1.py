@@ -3,7 +3,12 @@
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers._internal import hyperparameters, leaf_rule, row_wise
+from optax_dist.optimizers._internal import (
+  complex_numbers,
+  hyperparameters,
+  leaf_rule,
+  row_wise,
+)
 
 
 def neural_optimizer1(
@@ -67,9 +72,10 @@ def neural_optimizer1(
     update = -step.learning_rate * update
     return row_wise.like_gradient(update, slices), {"m": m}
 
-  return leaf_rule.base_custom(
+  optimizer = leaf_rule.base_custom(
     apply_rule,
     learning_rate,
     slots={"m": 0.0},
     sparse_apply_rule=sparse_apply_rule,
   )
+  return complex_numbers.real_only("neural_optimizer1", optimizer)

@@ -4,7 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers._internal import hyperparameters, leaf_rule
+from optax_dist.optimizers._internal import (
+  complex_numbers,
+  hyperparameters,
+  leaf_rule,
+)
 
 
 def proximal_gradient_descent(
@@ -51,9 +55,10 @@ def proximal_gradient_descent(
     )
     return new - param, slots
 
-  return leaf_rule.base_custom(
+  optimizer = leaf_rule.base_custom(
     apply_rule, learning_rate, sum_duplicates=True, needs_params=True
   )
+  return complex_numbers.real_only("proximal_gradient_descent", optimizer)
 
 
 def proximal_adagrad(
@@ -112,13 +117,14 @@ def proximal_adagrad(
     )
     return new - param, {"accumulator": squares}
 
-  return leaf_rule.base_custom(
+  optimizer = leaf_rule.base_custom(
     apply_rule,
     learning_rate,
     slots={"accumulator": initial_accumulator_value},
     sum_duplicates=True,
     needs_params=True,
   )
+  return complex_numbers.real_only("proximal_adagrad", optimizer)
 
 
 def _shrink(value, rate, l1, l2):

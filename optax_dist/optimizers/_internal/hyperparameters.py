@@ -56,11 +56,41 @@ def cast(value: Any, dtype: Any) -> Any:
 
 
 def wide_dtype(dtype: Any) -> Any:
-  """Dtype to compute an optimizer's scalars in: float32, float64 for float64.
+  """Dtype to compute an optimizer's scalars in: float32, float64 if it is wider.
 
   bfloat16 has 8 bits: 0.999 would round to 1, and 1 - beta2 to 0.
   """
-  return dtype if dtype == jnp.float64 else jnp.float32
+  wide = (jnp.float64, jnp.complex128)
+  return jnp.float64 if dtype in wide else jnp.float32
+
+
+def check_learning_rate(value: Any) -> None:
+  """Checks a learning rate as far as it is known.
+
+  Args:
+    value: A finite number, a scalar array or a schedule.
+
+  Raises:
+    TypeError: If it is none of these.
+    ValueError: If it is a number or an array that is not finite, or an array
+      with dimensions.
+  """
+  if callable(value):
+    return
+  kinds = "a finite number, a scalar array or a schedule"
+  if not is_static(value) and not isinstance(value, jax.Array | np.ndarray):
+    raise TypeError(f"learning_rate must be {kinds}, got {value!r}")
+  dtype = jnp.result_type(value)
+  if isinstance(value, bool) or not (
+    jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+  ):
+    raise TypeError(f"learning_rate must be {kinds}, got {value!r}")
+  if np.ndim(value):
+    raise ValueError(
+      f"learning_rate must be {kinds}, got an array of shape {np.shape(value)}"
+    )
+  if not isinstance(value, jax.core.Tracer) and not np.isfinite(value):
+    raise ValueError(f"learning_rate must be {kinds}, got {value!r}")
 
 
 def check(

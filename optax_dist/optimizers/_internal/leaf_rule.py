@@ -115,6 +115,7 @@ def base_custom(
     >>> optax.apply_updates(params, updates).tolist()
     [1.5, 1.5]
   """
+  hyperparameters.check_learning_rate(learning_rate)
   slots = dict(slots or {})
   scalars = dict(scalars or {})
 

@@ -33,6 +33,7 @@ def scale_by_learning_rate(
     >>> rate.update(jnp.ones(1, jnp.bfloat16), rate.init(None))[0]
     Array([-0.5], dtype=bfloat16)
   """
+  hyperparameters.check_learning_rate(learning_rate)
   if _is_array(learning_rate):
     sign = -1 if flip_sign else 1
     return optax.stateless_with_tree_map(
@@ -67,6 +68,7 @@ def with_learning_rate(
     >>> optimizer.update(grad, optimizer.init(grad))[0]
     Array([-0.5], dtype=bfloat16)
   """
+  hyperparameters.check_learning_rate(learning_rate)
   if _is_array(learning_rate):
     rate = scale_by_learning_rate(learning_rate, flip_sign=False)
     return optax.chain(make(1.0), rate)
@@ -92,6 +94,7 @@ def divided(
     >>> float(schedule(jnp.int32(1)))
     0.25
   """
+  hyperparameters.check_learning_rate(learning_rate)
 
   def schedule(count):
     rate = learning_rate

@@ -133,6 +133,11 @@ def as_parameter_dtype(gradient: Any, parameter: Any) -> Any:
   if gradient is None or parameter is None:
     return gradient
   dtype = jnp.asarray(parameter).dtype
+  if jnp.iscomplexobj(_values(gradient)) and not jnp.iscomplexobj(parameter):
+    raise TypeError(
+      f"the gradient of a parameter of dtype {dtype} must be real, got"
+      f" {jnp.result_type(_values(gradient))}"
+    )
   return indexed_slices.map_values(lambda x: jnp.asarray(x, dtype), gradient)
 
 

@@ -10,7 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from optax_dist.optimizers._internal import hyperparameters, row_wise
+from optax_dist.optimizers._internal import (
+  complex_numbers,
+  hyperparameters,
+  row_wise,
+)
 from optax_dist.sparse import indexed_slices
 
 
@@ -60,21 +64,32 @@ def clipped(
     return inner
 
   def clip_by_value(values):
+    if jnp.iscomplexobj(values):
+      raise TypeError(
+        "clipvalue has no meaning for complex gradients, got one of"
+        f" {values.dtype}: clip by norm"
+      )
     limit = hyperparameters.cast(clipvalue, values.dtype)
     return jnp.clip(values, -limit, limit)
 
   def clip_by_norm(values):
     limit = hyperparameters.cast(clipnorm, values.dtype)
-    norm = jnp.sqrt(jnp.sum(jnp.square(values)))
+    norm = jnp.sqrt(jnp.sum(complex_numbers.abs_square(values)))
     return values * limit / jnp.maximum(norm, limit)
 
   def clip_by_global_norm(updates):
     leaves = [_values(leaf) for leaf in row_wise.flatten_gradients(updates)[0]]
     leaves = [leaf for leaf in leaves if leaf is not None]
     wide = jnp.float32
-    if any(leaf.dtype == jnp.float64 for leaf in leaves):
+    if any(hyperparameters.wide_dtype(x.dtype) == jnp.float64 for x in leaves):
       wide = jnp.float64
-    norm = optax.tree.norm(optax.tree.cast(leaves, wide))
+    norm = jnp.sqrt(
+      sum(
+        jnp.sum(jnp.square(x.astype(wide)))
+        for leaf in leaves
+        for x in ((leaf.real, leaf.imag) if jnp.iscomplexobj(leaf) else (leaf,))
+      )
+    )
     limit = jnp.asarray(global_clipnorm, wide)
     scale = limit * jnp.minimum(1 / norm, 1 / limit)
     scale = jnp.where(jnp.isfinite(norm), scale, jnp.nan)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist.optimizers._internal import (
+  complex_numbers,
   hyperparameters,
   leaf_rule,
   rates,
@@ -53,7 +54,7 @@ def rmsprop(
     )
 
   def direction(grad, rms, mg):
-    square = rms if mg is None else rms - jnp.square(mg)
+    square = rms if mg is None else rms - complex_numbers.abs_square(mg)
     eps = hyperparameters.cast(epsilon, grad.dtype)
     return grad / (jnp.sqrt(square) + eps)
 
@@ -61,7 +62,7 @@ def rmsprop(
     del param
     p = hyperparameters.cast(rho, grad.dtype)
     slots = dict(slots)
-    slots["rms"] = p * slots["rms"] + (1 - p) * jnp.square(grad)
+    slots["rms"] = p * slots["rms"] + (1 - p) * complex_numbers.abs_square(grad)
     if centered:
       slots["mg"] = p * slots["mg"] + (1 - p) * grad
     update = direction(grad, slots["rms"], slots.get("mg"))
@@ -71,7 +72,7 @@ def rmsprop(
     del param
     p = hyperparameters.cast(rho, slices.dtype)
     grad = slices.values
-    sources = {"rms": jnp.square(grad), "mg": grad}
+    sources = {"rms": complex_numbers.abs_square(grad), "mg": grad}
     slots = {
       name: row_wise.decay_and_add(array, p, slices, sources[name])
       for name, array in slots.items()
@@ -107,7 +108,7 @@ def adagrad(
 
   def apply_rule(grad, param, slots, step):
     del param
-    squares = slots["accumulator"] + jnp.square(grad)
+    squares = slots["accumulator"] + complex_numbers.abs_square(grad)
     root = jnp.sqrt(squares) + hyperparameters.cast(epsilon, grad.dtype)
     return -step.learning_rate * grad / root, {"accumulator": squares}
 
@@ -149,7 +150,7 @@ def adam(
     b1 = hyperparameters.cast(beta_1, grad.dtype)
     b2 = hyperparameters.cast(beta_2, grad.dtype)
     m = slots["m"] + (grad - slots["m"]) * (1 - b1)
-    v = slots["v"] + (jnp.square(grad) - slots["v"]) * (1 - b2)
+    v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * (1 - b2)
     return rule(grad, step, (m, v), slots)
 
   def sparse_apply_rule(slices, param, slots, step):
@@ -158,7 +159,9 @@ def adam(
     b2 = hyperparameters.cast(beta_2, slices.dtype)
     grad = slices.values
     m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
-    v = row_wise.decay_and_add(slots["v"], b2, slices, jnp.square(grad))
+    v = row_wise.decay_and_add(
+      slots["v"], b2, slices, complex_numbers.abs_square(grad)
+    )
     return rule(grad, step, (m, v), slots)
 
   return leaf_rule.base_custom(
@@ -180,6 +183,7 @@ def nadam(
   frozen,
 ):
   """Makes Keras's Nadam, whose momentum is scheduled."""
+  hyperparameters.check_learning_rate(learning_rate)
   epsilon = _epsilon(epsilon)
 
   def momentum(dtype, t):
@@ -215,7 +219,7 @@ def nadam(
     b1 = hyperparameters.cast(beta_1, grad.dtype)
     b2 = hyperparameters.cast(beta_2, grad.dtype)
     m = b1 * slots["m"] + (1 - b1) * grad
-    v = b2 * slots["v"] + (1 - b2) * jnp.square(grad)
+    v = b2 * slots["v"] + (1 - b2) * complex_numbers.abs_square(grad)
     return direction(grad, m, v, step), {"m": m, "v": v}
 
   def sparse_apply_rule(slices, param, slots, step):
@@ -224,7 +228,9 @@ def nadam(
     b2 = hyperparameters.cast(beta_2, slices.dtype)
     grad = slices.values
     m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
-    v = row_wise.decay_and_add(slots["v"], b2, slices, jnp.square(grad))
+    v = row_wise.decay_and_add(
+      slots["v"], b2, slices, complex_numbers.abs_square(grad)
+    )
     update = direction(
       grad, row_wise.read_rows(m, slices), row_wise.read_rows(v, slices), step
     )
@@ -257,7 +263,7 @@ def adamax(
     b1 = hyperparameters.cast(beta_1, grad.dtype)
     b2 = hyperparameters.cast(beta_2, grad.dtype)
     m = slots["m"] + (grad - slots["m"]) * (1 - b1)
-    v = jnp.maximum(b2 * slots["v"], jnp.abs(grad))
+    v = jnp.maximum(b2 * slots["v"], jnp.abs(grad).astype(grad.dtype))
     wide, t = _time(grad.dtype, step, frozen)
     rate = jnp.asarray(step.learning_rate, wide) / (1 - _power(beta_1, t))
     eps = hyperparameters.cast(epsilon, grad.dtype)
@@ -286,6 +292,7 @@ def _epsilon(epsilon):
 
 def _decayed(learning_rate, decay, frozen):
   """The learning rate with Keras's time-inverse decay."""
+  hyperparameters.check_learning_rate(learning_rate)
   hyperparameters.check_not_negative(decay=decay)
   if frozen or (hyperparameters.is_static(decay) and decay == 0):
     return hyperparameters.rounded(learning_rate)

@@ -1,0 +1,68 @@
+"""Learning rates that are none are refused where the optimizer is made."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import optimizers
+
+FACTORIES = {
+  **optimizers.REGISTRY,
+  "amsgrad(decay)": lambda rate: optimizers.amsgrad(rate, decay=True),
+  "keras_sgd(decay)": lambda rate: optimizers.keras(
+    "SGD", learning_rate=rate, decay=0.1
+  ),
+  "base_custom": lambda rate: optimizers.base_custom(
+    lambda grad, param, slots, step: (-step.learning_rate * grad, slots),
+    learning_rate=rate,
+  ),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize(
+  ("rate", "error"),
+  [
+    (float("nan"), ValueError),
+    (float("inf"), ValueError),
+    (-float("inf"), ValueError),
+    (np.float32("nan"), ValueError),
+    (None, TypeError),
+    ("0.1", TypeError),
+    (True, TypeError),
+    (1j, TypeError),
+    ([0.1], TypeError),
+    (np.array([0.1, 0.2]), ValueError),
+    (np.array(np.nan), ValueError),
+  ],
+  ids=repr,
+)
+def test_what_is_no_learning_rate_is_refused(name, rate, error):
+  with pytest.raises(error, match=r"^learning_rate must be a finite number"):
+    FACTORIES[name](rate)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_numbers_arrays_and_schedules_are_taken(name):
+  for rate in (
+    *(0.1, 1, -0.1, 0, np.float32(0.1), np.array(0.1), jnp.float32(0.1)),
+    optax.constant_schedule(0.1),
+  ):
+    FACTORIES[name](rate)
+  jax.eval_shape(
+    lambda rate: FACTORIES[name](rate).init(jnp.zeros(2)), jnp.float32(0.1)
+  )
+
+
+def test_every_factory_is_here():
+  made = {
+    name
+    for name in optimizers.__all__
+    if inspect.isfunction(function := getattr(optimizers, name))
+    and "learning_rate" in inspect.signature(function).parameters
+  }
+  assert made - {"by_name", "from_returnn_config"} <= set(FACTORIES)
