@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from optax_dist._internal.replica_blocks import PerReplica
+
 # TensorFlow's names of what stock optax transformations keep.
 _NAMES: dict[type, dict[str, str]] = {
   optax.TraceState: {"trace": "momentum"},
@@ -23,15 +25,18 @@ _NAMES: dict[type, dict[str, str]] = {
   optax.ScaleByAdaDeltaState: {"e_g": "accum", "e_x": "accum_update"},
 }
 
-# Fields of wrappers' states that are not like the parameters.
-_NOT_SLOTS = frozenset({"hyperparams", "hyperparams_states", "scalars"})
+# Fields of wrappers' states that are no optimizer's slots.
+_NOT_SLOTS = frozenset(
+  {"hyperparams", "hyperparams_states", "scalars", "gradient_sum"}
+)
 
 
 def slot_names(state: optax.OptState) -> list[str]:
   """Lists the names of an optimizer's slots, as TensorFlow does.
 
   Args:
-    state: State of any optax transformation, also of chains and wrappers.
+    state: State of any optax transformation, also of chains and wrappers. Slots
+      of replicas have a leading axis, of the replicas.
 
   Returns:
     The names, sorted: TensorFlow's where it has the transformation, otherwise
@@ -118,7 +123,9 @@ def get_slot(
 
 def _slot_trees(state: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
   """Yields the slots of a state: their names, the preferred first, and tree."""
-  if _is_named_tuple(state):
+  if isinstance(state, PerReplica):
+    yield from _slot_trees(state.value)
+  elif _is_named_tuple(state):
     known = _NAMES.get(type(state), {})
     for field, value in zip(state._fields, state, strict=True):
       if field in _NOT_SLOTS:
@@ -150,7 +157,8 @@ def _holds_states(value: Any) -> bool:
   is called a state.
   """
   if _is_named_tuple(value):
-    return type(value).__name__.endswith("State")
+    kind = type(value)
+    return kind is PerReplica or kind.__name__.endswith("State")
   if isinstance(value, dict):
     return bool(value) and any(map(_holds_states, value.values()))
   if isinstance(value, list | tuple):

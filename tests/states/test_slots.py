@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import optax_dist
 from optax_dist import optimizers
 from optax_dist.states import slots
 
@@ -126,3 +127,25 @@ def test_errors_list_what_there_is():
   alike = optimizers.adam(0.1).init([jnp.ones(3), jnp.ones(3)])
   with pytest.raises(ValueError, match="2 slots 'm' fit"):
     slots.get_slot(alike, jnp.ones(3), "m")
+
+
+def test_slots_that_each_replica_has_of_its_own():
+  params = {"w": jnp.zeros(3)}
+  elastic = optax_dist.elastic_average(
+    optax.sgd(0.1, momentum=0.9), "data", num_replicas=2, rho=0.0
+  ).init(params)
+  assert slots.slot_names(elastic) == ["center", "local_center", "momentum"]
+  assert slots.get_slot(elastic, "w", "momentum").shape == (2, 3)
+  assert slots.get_slot(elastic, "w", "center").shape == (3,)
+  local = optax_dist.local_updates(
+    optax.adam(0.1),
+    optax.sgd(1.0, momentum=0.9),
+    "data",
+    num_replicas=2,
+    communication_period=2,
+  ).init(params)
+  assert slots.slot_names(local) == ["center", "m", "momentum", "v"]
+  sync = optax_dist.sync_replicas(
+    optax.adam(0.1), "data", replicas_to_aggregate=3, total_num_replicas=2
+  ).init(params)
+  assert slots.slot_names(sync) == ["m", "v"]
