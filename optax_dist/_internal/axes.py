@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax._src import core as _core  # No public way to list the bound axes.
 
 AxisName: TypeAlias = Hashable
@@ -182,6 +183,15 @@ def cond(
     return lambda: jax.tree.map(_cast, fun(), varying)
 
   return jax.lax.cond(predicate, cast(true_fun), cast(false_fun))
+
+
+def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+  """Returns zeros of a shape and dtype, sharded as ``like`` over Explicit axes."""
+  sharding = like.sharding
+  spec = getattr(sharding, "spec", ())
+  if all(part is None for part in spec):
+    sharding = None
+  return jnp.zeros(like.shape, like.dtype, out_sharding=sharding)
 
 
 def mesh_axes() -> frozenset[AxisName]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, collectives
+from optax_dist._internal import axes, collectives, precision
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
 
@@ -51,7 +51,7 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
     sparse_capacity: None, or a pytree like ``params`` (or a function of them
       that returns one) with None for a parameter whose gradient is dense and the
       number of slots for a table whose gradient is sparse.
-    dtype: of the sums; None for each parameter's own.
+    dtype: of the sums, see :func:`precision.wide_dtype`.
 
   Returns:
     A pytree like ``params`` of zeros and :class:`SparseSum`.
@@ -63,9 +63,10 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
     sparse_capacity = sparse_capacity(params)
 
   def zeros(path, param, capacity):
-    kind = dtype or jnp.result_type(param)
+    kind = precision.wide_dtype(param, dtype)
     if capacity is None:
-      return jnp.zeros(jnp.shape(param), kind)
+      # Sharded as the parameter is.
+      return jnp.zeros_like(param, kind)
     if type(capacity) is not int or capacity < 1 or not jnp.ndim(param):
       raise ValueError(
         "`sparse_capacity` must be None or a positive integer for each table, got"
@@ -189,29 +190,47 @@ def clear(total: Any, where: Any) -> Any:
   )
 
 
-def average(
-  total: Any,
-  like: Any,
-  count: Any,
-  names: tuple[axes.AxisName, ...],
-  sparse_average: str = "touched",
+def cast(gradient: Any, total: Any = None, dtype: Any = None) -> Any:
+  """Casts dense gradients to the dtypes that they are added up in.
+
+  Args:
+    gradient: a pytree like the parameters, with None where there is no gradient.
+    total: the sum that it could be added to; None where there is none.
+    dtype: of the sums, see :func:`precision.wide_dtype`; for where there is none.
+
+  Returns:
+    A pytree like ``gradient``.
+  """
+  treedef: Any
+  grads, treedef = jax.tree.flatten(gradient, is_leaf=is_leaf)
+  like = grads if total is None else treedef.flatten_up_to(total)
+
+  def cast_leaf(grad, like):
+    if grad is None or isinstance(grad, IndexedSlices):
+      return grad
+    kind = precision.wide_dtype(like, dtype) if total is None else like.dtype
+    return jnp.asarray(grad, kind)
+
+  return treedef.unflatten(list(map(cast_leaf, grads, like)))
+
+
+def reduce(
+  total: Any, like: Any, count: Any, names: tuple[axes.AxisName, ...]
 ) -> tuple[Any, Any]:
-  """Averages the sums of all replicas.
+  """Adds up the sums of all replicas.
 
   The dense sums and the count travel together as far as they can.
 
   Args:
     total: this replica's sum.
-    like: the gradient, for its structure and dtypes.
-    count: how many gradients are in this replica's sum, an int32 scalar; or a
-      Python integer, where it is known that all replicas together have so many.
+    like: the gradient, for its structure.
+    count: how many gradients are in this replica's sum, an int32 scalar; None
+      where it is known how many there are on all replicas together.
     names: the bound axes that the replicas lie along.
-    sparse_average: ``"touched"`` divides each row of a sparse gradient by how
-      many gradients touched it, ``"gradients"`` by how many there are.
 
   Returns:
-    The average, like ``like``, and the number of gradients in it. Where there
-    are none, the average is zero.
+    The sum, like ``like``, and the number of gradients in it; None where that was
+    known.
   """
   treedef: Any
   grads, treedef = jax.tree.flatten(like, is_leaf=is_leaf)
@@ -221,15 +240,42 @@ def average(
     for i, grad in enumerate(grads)
     if grad is not None and not isinstance(grad, IndexedSlices)
   ]
-  known = isinstance(count, int)
   # As float32 it shares a buffer with most gradients; exact up to 2**24.
-  head = [] if known else [jnp.asarray(count, jnp.float32)]
+  head = [] if count is None else [jnp.asarray(count, jnp.float32)]
   leaves = head + [sums[i] for i in dense]
   reduced = collectives.sum_leaves(leaves, [names] * len(leaves))
-  all_in = count if known else reduced[0].astype(jnp.int32)
-  divisor = jnp.maximum(all_in, 1)
+  all_in = None if count is None else reduced[0].astype(jnp.int32)
   results: list[Any] = [None] * len(grads)
   for i, x in zip(dense, reduced[len(head) :], strict=True):
+    results[i] = x
+  for i, grad in enumerate(grads):
+    if isinstance(grad, IndexedSlices):
+      results[i] = merge(
+        jax.tree.map(lambda x: collectives.gather_rows(x, names), sums[i])
+      )
+  return treedef.unflatten(results), all_in
+
+
+def divide(
+  total: Any, like: Any, all_in: Any, sparse_average: str = "touched"
+) -> Any:
+  """Returns the average of all gradients.
+
+  Args:
+    total: the sum of them, as of :func:`reduce`.
+    like: the gradient, for its structure and dtypes.
+    all_in: how many there are; where there are none, the average is zero.
+    sparse_average: ``"touched"`` divides each row of a sparse gradient by how
+      many gradients touched it, ``"gradients"`` by how many there are.
+  """
+  divisor = jnp.maximum(all_in, 1)
+
+  def divide_leaf(grad, x):
+    if grad is None:
+      return None
+    if isinstance(grad, IndexedSlices):
+      by = None if sparse_average == "touched" else divisor
+      return _divide_slices(x, grad.dense_shape, by)
     # The compiler repeats a product wherever it is needed, and keeps a quotient
     # in memory: so multiply.
     kind = jnp.finfo(x.dtype).dtype
@@ -237,22 +283,27 @@ def average(
     if kind.itemsize < 4:
       kind = wide = jnp.dtype(jnp.float32)
     mean = x.astype(wide) * (1 / divisor.astype(kind)).astype(wide)
-    results[i] = mean.astype(grads[i].dtype)
-  for i, grad in enumerate(grads):
-    if isinstance(grad, IndexedSlices):
-      results[i] = _average_slices(
-        sums[i],
-        grad.dense_shape,
-        names,
-        None if sparse_average == "touched" else divisor,
-      )
-  return treedef.unflatten(results), all_in
+    return mean.astype(grad.dtype)
+
+  return jax.tree.map(divide_leaf, like, total, is_leaf=is_leaf)
 
 
-def _average_slices(total: SparseSum, shape, names, divisor) -> IndexedSlices:
-  merged = merge(
-    jax.tree.map(lambda x: collectives.gather_rows(x, names), total)
-  )
+def average(
+  total: Any,
+  like: Any,
+  count: Any,
+  names: tuple[axes.AxisName, ...],
+  sparse_average: str = "touched",
+) -> tuple[Any, Any]:
+  """Returns the average over all replicas, and how many gradients are in it.
+
+  The arguments are those of :func:`reduce` and :func:`divide`.
+  """
+  total, all_in = reduce(total, like, count, names)
+  return divide(total, like, all_in, sparse_average), all_in
+
+
+def _divide_slices(merged: SparseSum, shape, divisor) -> IndexedSlices:
   values = merged.values
   by = jnp.maximum(merged.touches, 1) if divisor is None else divisor
   by = jnp.broadcast_to(by, merged.touches.shape).astype(values.dtype)

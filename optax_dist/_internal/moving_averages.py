@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import checks, precision
 from optax_dist.sparse.indexed_slices import apply_updates
 
 
@@ -23,15 +24,13 @@ def check(decay: float | None, which: Any) -> None:
     raise ValueError(
       "`variables_to_average` needs `variable_averages`, the decay, got None."
     )
-  if decay is not None and not (
-    isinstance(decay, int | float) and 0.0 <= decay <= 1.0
-  ):
-    raise ValueError(
-      f"`variable_averages` must be a decay from 0 to 1, got {decay!r}."
-    )
+  if decay is not None:
+    checks.fraction("variable_averages", decay, "a decay ")
 
 
-def init(params: optax.Params, decay: float | None, which: Any) -> Any:
+def init(
+  params: optax.Params, decay: float | None, which: Any, dtype: Any = None
+) -> Any:
   """Returns the averages to start with: the parameters themselves.
 
   Args:
@@ -39,6 +38,7 @@ def init(params: optax.Params, decay: float | None, which: Any) -> Any:
     decay: the decay, or None for no averages.
     which: a pytree of booleans like ``params`` (or a prefix of it), a function of
       ``params`` that returns one, or None for all.
+    dtype: of the averages, see :func:`precision.wide_dtype`.
 
   Returns:
     A pytree like ``params``, with ``optax.MaskedNode`` for what is left out; or
@@ -49,9 +49,7 @@ def init(params: optax.Params, decay: float | None, which: Any) -> Any:
   if callable(which):
     which = which(params)
   # Copies: they must not share a donated buffer with the parameters.
-  copy = lambda tree: jax.tree.map(
-    lambda x: jnp.array(x, jnp.result_type(x)), tree
-  )
+  copy = lambda tree: precision.widen(tree, dtype)
   if which is None:
     return copy(params)
   return jax.tree.map(
@@ -78,7 +76,7 @@ def update(averages: Any, params: Any, updates: Any, decay: Any) -> Any:
     if _is_left_out(average):
       return average
     rate = jnp.asarray(1.0 - decay, average.dtype)
-    return average - rate * (average - param)
+    return average - rate * (average - precision.cast_like(param, average))
 
   new = apply_updates(params, updates)
   return jax.tree.map(move, averages, new, is_leaf=_is_left_out)

@@ -195,7 +195,7 @@ def _broadcast(center: Any, tree: Any, what: str) -> Any:
         f" but its center {c.shape}. It may have one more axis, of the replicas."
       )
     # A copy: it must not share a donated buffer with the center.
-    new = jnp.array(jnp.broadcast_to(c, shape), copy=True)
+    new = jnp.array(jnp.broadcast_to(c, shape), x.dtype, copy=True)
     new = axes.cast_to_varying(new, axes.varying_axes(x))
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
       new = jax.device_put(new, x.sharding)
@@ -237,16 +237,23 @@ def _resize(path, x, new, old: int, num_replicas: int):
       + ("" if new is None else f", before the center's shape {new.shape}")
       + ". Was the state initialised with the same number of replicas?"
     )
-  is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-  if not is_key:
-    # Arrays on the devices of the old replicas can't lie with new ones.
-    x, new = jax.device_get((x, new))
+  if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    # Replicas that draw random numbers draw different ones.
+    more = [jax.random.fold_in(x[0], i) for i in range(old, num_replicas)]
+    return jnp.concatenate([x[:num_replicas], *(key[None] for key in more)])
+  # Arrays on the devices of the old replicas can't lie with new ones.
+  x, new = jax.device_get((x, new))
   if num_replicas <= old:
     return x[:num_replicas]
-  if new is None and not is_key and jnp.issubdtype(x.dtype, jnp.inexact):
-    new = np.mean(x, axis=0).astype(x.dtype)
+  if new is None and jnp.issubdtype(x.dtype, jnp.inexact):
+    new = np.mean(x, axis=0)
   elif new is None:
     new = x[0]
-  added = num_replicas - old
-  module = jnp if is_key else np
-  return module.concatenate([x, module.stack([new] * added)])
+  return np.concatenate(
+    [
+      x,
+      np.stack(
+        [new] * (num_replicas - old), dtype=x.dtype, casting="same_kind"
+      ),
+    ]
+  )

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optax_dist import quorum
 from optax_dist._internal import gradient_sum
@@ -70,7 +71,7 @@ def resize_replicas(
 
 
 def _resize(state: SyncReplicasState, num: int, departed: str):
-  own = state.replica.value
+  own = jax.tree.map(_on_host, state.replica.value)
   if own.local_step.ndim != 1:
     raise ValueError(
       "resize_replicas needs a state with one leading replica axis, as init makes"
@@ -80,58 +81,69 @@ def _resize(state: SyncReplicasState, num: int, departed: str):
   old = own.local_step.shape[0]
   if departed == "drop" and old > num:
     own = _drop(own, num)
-  # What a sum holds of no gradients is not a zero: see SyncReplica.
-  sums = jax.vmap(gradient_sum.clear)(
-    own.gradient_sum, own.num_accumulated == 0
-  )
   new = SyncReplica(
     gradient_sum=jax.tree.map(
-      lambda x: _fold_sum(x, num),
-      sums,
+      lambda x: _fold_sum(x, own.num_accumulated == 0, num),
+      own.gradient_sum,
       is_leaf=lambda x: isinstance(x, SparseSum),
     ),
-    local_step=_pad(own.local_step[:num], num, state.global_step),
+    local_step=_pad(own.local_step[:num], num, _on_host(state.global_step)),
     **{
       name: _fold(getattr(own, name), num)
       for name in SyncReplica._fields
       if name not in ("gradient_sum", "local_step")
     },
   )
-  # At most one gradient per replica and tick: what the ticks promise must not be
-  # less than what the replicas now hold.
-  held = jnp.sum(new.num_accumulated)
-  ticks = jnp.maximum(state.ticks, -(-held // num)).astype(jnp.int32)
-  return state._replace(replica=PerReplica(new), ticks=ticks)
+  # From here on it goes up with each tick; if all arrive it is the divisor.
+  at_most = jnp.sum(new.num_accumulated, dtype=jnp.int32)
+  return state._replace(replica=PerReplica(new), at_most=at_most)
+
+
+def _on_host(x: Any) -> Any:
+  """Takes an array off its mesh, whose size and shardings no longer fit."""
+  if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
+    return x
+  if not x.is_fully_addressable:
+    raise ValueError(
+      "resize_replicas needs the state of all replicas in this process, and some"
+      " of it lies on other hosts' devices. Restore it from a checkpoint into host"
+      " memory, or gather it with"
+      " jax.experimental.multihost_utils.process_allgather(state, tiled=True)."
+    )
+  return np.asarray(x)
 
 
 def _drop(own: SyncReplica, num: int) -> SyncReplica:
-  leaves = jnp.arange(own.local_step.shape[0]) >= num
+  leaves = np.arange(own.local_step.shape[0]) >= num
   return own._replace(
-    num_accumulated=jnp.where(leaves, 0, own.num_accumulated),
+    num_accumulated=np.where(leaves, 0, own.num_accumulated),
     dropped_departed=own.dropped_departed
-    + jnp.where(leaves, own.num_accumulated, 0),
+    + np.where(leaves, own.num_accumulated, 0),
   )
 
 
-def _pad(x: jax.Array, num: int, value: Any) -> jax.Array:
+def _pad(x: Any, num: int, value: Any) -> Any:
   missing = num - x.shape[0]
-  filler = jnp.full((missing, *x.shape[1:]), value, x.dtype)
-  return jnp.concatenate([x, filler]) if missing else x
+  filler = np.full((missing, *x.shape[1:]), value, x.dtype)
+  return np.concatenate([x, filler]) if missing else x
 
 
-def _fold(x: jax.Array, num: int) -> jax.Array:
+def _fold(x: Any, num: int) -> Any:
   """Adds entry ``i`` of the leading axis to entry ``i % num``."""
   rounds = -(-x.shape[0] // num)
-  return jnp.sum(
+  return np.sum(
     _pad(x, rounds * num, 0).reshape(rounds, num, *x.shape[1:]),
     axis=0,
     dtype=x.dtype,
   )
 
 
-def _fold_sum(total: Any, num: int) -> Any:
+def _fold_sum(total: Any, empty: np.ndarray, num: int) -> Any:
+  # What a sum holds of no gradients is not a zero: see SyncReplica.
   if not isinstance(total, SparseSum):
-    return _fold(total, num)
+    rows = empty.reshape(-1, *[1] * (total.ndim - 1))
+    return _fold(np.where(rows, np.zeros([], total.dtype), total), num)
+  total = jax.vmap(gradient_sum.clear)(total, jnp.asarray(empty))
   old, capacity = total.touches.shape
   rounds = -(-old // num)
   filled = SparseSum(
@@ -140,7 +152,7 @@ def _fold_sum(total: Any, num: int) -> Any:
     touches=_pad(total.touches, rounds * num, 0),
   )
   together = jax.tree.map(
-    lambda x: jnp.moveaxis(x.reshape(rounds, num, *x.shape[1:]), 0, 1).reshape(
+    lambda x: np.moveaxis(x.reshape(rounds, num, *x.shape[1:]), 0, 1).reshape(
       num, rounds * capacity, *x.shape[2:]
     ),
     filled,
@@ -152,4 +164,4 @@ def _fold_sum(total: Any, num: int) -> Any:
       "The sparse gradients of departed replicas have more rows than the"
       f" `sparse_capacity` of {capacity}: use departed='drop'."
     )
-  return jax.tree.map(lambda x: x[:, :capacity], merged)
+  return jax.tree.map(lambda x: np.asarray(x[:, :capacity]), merged)

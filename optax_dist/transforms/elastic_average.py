@@ -1,6 +1,5 @@
 """Elastic averaging: replicas that explore, and a center that holds them."""
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -8,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, collectives, own_params, replicas
-from optax_dist._internal.in_place import change_if
-from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
-from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist._internal import axes, checks, precision, replica_params
+from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.precision import cast_like
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_params import Replicas
 from optax_dist.transforms.elastic_exchange import elastic_exchange
 
 _USER = "elastic_average"
@@ -25,11 +25,14 @@ class ElasticReplica(NamedTuple):
     local_step: steps that the replica has made (int32 scalar).
     local_center: the center as the replica last saw it.
     inner_state: state of the inner transformation.
+    dropped_nonfinite: exchanges that the replica took no part in, as its
+      parameters were not finite (int32 scalar).
   """
 
   local_step: jax.Array
   local_center: Any
   inner_state: Any
+  dropped_nonfinite: jax.Array
 
 
 class ElasticAverageState(NamedTuple):
@@ -59,6 +62,9 @@ def elastic_average(
   rho: Any = None,
   learning_rate: Any = None,
   exchange: Literal["after_step", "same_point"] = "after_step",
+  reject_nonfinite: bool = True,
+  center_dtype: Any = None,
+  model_axes: axes.AxisNames = (),
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica train its own parameters, tied to a common center.
 
@@ -102,6 +108,14 @@ def elastic_average(
     exchange: where the distance to the center is measured in an exchange:
       ``"after_step"``, as TensorFlow, or at the ``"same_point"`` as the gradient,
       before the step, as the paper's synchronous form.
+    reject_nonfinite: whether a replica with an infinite or NaN parameter takes no
+      part in an exchange, counted in its state. If not, it spoils the center. Its
+      own parameters stay as they are: see :func:`optax_dist.reset_to_center`, and
+      wrap ``inner`` in ``optax.apply_if_finite`` to drop such gradients at once.
+    center_dtype: dtype of the center and of what is exchanged; None for each
+      parameter's own, and float32 where that is narrower.
+    model_axes: further axes that each replica's parameters are sharded over: all
+      shards of a replica decide alike. Under ``check_vma=True`` their types tell.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with an
@@ -140,147 +154,112 @@ def elastic_average(
     <https://arxiv.org/abs/1412.6651>`_; TensorFlow 1,
     ``tf.contrib.opt.ElasticAverageOptimizer``.
   """
-  names = axes.canonical_names(axis_name)
-  own_params.check_count("num_replicas", num_replicas, or_none=True)
-  own_params.check_count("communication_period", communication_period)
-  _check_rate("moving_rate", moving_rate)
-  _check_rate("rho", rho)
-  if not callable(learning_rate):
-    _check_rate("learning_rate", learning_rate, positive=True)
-  if exchange not in _EXCHANGES:
-    accepted = ", ".join(map(repr, _EXCHANGES))
-    raise ValueError(f"`exchange` must be one of {accepted}, got {exchange!r}.")
+  replicas = Replicas.of(_USER, axis_name, num_replicas, model_axes)
+  period = checks.count("communication_period", communication_period)
+  for name, value in (("moving_rate", moving_rate), ("rho", rho)):
+    if value is not None:
+      checks.rate(name, value)
+  if learning_rate is not None:
+    checks.rate_or_schedule("learning_rate", learning_rate, positive=True)
+  checks.one_of("exchange", exchange, _EXCHANGES)
+  precision.check_dtype("center_dtype", center_dtype)
   if rho is None and exchange == "same_point":
     rho = 0.0
   inner = optax.with_extra_args_support(inner)
 
   def init_fn(params):
-    size = replicas.at_init(_USER, names, num_replicas)
-    # Not weakly typed: types must not change in the first update.
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
-    center = own_params.common(params, names)
+    size = replicas.at_init()
+    params = replica_params.strong(params)
+    center = replica_params.common(params, replicas.names, center_dtype)
     # One array each, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
-    own = ElasticReplica(zero(), center, inner.init(params))
+    own = ElasticReplica(zero(), center, inner.init(params), zero())
     if rho is None and learning_rate is None:
       _injected_learning_rate(own.inner_state)
     return ElasticAverageState(
-      global_step=zero(),
-      ticks=zero(),
-      center=center,
-      replica=replicas.start(own, size, names),
+      zero(), zero(), center, replicas.start(own, size)
     )
 
-  def update_fn(updates, state, params=None, **extra_args):
-    size = replicas.in_update(_USER, names, num_replicas)
-    replicas.check_counter(_USER, state.ticks, names)
-    xs, gradients, treedef = own_params.flatten_with_updates(
-      _USER, params, updates, names
-    )
-    centers = own_params.flatten_center(_USER, params, state.center)
-    own, leading = own_block(
-      state.replica, state.replica.value.local_step, _USER
-    )
-    local_centers = treedef.flatten_up_to(own.local_center)
-    moves = [i for i, g in enumerate(gradients) if g is not None]
-    of = lambda leaves: [leaves[i] for i in moves]
-
+  def strengths(size, own, *args, **extra_args):
+    """The moving rate and rho, of this step."""
     rate = moving_rate
     if rate is None:
-      rate = 0.9 / communication_period / size
-    strength = rho
-    if strength is None:
-      step_size = learning_rate
-      if step_size is None:
-        # A schedule's value of this step is known to the update only. It does
-        # not depend on the gradient, so the compiler drops all else of it.
-        ask = lambda: inner.update(
-          updates, own.inner_state, params, **extra_args
-        )
-        step_size = _injected_learning_rate(own.inner_state, ask)
-      elif callable(step_size):
-        step_size = step_size(own.local_step)
-      strength = _ratio(rate, step_size)
+      rate = 0.9 / period / size
+    if rho is not None:
+      return rate, rho
+    step_size = learning_rate
+    if step_size is None:
+      # A schedule's value of this step is known to the update only. It does
+      # not depend on the gradient, so the compiler drops all else of it.
+      step_size = _injected_learning_rate(
+        own.inner_state, lambda: inner.update(*args, **extra_args)
+      )
+    elif callable(step_size):
+      step_size = step_size(own.local_step)
+    return rate, _ratio(rate, step_size)
 
-    # Under shard_map, parameters and state are blocks with a leading axis of
-    # size 1. What reads a large array and is stored in its place has to be in
-    # the block's shape too, or the compiler for CPUs makes copies.
-    block, row = own_params.block_and_row(leading)
+  def update_fn(updates, state, params=None, **extra_args):
+    me = replicas.enter_with_params(state.replica, state.ticks, params)
+    own = me.own
+    leaves, x, gradients, center = me.moving(params, updates, state.center)
+    local_center = leaves.of(own.local_center)
+    args = updates, own.inner_state, params
+    check_used(_USER, inner.update, args, extra_args)
+    rate, pull = strengths(me.size, own, *args, **extra_args)
 
     # 1. The gradient of the distance: of every element, so none stays sparse.
-    for i in moves:
-      gradients[i] = gradient = _dense(gradients[i])
-      if not _is_zero(strength):
-        distance = _like(block(xs[i]) - block(local_centers[i]), gradient)
-        gradients[i] = row(
-          block(gradient) + _like(strength, gradient) * distance
-        )
+    gradients = replica_params.dense(gradients)
+    if not _is_zero(pull):
+      gradients = me.elementwise(
+        lambda g, x, c: (
+          g + cast_like(pull, g) * cast_like(cast_like(x, c) - c, g)
+        ),
+        gradients,
+        x,
+        local_center,
+      )
 
     # 2. The inner step.
     steps, inner_state = inner.update(
-      treedef.unflatten(gradients), own.inner_state, params, **extra_args
+      leaves.put(updates, gradients), own.inner_state, params, **extra_args
     )
-    steps = treedef.flatten_up_to(steps)
 
     # 3. The exchange.
-    blocks = block(of(xs))
-
-    def meet(carry):
-      steps, centers, _ = carry
-      points, steps = row((blocks, steps))
-      if exchange == "after_step":
-        points = optax.apply_updates(points, steps)
-      met = elastic_exchange(
-        points,
-        centers,
-        rate,
-        lambda pulls: collectives.sum_leaves(pulls, [names] * len(pulls)),
-      )
-      steps = [u - _like(p, u) for u, p in zip(steps, met.pull, strict=True)]
-      return block(steps), met.center, block(met.local_center)
+    def meet(x, own, center):
+      u, _, dropped = own
+      points = optax.apply_updates(x, u) if exchange == "after_step" else x
+      points, finite = me.where_finite(points, center, reject_nonfinite)
+      met = elastic_exchange(points, center, rate, me.sum)
+      u = [u - cast_like(p, u) for u, p in zip(u, met.pull, strict=True)]
+      dropped += (~finite).astype(jnp.int32)
+      return (u, met.local_center, dropped), met.center
 
     # Equal on all replicas, so all of them meet or none.
-    meets = state.ticks + 1 >= communication_period
-    results = block(of(steps)), of(centers), block(of(local_centers))
-    if communication_period == 1:
-      results = meet(results)
-    else:
-      results = change_if(meets, meet, results, names)
-    results = row(results[0]), results[1], row(results[2])
-    for leaves, new in zip(
-      (steps, centers, local_centers), results, strict=True
-    ):
-      for i, leaf in zip(moves, new, strict=True):
-        leaves[i] = leaf
-    own = ElasticReplica(
-      local_step=optax.safe_increment(own.local_step),
-      local_center=treedef.unflatten(local_centers),
-      inner_state=inner_state,
+    meets = state.ticks + 1 >= period
+    (u, local_center, dropped), center = me.change_if(
+      True if period == 1 else meets,
+      meet,
+      (leaves.of(steps), local_center, own.dropped_nonfinite),
+      center,
+      read=x,
     )
-    return treedef.unflatten(steps), ElasticAverageState(
+    return leaves.put(steps, u), ElasticAverageState(
       global_step=jnp.where(
         meets, optax.safe_increment(state.global_step), state.global_step
       ),
       ticks=jnp.where(meets, 0, state.ticks + 1),
-      center=treedef.unflatten(centers),
-      replica=as_block(axes.cast_to_varying(own, names), leading),
+      center=leaves.put(state.center, center),
+      replica=me.leave(
+        ElasticReplica(
+          local_step=optax.safe_increment(own.local_step),
+          local_center=leaves.put(own.local_center, local_center),
+          inner_state=inner_state,
+          dropped_nonfinite=dropped,
+        )
+      ),
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _check_rate(name: str, value: Any, *, positive: bool = False) -> None:
-  if value is None or isinstance(value, jax.core.Tracer):
-    return
-  try:
-    value = float(value)
-  except (TypeError, ValueError) as error:
-    raise ValueError(
-      f"`{name}` must be a number or a scalar array, got {value!r}."
-    ) from error
-  if not math.isfinite(value) or value < 0 or (positive and value == 0):
-    kind = "positive" if positive else "not negative"
-    raise ValueError(f"`{name}` must be finite and {kind}, got {value!r}.")
 
 
 def _injected_learning_rate(
@@ -332,12 +311,3 @@ def _ratio(rate: Any, learning_rate: Any) -> Any:
 
 def _is_zero(rho: Any) -> bool:
   return isinstance(rho, int | float) and rho == 0
-
-
-def _dense(x: Any) -> jax.Array:
-  return x.to_dense() if is_indexed_slices(x) else x
-
-
-def _like(x: Any, y: jax.Array) -> Any:
-  """Casts ``x`` to the dtype of ``y``; a Python number takes it by itself."""
-  return x if isinstance(x, int | float) else jnp.asarray(x, y.dtype)

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, collectives, own_params, replicas
-from optax_dist._internal.in_place import change_if
-from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
-from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist._internal import axes, checks, precision, replica_params
+from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.precision import cast_like
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_params import Replicas
 from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
@@ -23,10 +24,13 @@ class LocalReplica(NamedTuple):
   Attributes:
     local_step: steps that the replica has made (int32 scalar).
     inner_state: state of the inner transformation.
+    dropped_nonfinite: rounds (of a fragment) that the replica took no part in,
+      as its parameters were not finite (int32 scalar).
   """
 
   local_step: jax.Array
   inner_state: Any
+  dropped_nonfinite: jax.Array
 
 
 class LocalUpdatesState(NamedTuple):
@@ -60,6 +64,9 @@ def local_updates(
   communication_period: int | Callable[[jax.Array], Any] | SettablePeriod,
   num_replicas: int | None = None,
   inner_state: Literal["local", "averaged"] = "local",
+  reject_nonfinite: bool = True,
+  center_dtype: Any = None,
+  model_axes: axes.AxisNames = (),
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica make steps of its own, then steps with their mean.
 
@@ -101,6 +108,15 @@ def local_updates(
     inner_state: whether the floating-point arrays of the inner state stay
       ``"local"`` or are ``"averaged"`` over the replicas with the parameters. The
       others, such as counters, stay local.
+    reject_nonfinite: whether a replica with an infinite or NaN parameter is left
+      out of the mean, counted in its state. If not, it spoils the start of all.
+      What is not finite can't go on from there by an addition: see
+      :func:`optax_dist.reset_to_center`, and wrap ``inner`` in
+      ``optax.apply_if_finite`` to drop such gradients at once.
+    center_dtype: dtype of the start and of what is sent; None for each
+      parameter's own, and float32 where that is narrower.
+    model_axes: further axes that each replica's parameters are sharded over: all
+      shards of a replica decide alike. Under ``check_vma=True`` their types tell.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
@@ -142,37 +158,29 @@ def local_updates(
     <https://arxiv.org/abs/2311.08105>`_; Wang et al. 2019, `SlowMo
     <https://arxiv.org/abs/1910.00643>`_.
   """
-  names = axes.canonical_names(axis_name)
-  own_params.check_count("num_replicas", num_replicas, or_none=True)
-  first = communication_period
-  if isinstance(first, SettablePeriod):
-    first = first.initial
+  replicas = Replicas.of(_USER, axis_name, num_replicas, model_axes)
+  settable = isinstance(communication_period, SettablePeriod)
+  first = communication_period.initial if settable else communication_period
   if not callable(first):
-    own_params.check_count("communication_period", first)
-  if inner_state not in _INNER_STATES:
-    accepted = ", ".join(map(repr, _INNER_STATES))
-    raise ValueError(
-      f"`inner_state` must be one of {accepted}, got {inner_state!r}."
-    )
+    first = checks.count("communication_period", first)
+  checks.one_of("inner_state", inner_state, _INNER_STATES)
+  precision.check_dtype("center_dtype", center_dtype)
   inner = optax.with_extra_args_support(inner)
   averages = inner_state == "averaged"
 
   def period_after(step, last=None):
-    if isinstance(communication_period, SettablePeriod):
-      return jnp.asarray(first, jnp.int32) if last is None else last
-    if not callable(communication_period):
-      return jnp.asarray(communication_period, jnp.int32)
-    return jnp.maximum(
-      jnp.asarray(communication_period(step)).astype(jnp.int32), 1
-    )
+    if settable and last is not None:
+      return last
+    period = first(step) if callable(first) else first
+    return jnp.maximum(jnp.asarray(period).astype(jnp.int32), 1)
 
   def init_fn(params):
-    size = replicas.at_init(_USER, names, num_replicas)
-    # Not weakly typed: types must not change in the first update.
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
-    center = own_params.common(params, names)
+    size = replicas.at_init()
+    params = replica_params.strong(params)
+    center = replica_params.common(params, replicas.names, center_dtype)
     # One array each, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
+    own = LocalReplica(zero(), inner.init(params), zero())
     return LocalUpdatesState(
       global_step=zero(),
       ticks=zero(),
@@ -180,92 +188,61 @@ def local_updates(
       period=period_after(zero()),
       center=center,
       outer_state=outer.init(center),
-      replica=replicas.start(
-        LocalReplica(zero(), inner.init(params)), size, names
-      ),
+      replica=replicas.start(own, size),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    size = replicas.in_update(_USER, names, num_replicas)
-    replicas.check_counter(_USER, state.ticks, names)
-    xs, gradients, treedef = own_params.flatten_with_updates(
-      _USER, params, updates, names
-    )
-    own_params.flatten_center(_USER, params, state.center)
-    own, leading = own_block(
-      state.replica, state.replica.value.local_step, _USER
-    )
-    moves = [i for i, g in enumerate(gradients) if g is not None]
+    me = replicas.enter_with_params(state.replica, state.ticks, params)
+    own = me.own
+    leaves, x, _, _ = me.moving(params, updates, state.center)
+    args = updates, own.inner_state, params
+    check_used(_USER, inner.update, args, extra_args)
 
     # 1. A step of this replica.
-    steps, new_inner_state = inner.update(
-      updates, own.inner_state, params, **extra_args
-    )
-    steps = treedef.flatten_up_to(steps)
-    for i in moves:
-      steps[i] = (
-        steps[i].to_dense() if is_indexed_slices(steps[i]) else steps[i]
-      )
-
+    steps, new_inner_state = inner.update(*args, **extra_args)
+    floats, with_floats = _floats(new_inner_state)
     ticks = state.ticks + 1
     round_end = state.round_start + ticks
-    # Under shard_map, parameters are blocks with a leading axis of size 1. What
-    # is read around the loop keeps that shape, see elastic_average.
-    block, row = own_params.block_and_row(leading)
-    blocks = block([xs[i] for i in moves])
 
     # 2. and 3. A step of them all.
-    def agree(carry):
-      steps, center, outer_state, floats, _ = carry
-      points, steps = row((blocks, steps))
-      centers = treedef.flatten_up_to(center)
-      # Differences, as they are small: their sum is exact to more digits.
-      gaps = [
-        centers[i] - (x + u)
-        for i, x, u in zip(moves, points, steps, strict=True)
-      ]
-      sums = collectives.sum_leaves(
-        gaps + floats, [names] * (len(gaps) + len(floats))
+    def agree(x, own, common):
+      u, dropped = own
+      center, outer_state, floats, _ = common
+      points = [x + u for x, u in zip(x, u, strict=True)]
+      gap, floats, finite = me.mean_gap(
+        points, leaves.of(center), reject_nonfinite, floats
       )
-      means = [x / jnp.asarray(size, x.dtype) for x in sums]
       # What takes no part has not moved.
-      moved = [jnp.zeros_like(c) for c in centers]
-      for i, mean in zip(moves, means[: len(gaps)], strict=True):
-        moved[i] = mean
-      outer_steps, outer_state = outer.update(
-        treedef.unflatten(moved), outer_state, center
-      )
-      news = treedef.flatten_up_to(optax.apply_updates(center, outer_steps))
-      news = [news[i] if i in moves else c for i, c in enumerate(centers)]
-      return (
-        block([news[i] - x for i, x in zip(moves, points, strict=True)]),
-        treedef.unflatten(news),
-        outer_state,
-        means[len(gaps) :],
-        period_after(round_end, state.period),
-      )
+      gradient = leaves.put(jax.tree.map(jnp.zeros_like, center), gap)
+      outer_steps, outer_state = outer.update(gradient, outer_state, center)
+      start = leaves.of(optax.apply_updates(center, outer_steps))
+      u = [
+        cast_like(c - cast_like(x, c), u)
+        for x, u, c in zip(x, u, start, strict=True)
+      ]
+      dropped += (~finite).astype(jnp.int32)
+      period = period_after(round_end, state.period)
+      center = leaves.put(center, start)
+      return (u, dropped), (center, outer_state, floats, period)
 
-    floats, with_floats = _floats(new_inner_state)
-    results = (
-      block([steps[i] for i in moves]),
-      state.center,
-      state.outer_state,
-      floats if averages else [],
-      state.period,
-    )
     # Equal on all replicas, so all of them agree or none.
     ends = ticks >= state.period
-    if communication_period == 1:
-      results = agree(results)
-    else:
-      results = change_if(ends, agree, results, names)
-    new_steps, center, outer_state, averaged, period = results
-    for i, step in zip(moves, row(new_steps), strict=True):
-      steps[i] = step
+    (u, dropped), (center, outer_state, floats, period) = me.change_if(
+      True if first == 1 and not settable else ends,
+      agree,
+      (replica_params.dense(leaves.of(steps)), own.dropped_nonfinite),
+      (
+        state.center,
+        state.outer_state,
+        floats if averages else [],
+        state.period,
+      ),
+      read=x,
+    )
     if averages:
-      new_inner_state = with_floats(averaged)
-    own = LocalReplica(optax.safe_increment(own.local_step), new_inner_state)
-    return treedef.unflatten(steps), LocalUpdatesState(
+      new_inner_state = with_floats(floats)
+    local_step = optax.safe_increment(own.local_step)
+    return leaves.put(steps, u), LocalUpdatesState(
       global_step=jnp.where(
         ends, optax.safe_increment(state.global_step), state.global_step
       ),
@@ -274,7 +251,7 @@ def local_updates(
       period=period,
       center=center,
       outer_state=outer_state,
-      replica=as_block(axes.cast_to_varying(own, names), leading),
+      replica=me.leave(LocalReplica(local_step, new_inner_state, dropped)),
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

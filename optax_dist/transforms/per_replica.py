@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, own_params, replicas
+from optax_dist._internal import axes, checks, replicas
 from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
 
 _USER = "per_replica"
@@ -86,7 +86,7 @@ def per_replica(
     (Array([3., 3.], dtype=float32), Array([2., 4.], dtype=float32))
   """
   names = axes.canonical_names(axis_name)
-  own_params.check_count("num_replicas", num_replicas, or_none=True)
+  num_replicas = checks.count_or_none("num_replicas", num_replicas)
   if isinstance(tx, optax.MultiSteps):
     tx = tx.gradient_transformation()
   tx = optax.with_extra_args_support(tx)

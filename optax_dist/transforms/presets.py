@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import optax
 
-from optax_dist._internal import axes, own_params
+from optax_dist._internal import axes, checks
 from optax_dist.transforms.local_updates import local_updates
 from optax_dist.transforms.schedules import SettablePeriod
 
@@ -175,7 +175,7 @@ def bmuf(
     Block Training with Intra-block Parallel Optimization and Blockwise
     Model-Update Filtering, ICASSP.
   """
-  own_params.check_count("num_replicas", num_replicas)
+  checks.count("num_replicas", num_replicas)
   if block_momentum is None:
     block_momentum = 1.0 - 1.0 / num_replicas
   return local_updates(

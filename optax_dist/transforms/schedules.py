@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import own_params
+from optax_dist._internal import checks
 
 
 def post_local_period(
@@ -37,8 +37,8 @@ def post_local_period(
     Lin, Stich, Patel and Jaggi 2018, `Don't Use Large Mini-Batches, Use Local SGD
     <https://arxiv.org/abs/1808.07217>`_.
   """
-  own_params.check_count("communication_period", communication_period)
-  own_params.check_count("switch_step", switch_step)
+  checks.count("communication_period", communication_period)
+  checks.count("switch_step", switch_step)
 
   def period(step):
     long = jnp.asarray(communication_period, jnp.int32)
@@ -104,8 +104,8 @@ def adacomm_period(
     Wang and Joshi 2018, `Adaptive Communication Strategies to Achieve the Best
     Error-Runtime Trade-off in Local-Update SGD <https://arxiv.org/abs/1810.08313>`_.
   """
-  own_params.check_count("initial_period", initial_period)
-  own_params.check_count("last_period", last_period, or_none=True)
+  checks.count("initial_period", initial_period)
+  checks.count_or_none("last_period", last_period)
   if not (math.isfinite(initial_loss) and initial_loss > 0):
     raise ValueError(f"`initial_loss` must be positive, got {initial_loss!r}.")
   if not (math.isfinite(loss) and loss >= 0):

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist._internal import axes, collectives, own_params, replicas
-from optax_dist._internal.in_place import change_if
-from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
-from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist._internal import axes, checks, precision, replica_params
+from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.precision import cast_like
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_params import Replicas
 from optax_dist.transforms.local_updates import LocalReplica
 
 _USER = "streaming_updates"
@@ -52,6 +53,9 @@ def streaming_updates(
   delay: int = 0,
   mix: float = 0.0,
   num_replicas: int | None = None,
+  reject_nonfinite: bool = True,
+  center_dtype: Any = None,
+  model_axes: axes.AxisNames = (),
 ) -> optax.GradientTransformationExtraArgs:
   """As ``local_updates``, but a group of the parameters at a time.
 
@@ -80,7 +84,10 @@ def streaming_updates(
       the parameters out in turn, as strided layers in the paper.
     delay: steps from sending to applying; from 0 to less than the period.
     mix: what of their own parameters replicas keep; from 0 to 1.
-    num_replicas: as in ``local_updates``.
+    num_replicas: as in ``local_updates``, as are all that follow.
+    reject_nonfinite: whether replicas that are not finite are left out.
+    center_dtype: dtype of the common start and of what is sent.
+    model_axes: further axes that each replica's parameters are sharded over.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
@@ -105,158 +112,123 @@ def streaming_updates(
     Douillard et al. 2025, `Streaming DiLoCo with overlapping communication
     <https://arxiv.org/abs/2501.18512>`_.
   """
-  names = axes.canonical_names(axis_name)
-  own_params.check_count("num_replicas", num_replicas, or_none=True)
-  own_params.check_count("communication_period", communication_period)
+  replicas = Replicas.of(_USER, axis_name, num_replicas, model_axes)
+  period = checks.count("communication_period", communication_period)
   if not callable(fragments):
-    own_params.check_count("fragments", fragments)
-  if isinstance(delay, bool) or not isinstance(delay, int) or delay < 0:
-    raise ValueError(
-      f"`delay` must be an integer, not negative, got {delay!r}."
-    )
-  if delay >= communication_period:
+    fragments = checks.count("fragments", fragments)
+  delay = checks.count("delay", delay, least=0)
+  if delay >= period:
     raise ValueError(
       f"`delay` must be less than `communication_period`, got {delay} and"
-      f" {communication_period}."
+      f" {period}."
     )
-  if not 0.0 <= mix <= 1.0:
-    raise ValueError(f"`mix` must be from 0 to 1, got {mix!r}.")
+  checks.fraction("mix", mix)
+  precision.check_dtype("center_dtype", center_dtype)
   inner = optax.with_extra_args_support(inner)
 
   def init_fn(params):
-    size = replicas.at_init(_USER, names, num_replicas)
-    # Not weakly typed: types must not change in the first update.
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
-    center = own_params.common(params, names)
+    size = replicas.at_init()
+    params = replica_params.strong(params)
+    center = replica_params.common(params, replicas.names, center_dtype)
     members = _members(fragments, center)
-    own = LocalReplica(jnp.zeros([], jnp.int32), inner.init(params))
+    zero = lambda: jnp.zeros([], jnp.int32)
+    own = LocalReplica(zero(), inner.init(params), zero())
     return StreamingUpdatesState(
-      ticks=jnp.zeros([], jnp.int32),
+      ticks=zero(),
       syncs=jnp.zeros([len(members)], jnp.int32),
       center=center,
       pending=jax.tree.map(jnp.zeros_like, center) if delay else None,
       outer_state=tuple(outer.init(_only(center, at)) for at in members),
-      replica=replicas.start(own, size, names),
+      replica=replicas.start(own, size),
     )
 
-  def update_fn(updates, state, params=None, **extra_args):
-    size = replicas.in_update(_USER, names, num_replicas)
-    replicas.check_counter(_USER, state.ticks, names)
-    xs, gradients, treedef = own_params.flatten_with_updates(
-      _USER, params, updates, names
+  def outer_step(center, start, gap, leaves, outer_state, of):
+    """The new start of a fragment: a step of the outer transformation."""
+    start = _only(leaves.put(center, start), of)
+    # What takes no part has not moved.
+    zeros = jax.tree.map(jnp.zeros_like, center)
+    steps, outer_state = outer.update(
+      _only(leaves.put(zeros, gap), of), outer_state, start
     )
-    centers = own_params.flatten_center(_USER, params, state.center)
+    return leaves.of(optax.apply_updates(start, steps)), outer_state
+
+  def turn(me, params, leaves, of, sends, applies, fragment):
+    """One fragment's part of a step."""
+    steps, center, pending, outer_state, dropped = fragment
+    x, u, start = leaves.of(params), leaves.of(steps), leaves.of(center)
+    gap = leaves.of(pending) if delay else []
+
+    def send(_, own, last):
+      """The mean of what the replicas have moved since the common start."""
+      points, dropped = own
+      gap, _, finite = me.mean_gap(points, leaves.of(center), reject_nonfinite)
+      # What a loop does not change, compilers compute outside of it, in every
+      # step: so something else takes the place of the points.
+      other = [cast_like(g, x) for g, x in zip(last, points, strict=True)]
+      return (other, dropped + (~finite).astype(jnp.int32)), gap
+
+    def apply(x, own, common):
+      """The fragment's new start, and from there the replica's parameters."""
+      u, dropped = own
+      start, outer_state, gap = common
+      points = [x + u for x, u in zip(x, u, strict=True)]
+      if not delay:
+        (_, dropped), gap = send(x, (points, dropped), start)
+      start, outer_state = outer_step(
+        center, start, gap, leaves, outer_state, of
+      )
+      u = [_towards(*xs, mix) for xs in zip(x, u, points, start, strict=True)]
+      return (u, dropped), (start, outer_state, gap if delay else [])
+
+    if delay:
+      # Sent when the round ends; applied later, once something was sent.
+      points = [x + u for x, u in zip(x, u, strict=True)]
+      (_, dropped), gap = me.change_if(sends, send, (points, dropped), gap)
+      pending = leaves.put(pending, gap)
+    (u, dropped), (start, outer_state, _) = me.change_if(
+      applies, apply, (u, dropped), (start, outer_state, gap), read=x
+    )
+    steps, center = leaves.put(steps, u), leaves.put(center, start)
+    return steps, center, pending, outer_state, dropped
+
+  def update_fn(updates, state, params=None, **extra_args):
+    me = replicas.enter_with_params(state.replica, state.ticks, params)
+    own = me.own
+    moving, _, _, _ = me.moving(params, updates, state.center)
     members = _members(fragments, params)
     if len(members) != len(state.outer_state):
       raise ValueError(
         f"{_USER}: the state was made with {len(state.outer_state)} fragments, but"
         f" there are {len(members)}."
       )
-    own, leading = own_block(
-      state.replica, state.replica.value.local_step, _USER
-    )
-    block, row = own_params.block_and_row(leading)
-    steps, inner_state = inner.update(
-      updates, own.inner_state, params, **extra_args
-    )
-    steps = treedef.flatten_up_to(steps)
-    pending = treedef.flatten_up_to(state.pending) if delay else []
-    outer_states = list(state.outer_state)
-    syncs = state.syncs
-    ticks = (state.ticks + 1) % communication_period
+    args = updates, own.inner_state, params
+    check_used(_USER, inner.update, args, extra_args)
+    steps, inner_state = inner.update(*args, **extra_args)
+    steps = moving.put(steps, replica_params.dense(moving.of(steps)))
+    center, pending, syncs = state.center, state.pending, state.syncs
+    outer_states, dropped = list(state.outer_state), own.dropped_nonfinite
+    ticks = (state.ticks + 1) % period
 
-    def due(fragment, later):
-      end = (fragment + 1) * communication_period // len(members) + later
-      return ticks == end % communication_period
-
-    def moved(at, points):
-      """The mean of what the replicas have moved since the common start."""
-      gaps = [centers[i] - x for i, x in zip(at, points, strict=True)]
-      sums = collectives.sum_leaves(gaps, [names] * len(gaps))
-      return [x / jnp.asarray(size, x.dtype) for x in sums]
-
-    def apply(fragment, at, means, outer_state, points):
-      """The fragment's new start, and the replica's parameters."""
-      # What takes no part has not moved.
-      gradient = [jnp.zeros_like(c) for c in centers]
-      for i, mean in zip(at, means, strict=True):
-        gradient[i] = mean
-      start = _only(treedef.unflatten(centers), members[fragment])
-      outer_steps, outer_state = outer.update(
-        _only(treedef.unflatten(gradient), members[fragment]),
-        outer_state,
-        start,
-      )
-      news = treedef.flatten_up_to(optax.apply_updates(start, outer_steps))
-      news = [news[i] for i in at]
-      points = [
-        new + _times(mix, x - new) if mix else new
-        for x, new in zip(points, news, strict=True)
-      ]
-      return news, outer_state, points
-
-    for fragment, members_of in enumerate(members):
-      at = [i for i in members_of if gradients[i] is not None]
-      for i in at:
-        if is_indexed_slices(steps[i]):
-          steps[i] = steps[i].to_dense()
-      own_blocks = block([xs[i] for i in at])
-      sends = due(fragment, 0)
-
+    for i, of in enumerate(members):
+      end = (i + 1) * period // len(members)
+      sends = applies = ticks == end % period
       if delay:
-        # Sent when the round ends; applied later, once something was sent.
-        points = [xs[i] + steps[i] for i in at]
-
-        # What the loop does not change, the compiler may compute outside of
-        # it, in every step: so the points change.
-        def send(carry, at=at):
-          held, points = carry
-          return moved(at, points), held
-
-        held = [pending[i] for i in at]
-        news, _ = change_if(sends, send, (held, points), names)
-        for i, new in zip(at, news, strict=True):
-          pending[i] = new
-        applies = due(fragment, delay) & (syncs[fragment] > 0)
-      else:
-        applies = sends
-
-      def change(carry, fragment=fragment, at=at, own_blocks=own_blocks):
-        steps, _, outer_state = carry
-        own, steps = row((own_blocks, steps))
-        points = [x + u for x, u in zip(own, steps, strict=True)]
-        means = [pending[i] for i in at] if delay else moved(at, points)
-        news, outer_state, points = apply(
-          fragment, at, means, outer_state, points
-        )
-        steps = [p - x for p, x in zip(points, own, strict=True)]
-        return block(steps), news, outer_state
-
-      new_steps, new_centers, outer_states[fragment] = change_if(
-        applies,
-        change,
-        (
-          block([steps[i] for i in at]),
-          [centers[i] for i in at],
-          outer_states[fragment],
-        ),
-        names,
+        applies = (ticks == (end + delay) % period) & (syncs[i] > 0)
+      fragment = steps, center, pending, outer_states[i], dropped
+      steps, center, pending, outer_states[i], dropped = turn(
+        me, params, moving.among(of), of, sends, applies, fragment
       )
-      for i, step, center in zip(at, row(new_steps), new_centers, strict=True):
-        steps[i], centers[i] = step, center
-      syncs = jnp.where(
-        sends & (jnp.arange(len(members)) == fragment),
-        optax.safe_increment(syncs),
-        syncs,
-      )
-    own = LocalReplica(optax.safe_increment(own.local_step), inner_state)
-    return treedef.unflatten(steps), StreamingUpdatesState(
+      sent = sends & (jnp.arange(len(members)) == i)
+      syncs = jnp.where(sent, optax.safe_increment(syncs), syncs)
+
+    local_step = optax.safe_increment(own.local_step)
+    return steps, StreamingUpdatesState(
       ticks=ticks,
       syncs=syncs,
-      center=treedef.unflatten(centers),
-      pending=treedef.unflatten(pending) if delay else None,
+      center=center,
+      pending=pending,
       outer_state=tuple(outer_states),
-      replica=as_block(axes.cast_to_varying(own, names), leading),
+      replica=me.leave(LocalReplica(local_step, inner_state, dropped)),
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -326,5 +298,10 @@ def _only(tree: Any, at: list[int]) -> Any:
   )
 
 
-def _times(factor: float, x: jax.Array) -> jax.Array:
-  return x * jnp.asarray(factor, x.dtype)
+def _towards(x, u, point, start, mix: float) -> jax.Array:
+  """The step from ``x`` to ``mix * point + (1 - mix) * start``, like ``u``."""
+  point = cast_like(point, start)
+  new = (
+    start + (point - start) * jnp.asarray(mix, start.dtype) if mix else start
+  )
+  return cast_like(new - cast_like(x, start), u)

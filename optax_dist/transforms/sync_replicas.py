@@ -1,6 +1,5 @@
 """Synchronous updates from fresh gradients: k of N replicas make a step."""
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -11,17 +10,20 @@ import optax
 from optax_dist import quorum
 from optax_dist._internal import (
   axes,
+  checks,
   gradient_sum,
-  materialize,
   moving_averages,
-  replicas,
+  precision,
   staleness,
   update_leaves,
 )
-from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
+from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_params import Replicas
 from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
 
 _USER = "sync_replicas"
+_ARGUMENTS = ("arrived", "local_step")
 
 
 class SyncReplica(NamedTuple):
@@ -59,14 +61,15 @@ class SyncReplicasState(NamedTuple):
 
   Attributes:
     global_step: updates made so far (int32 scalar, equal on all replicas).
-    ticks: calls of ``update`` since the last step (int32 scalar, equal on all).
+    at_most: gradients that can have come in since the last step, if every replica
+      arrived on every tick (int32 scalar, equal on all).
     inner_state: state of the inner transformation, equal on all replicas.
     averages: moving averages of the parameters, or None.
     replica: one :class:`SyncReplica` per replica.
   """
 
   global_step: jax.Array
-  ticks: jax.Array
+  at_most: jax.Array
   inner_state: Any
   averages: Any
   replica: PerReplica
@@ -85,8 +88,10 @@ def sync_replicas(
   reject_nonfinite: bool = True,
   all_arrive: bool = False,
   accumulator_dtype: Any = None,
+  averages_dtype: Any = None,
   sparse_capacity: Any = None,
   sparse_average: Literal["touched", "gradients"] = "touched",
+  model_axes: axes.AxisNames = (),
 ) -> optax.GradientTransformationExtraArgs:
   """Applies ``inner`` once enough fresh gradients of the replicas are in.
 
@@ -139,7 +144,9 @@ def sync_replicas(
       is. Then no count is communicated and nothing is checked, and with
       ``replicas_to_aggregate`` up to the number of replicas no sum is kept:
       ``update`` is a mean and ``inner``.
-    accumulator_dtype: dtype of the sums; None for each parameter's own.
+    accumulator_dtype: dtype of the sums, and of what is sent; None for each
+      parameter's own, and float32 where that is narrower.
+    averages_dtype: dtype of the averages; None as above.
     sparse_capacity: for parameters with sparse gradients (:class:`IndexedSlices`)
       the most rows that one replica can hold until the next step: a pytree like
       ``params``, or a function of them that returns one, with an integer for
@@ -147,6 +154,9 @@ def sync_replicas(
     sparse_average: whether each row of a sparse gradient is divided by the number
       of gradients that ``"touched"`` it, as in TensorFlow, or by the number of
       all ``"gradients"`` in the step.
+    model_axes: further axes that each gradient is sharded over, as under tensor
+      parallelism: all shards of a replica's gradient are dropped or none. Under
+      ``check_vma=True`` the types tell them; elsewhere they have to be given.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
@@ -189,115 +199,135 @@ def sync_replicas(
     <https://arxiv.org/abs/1604.00981>`_; Zhang et al. 2016, `Staleness-aware
     Async-SGD <https://arxiv.org/abs/1511.05950>`_.
   """
-  names = axes.canonical_names(axis_name)
   needed, total_num_replicas, bound = quorum.check_sync_arguments(
     replicas_to_aggregate,
     total_num_replicas,
     0 if max_staleness is None else max_staleness,
   )
-  unbounded = max_staleness is None
+  replicas = Replicas.of(
+    _USER, axis_name, total_num_replicas, model_axes, "total_num_replicas"
+  )
+  names = replicas.names
   weight_of = staleness.weight_function(staleness_weight)
   moving_averages.check(variable_averages, variables_to_average)
-  if sparse_average not in ("touched", "gradients"):
-    raise ValueError(
-      "`sparse_average` must be one of 'touched', 'gradients', got"
-      f" {sparse_average!r}."
-    )
+  checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
+  precision.check_dtype("accumulator_dtype", accumulator_dtype)
+  precision.check_dtype("averages_dtype", averages_dtype)
   inner = optax.with_extra_args_support(inner)
 
-  def holds_sum(size):
-    return not all_arrive or needed > size or sparse_capacity is not None
-
   def init_fn(params):
-    size = replicas.at_init(
-      _USER, names, total_num_replicas, "total_num_replicas"
-    )
-    zero = jnp.zeros([], jnp.int32)
-    own = SyncReplica(
-      gradient_sum.init(params, sparse_capacity, accumulator_dtype)
-      if holds_sum(size)
-      else None,
-      *[zero] * (len(SyncReplica._fields) - 1),
-    )
+    size = replicas.at_init()
+    total = None
+    if not all_arrive or needed > size or sparse_capacity is not None:
+      total = gradient_sum.init(params, sparse_capacity, accumulator_dtype)
+    # Arrays of their own: one that is in a state twice can't be donated.
+    zero = lambda: jnp.zeros([], jnp.int32)
+    own = SyncReplica(total, *(zero() for _ in SyncReplica._fields[1:]))
     return SyncReplicasState(
-      # Arrays of their own: one that is in a state twice can't be donated.
-      global_step=jnp.zeros([], jnp.int32),
-      ticks=jnp.zeros([], jnp.int32),
+      global_step=zero(),
+      at_most=zero(),
       inner_state=inner.init(params),
       averages=moving_averages.init(
-        params, variable_averages, variables_to_average
+        params, variable_averages, variables_to_average, averages_dtype
       ),
-      replica=replicas.start(own, size, names),
+      replica=replicas.start(own, size),
+    )
+
+  def add_up(me, total, updates, on_time, weight=None, check_sum=False):
+    """1. and 2.: The gradient, added up on this replica if it counts."""
+    yes = jnp.asarray(True)
+    if total is None:
+      held = gradient_sum.cast(updates, dtype=accumulator_dtype)
+      return held, _Verdict(yes, yes, yes, yes)
+    # To clear a sum when it is next used costs nothing; at the step it would
+    # cost another pass over memory.
+    before = gradient_sum.clear(total, me.own.num_accumulated == 0)
+    held, fits = gradient_sum.add(before, updates, weight)
+    if all_arrive:
+      return held, _Verdict(yes, yes, yes, yes)
+    finite = yes
+    if reject_nonfinite:
+      finite = me.all_finite(held if check_sum else updates)
+    verdict = _Verdict(*on_time, finite, me.agree(fits, updates))
+    # A dropped gradient may hold NaN, so it is never computed with.
+    return _where(verdict.accepted, held, before), verdict
+
+  def add_up_and_reduce(me, at_most, updates, on_time):
+    """1. to 3. for k = N: one message, and one look at what comes back.
+
+    A sum is finite only if all that is in it is. So in the common case, where
+    each replica's gradient counts and none holds another, no gradient is looked
+    at before it is sent, and none is kept. Else all is done again, one by one.
+    """
+    own = me.own
+    here, fresh = on_time
+    mine = gradient_sum.cast(updates, own.gradient_sum)
+    total, all_in = gradient_sum.reduce(
+      mine, updates, (here & fresh).astype(jnp.int32), names
+    )
+    whole = (at_most == me.size) & (all_in == me.size)
+    if reject_nonfinite:
+      whole &= me.all_finite(total)
+
+    def one_by_one(_, carry, common):
+      # What a loop does not change, compilers compute outside of it, in every
+      # step: so it is the sum, which changes, that is looked at and sent.
+      held, verdict = add_up(me, carry[0], updates, on_time, check_sum=True)
+      count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
+      return (held, verdict), gradient_sum.reduce(held, updates, count, names)
+
+    yes = jnp.asarray(True)
+    return me.change_if(
+      ~whole,
+      one_by_one,
+      (own.gradient_sum, _Verdict(here, fresh, yes, yes)),
+      (total, all_in),
     )
 
   def update_fn(
     updates, state, params=None, *, arrived=None, local_step=None, **extra_args
   ):
-    size = replicas.in_update(
-      _USER, names, total_num_replicas, "total_num_replicas"
-    )
-    if variable_averages is not None and params is None:
-      raise ValueError(
-        f"{_USER}: `variable_averages` needs the parameters: call"
-        " update(updates, state, params)."
-      )
-    if all_arrive and not (arrived is None and local_step is None):
-      raise ValueError(
-        f"{_USER}: with `all_arrive` neither `arrived` nor `local_step` may be"
-        " given to update."
-      )
-    _check_updates(updates, names)
-    replicas.check_counter(_USER, state.ticks, names)
-    own, leading = own_block(
-      state.replica, state.replica.value.local_step, _USER
-    )
-
-    # 1. Does this replica's gradient count?
-    step = _scalar(local_step, own.local_step, "local_step", jnp.integer)
+    me = replicas.enter(state.replica, state.at_most)
+    own = me.own
+    check_update(me, params, arrived, local_step)
+    _check_gradients(updates, names)
+    args = updates, state.inner_state, params
+    check_used(_USER, inner.update, args, extra_args, _ARGUMENTS)
     here = _scalar(arrived, True, "arrived", jnp.bool_)
+    step = _scalar(local_step, own.local_step, "local_step", jnp.integer)
     late = state.global_step - step
-    yes = jnp.asarray(True)
     # As TensorFlow, and unlike the coordinator, which knows replicas from
     # different runs apart: a step of the future counts as fresh.
-    fresh = yes if unbounded else late <= bound
-    finite = _all_finite(updates) if reject_nonfinite else yes
+    fresh = jnp.asarray(True) if max_staleness is None else late <= bound
+    weight = weight_of and weight_of(late)
+    # Gradients that can be in by now: equal on all replicas, and exact if all
+    # arrive.
+    at_most = state.at_most + me.size
+    sparse = _has_slices(updates)
 
-    # 2. Add it up, on this replica.
-    if holds_sum(size):
-      # To clear a sum when it is next used costs nothing; at the step it would
-      # cost another pass over memory.
-      before = gradient_sum.clear(own.gradient_sum, own.num_accumulated == 0)
-      held, fits = gradient_sum.add(
-        before, updates, weight_of and weight_of(late)
+    # 1. and 2. Each replica adds its gradient up, if it counts.
+    if needed == me.size and not (all_arrive or weight_of or sparse):
+      (held, verdict), reduced = add_up_and_reduce(
+        me, at_most, updates, (here, fresh)
       )
     else:
-      held, fits = updates, yes
-    if all_arrive:
-      fresh = finite = fits = accepted = yes
-    else:
-      accepted = here & fresh & finite & fits
-      # A dropped gradient may hold NaN, so it is never computed with.
-      held = _where(accepted, held, before)
-    count = own.num_accumulated + accepted.astype(jnp.int32)
+      held, verdict = add_up(
+        me, own.gradient_sum, updates, (here, fresh), weight
+      )
+      reduced = None
+    count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
 
     # 3. Enough? Then aggregate once, and apply.
-    ticks_needed = math.ceil(needed / size)
-    sparse = any(
-      map(
-        is_indexed_slices, jax.tree.leaves(updates, is_leaf=is_indexed_slices)
-      )
-    )
-
     def aggregate():
-      mean, all_in = gradient_sum.average(
-        held,
-        updates,
-        size * ticks_needed if all_arrive else count,
-        names,
-        sparse_average,
-      )
+      if reduced is not None:
+        return apply_if_enough(*reduced)
+      counted = None if all_arrive else count
+      total, all_in = gradient_sum.reduce(held, updates, counted, names)
+      return apply_if_enough(total, at_most if all_arrive else all_in)
 
+    def apply_if_enough(total, all_in):
       def apply():
+        mean = gradient_sum.divide(total, updates, all_in, sparse_average)
         new_updates, inner_state = inner.update(
           mean, state.inner_state, params, **extra_args
         )
@@ -315,53 +345,83 @@ def sync_replicas(
       return _where(all_in >= needed, apply(), wait(apply))
 
     def wait(apply):
-      new_updates = jax.eval_shape(apply)[0]
-      return (
-        jax.tree.map(_no_update, new_updates, is_leaf=is_indexed_slices),
-        state.inner_state,
-        state.averages,
-        jnp.asarray(False),
+      new_updates = jax.tree.map(
+        _no_update, jax.eval_shape(apply)[0], is_leaf=is_indexed_slices
       )
+      return new_updates, state.inner_state, state.averages, jnp.asarray(False)
 
-    if ticks_needed == 1:
+    if needed <= me.size:
       results = aggregate()
     else:
       # Equal on all replicas, so all of them enter the collectives or none.
-      possible = state.ticks + 1 >= ticks_needed
-      results = axes.cond(possible, aggregate, lambda: wait(aggregate))
+      results = axes.cond(at_most >= needed, aggregate, lambda: wait(aggregate))
     new_updates, inner_state, averages, stepped = results
-    global_step = state.global_step + stepped.astype(jnp.int32)
 
     # 4. Tokens.
-    def tally(counter, what):
-      return counter + what.astype(jnp.int32)
-
-    own = SyncReplica(
-      gradient_sum=held if holds_sum(size) else None,
+    global_step = state.global_step + stepped.astype(jnp.int32)
+    own = verdict.tally(own)._replace(
+      gradient_sum=None if own.gradient_sum is None else held,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(here, global_step, own.local_step),
-      accepted=tally(own.accepted, accepted),
-      absent=tally(own.absent, ~here),
-      dropped_stale=tally(own.dropped_stale, here & ~fresh),
-      dropped_nonfinite=tally(own.dropped_nonfinite, here & fresh & ~finite),
-      dropped_overflow=tally(
-        own.dropped_overflow, here & fresh & finite & ~fits
-      ),
-      dropped_departed=own.dropped_departed,
     )
-    own = axes.cast_to_varying(own, names)
     return new_updates, SyncReplicasState(
       global_step=global_step,
-      ticks=jnp.where(stepped, 0, state.ticks + 1),
+      at_most=jnp.where(stepped, 0, at_most),
       inner_state=inner_state,
       averages=averages,
-      replica=as_block(own, leading),
+      replica=me.leave(own),
     )
+
+  def check_update(me, params, arrived, local_step):
+    if variable_averages is not None and params is None:
+      raise ValueError(
+        f"{_USER}: `variable_averages` needs the parameters: call"
+        " update(updates, state, params)."
+      )
+    if all_arrive and not (arrived is None and local_step is None):
+      raise ValueError(
+        f"{_USER}: with `all_arrive` neither `arrived` nor `local_step` may be"
+        " given to update."
+      )
+    if me.own.gradient_sum is None and needed > me.size:
+      raise ValueError(
+        f"{_USER}: {needed} gradients of {me.size} replicas need a sum, and this"
+        " state holds none: it was made where every tick was a step. Take a new"
+        " one from init, with the global_step, inner_state and averages of the"
+        " old."
+      )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _check_updates(updates, names) -> None:
+class _Verdict(NamedTuple):
+  """Whether one gradient counts, and why not: boolean scalars."""
+
+  here: Any
+  fresh: Any
+  finite: Any
+  fits: Any
+
+  @property
+  def accepted(self) -> jax.Array:
+    return self.here & self.fresh & self.finite & self.fits
+
+  def tally(self, own: SyncReplica) -> SyncReplica:
+    """Counts the gradient, as accepted or by the first reason against it."""
+    add = lambda counter, what: counter + what.astype(jnp.int32)
+    timely = self.here & self.fresh
+    return own._replace(
+      accepted=add(own.accepted, self.accepted),
+      absent=add(own.absent, ~self.here),
+      dropped_stale=add(own.dropped_stale, self.here & ~self.fresh),
+      dropped_nonfinite=add(own.dropped_nonfinite, timely & ~self.finite),
+      dropped_overflow=add(
+        own.dropped_overflow, timely & self.finite & ~self.fits
+      ),
+    )
+
+
+def _check_gradients(updates, names) -> None:
   tracked = frozenset(name for name in names if axes.is_tracked(name))
   leaves, _ = jax.tree_util.tree_flatten_with_path(
     updates, is_leaf=is_indexed_slices
@@ -370,6 +430,11 @@ def _check_updates(updates, names) -> None:
     leaf = leaf.values if is_indexed_slices(leaf) else leaf
     update_leaves.check_dtype(_USER, path, leaf)
     update_leaves.check_own(_USER, path, leaf, tracked)
+
+
+def _has_slices(updates) -> bool:
+  leaves = jax.tree.leaves(updates, is_leaf=is_indexed_slices)
+  return any(map(is_indexed_slices, leaves))
 
 
 def _scalar(value, default, name, kind) -> jax.Array:
@@ -387,19 +452,9 @@ def _where(predicate, new, old):
   return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), new, old)
 
 
-def _all_finite(updates) -> jax.Array:
-  finite = [
-    jnp.all(jnp.isfinite(x.values if is_indexed_slices(x) else x))
-    for x in jax.tree.leaves(updates, is_leaf=is_indexed_slices)
-  ]
-  if not finite:
-    return jnp.asarray(True)
-  return materialize.materialize(jnp.all(jnp.stack(finite)))
-
-
 def _no_update(x):
   if isinstance(x, IndexedSlices):
     indices = jnp.full(x.indices.shape, x.dense_shape[0], x.indices.dtype)
     values = jnp.zeros(x.values.shape, x.values.dtype)
     return IndexedSlices.unchecked(values, indices, x.dense_shape)
-  return jnp.zeros(x.shape, x.dtype)
+  return axes.zeros(x)

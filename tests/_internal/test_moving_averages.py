@@ -34,9 +34,21 @@ def test_they_follow_the_updated_parameters(decay):
   assert averages["w"].dtype == jnp.float32
 
 
-def test_half_precision_is_kept():
+def test_half_precision_is_averaged_in_float32():
+  """In bfloat16 the average would stop a quarter of the way."""
+  params = {"w": jnp.zeros(2, jnp.bfloat16)}
+  averages = moving_averages.init(params, 0.999, None)
+  to_one = {"w": jnp.ones(2, jnp.bfloat16)}
+  update = jax.jit(lambda a: moving_averages.update(a, params, to_one, 0.999))
+  for _ in range(1000):
+    averages = update(averages)
+  assert averages["w"].dtype == jnp.float32
+  np.testing.assert_allclose(averages["w"], 1 - 0.999**1000, rtol=1e-4)
+
+
+def test_the_dtype_of_averages_can_be_chosen():
   params = {"w": jnp.ones(2, jnp.bfloat16)}
-  averages = moving_averages.init(params, 0.5, None)
+  averages = moving_averages.init(params, 0.5, None, jnp.bfloat16)
   averages = moving_averages.update(averages, params, params, 0.5)
   assert averages["w"].dtype == jnp.bfloat16
   np.testing.assert_array_equal(averages["w"].astype(jnp.float32), 1.5)

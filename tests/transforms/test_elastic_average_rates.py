@@ -125,7 +125,7 @@ def test_half_precision_and_extra_arguments():
   # 1 + 3 is 4 away from the center, and a quarter of that is pulled back.
   np.testing.assert_allclose(updates.astype(np.float32), 2.0)
   center = center_params(state)
-  assert center.dtype == jnp.bfloat16
+  assert center.dtype == jnp.float32
   np.testing.assert_allclose(center.astype(np.float32), 2.0)
 
 

@@ -1,0 +1,82 @@
+"""Checks of arguments: a clear error where the transformation is made."""
+
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def count(name: str, value: Any, *, least: int = 1) -> int:
+  """Returns an integer as an ``int``; NumPy's integers are fine.
+
+  Raises:
+    ValueError: if it is not one, or less than ``least``: 1 or 0.
+  """
+  try:
+    number = operator.index(value)
+  except TypeError:
+    number = least - 1
+  if isinstance(value, bool | np.bool_) or number < least:
+    kind = "a positive integer" if least else "an integer, not negative"
+    raise ValueError(f"`{name}` must be {kind}, got {value!r}.")
+  return number
+
+
+def count_or_none(name: str, value: Any) -> int | None:
+  """As :func:`count`, and None is fine too."""
+  return None if value is None else count(name, value)
+
+
+def rate(name: str, value: Any, *, positive: bool = False) -> None:
+  """Checks a number or a scalar array; what is traced is taken on trust.
+
+  Raises:
+    ValueError: if it is not a number, not finite, or negative; or if it is 0 and
+      must be ``positive``.
+  """
+  if isinstance(value, jax.core.Tracer):
+    return
+  kind = "positive" if positive else "not negative"
+  is_number = isinstance(value, int | float | np.number) or (
+    isinstance(value, jax.Array | np.ndarray)
+    and value.shape == ()
+    and jnp.issubdtype(value.dtype, jnp.number)
+  )
+  if not is_number or isinstance(value, bool) or np.iscomplexobj(value):
+    raise ValueError(
+      f"`{name}` must be a number or a scalar array, got {value!r}."
+    )
+  number = float(value)
+  if not math.isfinite(number) or number < 0 or (positive and number == 0):
+    raise ValueError(f"`{name}` must be finite and {kind}, got {value!r}.")
+
+
+def fraction(name: str, value: Any, kind: str = "") -> None:
+  """Checks a number from 0 to 1; ``kind`` says of what, for the message.
+
+  Raises:
+    ValueError: if it is not one.
+  """
+  is_number = isinstance(value, int | float | np.number)
+  if not is_number or isinstance(value, bool) or not 0 <= value <= 1:
+    raise ValueError(f"`{name}` must be {kind}from 0 to 1, got {value!r}.")
+
+
+def rate_or_schedule(name: str, value: Any, *, positive: bool = False) -> None:
+  """As :func:`rate`, and a schedule is fine too."""
+  if not callable(value):
+    rate(name, value, positive=positive)
+
+
+def one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:
+  """Checks that an argument is one of several words.
+
+  Raises:
+    ValueError: if it is not.
+  """
+  if value not in accepted:
+    words = ", ".join(map(repr, accepted))
+    raise ValueError(f"`{name}` must be one of {words}, got {value!r}.")

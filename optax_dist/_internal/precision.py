@@ -1,0 +1,65 @@
+"""The dtypes in which sums, averages and centers are kept.
+
+Many small numbers are added to them, which a narrow dtype would round away: a
+bfloat16 average with a decay of 0.999 stops where the steps get below its last
+bit.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def check_dtype(name: str, dtype: Any) -> None:
+  """Checks a dtype that a caller gave; None stands for the default.
+
+  Raises:
+    ValueError: if it is not a floating-point or complex dtype.
+  """
+  try:
+    fits = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.inexact)
+  except TypeError:
+    fits = False
+  if not fits:
+    raise ValueError(
+      f"`{name}` must be a floating-point dtype or None, got {dtype!r}."
+    )
+
+
+def wide_dtype(like: Any, given: Any = None) -> jnp.dtype:
+  """Returns the dtype in which what adds up is kept.
+
+  Args:
+    like: an array, of what adds up.
+    given: the dtype that the caller asked for; None for that of ``like``, and
+      float32 where that is narrower.
+
+  Returns:
+    A dtype; that of ``like`` where it is neither floating-point nor complex, and
+    a complex one where it is complex.
+
+  Example:
+    >>> [str(wide_dtype(jnp.zeros(2, d))) for d in ("bfloat16", "float32", "int8")]
+    ['float32', 'float32', 'int8']
+  """
+  dtype = jnp.result_type(like)
+  if not jnp.issubdtype(dtype, jnp.inexact):
+    return dtype
+  if given is None:
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype("float32")
+  given = jnp.dtype(given)
+  if jnp.issubdtype(dtype, jnp.complexfloating):
+    is_double = jnp.finfo(given).bits > 32
+    return jnp.dtype("complex128" if is_double else "complex64")
+  return given
+
+
+def widen(tree: Any, given: Any = None) -> Any:
+  """Returns copies of a tree's arrays, in the dtypes that they are kept in."""
+  return jax.tree.map(lambda x: jnp.array(x, wide_dtype(x, given)), tree)
+
+
+def cast_like(x: Any, y: jax.Array) -> Any:
+  """Casts ``x`` to the dtype of ``y``; a Python number takes it by itself."""
+  return x if isinstance(x, int | float) else jnp.asarray(x, y.dtype)

@@ -1,0 +1,440 @@
+"""What a transform sees of its replicas: the number, the own block, parameters.
+
+The transforms are written for one replica, as their papers are: scalars,
+parameters, a center. Around that, here and only here: how many replicas there
+are, that under ``jax.shard_map`` a replica's values come as a block with a leading
+axis of size 1, which parameters take part, and which axes of a sharded model must
+agree on a decision.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist._internal import (
+  axes,
+  checks,
+  collectives,
+  precision,
+  replicas,
+  update_leaves,
+)
+from optax_dist._internal.in_place import change_if
+from optax_dist._internal.materialize import materialize
+from optax_dist._internal.precision import cast_like
+from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
+from optax_dist.sparse.indexed_slices import is_indexed_slices
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+  """The replicas that one transform is made for.
+
+  Attributes:
+    user: the transform, for messages.
+    names: of the axes that the replicas lie along.
+    number: how many there are; None for the size of the axes.
+    model_axes: further axes, that each replica's parameters are sharded over.
+    argument: what the transform calls the number.
+  """
+
+  user: str
+  names: tuple[axes.AxisName, ...]
+  number: int | None
+  model_axes: tuple[axes.AxisName, ...]
+  argument: str = "num_replicas"
+
+  @classmethod
+  def of(
+    cls,
+    user: str,
+    axis_name: axes.AxisNames,
+    number: Any,
+    model_axes: axes.AxisNames,
+    argument: str = "num_replicas",
+  ) -> "Replicas":
+    """Checks what the transform was given.
+
+    Raises:
+      ValueError: if it is not axis names and a positive integer or None, or if
+        the replicas and the model share an axis.
+    """
+    names = axes.canonical_names(axis_name)
+    sharded = axes.canonical_names(model_axes) if model_axes != () else ()
+    both = set(names) & set(sharded)
+    if both:
+      raise ValueError(
+        f"{user}: the replicas lie along {sorted(map(str, both))}, so these can't"
+        " be `model_axes` too."
+      )
+    number = checks.count_or_none(argument, number)
+    return cls(user, names, number, sharded, argument)
+
+  def at_init(self) -> int:
+    """Returns their number where ``init`` is called, see :mod:`replicas`."""
+    return replicas.at_init(self.user, self.names, self.number, self.argument)
+
+  def start(self, own: Any, size: int) -> PerReplica:
+    """Returns the replicas' part of a state, each starting from ``own``."""
+    return replicas.start(own, size, self.names)
+
+  def enter_with_params(
+    self, node: PerReplica, counter: jax.Array, params: Any
+  ) -> "Replica":
+    """As :meth:`enter`, of a transform that needs the parameters.
+
+    Raises:
+      ValueError: if there are none.
+    """
+    axes.check_bound(self.names, self.user)
+    if params is None:
+      raise ValueError(
+        f"{self.user} needs the parameters: call update(updates, state, params)."
+      )
+    return self.enter(node, counter)
+
+  def enter(self, node: PerReplica, counter: jax.Array) -> "Replica":
+    """Returns what one replica sees in ``update``.
+
+    Args:
+      node: the replicas' part of the state, with a ``local_step`` in it.
+      counter: what decides on communication.
+
+    Raises:
+      UnboundAxisError: if an axis is not bound.
+      ValueError: if there is another number of replicas, if the counter may
+        differ from replica to replica, or if the block is not one replica's.
+    """
+    size = replicas.in_update(self.user, self.names, self.number, self.argument)
+    axes.check_bound(self.model_axes, self.user)
+    replicas.check_counter(self.user, counter, self.names)
+    own, leading = own_block(node, node.value.local_step, self.user)
+    return Replica(self, size, own, leading, axes.varying_axes(counter))
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+  """One replica in ``update``.
+
+  Attributes:
+    of: the replicas of the transform.
+    size: how many there are.
+    own: what this one holds.
+    leading: whether its arrays come as blocks, with a leading axis of size 1.
+    undecided: tracked axes over which decisions may differ, as they are those of
+      a transform around this one.
+  """
+
+  of: Replicas
+  size: int
+  own: Any
+  leading: bool
+  undecided: frozenset[axes.AxisName]
+
+  def leave(self, own: Any) -> PerReplica:
+    """Returns the replica's part of the new state."""
+    return as_block(axes.cast_to_varying(own, self.of.names), self.leading)
+
+  def sum(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """Sums each array over the replicas."""
+    return collectives.sum_leaves(leaves, [self.of.names] * len(leaves))
+
+  def agree(self, flag: jax.Array, like: Any = ()) -> jax.Array:
+    """Whether ``flag`` holds on all shards of this replica's model.
+
+    Args:
+      flag: a boolean scalar.
+      like: a pytree of arrays; where types tell, the axes that they vary over
+        are asked, beside ``model_axes``.
+    """
+    over = set(self.of.model_axes).union(
+      *(axes.varying_axes(x) for x in (flag, *dense_values(like)))
+    )
+    names = tuple(sorted(over - set(self.of.names) - self.undecided, key=str))
+    if not names:
+      return flag
+    against = axes.cast_to_varying((~flag).astype(jnp.int32), names)
+    return collectives.sum_leaves([against], [names])[0] == 0
+
+  def all_finite(self, tree: Any) -> jax.Array:
+    """Whether every element is finite, on all shards of this replica."""
+    leaves = dense_values(tree)
+    finite = [jnp.all(jnp.isfinite(x)) for x in leaves]
+    if not finite:
+      return jnp.asarray(True)
+    flag = jnp.all(jnp.stack(_of_one_type(finite)))
+    return materialize(self.agree(flag, leaves))
+
+  def where_finite(
+    self, points: list, center: list, reject: bool
+  ) -> tuple[list, jax.Array]:
+    """Returns where this replica stands, in the dtype of the center.
+
+    Args:
+      points: its parameters.
+      center: the center's.
+      reject: whether a replica that isn't finite is taken to stand at the center:
+        there it moves nothing.
+
+    Returns:
+      The points, and a boolean scalar: whether they are the replica's.
+    """
+    points = [cast_like(x, c) for x, c in zip(points, center, strict=True)]
+    if not reject:
+      return points, jnp.asarray(True)
+    pairs = list(zip(points, center, strict=True))
+    # Of the distance, which changes in the loop around this: what a loop does
+    # not change, compilers compute in every step.
+    finite = self.all_finite([x - c for x, c in pairs])
+    return [jnp.where(finite, x, c) for x, c in pairs], finite
+
+  def mean_gap(
+    self, points: list, center: list, reject: bool, others: Sequence = ()
+  ) -> tuple[list, list, jax.Array]:
+    """Returns the mean over the replicas of ``center - points``.
+
+    Args:
+      points: this replica's parameters.
+      center: the center's.
+      reject: whether the mean is over the replicas that are finite; 0 where none
+        is.
+      others: further arrays to average over these, in the same message.
+
+    Returns:
+      The mean, that of the others, and whether this replica is part of it.
+    """
+    points, finite = self.where_finite(points, center, reject)
+    # Differences, as they are small: their sum is exact to more digits.
+    gaps = [c - x for x, c in zip(points, center, strict=True)]
+    if not reject:
+      sums = self.sum([*gaps, *others])
+      means = [x / jnp.asarray(self.size, x.dtype) for x in sums]
+    else:
+      others = [jnp.where(finite, x, jnp.zeros_like(x)) for x in others]
+      count, *sums = self.sum([finite.astype(jnp.float32), *gaps, *others])
+      count = jnp.maximum(count, 1)
+      means = [x / count.astype(x.dtype) for x in sums]
+    return means[: len(gaps)], means[len(gaps) :], finite
+
+  def rows(self, tree: Any) -> Any:
+    """Drops the leading axis of blocks."""
+    return jax.tree.map(lambda x: x[0], tree) if self.leading else tree
+
+  def blocks(self, tree: Any) -> Any:
+    """Adds the leading axis of blocks."""
+    return jax.tree.map(lambda x: x[None], tree) if self.leading else tree
+
+  def elementwise(self, fun: Callable, *lists: Sequence) -> list:
+    """Applies ``fun`` to the arrays of several lists, one of each at a time.
+
+    What reads a large array and is stored in its place has to have the block's
+    shape, or the compiler for CPUs makes copies.
+    """
+    return [
+      self.rows(fun(*map(self.blocks, xs))) for xs in zip(*lists, strict=True)
+    ]
+
+  def change_if(
+    self,
+    predicate: Any,
+    fun: Callable[[Any, Any, Any], tuple[Any, Any]],
+    own: Any,
+    common: Any,
+    read: Any = (),
+  ) -> tuple[Any, Any]:
+    """Returns ``fun(read, own, common)`` where ``predicate`` holds.
+
+    Elsewhere ``(own, common)`` comes back, in place. See :func:`change_if`.
+
+    Args:
+      predicate: a boolean scalar, equal on all replicas; True for always.
+      fun: a function that returns the new ``own`` and ``common``.
+      own: a pytree of this replica's arrays.
+      common: a pytree of arrays that are equal on all replicas.
+      read: a pytree of this replica's arrays that do not change.
+    """
+    read = self.blocks(read)
+
+    def change(carry):
+      own, common = carry
+      own, common = fun(self.rows(read), self.rows(own), common)
+      return self.blocks(own), common
+
+    carry = self.blocks(own), common
+    if predicate is True:
+      carry = change(carry)
+    else:
+      carry = change_if(predicate, change, carry, self.of.names)
+    return self.rows(carry[0]), carry[1]
+
+  def moving(
+    self, params: Any, updates: Any, center: Any
+  ) -> tuple["Leaves", list, list, list]:
+    """Returns which parameters take part: those that have a gradient.
+
+    Args:
+      params: this replica's parameters.
+      updates: their gradients, with None for a parameter that takes no part.
+      center: the replicas' center.
+
+    Returns:
+      Which they are, and lists of the parameters, of their gradients and of
+      their centers.
+
+    Raises:
+      ValueError: if an update has no parameter, if a parameter is, by its type,
+        equal on all replicas, or if a center has another shape.
+      TypeError: if an update is not floating-point or complex.
+    """
+    xs, gradients, treedef = _flatten_with_updates(self.of, params, updates)
+    _check_center(self.of.user, params, center)
+    at = [i for i, g in enumerate(gradients) if g is not None]
+    leaves = Leaves(treedef, at)
+    return (
+      leaves,
+      [xs[i] for i in at],
+      [gradients[i] for i in at],
+      leaves.of(center),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+  """Some of the leaves of trees like the parameters.
+
+  Attributes:
+    treedef: the structure of the parameters.
+    at: the indices of these leaves.
+  """
+
+  treedef: Any
+  at: list[int]
+
+  def of(self, tree: Any) -> list:
+    """Returns the list of these leaves."""
+    leaves = self.treedef.flatten_up_to(tree)
+    return [leaves[i] for i in self.at]
+
+  def among(self, indices: Iterable[int]) -> "Leaves":
+    """Returns those of these leaves that are also among ``indices``."""
+    others = set(indices)
+    return Leaves(self.treedef, [i for i in self.at if i in others])
+
+  def put(self, tree: Any, leaves: Iterable) -> Any:
+    """Returns ``tree`` with others in the place of these leaves."""
+    new = self.treedef.flatten_up_to(tree)
+    for i, leaf in zip(self.at, leaves, strict=True):
+      new[i] = leaf
+    return self.treedef.unflatten(new)
+
+
+def dense_values(tree: Any) -> list:
+  """Returns the arrays of a tree of gradients; of a sparse one, its values."""
+  leaves = jax.tree.leaves(tree, is_leaf=is_indexed_slices)
+  return [x.values if is_indexed_slices(x) else x for x in leaves]
+
+
+def dense(leaves: list) -> list:
+  """Returns the leaves with each sparse one as an array."""
+  return [x.to_dense() if is_indexed_slices(x) else x for x in leaves]
+
+
+def strong(params: Any) -> Any:
+  """Returns parameters that are not weakly typed.
+
+  Types must not change in the first update.
+  """
+  return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+
+
+def common(
+  params: Any, names: tuple[axes.AxisName, ...], dtype: Any = None
+) -> Any:
+  """Returns a copy of the first replica's parameters, equal on all replicas.
+
+  Outside of the map, and where the type says that they are equal already, it is a
+  copy of ``params``. It is a copy because it must not share a buffer that is
+  donated.
+
+  Args:
+    params: a pytree of arrays.
+    names: of the axes that the replicas lie along.
+    dtype: of the copy, see :func:`precision.wide_dtype`.
+  """
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(precision.widen(params, dtype))
+  if not axes.bound_axes().keys() >= set(names):
+    return treedef.unflatten(leaves)
+  tracked = any(axes.is_tracked(name) for name in names)
+  is_first = jnp.asarray(True)
+  for name in names:
+    is_first &= jax.lax.axis_index(name) == 0
+  differs = [
+    i
+    for i, x in enumerate(leaves)
+    if jnp.issubdtype(x.dtype, jnp.number)
+    and (not tracked or axes.varying_axes(x) & set(names))
+  ]
+  # "where", since a replica that is not the first may hold NaN.
+  firsts = [
+    jnp.where(is_first, leaves[i], jnp.zeros_like(leaves[i])) for i in differs
+  ]
+  for i, x in zip(
+    differs, collectives.sum_leaves(firsts, [names] * len(firsts)), strict=True
+  ):
+    leaves[i] = x
+  return treedef.unflatten(leaves)
+
+
+def _flatten_with_updates(
+  of: Replicas, params: optax.Params, updates: optax.Updates
+) -> tuple[list, list, Any]:
+  treedef: Any
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  try:
+    leaves = treedef.flatten_up_to(updates)
+  except ValueError as error:
+    raise ValueError(
+      f"{of.user}: `updates` must have the structure of `params`, but {error}"
+    ) from error
+  for (path, _), update in zip(paths_and_leaves, leaves, strict=True):
+    update = update.values if is_indexed_slices(update) else update
+    if update is not None:
+      update_leaves.check_dtype(of.user, path, update)
+  tracked = frozenset(name for name in of.names if axes.is_tracked(name))
+  for path, leaf in paths_and_leaves:
+    missing = tracked - axes.varying_axes(leaf)
+    if missing:
+      raise ValueError(
+        f"{of.user}: params{jax.tree_util.keystr(path)} does not vary over axis"
+        f" {', '.join(sorted(map(repr, missing)))}: it is one parameter of all"
+        " replicas, but each must have its own. Give the parameters a leading"
+        " replica axis and pass them with in_specs=PartitionSpec(axis_name), or,"
+        " where they start out equal inside the map, cast them with"
+        " optax_dist.local_params(params, axis_name)."
+      )
+  return [leaf for _, leaf in paths_and_leaves], leaves, treedef
+
+
+def _check_center(user: str, params: optax.Params, center: Any) -> None:
+  treedef: Any
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  centers = treedef.flatten_up_to(center)
+  for (path, x), c in zip(paths_and_leaves, centers, strict=True):
+    if jnp.shape(x) != jnp.shape(c):
+      raise ValueError(
+        f"{user}: params{jax.tree_util.keystr(path)} has shape {jnp.shape(x)}, but"
+        f" the center has {jnp.shape(c)}. Pass one replica's parameters: inside"
+        " jax.shard_map, take its block's only row, as in"
+        " jax.tree.map(lambda x: x[0], params)."
+      )
+
+
+def _of_one_type(flags: list[jax.Array]) -> list[jax.Array]:
+  """Casts flags to vary over the same tracked axes, so that they stack."""
+  over = frozenset().union(*map(axes.varying_axes, flags))
+  return [axes.cast_to_varying(flag, over) for flag in flags]
