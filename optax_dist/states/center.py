@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_dist._internal import axes
+from optax_dist._internal import axes, checks
 from optax_dist._internal.replica_blocks import PerReplica
 
 Tree = TypeVar("Tree")
@@ -126,12 +126,7 @@ def resize_from_center(
     >>> params.tolist()
     [3.0, 4.0, 1.0]
   """
-  if isinstance(num_replicas, bool) or not isinstance(num_replicas, int):
-    raise ValueError(
-      f"`num_replicas` must be an integer, got {num_replicas!r}."
-    )
-  if num_replicas < 1:
-    raise ValueError(f"`num_replicas` must be positive, got {num_replicas}.")
+  num_replicas = checks.count("num_replicas", num_replicas)
   center = center_params(state)
   old = _count_replicas(params, center)
 

@@ -160,7 +160,9 @@ def local_updates(
   """
   replicas = Replicas.of(_USER, axis_name, num_replicas, model_axes)
   settable = isinstance(communication_period, SettablePeriod)
-  first = communication_period.initial if settable else communication_period
+  first: Any = communication_period
+  if isinstance(communication_period, SettablePeriod):
+    first = communication_period.initial
   if not callable(first):
     first = checks.count("communication_period", first)
   checks.one_of("inner_state", inner_state, _INNER_STATES)

@@ -248,7 +248,8 @@ def sync_replicas(
     finite = yes
     if reject_nonfinite:
       finite = me.all_finite(held if check_sum else updates)
-    verdict = _Verdict(*on_time, finite, me.agree(fits, updates))
+    here, fresh = on_time
+    verdict = _Verdict(here, fresh, finite, me.agree(fits, updates))
     # A dropped gradient may hold NaN, so it is never computed with.
     return _where(verdict.accepted, held, before), verdict
 
