@@ -83,19 +83,39 @@ class Replicas:
     return replicas.start(own, size, self.names)
 
   def enter_with_params(
-    self, node: PerReplica, counter: jax.Array, params: Any
-  ) -> "Replica":
-    """As :meth:`enter`, of a transform that needs the parameters.
+    self, state: Any, params: Any, updates: Any
+  ) -> tuple["Replica", "Leaves", list, list, list]:
+    """Returns what one replica with its own parameters sees in ``update``.
+
+    Args:
+      state: the transform's, with the fields ``ticks``, ``center`` and
+        ``replica``.
+      params: this replica's parameters.
+      updates: their gradients, with None for a parameter that takes no part.
+
+    Returns:
+      The replica, which parameters take part, and lists of these, of their
+      gradients and of their centers.
 
     Raises:
-      ValueError: if there are none.
+      UnboundAxisError, ValueError: as :meth:`enter`; if there are no parameters,
+        if an update has no parameter, if a parameter is, by its type, equal on
+        all replicas, or if a center has another shape.
+      TypeError: if an update is not floating-point or complex.
     """
     axes.check_bound(self.names, self.user)
-    if params is None:
-      raise ValueError(
-        f"{self.user} needs the parameters: call update(updates, state, params)."
-      )
-    return self.enter(node, counter)
+    replicas.check_counter(self.user, state.ticks, self.names)
+    xs, gradients, treedef = _flatten_with_updates(self, params, updates)
+    _check_center(self.user, params, state.center)
+    at = [i for i, g in enumerate(gradients) if g is not None]
+    leaves = Leaves(treedef, at)
+    return (
+      self.enter(state.replica, state.ticks),
+      leaves,
+      [xs[i] for i in at],
+      [gradients[i] for i in at],
+      leaves.of(state.center),
+    )
 
   def enter(self, node: PerReplica, counter: jax.Array) -> "Replica":
     """Returns what one replica sees in ``update``.
@@ -271,36 +291,6 @@ class Replica:
       carry = change_if(predicate, change, carry, self.of.names)
     return self.rows(carry[0]), carry[1]
 
-  def moving(
-    self, params: Any, updates: Any, center: Any
-  ) -> tuple["Leaves", list, list, list]:
-    """Returns which parameters take part: those that have a gradient.
-
-    Args:
-      params: this replica's parameters.
-      updates: their gradients, with None for a parameter that takes no part.
-      center: the replicas' center.
-
-    Returns:
-      Which they are, and lists of the parameters, of their gradients and of
-      their centers.
-
-    Raises:
-      ValueError: if an update has no parameter, if a parameter is, by its type,
-        equal on all replicas, or if a center has another shape.
-      TypeError: if an update is not floating-point or complex.
-    """
-    xs, gradients, treedef = _flatten_with_updates(self.of, params, updates)
-    _check_center(self.of.user, params, center)
-    at = [i for i, g in enumerate(gradients) if g is not None]
-    leaves = Leaves(treedef, at)
-    return (
-      leaves,
-      [xs[i] for i in at],
-      [gradients[i] for i in at],
-      leaves.of(center),
-    )
-
 
 @dataclasses.dataclass(frozen=True)
 class Leaves:
@@ -391,8 +381,12 @@ def common(
 
 
 def _flatten_with_updates(
-  of: Replicas, params: optax.Params, updates: optax.Updates
+  of: Replicas, params: optax.Params | None, updates: optax.Updates
 ) -> tuple[list, list, Any]:
+  if params is None:
+    raise ValueError(
+      f"{of.user} needs the parameters: call update(updates, state, params)."
+    )
   treedef: Any
   paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
   try:

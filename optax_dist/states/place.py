@@ -49,7 +49,10 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
         f"{where} of shape {np.shape(x)} can't be sharded as {spec} over the mesh"
         f" {dict(mesh.shape)}: {error}"
       ) from error
-    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+    is_traced = isinstance(x, jax.core.Tracer)
+    is_global = is_traced or (
+      isinstance(x, jax.Array) and not x.is_fully_addressable
+    )
     if sharding.is_fully_addressable or is_global:
       return jax.device_put(x, sharding)
     x = np.asarray(x)

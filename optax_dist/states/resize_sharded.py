@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import own_params, parts
+from optax_dist._internal import checks, parts
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.states.specs import Found, Numbered, match_params
 from optax_dist.transforms.sharded import ShardedState
@@ -43,7 +43,7 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
     >>> state.inner_state.trace["w"].value.shape
     (3, 2)
   """
-  own_params.check_count("num_replicas", num_replicas)
+  checks.count("num_replicas", num_replicas)
   treedef: Any
   leaves, treedef = jax.tree.flatten(params)
   like = treedef.unflatten(

@@ -199,9 +199,10 @@ def elastic_average(
     return rate, _ratio(rate, step_size)
 
   def update_fn(updates, state, params=None, **extra_args):
-    me = replicas.enter_with_params(state.replica, state.ticks, params)
+    me, leaves, x, gradients, center = replicas.enter_with_params(
+      state, params, updates
+    )
     own = me.own
-    leaves, x, gradients, center = me.moving(params, updates, state.center)
     local_center = leaves.of(own.local_center)
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)

@@ -194,9 +194,8 @@ def local_updates(
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    me = replicas.enter_with_params(state.replica, state.ticks, params)
+    me, leaves, x, _, _ = replicas.enter_with_params(state, params, updates)
     own = me.own
-    leaves, x, _, _ = me.moving(params, updates, state.center)
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
 

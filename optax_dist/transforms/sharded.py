@@ -10,8 +10,8 @@ import optax
 
 from optax_dist._internal import (
   axes,
+  checks,
   elementwise,
-  own_params,
   parts,
   replicas,
   shard_scope,
@@ -123,7 +123,7 @@ def sharded(
     raise ValueError(
       f"`reduction` must be one of {accepted}, got {reduction!r}."
     )
-  own_params.check_count("num_replicas", num_replicas, or_none=True)
+  checks.count_or_none("num_replicas", num_replicas)
   inner = optax.with_extra_args_support(inner)
   checked: set[Any] = set()
 

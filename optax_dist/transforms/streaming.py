@@ -192,9 +192,8 @@ def streaming_updates(
     return steps, center, pending, outer_state, dropped
 
   def update_fn(updates, state, params=None, **extra_args):
-    me = replicas.enter_with_params(state.replica, state.ticks, params)
+    me, moving, _, _, _ = replicas.enter_with_params(state, params, updates)
     own = me.own
-    moving, _, _, _ = me.moving(params, updates, state.center)
     members = _members(fragments, params)
     if len(members) != len(state.outer_state):
       raise ValueError(
