@@ -1,8 +1,8 @@
 """The store on an etcd cluster, which survives the loss of any of its servers.
 
 Over etcd's JSON gateway, with nothing but the standard library: the kept
-Python clients know one endpoint each, and block. Each request is tried at one
-server after the other until its timeout is over; all can be repeated safely.
+Python clients know one server each. Each request is tried at one server after
+the other until its timeout is over; all can be repeated safely.
 
 Whoever can write to the cluster could write keys of a run as well. So values
 are signed with the job's secret: what no member has written ends the run.
@@ -16,14 +16,17 @@ import contextlib
 import dataclasses
 import hmac
 import json
+import logging
 import random
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from optax_dist.coordinator.store import interface, outbox, urls
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 # Seconds that one server is given for an answer, before the next one is asked.
 _ATTEMPT = 2.0
@@ -48,7 +51,7 @@ class _Rejected(Exception):
 class _Pending:
   request: interface.Request
   began: float
-  timeout: float
+  timer: asyncio.TimerHandle | None = None
   detail: str = ""
 
 
@@ -88,7 +91,6 @@ class EtcdStore:
     self._watches: dict[int, asyncio.Task[None]] = {}
     self._loop = asyncio.new_event_loop()
     self._queue: asyncio.Queue[_Pending] = asyncio.Queue()
-    self._servers: list[_Servers] = []
     self._closed, self._ended = False, asyncio.Event()
     self._thread = threading.Thread(
       target=self._run, name="optax-dist-etcd", daemon=True
@@ -99,13 +101,13 @@ class EtcdStore:
 
   def ask(self, request: interface.Request, timeout: float) -> None:
     interface.check(request)
-    pending = _Pending(request, time.monotonic(), timeout)
+    pending = _Pending(request, time.monotonic())
 
     def begin() -> None:
       self._pending[request.request] = pending
       self._queue.put_nowait(pending)
       left = pending.began + timeout - time.monotonic()
-      self._loop.call_later(left, self._expire, pending)
+      pending.timer = self._loop.call_later(left, self._expire, pending)
 
     self._call(begin)
 
@@ -114,7 +116,8 @@ class EtcdStore:
     self._outbox.watches.add(watch)
 
     def begin() -> None:
-      self._watches[watch] = self._loop.create_task(self._watch(watch, prefix))
+      told = self._safely(self._watch(watch, prefix))
+      self._watches[watch] = self._loop.create_task(told)
 
     self._call(begin)
 
@@ -143,12 +146,11 @@ class EtcdStore:
       runner.run(self._main())
 
   async def _main(self) -> None:
-    work = self._loop.create_task(self._work())
+    work = self._loop.create_task(self._safely(self._work()))
     await self._ended.wait()
     for task in (work, *self._watches.values()):
       task.cancel()
-    for servers in self._servers:
-      servers.drop()
+    await asyncio.wait([work, *self._watches.values()])
     await asyncio.sleep(0)  # Closing a connection takes one more round.
 
   def _call(self, function: Callable[[], None]) -> None:
@@ -166,6 +168,8 @@ class EtcdStore:
   def _answer(self, pending: _Pending, answer: interface.Answer) -> None:
     if self._pending.get(answer.request) is pending:
       del self._pending[answer.request]
+      if pending.timer is not None:
+        pending.timer.cancel()
       self._outbox.tell(answer)
 
   def _lose(self, reason: str) -> None:
@@ -173,9 +177,21 @@ class EtcdStore:
     self._outbox.tell(interface.StoreLost(f"{self.address}: {reason}"))
     self._ended.set()
 
+  async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
+    """Has what ends the work told."""
+    try:
+      await work
+    except Exception as error:
+      if not isinstance(error, _Rejected | _Forged):
+        _log.exception("the client of %s failed", self.address)
+      self._lose(str(error) or repr(error))
+
   async def _work(self) -> None:
     """Carries requests out, one after the other."""
-    servers = _Servers(self)
+    with _Servers(self) as servers:
+      await self._work_at(servers)
+
+  async def _work_at(self, servers: _Servers) -> None:
     while True:
       pending = await self._queue.get()
       request = pending.request
@@ -190,9 +206,6 @@ class EtcdStore:
         except _Rejected as error:
           refused = interface.Refused(request.request, str(error))
           self._answer(pending, refused)
-        except _Forged as error:
-          self._lose(str(error))
-          return
 
   def _message(self, request: interface.Request) -> tuple[str, dict[str, Any]]:
     match request:
@@ -235,12 +248,15 @@ class EtcdStore:
     return interface.Done(number)
 
   async def _watch(self, watch: int, prefix: str) -> None:
+    with _Servers(self) as servers:
+      await self._watch_at(servers, watch, prefix)
+
+  async def _watch_at(self, servers: _Servers, watch: int, prefix: str) -> None:
     folder = f"{self._folder}{prefix}/".encode()
     where = {
       "key": _base64(folder),
       "range_end": _base64(folder[:-1] + bytes([folder[-1] + 1])),
     }
-    servers = _Servers(self)
     told, current = 0, False
 
     def tell(pairs: Sequence[dict[str, Any]]) -> int:
@@ -275,9 +291,6 @@ class EtcdStore:
       except _Failed:
         current = False
         await servers.next()
-      except (_Rejected, _Forged) as error:
-        self._lose(str(error))
-        return
 
   # Keys and values.
 
@@ -319,13 +332,18 @@ class _Servers:
 
   def __init__(self, store: EtcdStore):
     self._store = store
-    store._servers.append(self)
     self._endpoints = list(store._place.endpoints)
     # Not all clients ask the same one.
     random.shuffle(self._endpoints)
     self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None
     self._streams = None
     self._backoff = _BACKOFF[0]
+
+  def __enter__(self) -> _Servers:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.drop()
 
   async def next(self) -> None:
     """Turns to the next server, after a pause that grows."""
@@ -372,16 +390,16 @@ class _Servers:
       rest = b""
       while True:
         async with self._attempt(_IDLE):
-          rest += await anext(parts)
-        *lines, rest = rest.split(b"\n")
+          got = await anext(parts, b"")
+        if not got:
+          return
+        *lines, rest = (rest + got).split(b"\n")
         for line in lines:
           part = json.loads(line)
           self._raise_for(part)
           if part["result"].get("canceled"):
             return
           yield part["result"]
-    except StopAsyncIteration:
-      return
     except _Failed as error:
       if not isinstance(error.__cause__, TimeoutError):
         raise

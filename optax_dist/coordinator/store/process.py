@@ -7,6 +7,7 @@ one, with the job's secret in OPTAX_DIST_SECRET.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import time
 from types import TracebackType
 
 from optax_dist.coordinator.store import server, wire
-from optax_dist.coordinator.transport import sockets
+from optax_dist.coordinator.transport import channels, sockets
 
 PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
@@ -66,6 +67,7 @@ def start(
   bind: str = "127.0.0.1",
   port: int = PORT,
   advertise: str | None = None,
+  certificates: channels.Certificates | None = None,
   lifeline: bool = True,
   idle: float | None = None,
   timeout: float = 20.0,
@@ -78,6 +80,7 @@ def start(
     bind: the host or address to listen on.
     port: the port; 0 takes a free one.
     advertise: the host that others are told, if it isn't `bind`.
+    certificates: encrypts all that leaves this host.
     lifeline: whether it ends when this process ends, however that ends.
     idle: seconds without a client after which it ends by itself.
     timeout: seconds to wait until it is ready.
@@ -89,6 +92,8 @@ def start(
   command = [sys.executable, "-m", __name__, "--bind", bind]
   command += ["--port", str(port), "--run", run]
   command += [] if advertise is None else ["--advertise", advertise]
+  if certificates is not None:
+    command += ["--certificates", *dataclasses.astuple(certificates)]
   command += [] if idle is None else ["--idle", str(idle)]
   command += ["--lifeline"] if lifeline else []
   # Not on the command line, which others of the host can read.
@@ -133,6 +138,9 @@ def _main(arguments: list[str] | None = None) -> int:
   parser.add_argument("--bind", default="127.0.0.1")
   parser.add_argument("--port", type=int, default=PORT)
   parser.add_argument("--advertise")
+  parser.add_argument(
+    "--certificates", nargs=3, metavar=("CERTIFICATE", "KEY", "AUTHORITY")
+  )
   parser.add_argument("--run", default="", help="the run's name")
   parser.add_argument(
     "--idle", type=float, help="seconds without a client after which it ends"
@@ -155,6 +163,8 @@ def _main(arguments: list[str] | None = None) -> int:
       bind=options.bind,
       ports=[options.port],
       advertise=options.advertise,
+      certificates=options.certificates
+      and channels.Certificates(*options.certificates),
     )
   except (OSError, ValueError) as error:
     print(f"The store can't listen: {error}", file=sys.stderr)

@@ -11,12 +11,15 @@ import pytest
 
 from optax_dist.coordinator.store import client, interface, process
 from optax_dist.coordinator.transport import sockets
+from tests.coordinator.transport import worlds
 
 SECRET = b"0123456789abcdef"
 
 
-def connect(address, name="client"):
-  transport = sockets.SocketTransport(name, secret=SECRET, run=b"run")
+def connect(address, certificates=None):
+  transport = sockets.SocketTransport(
+    "client", secret=SECRET, run=b"run", certificates=certificates
+  )
   return owners.Owner(lambda wake: client.StoreClient(transport, address, wake))
 
 
@@ -41,6 +44,18 @@ def test_its_end_is_told():
     found = one.wait_for(lambda events: events[1:])
     assert "the store has ended" in found[0].reason
     one.store.close()
+
+
+def test_it_encrypts_where_certificates_are_given(tmp_path):
+  files = worlds.certificates(tmp_path)
+  with process.start(SECRET, "run", port=0, certificates=files) as store:
+    tcp = next(w for w in store.address.split(",") if not w.startswith("unix"))
+    one, plain = connect(tcp, files), connect(tcp)
+    assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
+    answer = plain.ask("get", "log/0", timeout=1.0)
+    assert isinstance(answer, interface.Unknown)
+    for each in (one, plain):
+      each.store.close()
 
 
 def test_a_taken_port_is_named():
