@@ -58,6 +58,7 @@ from optax_dist.transforms.sync_replicas import (
   SyncReplicasState,
   sync_replicas,
 )
+from optax_dist.transforms.under_jit import under_jit
 
 __version__ = "0.1.0"
 
@@ -115,4 +116,5 @@ __all__ = [
   "streaming_updates",
   "sync_replicas",
   "sync_report",
+  "under_jit",
 ]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -21,9 +22,10 @@ NAMES = (
   "shard_map_vma",
   "shard_map_explicit",
   "shard_map_explicit_vma",
+  "plain_jit",
 )
 #: The maps under which JAX tracks, in types, what varies over the axis.
-TRACKED = ("shard_map_vma", "shard_map_explicit_vma")
+TRACKED = ("shard_map_vma", "shard_map_explicit_vma", "plain_jit")
 
 every_map = pytest.mark.parametrize("map_name", NAMES)
 tracked_map = pytest.mark.parametrize("map_name", TRACKED)
@@ -83,6 +85,8 @@ def mapped(map_name: str, fn, args, size: int):
         return run(*shard(args))
 
     return run_in_mesh
+  if map_name == "plain_jit":
+    return _plain_jit(fn, shared, size)
   where = mesh(size, explicit="explicit" in map_name)
 
   def body(*args):
@@ -103,6 +107,33 @@ def mapped(map_name: str, fn, args, size: int):
   )
   shard = functools.partial(_shard, shared, where, values)
   return lambda *args: run(*shard(args))
+
+
+def _plain_jit(fn, shared, size):
+  """Runs ``fn`` as the update of a transformation, with no map around it."""
+
+  def update_fn(own, state, params=None, *, whole):
+    del params
+    own, whole = iter(own), iter(whole)
+    return fn(*(next(whole) if s else next(own) for s in shared)), state
+
+  tx = optax_dist.under_jit(
+    optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn),
+    AXIS,
+    mesh=mesh(size),
+    own_params=True,
+  )
+
+  @jax.jit
+  def run(own, whole):
+    return tx.update(own, optax.EmptyState(), whole=whole)[0]
+
+  def split(*args):
+    own = [a for a, s in zip(args, shared, strict=True) if not s]
+    whole = [a.value for a, s in zip(args, shared, strict=True) if s]
+    return run(*optax_dist.place((own, whole), mesh(size), (P(AXIS), P())))
+
+  return split
 
 
 def _shard(shared, where, values, args):
@@ -167,6 +198,8 @@ def stepper(map_name: str, fn, state, size: int):
         return _result_on_host(run(*place(state, args)))
 
     return run_in_mesh
+  if map_name == "plain_jit":
+    return _plain_jit_stepper(fn, state, size)
   where = mesh(size, explicit="explicit" in map_name)
   specs = optax_dist.state_specs(state, AXIS)
 
@@ -185,6 +218,22 @@ def stepper(map_name: str, fn, state, size: int):
   )
 
   place = _placer(where, specs)
+  return lambda state, *args: _result_on_host(run(*place(state, args)))
+
+
+def _plain_jit_stepper(fn, state, size):
+  def update_fn(own, state, params=None, **extra_args):
+    del params, extra_args
+    return fn(state, *own)
+
+  tx = optax_dist.under_jit(
+    optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn),
+    AXIS,
+    mesh=mesh(size),
+    own_params=True,
+  )
+  run = jax.jit(lambda state, args: tx.update(args, state))
+  place = _placer(mesh(size), optax_dist.state_specs(state, AXIS))
   return lambda state, *args: _result_on_host(run(*place(state, args)))
 
 

@@ -1,0 +1,234 @@
+"""Transforms under plain ``jax.jit``, on sharded arrays, with no map around them."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from optax_dist._internal import axes
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist.states.specs import is_spec, state_specs
+
+_USER = "under_jit"
+
+
+def under_jit(
+  tx: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  mesh: jax.sharding.Mesh | None = None,
+  own_params: bool = False,
+  param_specs: Any = None,
+  inner_axes: tuple[axes.AxisNames, ...] = (),
+) -> optax.GradientTransformationExtraArgs:
+  """Lets a transformation be called under plain ``jax.jit``.
+
+  The transformations of this library communicate over a named axis, which
+  ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap`` binds. Here ``init`` and ``update``
+  take global arrays, without any map around them: each of them is one
+  ``jax.shard_map`` over the replicas. So the numbers and the collectives are those
+  of a training step that is written with ``shard_map``, while the rest of the step
+  is left to the compiler::
+
+    tx = optax_dist.under_jit(
+        optax_dist.sync_replicas(
+            optax.adam(1e-3), "data", replicas_to_aggregate=6
+        ),
+        "data",
+        mesh=mesh,
+    )
+
+    @jax.jit
+    def step(params, state, batches, arrived):  # Batches of [replicas, ...].
+      grads = jax.vmap(jax.grad(loss), (None, 0), spmd_axis_name="data")(
+          params, batches
+      )
+      updates, state = tx.update(
+          grads, state, params, arrived=optax_dist.PerReplica(arrived)
+      )
+      return optax.apply_updates(params, updates), state
+
+  The gradients are the replicas' own and have a leading replica axis. (A gradient
+  of a loss over the global batch is global already, and nothing of this library is
+  needed to average it.)
+
+  Args:
+    tx: a transformation that communicates over ``axis_name``, alone or in a chain.
+    axis_name: the mesh axis, or a sequence of axes, that the replicas lie along.
+    mesh: the mesh; None for that of ``jax.set_mesh``.
+    own_params: whether each replica has parameters of its own, as under
+      ``elastic_average``, ``local_updates`` and ``streaming_updates``: then the
+      parameters and the updates returned have a leading replica axis too. If
+      not, there is one of each for all replicas.
+    param_specs: a pytree of ``PartitionSpec`` like the parameters of one replica
+      (or a prefix of it) where these are sharded over further axes of the mesh,
+      and ``tx`` is to see one shard of them. None leaves further axes to the
+      compiler.
+    inner_axes: axes of replicas within replicas, see :func:`state_specs`; then
+      gradients have the further replica axes behind the first.
+
+  Returns:
+    A :class:`optax.GradientTransformationExtraArgs` with the state of ``tx`` as a
+    whole, sharded as :func:`state_specs` says. In keyword arguments of ``update``
+    what belongs to one replica is marked as a :class:`PerReplica` with a leading
+    replica axis; all else goes to every replica whole.
+
+  Raises:
+    ValueError: if there is no mesh, or it lacks an axis; in ``update``, if an
+      array that belongs to the replicas has another leading axis.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, optax, optax_dist
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> tx = optax_dist.under_jit(
+    ...   optax.chain(optax_dist.cross_shard("data"), optax.sgd(1.0)),
+    ...   "data", mesh=mesh,
+    ... )
+    >>> params = optax_dist.place(jnp.zeros(2), mesh, jax.P())
+    >>> state = tx.init(params)
+    >>> gradients = optax_dist.place(jnp.ones((1, 2)), mesh, jax.P("data"))
+    >>> jax.jit(tx.update)(gradients, state, params)[0]
+    Array([-1., -1.], dtype=float32)
+  """
+  names = axes.canonical_names(axis_name)
+  inner_names = [axes.canonical_names(n) for n in inner_axes]
+  levels = [names, *inner_names]
+  tx = optax.with_extra_args_support(tx)
+  entries = [n if len(n) > 1 else n[0] for n in levels]
+  by_replica = PartitionSpec(*entries)
+  params_by_replica = PartitionSpec(entries[0])
+
+  def over(fun, in_specs, out_specs):
+    where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    _check_mesh(where, levels)
+    # Sharded parameters are seen shard by shard: every axis is the program's.
+    whole = param_specs is None
+    manual = set(sum(levels, ())) if whole else set(where.axis_names)
+    return jax.shard_map(
+      fun,
+      mesh=mesh,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      axis_names=manual,
+    )
+
+  def specs_of_state(state, params):
+    if own_params and params is not None:
+      params = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params
+      )
+    return state_specs(
+      state,
+      names,
+      inner_axes=inner_names,
+      param_specs=param_specs,
+      params=params if param_specs is not None else None,
+    )
+
+  def specs_of(replica):
+    """The specs of arrays like the parameters, behind the replica's."""
+    if param_specs is None:
+      return replica
+    return jax.tree.map(
+      lambda spec: PartitionSpec(*replica, *spec), param_specs, is_leaf=is_spec
+    )
+
+  own_spec = params_by_replica if own_params else PartitionSpec()
+  take = functools.partial(_rows, len(levels))
+  take_params = functools.partial(_rows, 1 if own_params else 0)
+  put_params = functools.partial(_blocks, 1 if own_params else 0)
+
+  def init_fn(params):
+    where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    _check_mesh(where, levels)
+    if own_params:
+      _check_rows("params", params, where, levels[:1])
+    one = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(
+        jnp.shape(x)[int(own_params) :], jnp.result_type(x)
+      ),
+      params,
+    )
+    abstract: Any = getattr(where, "abstract_mesh", where)
+    with jax.sharding.use_abstract_mesh(abstract):
+      shapes = jax.eval_shape(tx.init, one)
+    return over(
+      lambda params: tx.init(take_params(params)),
+      (specs_of(own_spec),),
+      specs_of_state(shapes, params),
+    )(params)
+
+  def update_fn(updates, state, params=None, **extra_args):
+    where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    _check_mesh(where, levels)
+    _check_rows("updates", updates, where, levels)
+    if own_params:
+      _check_rows("params", params, where, levels[:1])
+    arrays, specs, rebuild = _split(extra_args, by_replica, take)
+    of_state = specs_of_state(state, params)
+    of_params = specs_of(own_spec)
+
+    def one_replica(updates, state, params, arrays):
+      updates, state = tx.update(
+        take(updates), state, take_params(params), **rebuild(arrays)
+      )
+      return put_params(updates), state
+
+    return over(
+      one_replica,
+      (specs_of(by_replica), of_state, of_params, specs),
+      (of_params, of_state),
+    )(updates, state, params, arrays)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_mesh(mesh: Any, levels: list) -> None:
+  missing = [n for names in levels for n in names if n not in mesh.shape]
+  if missing:
+    raise ValueError(
+      f"{_USER}: the mesh has no axis {', '.join(map(repr, missing))}; it has"
+      f" {dict(mesh.shape) or 'none'}. Give `mesh`, or use jax.set_mesh(mesh)."
+    )
+
+
+def _check_rows(what: str, tree: Any, mesh: Any, levels: list) -> None:
+  expected = tuple(math.prod(mesh.shape[n] for n in names) for names in levels)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    if jnp.shape(leaf)[: len(levels)] != expected:
+      raise ValueError(
+        f"{_USER}: {what}{jax.tree_util.keystr(path)} has shape"
+        f" {jnp.shape(leaf)}, but must have leading axes of {expected}, the"
+        " replicas: give each replica's own."
+      )
+
+
+def _rows(depth: int, tree: Any) -> Any:
+  """Takes this replica's row out of its blocks."""
+  return jax.tree.map(lambda x: x[(0,) * depth], tree)
+
+
+def _blocks(depth: int, tree: Any) -> Any:
+  return jax.tree.map(lambda x: jnp.asarray(x)[(None,) * depth], tree)
+
+
+def _split(extra_args: dict, by_replica: Any, take: Any) -> Any:
+  """Returns the arrays of keyword arguments, their specs, and what undoes it."""
+  treedef: Any
+  is_marked = lambda x: isinstance(x, PerReplica)
+  leaves, treedef = jax.tree.flatten(extra_args, is_leaf=is_marked)
+  at = [i for i, x in enumerate(leaves) if is_marked(x) or hasattr(x, "shape")]
+  arrays = [leaves[i] for i in at]
+  specs = [by_replica if is_marked(x) else PartitionSpec() for x in arrays]
+
+  def rebuild(arrays):
+    given = list(leaves)
+    for i, x in zip(at, arrays, strict=True):
+      given[i] = take(x.value) if is_marked(x) else x
+    return treedef.unflatten(given)
+
+  return arrays, specs, rebuild

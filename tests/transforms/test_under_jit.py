@@ -1,0 +1,284 @@
+"""Tests of transforms under plain jit: the numbers and messages of shard_map."""
+
+import collections
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+
+N = 4
+TICKS = 4
+PARAMS = {
+  "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
+  "b": np.linspace(0, 1, 5, dtype=np.float32),
+}
+_sgd = lambda: optax.sgd(0.1, momentum=0.9)
+
+
+def _sync():
+  return optax_dist.sync_replicas(
+    _sgd(), maps.AXIS, replicas_to_aggregate=N - 1, total_num_replicas=N
+  )
+
+
+SHARED = {
+  "cross_shard": lambda: optax.chain(optax_dist.cross_shard(maps.AXIS), _sgd()),
+  "sync_replicas": _sync,
+  "sharded": lambda: optax_dist.sharded(_sgd(), maps.AXIS, num_replicas=N),
+}
+OWN = {
+  "elastic_average": lambda: optax_dist.elastic_average(
+    _sgd(),
+    maps.AXIS,
+    num_replicas=N,
+    communication_period=2,
+    moving_rate=0.1,
+    rho=0.1,
+  ),
+  "local_updates": lambda: optax_dist.local_updates(
+    _sgd(),
+    optax.sgd(0.7, momentum=0.9),
+    maps.AXIS,
+    num_replicas=N,
+    communication_period=2,
+  ),
+  "streaming_updates": lambda: optax_dist.streaming_updates(
+    _sgd(),
+    optax.sgd(0.7),
+    maps.AXIS,
+    num_replicas=N,
+    communication_period=2,
+    fragments=2,
+  ),
+}
+EVERY = SHARED | OWN
+_each = pytest.mark.parametrize("name", EVERY)
+
+
+def _gradients():
+  rng = np.random.default_rng(0)
+  draw = lambda x: rng.normal(size=(TICKS, N, *x.shape)).astype(np.float32)
+  return jax.tree.map(draw, PARAMS)
+
+
+def _args(name):
+  """Returns parameters as they are outside of the map, and their spec."""
+  if name in SHARED:
+    return PARAMS, P()
+  return jax.tree.map(lambda x: np.stack([x] * N), PARAMS), P(maps.AXIS)
+
+
+def _by_shard_map(name):
+  tx, (params, spec) = EVERY[name](), _args(name)
+  own = name in OWN
+  state = tx.init(PARAMS)
+  specs = optax_dist.state_specs(state, maps.AXIS)
+  row = lambda tree: jax.tree.map(lambda x: x[0], tree)
+  block = lambda tree: jax.tree.map(lambda x: x[None], tree)
+
+  def step(params, state, gradients):
+    one = row(params) if own else params
+    updates, state = tx.update(row(gradients), state, one)
+    one = optax.apply_updates(one, updates)
+    return (block(one) if own else one), state
+
+  run = jax.shard_map(
+    step,
+    mesh=maps.mesh(N),
+    in_specs=(spec, specs, P(maps.AXIS)),
+    out_specs=(spec, specs),
+  )
+  return jax.jit(run), optax_dist.place(
+    (params, state), maps.mesh(N), (spec, specs)
+  )
+
+
+def _by_plain_jit(name):
+  params, spec = _args(name)
+  tx = optax_dist.under_jit(
+    EVERY[name](), maps.AXIS, mesh=maps.mesh(N), own_params=name in OWN
+  )
+  params = optax_dist.place(params, maps.mesh(N), spec)
+  state = tx.init(params)
+
+  def step(params, state, gradients):
+    updates, state = tx.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+  return jax.jit(step), (params, state)
+
+
+@_each
+def test_numbers_and_states_of_shard_map(name):
+  gradients = optax_dist.place(_gradients(), maps.mesh(N), P(None, maps.AXIS))
+  results = []
+  for run, (params, state) in (_by_shard_map(name), _by_plain_jit(name)):
+    for t in range(TICKS):
+      at = jax.tree.map(lambda x, t=t: x[t], gradients)
+      params, new_state = run(params, state, at)
+      chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
+      state = new_state
+    results.append((params, state))
+  chex.assert_trees_all_close(*results, rtol=1e-6)
+  places = [jax.tree.map(lambda x: x.sharding, r) for r in results]
+  same = jax.tree.map(
+    lambda x, a, b: a.is_equivalent_to(b, x.ndim), results[0], *places
+  )
+  assert all(jax.tree.leaves(same))
+
+
+_COLLECTIVE = re.compile(
+  r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\("
+)
+
+
+@_each
+def test_messages_of_shard_map(name):
+  counts = []
+  for run, args in (_by_shard_map(name), _by_plain_jit(name)):
+    gradients = jax.tree.map(lambda x: x[0], _gradients())
+    gradients = optax_dist.place(gradients, maps.mesh(N), P(maps.AXIS))
+    text = run.lower(*args, gradients).compile().as_text()
+    counts.append(collections.Counter(_COLLECTIVE.findall(text)))
+  assert counts[0] == counts[1]
+  assert counts[0].total() >= 1
+
+
+def test_what_belongs_to_a_replica_is_marked():
+  mesh = maps.mesh(N)
+  tx = optax_dist.under_jit(_sync(), maps.AXIS, mesh=mesh)
+  params = optax_dist.place(PARAMS, mesh, P())
+  state = tx.init(params)
+  gradients = jax.tree.map(lambda x: x[0], _gradients())
+  arrived = optax_dist.PerReplica(np.array([True, False, True, True]))
+  updates, state = jax.jit(tx.update)(gradients, state, params, arrived=arrived)
+  for name, x in gradients.items():
+    mean = np.mean(x[[0, 2, 3]], axis=0)
+    np.testing.assert_allclose(updates[name], -0.1 * mean, rtol=1e-5)
+  assert optax_dist.sync_report(state).absent.tolist() == [0, 1, 0, 0]
+
+
+def _two_axes():
+  return jax.make_mesh(
+    (2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+
+
+def _of_two():
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda x: rng.normal(size=(2, *x.shape)).astype(np.float32), PARAMS
+  )
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_further_axes_are_the_compilers(name):
+  """Parameters sharded over a model axis that nothing speaks of."""
+  mesh, gradients = _two_axes(), _of_two()
+  make = {
+    "cross_shard": lambda: optax.chain(optax_dist.cross_shard("data"), _sgd()),
+    "sync_replicas": lambda: optax_dist.sync_replicas(
+      _sgd(), "data", replicas_to_aggregate=2
+    ),
+    "sharded": lambda: optax_dist.sharded(_sgd(), "data"),
+  }[name]
+  tx = optax_dist.under_jit(make(), "data", mesh=mesh)
+  specs = {"w": P(None, "model"), "b": P()}
+  params = optax_dist.place(PARAMS, mesh, specs)
+  state = jax.jit(tx.init)(params)
+  updates, _ = jax.jit(tx.update)(
+    optax_dist.place(gradients, mesh, P("data")), state, params
+  )
+  expected = jax.tree.map(lambda x: -0.1 * x.mean(axis=0), gradients)
+  chex.assert_trees_all_close(updates, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("by_context", [False, True])
+def test_model_shards_by_their_specs(by_context):
+  """The inner transformation sees one shard, and clips by the norm of all."""
+  mesh, gradients = _two_axes(), _of_two()
+  specs = {"w": P(None, "model"), "b": P()}
+  tx = optax_dist.under_jit(
+    optax_dist.sharded(
+      optax.chain(
+        optax_dist.clip_by_global_norm(0.1, ("data", "model")), _sgd()
+      ),
+      "data",
+    ),
+    "data",
+    mesh=None if by_context else mesh,
+    param_specs=specs,
+  )
+  params = optax_dist.place(PARAMS, mesh, specs)
+
+  def one_step(gradients, params):
+    state = tx.init(params)
+    return tx.update(gradients, state, params)
+
+  if by_context:
+    with jax.set_mesh(mesh):
+      updates, state = jax.jit(one_step)(gradients, params)
+  else:
+    updates, state = jax.jit(one_step)(gradients, params)
+  one = optax.chain(optax.clip_by_global_norm(0.1), _sgd())
+  mean = jax.tree.map(lambda x: x.mean(axis=0), gradients)
+  expected, _ = one.update(mean, one.init(PARAMS), PARAMS)
+  chex.assert_trees_all_close(updates, expected, rtol=1e-5, atol=1e-7)
+  trace = state.inner_state[1][0].trace["w"].value
+  assert trace.sharding.spec == P("data", "model")
+  assert trace.shape == (2, 4 * 2)
+
+
+def test_replicas_of_replicas():
+  mesh = jax.make_mesh((2, 4), ("dcn", "ici"), axis_types=(AxisType.Auto,) * 2)
+  inner = optax_dist.sync_replicas(
+    optax.sgd(0.5), "ici", replicas_to_aggregate=4
+  )
+  tx = optax_dist.under_jit(
+    optax_dist.local_updates(
+      inner, optax.sgd(1.0), "dcn", communication_period=2
+    ),
+    "dcn",
+    mesh=mesh,
+    own_params=True,
+    inner_axes=("ici",),
+  )
+  params = optax_dist.place(jnp.zeros((2, 3)), mesh, P("dcn"))
+  state = tx.init(params)
+  gradients = np.random.default_rng(0).normal(size=(2, 2, 4, 3))
+  gradients = gradients.astype(np.float32)
+  for g in gradients:
+    updates, state = jax.jit(tx.update)(g, state, params)
+    params = optax.apply_updates(params, updates)
+  expected = -0.5 * gradients.mean(axis=2).sum(axis=0).mean(axis=0)
+  np.testing.assert_allclose(params, np.stack([expected] * 2), rtol=1e-5)
+  np.testing.assert_allclose(
+    optax_dist.center_params(state), expected, rtol=1e-5
+  )
+
+
+def test_errors():
+  tx = optax_dist.under_jit(_sync(), maps.AXIS)
+  with pytest.raises(
+    ValueError, match=r"mesh has no axis 'data'.*jax.set_mesh"
+  ):
+    tx.init(PARAMS)
+  tx = optax_dist.under_jit(_sync(), maps.AXIS, mesh=maps.mesh(N))
+  with pytest.raises(
+    ValueError, match=r"updates\['b'\] has shape \(5,\), but must have leading"
+  ):
+    tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+  tx = optax_dist.under_jit(
+    OWN["local_updates"](), maps.AXIS, mesh=maps.mesh(N), own_params=True
+  )
+  with pytest.raises(ValueError, match=r"params\['b'\] has shape \(5,\)"):
+    tx.init(PARAMS)
