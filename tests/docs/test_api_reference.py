@@ -63,6 +63,8 @@ def _public():
     for package in _packages()
     for name in package.__all__
     if not inspect.ismodule(getattr(package, name))
+    # What is in the root too is told once, there.
+    and (package is optax_dist or name not in optax_dist.__all__)
   }
 
 
