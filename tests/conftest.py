@@ -22,6 +22,22 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("repository")
 
 
+def pytest_addoption(parser):
+  parser.addoption(
+    "--scenarios",
+    help="a file of TensorFlow's recordings to replay in place of"
+    " tests/scenarios/scenarios.json",
+  )
+
+
+def pytest_configure(config):
+  # Read when tests are collected, in workers of xdist too.
+  if config.getoption("--scenarios"):
+    os.environ["OPTAX_DIST_SCENARIOS"] = os.path.abspath(
+      config.getoption("--scenarios")
+    )
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _clear_caches():
   """Frees compiled programs after each file, so memory stays bounded."""

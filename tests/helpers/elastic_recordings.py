@@ -1,25 +1,48 @@
 """Recordings of TensorFlow's ElasticAverageOptimizer: which, and their form."""
 
 import numpy as np
-from scenario_recordings import RECORDINGS
+from scenario_recordings import BUNDLED, RECORDINGS, recordings
 
 ELASTIC = {
   id: recording
   for id, recording in RECORDINGS.items()
   if recording["system"] == "elastic_average"
 }
-# Workers that make one step after the other; every number of every step is in
+# Workers that take one step after the other; every number of every step is in
 # the recording.
-STEPS = (
-  *("EA-01", "EA-02", "EA-03", "EA-04", "EA-07", "EA-08", "EA-09"),
-  *("TR-EA-03", "TR-EA-04", "TR-EA-05", "TR-EA-07", "TR-EA-08"),
+STEPS = tuple(
+  id
+  for id, recording in ELASTIC.items()
+  if {e["op"] for e in recording["events"]}
+  <= {"observe_initial", "worker_step"}
 )
-# Recordings of single facts: the defaults, a variable without a gradient, an
-# embedding. Some are of errors in TensorFlow; their tests ask for what is right.
-FACTS = ("EA-10", "EA-11", "EA-13", "EA-14", "EA-15", "EA-16", "EA-17", "EA-19")
-NOT_REPLAYED = {
-  "EA-18": "which machine TensorFlow's placer puts a variable on; here the"
-  " sharding of an array is the caller's",
+# Each has a test of its own, so they are of the file that the tests come with.
+OF_FACTS = recordings(BUNDLED)
+# Single facts: the defaults, a variable without a gradient, an embedding. Some
+# are of errors in TensorFlow; their tests ask for what is right.
+FACTS = {
+  "ctor",
+  "run",
+  "compute_gradients",
+  "assign b=7 then compute_gradients",
+  "step",
+  "3 steps",
+  "save",
+  "locals:=100, global_x:=-5, restore",
+  "init",
+  "get_init_op",
+  "start both, no device scope",
+  "start both, MonitoredTrainingSession under /job:ps",
+  "restart w1",
+  "variable not created through the getter",
+  "get_variable(trainable=False) with default collections under the getter",
+  "get_init_op with no trainable variables",
+  "all grads None",
+  "swapping_saver with empty map",
+  "resource global_step passed",
+  # Which machine TensorFlow's placer puts a variable on; here the sharding of
+  # an array is the caller's.
+  "v,w with 2 ps",
 }
 # Of EA-17, the events with a counterpart; the others are errors of TensorFlow's
 # graph collections and of its variable getter, which are not there.
@@ -53,7 +76,9 @@ class Replay:
     fed = any("grads" in event for event in self.events)
     self.rho = 0.0 if fed else config["effective_rho"]
     self.counts_exchanges = config.get("use_gs", True)
-    self.only_first = id == "EA-09"
+    # The loss is of the first variable only where the second one's target is
+    # fed, and TensorFlow's description says so.
+    self.only_first = "only v0 appears in the loss" in recording["description"]
 
   @staticmethod
   def variables(values):
@@ -72,15 +97,23 @@ class Replay:
     return gradients
 
   def steps(self):
-    """The events in which a worker makes a step."""
+    """The events in which a worker takes a step."""
     assert self.events[0]["op"] == "observe_initial"
     for event in self.events[1:]:
-      assert event["op"] == "worker_step"
+      assert event["op"] == "worker_step", f"unknown op {event['op']!r}"
       yield event["worker"], event
+
+  def check_start(self, compare, **seen):
+    """Compares every worker's start state, and the center's."""
+    for worker in range(self.workers):
+      self.check(self.events[0], worker, compare, **seen)
 
   def check(self, event, worker, compare, **seen):
     """Compares what is seen of a worker, and of the center, with the recording."""
     expect = event["expect"]
+    known = {"local", "local_center", "local_step"}
+    known |= {"global_center", "global_step"}
+    assert set(expect) <= known, f"unknown expectations in {event}"
     for name in ("local", "local_center"):
       for got, recorded in zip(
         seen[name], expect[name][str(worker)], strict=True
@@ -91,5 +124,5 @@ class Replay:
     ):
       compare(got, np.asarray(recorded, np.float32))
     assert seen["local_step"] == expect["local_step"][str(worker)]
-    if self.counts_exchanges:
+    if self.counts_exchanges and expect["global_step"] is not None:
       assert seen["global_step"] == expect["global_step"]

@@ -1,43 +1,74 @@
-"""Recordings of TensorFlow 2.21 (tests/scenarios), and how to compare them."""
+"""Recordings of TensorFlow 2.21 (tests/scenarios), and how to compare them.
+
+`pytest --scenarios PATH`, or the environment variable OPTAX_DIST_SCENARIOS,
+replays another file of the same format.
+"""
 
 import json
+import os
 import pathlib
-import re
 
 import numpy as np
 
 from optax_dist.tensorflow1 import events
 
-_PATH = pathlib.Path(__file__).parents[1] / "scenarios" / "scenarios.json"
+BUNDLED = pathlib.Path(__file__).parents[1] / "scenarios" / "scenarios.json"
+PATH = pathlib.Path(os.environ.get("OPTAX_DIST_SCENARIOS") or BUNDLED)
+FORMAT = "h3-scenarios/1"
 
 ACCUMULATORS = ("conditional_accumulator", "conditional_accumulator+fifo_queue")
 SPARSE_ACCUMULATORS = ("sparse_conditional_accumulator",)
 SYNC_REPLICAS = ("sync_replicas",)
 STALE_GRADIENTS = ("drop_stale_gradient",)
-# Recordings of other systems, which those systems' tests replay.
-ELSEWHERE = ("elastic_average", "cross_shard", "agn")
+CROSS_SHARD = ("cross_shard",)
+ELASTIC = ("elastic_average",)
+AGN = ("agn",)
+SYSTEMS = (
+  *ACCUMULATORS,
+  *SPARSE_ACCUMULATORS,
+  *SYNC_REPLICAS,
+  *STALE_GRADIENTS,
+  *CROSS_SHARD,
+  *ELASTIC,
+  *AGN,
+)
 
-# What the rules do not replay, and why.
-NOT_REPLAYED = {
-  "MP-C": "processes are killed, and the events are prose: which process was "
-  "killed when, and what it fed, is not in them",
-  "MP-D": "the parameter server's process is killed; its retries are timed",
-  "SR-33": "TensorFlow itself is not deterministic here: whether the dense "
-  "half of a failing push counts depends on timing",
-}
-# Of SR-ERR only these are rules; the rest checks TensorFlow's graphs.
-RULES_OF_SR_ERR = re.compile(r"tokens|R\d+ T|T=\d+ R=")
 
-
-def recordings():
-  """All recordings, by id."""
-  with _PATH.open() as file:
+def recordings(path=PATH):
+  """All recordings of a file, by id."""
+  with path.open() as file:
     content = json.load(file)
-  assert content["format"] == "h3-scenarios/1"
-  return {r["id"]: r for r in content["scenarios"] + content["traces"]}
+  if content["format"] != FORMAT:
+    raise ValueError(
+      f"{path} must have the format {FORMAT!r}, got {content['format']!r}"
+    )
+  found = [*content.get("scenarios", ()), *content.get("traces", ())]
+  by_id = {r["id"]: r for r in found}
+  if len(by_id) != len(found):
+    raise ValueError(f"{path} has several recordings of one id")
+  unknown = {r["system"] for r in found} - set(SYSTEMS)
+  if unknown:
+    raise ValueError(f"{path} has recordings of unknown systems: {unknown}")
+  return by_id
 
 
 RECORDINGS = recordings()
+
+
+def not_replayed(recording):
+  """Why no test replays the recording, or None."""
+  if recording["config"].get("nondeterministic"):
+    return "TensorFlow itself is not deterministic here"
+  if any(
+    (event.get("expect") or {}).get("ready") == "ps"
+    for event in recording["events"]
+    if isinstance(event.get("expect"), dict)
+  ):
+    return (
+      "the parameter server's process is killed, what was pushed before is not"
+      " recorded, and TensorFlow's retries depend on time"
+    )
+  return None
 
 
 def ids(*systems):
@@ -45,7 +76,7 @@ def ids(*systems):
   return [
     id
     for id, recording in RECORDINGS.items()
-    if recording["system"] in systems and id not in NOT_REPLAYED
+    if recording["system"] in systems and not_replayed(recording) is None
   ]
 
 
@@ -194,10 +225,7 @@ class SparseReplay:
   def run(self):
     """Replays every event, comparing all that is recorded."""
     for event in self.recording["events"]:
-      if event["op"] == "apply":
-        self.apply(event)
-      else:
-        self.take(event)
+      {"apply": self.apply, "take": self.take}[event["op"]](event)
       assert {"num_accumulated": self.books.count} == event["expect"]
 
   def apply(self, event):

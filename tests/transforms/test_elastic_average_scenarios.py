@@ -52,6 +52,15 @@ def test_recorded_steps(id):
   local = [[jnp.asarray(x) for x in replay.start]] * replay.workers
   state = [tx.init(local[0])] * replay.workers
   center, exchanges = center_params(state[0]), jnp.int32(0)
+  own = jax.tree.map(lambda x: x[0], state[0].replica.value)
+  replay.check_start(
+    np.testing.assert_array_equal,
+    local=local[0],
+    local_center=own.local_center,
+    center=center,
+    local_step=int(own.local_step),
+    global_step=int(state[0].global_step),
+  )
   for worker, event in replay.steps():
     own = state[worker]._replace(center=center, global_step=exchanges)
     gradients = replay.gradients(event, local[worker])
@@ -71,6 +80,12 @@ def test_recorded_steps(id):
       )
 
 
+def test_every_op_is_known():
+  for id in set(elastic_recordings.ELASTIC) - set(elastic_recordings.STEPS):
+    for event in elastic_recordings.ELASTIC[id]["events"]:
+      assert event["op"] in elastic_recordings.FACTS, event
+
+
 def _apply(tx, params, state, gradients):
   updates, state = tx.update(gradients, state, params)
   return optax.apply_updates(params, updates), state
@@ -78,14 +93,14 @@ def _apply(tx, params, state, gradients):
 
 def _expect(id, op):
   (event,) = [
-    e for e in elastic_recordings.ELASTIC[id]["events"] if e["op"] == op
+    e for e in elastic_recordings.OF_FACTS[id]["events"] if e["op"] == op
   ]
   return event["expect"]
 
 
 def test_defaults():
   """EA-10: moving_rate and rho, and what TensorFlow divides by zero in."""
-  for event in elastic_recordings.ELASTIC["EA-10"]["events"][:2]:
+  for event in elastic_recordings.OF_FACTS["EA-10"]["events"][:2]:
     workers, lr = event["num_worker"], event["lr"]
     tx = elastic_average(
       optax.sgd(1.0),
@@ -136,14 +151,14 @@ def test_each_parameter_meets_its_own_center(names):
   assert params == start
   moved = {**start, "b": jnp.float32(7.0)}
   params, _ = _alone(tx)(gradients, state, moved)
-  correct = elastic_recordings.ELASTIC["EA-11"]["events"][2]["expect"]
+  correct = elastic_recordings.OF_FACTS["EA-11"]["events"][2]["expect"]
   assert moved["b"] - params["b"] == correct["correct_grads"]["b"]
   assert params["a"] == start["a"]
 
 
 def test_a_parameter_without_a_gradient_takes_no_part():
   """EA-13."""
-  config = elastic_recordings.ELASTIC["EA-13"]["config"]
+  config = elastic_recordings.OF_FACTS["EA-13"]["config"]
   tx = _tx(
     optax.sgd(config["lr"]),
     communication_period=config["period"],
@@ -167,7 +182,7 @@ def test_a_parameter_without_a_gradient_takes_no_part():
 
 def test_what_is_saved_is_the_center():
   """EA-14: and the replicas' parameters come back too, unlike TensorFlow's."""
-  config = elastic_recordings.ELASTIC["EA-14"]["config"]
+  config = elastic_recordings.OF_FACTS["EA-14"]["config"]
   tx = _tx(
     optax.sgd(config["lr"]),
     communication_period=config["period"],
@@ -243,7 +258,7 @@ def test_a_state_without_a_center(op):
 
 def test_an_embedding():
   """EA-19: the gradient of a gather becomes dense with the pull."""
-  config = elastic_recordings.ELASTIC["EA-19"]["config"]
+  config = elastic_recordings.OF_FACTS["EA-19"]["config"]
   tx = _tx(optax.sgd(config["lr"]), rho=config["rho"])
   table = jnp.float32([[1.0], [2.0], [3.0]])
   state = tx.init(jnp.float32([[0.0], [2.0], [3.0]]))
