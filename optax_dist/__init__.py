@@ -1,4 +1,10 @@
-"""Cross-shard, sync-replicas and elastic-averaging optimizers for optax."""
+"""Cross-shard, sync-replicas and elastic-averaging optimizers for optax.
+
+Here is what one chains, and what reads or moves its state. The rest is in its
+module: ``sparse``, ``optimizers``, ``quorum``, ``tensorflow1``,
+``transforms.schedules``, ``transforms.elastic_exchange``, ``coordinator``,
+``simulate``.
+"""
 
 from optax_dist import optimizers, quorum, sparse
 from optax_dist._internal.axes import UnboundAxisError
@@ -6,8 +12,6 @@ from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,
   apply_updates,
-  is_indexed_slices,
-  lookup_value_and_grad,
 )
 from optax_dist.states.averages import averaged_params
 from optax_dist.states.center import (
@@ -26,35 +30,20 @@ from optax_dist.transforms.clip_by_global_norm import clip_by_global_norm
 from optax_dist.transforms.cross_shard import cross_shard
 from optax_dist.transforms.elastic_average import (
   ElasticAverageState,
-  ElasticReplica,
   elastic_average,
 )
-from optax_dist.transforms.elastic_exchange import (
-  ElasticExchange,
-  elastic_exchange,
-  sequential_exchange,
-  simultaneous_exchange,
-)
 from optax_dist.transforms.local_updates import (
-  LocalReplica,
   LocalUpdatesState,
   local_updates,
 )
-from optax_dist.transforms.per_replica import OwnState, per_replica
+from optax_dist.transforms.per_replica import per_replica
 from optax_dist.transforms.presets import bmuf, diloco, local_sgd, slowmo
-from optax_dist.transforms.schedules import (
-  SettablePeriod,
-  adacomm_period,
-  post_local_period,
-)
 from optax_dist.transforms.sharded import ShardedState, sharded
 from optax_dist.transforms.streaming import (
   StreamingUpdatesState,
-  streaming_traffic,
   streaming_updates,
 )
 from optax_dist.transforms.sync_replicas import (
-  SyncReplica,
   SyncReplicasState,
   sync_replicas,
 )
@@ -64,21 +53,14 @@ __version__ = "0.1.0"
 
 __all__ = [
   "ElasticAverageState",
-  "ElasticExchange",
-  "ElasticReplica",
   "IndexedSlices",
-  "LocalReplica",
   "LocalUpdatesState",
-  "OwnState",
   "PerReplica",
-  "SettablePeriod",
   "ShardedState",
   "StreamingUpdatesState",
-  "SyncReplica",
   "SyncReplicasState",
   "SyncReport",
   "UnboundAxisError",
-  "adacomm_period",
   "apply_updates",
   "averaged_params",
   "bmuf",
@@ -87,32 +69,25 @@ __all__ = [
   "cross_shard",
   "diloco",
   "elastic_average",
-  "elastic_exchange",
   "get_slot",
-  "is_indexed_slices",
   "local_params",
   "local_sgd",
   "local_updates",
-  "lookup_value_and_grad",
   "optimizers",
   "per_replica",
   "place",
-  "post_local_period",
   "quorum",
   "reset_to_center",
   "resize_from_center",
   "resize_replicas",
   "resize_sharded",
-  "sequential_exchange",
   "sharded",
-  "simultaneous_exchange",
   "slot_names",
   "slowmo",
   "sparse",
   "state_axes",
   "state_shardings",
   "state_specs",
-  "streaming_traffic",
   "streaming_updates",
   "sync_replicas",
   "sync_report",

@@ -76,7 +76,7 @@ def elastic_average(
   2. ``inner`` updates the replica's parameters; its local step goes up by one.
   3. Every ``communication_period`` steps there is an exchange: ``local_center``
      becomes the center, and parameters and center move towards each other, see
-     :func:`optax_dist.elastic_exchange.elastic_exchange`: the parameters by
+     :func:`optax_dist.transforms.elastic_exchange.elastic_exchange`: the parameters by
      ``moving_rate * (params - center)``, the center by the sum of these over the
      replicas. This is the only communication. The global step goes up by one.
 

@@ -6,6 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+__all__ = [
+  "ElasticExchange",
+  "elastic_exchange",
+  "sequential_exchange",
+  "simultaneous_exchange",
+]
+
 
 class ElasticExchange(NamedTuple):
   """What an exchange changes.

@@ -9,6 +9,12 @@ import jax.numpy as jnp
 
 from optax_dist._internal import checks
 
+__all__ = [
+  "SettablePeriod",
+  "adacomm_period",
+  "post_local_period",
+]
+
 
 def post_local_period(
   communication_period: int, switch_step: int
@@ -29,7 +35,7 @@ def post_local_period(
 
   Example:
     >>> import optax_dist
-    >>> period = optax_dist.post_local_period(16, switch_step=100)
+    >>> period = optax_dist.transforms.schedules.post_local_period(16, switch_step=100)
     >>> int(period(99)), int(period(100))
     (1, 16)
 
@@ -95,9 +101,9 @@ def adacomm_period(
 
   Example:
     >>> import optax_dist
-    >>> optax_dist.adacomm_period(16, 2.0, 0.5)
+    >>> optax_dist.transforms.schedules.adacomm_period(16, 2.0, 0.5)
     8
-    >>> optax_dist.adacomm_period(16, 2.0, 0.5, last_period=8)
+    >>> optax_dist.transforms.schedules.adacomm_period(16, 2.0, 0.5, last_period=8)
     4
 
   References:

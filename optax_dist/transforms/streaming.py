@@ -32,7 +32,7 @@ class StreamingUpdatesState(NamedTuple):
     pending: the mean of what the replicas have moved since, sent and not yet
       applied, equal on all; None without a delay.
     outer_state: one state of the outer transformation per fragment, equal on all.
-    replica: one :class:`optax_dist.LocalReplica` per replica.
+    replica: one :class:`optax_dist.transforms.local_updates.LocalReplica` per replica.
   """
 
   ticks: jax.Array

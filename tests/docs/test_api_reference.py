@@ -50,7 +50,8 @@ def _packages():
   names = ["optax_dist"] + [
     module.name
     for module in pkgutil.walk_packages(optax_dist.__path__, "optax_dist.")
-    if module.ispkg and ".cli" not in module.name
+    if (module.ispkg or module.name.startswith("optax_dist.transforms."))
+    and ".cli" not in module.name
   ]
   modules = map(importlib.import_module, names)
   return [module for module in modules if hasattr(module, "__all__")]

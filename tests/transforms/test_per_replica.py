@@ -103,7 +103,7 @@ def test_extra_arguments_go_through():
 
 
 def _own_state(g):
-  return optax_dist.OwnState(
+  return optax_dist.transforms.per_replica.OwnState(
     jnp.zeros_like(g[0], jnp.int32), optax.EmptyState()
   )
 

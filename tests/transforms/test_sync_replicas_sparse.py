@@ -31,7 +31,7 @@ def _dense_gradient(params, ids, targets):
 
 def _sparse_gradient(params, ids, targets):
   lookups = {"table": ids, "w": None}
-  value_and_grad = optax_dist.lookup_value_and_grad(_loss)
+  value_and_grad = optax_dist.sparse.lookup_value_and_grad(_loss)
   return value_and_grad(params, lookups, targets)[1]
 
 
@@ -56,7 +56,7 @@ def _train(map_name, inner, gradient, needed, ids, targets, arrived):
     params, state = carry
     at = optax_dist.local_params(params, maps.AXIS)
     grads = gradient(at, ids, targets)
-    assert optax_dist.is_indexed_slices(grads["table"]) == sparse
+    assert optax_dist.sparse.is_indexed_slices(grads["table"]) == sparse
     updates, state = tx.update(grads, state, params, arrived=arrived)
     return (), (optax_dist.apply_updates(params, updates), state)
 
