@@ -112,7 +112,8 @@ def is_tracked(name: AxisName) -> bool:
 
 def varying_axes(x: Any) -> frozenset[AxisName]:
   """Returns the tracked axes over which ``x``, a value or its type, varies."""
-  aval = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+  is_type = isinstance(x, jax.ShapeDtypeStruct | jax.core.AbstractValue)
+  aval = x if is_type else jax.typeof(x)
   manual = getattr(aval, "manual_axis_type", None)
   if manual is not None:
     return frozenset(manual.varying)

@@ -1,12 +1,14 @@
 """Mean or sum of the updates over mesh axes."""
 
+import itertools
+import math
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, collectives, update_leaves
+from optax_dist._internal import axes, collectives, provenance, update_leaves
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,
   is_indexed_slices,
@@ -14,6 +16,7 @@ from optax_dist.sparse.indexed_slices import (
   sum_duplicates,
 )
 
+_USER = "cross_shard"
 _REDUCTIONS = ("mean", "sum")
 _INVARIANT_UPDATES = ("summed", "reduced", "error")
 
@@ -24,6 +27,7 @@ def cross_shard(
   reduction: Literal["mean", "sum"] = "mean",
   axis_index_groups: collectives.Groups | None = None,
   invariant_updates: Literal["summed", "reduced", "error"] = "summed",
+  param_specs: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Replaces each replica's updates by their mean or sum over all replicas.
 
@@ -42,6 +46,10 @@ def cross_shard(
   summed* over the replicas, where ``jax.lax.pmean`` would return a gradient that
   is too large by the number of replicas. The type shows it (the update does not
   vary over the axis), and ``cross_shard`` then divides, without communication.
+  What was reduced before by ``jax.lax.pmean``, by a ``cross_shard`` or by
+  :func:`optax_dist.sync_replicas` is of that type, too, and is told apart by how
+  it was computed: it counts as equal on all replicas, as in the other maps, so
+  that a mean leaves it alone.
 
   Updates may be any pytree of floating-point or complex arrays: dtypes are kept,
   None and other empty nodes pass through. The rows of sparse updates
@@ -57,10 +65,18 @@ def cross_shard(
       is over the group. This is TensorFlow's ``group_assignment``. None, or
       ``[]`` as in TensorFlow, for one group of all.
     invariant_updates: what an update is that, by its type, does not vary over a
-      tracked axis. ``"summed"``: the gradient of each replica's loss, summed by
-      ``jax.grad``. ``"reduced"``: final already and to be left alone, as where
-      the loss that was differentiated is itself a ``jax.lax.pmean``. The two have
-      the same type, so this can't be detected. ``"error"``: refused.
+      tracked axis, and was not reduced by a collective as above. ``"summed"``:
+      the gradient of each replica's loss, summed by ``jax.grad``. ``"reduced"``:
+      final already and to be left alone, as where the loss that was
+      differentiated is itself a ``jax.lax.pmean``, or where the gradient is an
+      argument of the mapped function. These have the same type, and no collective
+      shows. ``"error"``: all that does not vary is refused.
+    param_specs: for parameters that are sharded over an axis of ``axis_name``, and
+      gathered where they are used (FSDP): the ``PartitionSpec`` of each, in a
+      pytree like the updates (or a prefix of it), or a function of the updates
+      that returns one. Such a gradient arrives summed, as one shard of it on each
+      replica, and is only divided for the mean. Other axes may be named, too;
+      None is as ``PartitionSpec()``.
 
   Returns:
     A stateless :class:`optax.GradientTransformationExtraArgs`.
@@ -69,7 +85,9 @@ def cross_shard(
     ValueError: at construction, if an argument is not as above; in ``update``,
       if the groups do not fit the axis, or if an update arrives already summed
       and can't be taken apart again: with groups, or where the ``params`` given
-      vary over the axis, so that it can't be their summed gradient.
+      vary over the axis, so that it can't be their summed gradient; or if it is
+      the shard of a sum, as the program shows, and ``param_specs`` does not say
+      so.
     TypeError: in ``update``, if an update is not floating-point or complex.
     UnboundAxisError: in ``update``, if an axis is not bound; lists those that
       are.
@@ -95,6 +113,11 @@ def cross_shard(
     raise ValueError(
       f"`axis_index_groups` needs a single axis, got `axis_name`={axis_name!r}."
     )
+  if groups and param_specs is not None:
+    raise ValueError(
+      "`param_specs` can't be combined with `axis_index_groups`: a sum over the"
+      " whole axis can't be split into groups again."
+    )
 
   def init_fn(params):
     del params
@@ -102,40 +125,55 @@ def cross_shard(
 
   def update_fn(updates, state, params=None, **extra_args):
     del extra_args
-    sizes = axes.check_bound(names, "cross_shard")
+    sizes = axes.check_bound(names, _USER)
     if groups:
       collectives.check_groups_partition(groups, sizes[names[0]])
+      sizes = {names[0]: len(groups[0])}
     tracked = frozenset(name for name in names if axes.is_tracked(name))
     treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
       updates, is_leaf=is_indexed_slices
     )
     param_of = dict(jax.tree_util.tree_flatten_with_path(params)[0])
-    leaves, over = [], []
-    for path, leaf in paths_and_leaves:
-      update_leaves.check_dtype("cross_shard", path, leaf)
+    sharded_over = _sharded_over(param_specs, updates, names)
+    leaves, kinds = [], []
+    for (path, leaf), shards in zip(
+      paths_and_leaves, sharded_over, strict=True
+    ):
+      update_leaves.check_dtype(_USER, path, leaf)
       leaf = leaf if is_indexed_slices(leaf) else jnp.asarray(leaf)
+      _check_shards(path, leaf, names, shards, tracked)
       invariant = tracked - _varying_axes(leaf)
+      equal = frozenset(a for a in invariant if _is_reduced(leaf, a))
       if invariant:
         _check_invariant(
-          path, leaf, invariant, invariant_updates, groups, param_of.get(path)
+          path,
+          leaf,
+          invariant if invariant_updates == "error" else invariant - equal,
+          invariant_updates,
+          groups,
+          param_of.get(path),
         )
+      kind = dict.fromkeys(names, "own")
+      kind |= dict.fromkeys(shards | invariant, "summed")
+      kind |= dict.fromkeys(equal, "equal")
+      if invariant_updates == "reduced":
+        kind |= dict.fromkeys(invariant, "final")
       leaves.append(leaf)
-      over.append(tuple(name for name in names if name not in invariant))
-    results = _sum(leaves, over, groups)
-    if reduction == "mean":
-      results = [
-        _divide(x, divisor(summed))
-        for x, summed in zip(results, over, strict=True)
-      ]
+      kinds.append(kind)
+    own = [tuple(a for a in names if kind[a] == "own") for kind in kinds]
+    results = []
+    for x, kind in zip(_sum(leaves, own, groups), kinds, strict=True):
+      size = lambda *which, kind=kind: math.prod(
+        sizes[a] for a in names if kind[a] in which
+      )
+      # What a further cross_shard is to see, even where nothing is left to do.
+      with provenance.reduced_over(names):
+        if reduction == "mean":
+          results.append(_divide(x, size("own", "summed")))
+        else:
+          results.append(_multiply(x, size("equal"), bool(tracked)))
     return treedef.unflatten(results), state
-
-  def divisor(summed):
-    # A final update is not divided by the axes that it was not summed over.
-    counted = summed if invariant_updates == "reduced" else names
-    if groups and counted:
-      return len(groups[0])
-    return axes.axes_size(counted)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -179,11 +217,79 @@ def _divide(x: Any, divisor: int) -> Any:
   return map_values(lambda x: x / jnp.asarray(divisor, x.dtype), x)
 
 
+def _multiply(x: Any, factor: int, always: bool) -> Any:
+  if factor == 1 and not always:
+    return x
+  return map_values(lambda x: x * jnp.asarray(factor, x.dtype), x)
+
+
+def _is_reduced(leaf: Any, name: axes.AxisName) -> bool:
+  """Whether a value is equal along an axis since it was reduced before."""
+  arrays = jax.tree.leaves(leaf)
+  return any(provenance.of_invariant(x, name) == "caller" for x in arrays)
+
+
+def _sharded_over(
+  param_specs: Any, updates: Any, names: tuple[axes.AxisName, ...]
+) -> list[frozenset[axes.AxisName]]:
+  """Returns for each leaf over which of ``names`` its parameter is sharded."""
+  if callable(param_specs):
+    param_specs = param_specs(updates)
+  is_spec = lambda x: x is None or isinstance(x, jax.sharding.PartitionSpec)
+  found: list[frozenset[axes.AxisName]] = []
+
+  def add(spec, part):
+    over = itertools.chain.from_iterable(
+      entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()
+    )
+    leaves = jax.tree.leaves(part, is_leaf=is_indexed_slices)
+    found.extend([frozenset(over) & frozenset(names)] * len(leaves))
+
+  try:
+    jax.tree.map(add, param_specs, updates, is_leaf=is_spec)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f"{_USER}: `param_specs` must be a pytree of PartitionSpec like the"
+      f" updates, or a prefix of it, but {error}"
+    ) from error
+  return found
+
+
+def _check_shards(path, leaf, names, shards, tracked) -> None:
+  """Raises where an update was reduced and scattered, and nobody said so."""
+  what = f"{_USER}: {update_leaves.name_of(path)}"
+  show = lambda over: ", ".join(sorted(map(repr, over)))
+  if shards and is_indexed_slices(leaf):
+    raise ValueError(
+      f"{what} is sparse, but `param_specs` has its parameter sharded over axis"
+      f" {show(shards)}."
+    )
+  equal = shards & tracked - _varying_axes(leaf)
+  if equal:
+    raise ValueError(
+      f"{what} does not vary over axis {show(equal)}, but `param_specs` has its"
+      " parameter sharded over it."
+    )
+  if is_indexed_slices(leaf):
+    return
+  scattered = [
+    a for a in names if a not in shards and provenance.is_scattered(leaf, a)
+  ]
+  if scattered:
+    raise ValueError(
+      f"{what} is one shard of a gradient that was summed and scattered over axis"
+      f" {show(scattered)}, as that of a parameter that is sharded over it, so it"
+      " must not be summed again. Say which parameters are sharded:"
+      f" {_USER}(..., param_specs=...), with the PartitionSpecs that they are"
+      " passed into the map with."
+    )
+
+
 def _check_invariant(path, leaf, invariant, policy, groups, param) -> None:
   """Raises where it is not known what an update that does not vary means."""
-  if policy == "reduced":
+  if policy == "reduced" or not invariant:
     return
-  what = f"cross_shard: {update_leaves.name_of(path)}"
+  what = f"{_USER}: {update_leaves.name_of(path)}"
   axis = ", ".join(sorted(map(repr, invariant)))
   remedy = (
     "Differentiate with respect to optax_dist.local_params(params, axis_name)"

@@ -14,6 +14,7 @@ from optax_dist._internal import (
   gradient_sum,
   moving_averages,
   precision,
+  provenance,
   staleness,
   update_leaves,
 )
@@ -213,7 +214,7 @@ def sync_replicas(
   checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
   precision.check_dtype("accumulator_dtype", accumulator_dtype)
   precision.check_dtype("averages_dtype", averages_dtype)
-  inner = optax.with_extra_args_support(inner)
+  inner = provenance.given_equal(optax.with_extra_args_support(inner), names)
 
   def init_fn(params):
     size = replicas.at_init()

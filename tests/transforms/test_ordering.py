@@ -91,8 +91,9 @@ def _count_psums(jaxpr, conds):
   return total
 
 
+@pytest.mark.parametrize("map_name", ["shard_map", "shard_map_vma"])
 @jax.numpy_dtype_promotion("standard")  # optax.MultiSteps is not strict.
-def test_accumulate():
+def test_accumulate(map_name):
   """The same numbers; only sync_replicas is silent between two steps."""
   inner = optax.sgd(1.0, momentum=0.9)
   candidates = {
@@ -119,7 +120,7 @@ def test_accumulate():
       sums = new.acc_grads.reshape(state.acc_grads.value.shape)
       return updates, new._replace(acc_grads=optax_dist.PerReplica(sums))
 
-    run = maps.stepper("shard_map", step, state, N)
+    run = maps.stepper(map_name, step, state, N)
     jaxpr = jax.make_jaxpr(run)(state, GRADIENTS).jaxpr
     unconditional[name] = _count_psums(jaxpr, conds=False)
     if name == "around":  # Its cond is on skipping, which never happens.

@@ -1,0 +1,159 @@
+"""Tests of cross_shard on gradients of parameters sharded over the same axis."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+
+N = 4
+AXIS = "data"
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "w": RNG.normal(size=(8, 2)).astype(np.float32),
+  "b": RNG.normal(size=2).astype(np.float32),
+}
+X = RNG.normal(size=(4 * N, 8)).astype(np.float32)
+SPECS = {"w": P(AXIS), "b": P()}
+
+every_check = pytest.mark.parametrize("check_vma", [False, True])
+
+
+def _loss(params, x):
+  return jnp.mean(jnp.square(x @ params["w"] + params["b"][None]))
+
+
+MEAN = jax.grad(_loss)(PARAMS, X)
+
+
+def _gathered_loss(params, x):
+  w = jax.lax.all_gather(params["w"], AXIS, tiled=True)
+  return _loss({**params, "w": w}, x)
+
+
+def _run(tx, check_vma, *, own=True, specs=SPECS, between=lambda g: g):
+  """Returns the whole updates of a step with the weights in shards."""
+  mesh = jax.make_mesh(
+    (N,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:N]
+  )
+
+  def step(params, x):
+    at = optax_dist.local_params(params, AXIS) if own else params
+    gradient = between(jax.grad(_gathered_loss)(at, x))
+    return tx.update(gradient, tx.init(params), params)[0]
+
+  run = jax.shard_map(
+    step,
+    mesh=mesh,
+    in_specs=(specs, P(AXIS)),
+    out_specs=specs,
+    check_vma=check_vma,
+  )
+  return jax.jit(run)(PARAMS, X)
+
+
+@every_check
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+  "param_specs",
+  [SPECS, {"w": P(AXIS), "b": None}, lambda updates: {**SPECS}],
+)
+def test_a_shard_is_not_summed_again(check_vma, own, reduction, param_specs):
+  tx = optax_dist.cross_shard(
+    AXIS, reduction=reduction, param_specs=param_specs
+  )
+  got = _run(tx, check_vma, own=own)
+  factor = np.float32(N if reduction == "sum" else 1)
+  for key, mean in MEAN.items():
+    np.testing.assert_allclose(got[key], factor * mean, rtol=1e-5, atol=1e-6)
+
+
+@every_check
+@pytest.mark.parametrize(
+  "between",
+  [
+    lambda g: g,
+    lambda g: jax.tree.map(lambda x: 0.5 * x, g),
+    lambda g: optax.clip(1.0).update(g, optax.EmptyState())[0],
+    lambda g: jax.tree.map(
+      lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), g
+    ),
+  ],
+)
+@pytest.mark.parametrize("param_specs", [None, P(), {"w": P(), "b": P()}])
+def test_a_shard_that_nobody_told_of_is_refused(
+  check_vma, between, param_specs
+):
+  tx = optax_dist.cross_shard(AXIS, param_specs=param_specs)
+  with pytest.raises(ValueError, match="param_specs") as info:
+    _run(tx, check_vma, between=between)
+  assert "updates['w']" in str(info.value)
+  assert "'data'" in str(info.value)
+
+
+def test_a_replicated_gradient_told_to_be_a_shard_is_refused():
+  tx = optax_dist.cross_shard(AXIS, param_specs={"w": P(AXIS), "b": P(AXIS)})
+  with pytest.raises(ValueError, match=r"updates\['b'\] does not vary"):
+    _run(tx, check_vma=True, own=False)
+
+
+@every_check
+def test_shards_over_one_axis_and_copies_over_another(check_vma):
+  """Hybrid sharding: summed and scattered in a row, summed here over rows."""
+  mesh = jax.make_mesh((2, N), ("row", AXIS), axis_types=(AxisType.Auto,) * 2)
+  specs = {"w": P((AXIS, "model"), None), "b": P()}
+  tx = optax.chain(
+    optax_dist.cross_shard(("row", AXIS), param_specs=specs), optax.sgd(1.0)
+  )
+  placed = {"w": P(AXIS), "b": P()}
+
+  def step(params, x):
+    at = optax_dist.local_params(params, ("row", AXIS))
+    gradient = jax.grad(_gathered_loss)(at, x)
+    return tx.update(gradient, tx.init(params), params)[0]
+
+  run = jax.shard_map(
+    step,
+    mesh=mesh,
+    in_specs=(placed, P(("row", AXIS))),
+    out_specs=placed,
+    check_vma=check_vma,
+  )
+  got = jax.jit(run)(PARAMS, X)
+  for key, mean in MEAN.items():
+    np.testing.assert_allclose(got[key], -mean, rtol=1e-5, atol=1e-6)
+
+
+@every_check
+def test_what_is_frozen_needs_no_spec(check_vma):
+  tx = optax_dist.cross_shard(AXIS, param_specs={"w": P(AXIS), "b": P()})
+  only = optax.masked(tx, {"w": True, "b": False})
+  got = _run(only, check_vma, own=False, specs={"w": P(AXIS), "b": P()})
+  np.testing.assert_allclose(got["w"], MEAN["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_specs_of_another_structure_are_refused():
+  tx = optax_dist.cross_shard(AXIS, param_specs={"w": P(AXIS)})
+  with pytest.raises(ValueError, match="must be a pytree of PartitionSpec"):
+    _run(tx, check_vma=False)
+
+
+def test_groups_can_not_be_taken_of_shards():
+  with pytest.raises(ValueError, match="can't be combined"):
+    optax_dist.cross_shard(
+      AXIS, param_specs=SPECS, axis_index_groups=[[0, 1], [2, 3]]
+    )
+
+
+def test_sparse_updates_have_no_shards():
+  tx = optax_dist.cross_shard(AXIS, param_specs=P(AXIS))
+  slices = lambda g: optax_dist.IndexedSlices(
+    g["b"][None], jnp.zeros(1, jnp.int32), (4, 2)
+  )
+  with pytest.raises(ValueError, match="is sparse"):
+    _run(tx, check_vma=False, between=slices)
