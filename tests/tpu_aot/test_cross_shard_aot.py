@@ -5,6 +5,7 @@ import itertools
 import aot
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -127,3 +128,54 @@ class TestOn256Chips:
       _compiled(_TOPOLOGY, model, _cross_shard, check_vma=True),
       _compiled(_TOPOLOGY, model, _divide, check_vma=True),
     )
+
+  def test_a_second_mean_costs_nothing(self, model):
+    def twice(gradient):
+      return _cross_shard(_cross_shard(gradient))
+
+    _assert_no_worse(
+      _compiled(_TOPOLOGY, model, twice, check_vma=True, local=_local),
+      _compiled(_TOPOLOGY, model, _pmean, check_vma=True, local=_local_by_hand),
+    )
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_gradients_in_shards_are_not_summed_again(check_vma):
+  """Gathered weights, replicated biases."""
+  specs = {"w": P(aot.AXIS), "b": P()}
+  params = {
+    "w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32),
+    "b": jax.ShapeDtypeStruct((4096,), jnp.float32),
+  }
+  x = jax.ShapeDtypeStruct((256 * 8, 4096), jnp.float32)
+  tx = optax_dist.cross_shard(aot.AXIS, param_specs=specs)
+
+  def loss(params, x):
+    w = jax.lax.all_gather(params["w"], aot.AXIS, tiled=True)
+    return jnp.mean(jnp.square(x @ w + params["b"][None]))
+
+  def by_hand(gradient):
+    size = np.float32(aot.mesh(_TOPOLOGY).size)
+    return {"w": gradient["w"] / size, "b": _pmean(gradient["b"])}
+
+  def compiled(aggregate):
+    def step(w, b, x):
+      own = optax_dist.local_params({"w": w, "b": b}, aot.AXIS)
+      gradient = aggregate(jax.grad(loss)(own, x))
+      return w - gradient["w"], b - gradient["b"]
+
+    return aot.compile_for(
+      _TOPOLOGY,
+      step,
+      (params["w"], params["b"], x),
+      (specs["w"], specs["b"], P(aot.AXIS)),
+      (specs["w"], specs["b"]),
+      check_vma=check_vma,
+    )
+
+  ours = compiled(lambda g: tx.update(g, tx.init(g))[0])
+  theirs = compiled(by_hand)
+  expected = aot.count_collectives(theirs.as_text())
+  assert expected["all-gather"] == 1
+  assert aot.count_collectives(ours.as_text()) == expected
+  assert aot.temporaries(ours) <= aot.temporaries(theirs)

@@ -139,6 +139,78 @@ def test_accumulate(map_name):
   assert unconditional["sync_replicas"] == 0
 
 
+@jax.numpy_dtype_promotion("standard")  # optax.MultiSteps is not strict.
+def test_accumulate_around_needs_sums_of_each_replica():
+  """Types show that the sums differ from replica to replica; JAX refuses P()."""
+  tx = optax.MultiSteps(optax.chain(_aggregate(), optax.sgd(1.0)), 2)
+  run = maps.stepper(
+    "shard_map_vma",
+    lambda state, g: tx.update(g, state, PARAMS),
+    tx.init(PARAMS),
+    N,
+  )
+  with pytest.raises(TypeError, match="acc_grads"):
+    run(tx.init(PARAMS), GRADIENTS)
+
+
+def _freezing(frozen):
+  trained = optax.chain(_aggregate(), optax.sgd(1.0))
+  labels = {"head": "trained", "body": "frozen"}
+  return optax.partition({"trained": trained, "frozen": frozen}, labels)
+
+
+_FREEZING = {
+  "behind": optax.chain(
+    _aggregate(),
+    optax.partition(
+      {"trained": optax.sgd(1.0), "frozen": optax.set_to_zero()},
+      {"head": "trained", "body": "frozen"},
+    ),
+  ),
+  "inside": _freezing(optax.chain(_aggregate(), optax.set_to_zero())),
+}
+
+
+def _frozen_step(tx, check_vma):
+  def step(g, params):
+    own = {"head": g[0], "body": 2 * g[0]}
+    return optax.apply_updates(
+      params, tx.update(own, tx.init(params), params)[0]
+    )
+
+  return jax.jit(
+    jax.shard_map(
+      step,
+      mesh=maps.mesh(N),
+      in_specs=(jax.P(maps.AXIS), jax.P()),
+      out_specs=jax.P(),
+      check_vma=check_vma,
+    )
+  )
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("name", _FREEZING)
+def test_freeze(name, check_vma):
+  params = {"head": PARAMS, "body": PARAMS}
+  run = _frozen_step(_FREEZING[name], check_vma)
+  got = run(GRADIENTS, params)
+  np.testing.assert_allclose(got["head"], PARAMS - MEAN, rtol=1e-6)
+  np.testing.assert_array_equal(got["body"], PARAMS)
+  if name == "inside":
+    # What is set to zero is not sent.
+    text = run.lower(GRADIENTS, params).compile().as_text()
+    assert text.count("all-reduce(") == 1
+    assert "f32[4]{0} all-reduce" not in text
+
+
+def test_freeze_without_aggregation_does_not_look_equal():
+  """The zeros are of the type of each replica's own gradient."""
+  run = _frozen_step(_freezing(optax.set_to_zero()), check_vma=True)
+  with pytest.raises(ValueError, match="replicated"):
+    run(GRADIENTS, {"head": PARAMS, "body": PARAMS})
+
+
 @some_maps
 def test_guard(map_name):
   bad = GRADIENTS.copy()
