@@ -59,12 +59,16 @@ def bound_axes() -> dict[AxisName, int]:
   return dict(_core.get_axis_env().axis_sizes)
 
 
-def check_bound(names: Iterable[AxisName], user: str) -> dict[AxisName, int]:
+def check_bound(
+  names: Iterable[AxisName], user: str, remedy: str = ""
+) -> dict[AxisName, int]:
   """Returns the sizes of the axes ``names``, or says which are missing.
 
   Args:
     names: the axis names that ``user`` was built with.
     user: what needs the axes, for the message: ``"cross_shard"``.
+    remedy: what the message says of plain ``jax.jit``, where ``user`` is not just
+      unnecessary there.
 
   Returns:
     A dictionary from each name to its size.
@@ -83,11 +87,14 @@ def check_bound(names: Iterable[AxisName], user: str) -> dict[AxisName, int]:
       )
     else:
       known = "no axis is bound here"
+    under_jit = (
+      "Under plain jax.jit with sharded arrays the gradient is global already, and"
+      f" {user} is not needed."
+    )
     raise UnboundAxisError(
       f"{user}: unbound axis name {what}; {known}. Call it inside"
       " jax.shard_map, jax.pmap or jax.vmap(..., axis_name=...) over that axis."
-      " (Under plain jax.jit with sharded arrays the gradient is global"
-      f" already, and {user} is not needed.)"
+      f" ({remedy or under_jit})"
     )
   return {name: bound[name] for name in names}
 

@@ -43,6 +43,8 @@ def change_if(
     >>> change_if(jnp.asarray(True), double, x, []).tolist()
     [2.0, 2.0]
   """
+  # What is differentiated has to be an argument of what has a rule for it.
+  closed, consts = jax.closure_convert(fun, carry)
   times = predicate.astype(jnp.int32)
   # Under vmap, a predicate that has an axis of replicas would turn the loop into a
   # choice, with both sides computed in each step. The largest has no such axis.
@@ -52,19 +54,36 @@ def change_if(
   varying = jax.tree.map(
     lambda a, b: axes.varying_axes(a) | axes.varying_axes(b),
     carry,
-    jax.eval_shape(fun, carry),
+    jax.eval_shape(closed, carry, *consts),
   )
 
   def cast(x, like, over):
     return axes.cast_to_varying(jnp.asarray(x, like.dtype), over)
 
-  def one_round(count_and_carry):
-    count, carry = count_and_carry
-    return count + 1, jax.tree.map(cast, fun(carry), carry, varying)
+  def changed(carry, consts):
+    return jax.tree.map(cast, closed(carry, *consts), carry, varying)
 
-  _, carry = jax.lax.while_loop(
-    lambda count_and_carry: count_and_carry[0] < times,
-    one_round,
-    (jnp.zeros_like(times), jax.tree.map(cast, carry, carry, varying)),
-  )
-  return carry
+  @jax.custom_jvp
+  def change(times, carry, *consts):
+    _, carry = jax.lax.while_loop(
+      lambda count_and_carry: count_and_carry[0] < times,
+      lambda count_and_carry: (
+        count_and_carry[0] + 1,
+        changed(count_and_carry[1], consts),
+      ),
+      (jnp.zeros_like(times), carry),
+    )
+    return carry
+
+  # A loop of an unknown number of rounds can't be differentiated in reverse; a
+  # conditional can.
+  @change.defjvp
+  def _(primals, tangents):
+    def choose(times, carry, *consts):
+      return jax.lax.cond(
+        times > 0, lambda: changed(carry, consts), lambda: carry
+      )
+
+    return jax.jvp(choose, primals, tangents)
+
+  return change(times, jax.tree.map(cast, carry, carry, varying), *consts)

@@ -29,6 +29,11 @@ from optax_dist._internal.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 
+_NO_REPLICAS = (
+  "Under plain jax.jit there is one set of parameters, and no replica that trains"
+  " its own: map the step over a leading replica axis of the parameters."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
@@ -103,7 +108,7 @@ class Replicas:
         all replicas, or if a center has another shape.
       TypeError: if an update is not floating-point or complex.
     """
-    axes.check_bound(self.names, self.user)
+    axes.check_bound(self.names, self.user, _NO_REPLICAS)
     replicas.check_counter(self.user, state.ticks, self.names)
     xs, gradients, treedef = _flatten_with_updates(self, params, updates)
     _check_center(self.user, params, state.center)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
 
 from optax_dist._internal import axes
 from optax_dist._internal.replica_blocks import PerReplica
@@ -72,17 +73,79 @@ def at_init(
 def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:
   """Returns the replicas' part of a state, each starting from ``own``.
 
-  Inside the map a replica makes its own block only.
+  Inside the map a replica makes its own block only. Outside of it, under
+  ``jax.set_mesh``, each replica's block is made on its own devices. Random keys
+  are made different: replicas must not draw the same noise.
 
   Args:
     own: what one replica holds.
     count: how many replicas there are.
     names: of the axes that they lie along.
   """
-  inside = axes.bound_axes().keys() >= set(names)
-  rows = 1 if inside else count
-  stacked = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * rows), own)
-  return PerReplica(axes.cast_to_varying(stacked, names) if inside else stacked)
+  own = jax.tree.map(jnp.asarray, own)
+  if axes.bound_axes().keys() >= set(names):
+    index = 0
+    for name in names:
+      index = index * axes.axes_size([name]) + jax.lax.axis_index(name)
+    blocks = jax.tree.map(lambda x: _of_replica(x, index)[None], own)
+    return PerReplica(axes.cast_to_varying(blocks, names))
+
+  def stack(own):
+    return jax.tree.map(lambda x: _of_replicas(x, count), own)
+
+  mesh = jax.sharding.get_abstract_mesh()
+  if not set(names) <= set(mesh.axis_names):
+    return PerReplica(stack(own))
+  specs = jax.tree.map(lambda x: _spec(x, mesh, names), own)
+  if all(kind == AxisType.Explicit for kind in mesh.axis_types):
+    blocks = jax.jit(stack, out_shardings=specs)(own)
+    return PerReplica(jax.sharding.reshard(blocks, specs))
+  if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(own)):
+    # What each replica's part is sharded over is for the compiler to say.
+    free = jax.tree.map(
+      lambda x: PartitionSpec(
+        _entry(names), *[PartitionSpec.UNCONSTRAINED] * x.ndim
+      ),
+      own,
+    )
+    return PerReplica(jax.lax.with_sharding_constraint(stack(own), free))
+  return PerReplica(jax.jit(stack, out_shardings=specs)(own))
+
+
+def _of_replica(x: jax.Array, index: Any) -> jax.Array:
+  return jax.random.fold_in(x, index) if _is_key(x) else x
+
+
+def _of_replicas(x: jax.Array, count: int) -> jax.Array:
+  if _is_key(x):
+    return jnp.stack([_of_replica(x, i) for i in range(count)])
+  return jnp.broadcast_to(x[None], (count, *x.shape))
+
+
+def _is_key(x: jax.Array) -> bool:
+  return not x.ndim and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _spec(x: jax.Array, mesh: Any, names: tuple[axes.AxisName, ...]):
+  """Each replica on its own devices, and there as ``x`` is sharded."""
+  rest: Any = ()
+  sharding = getattr(jax.typeof(x), "sharding", None)
+  if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+    sharding = x.sharding
+  if isinstance(sharding, jax.sharding.NamedSharding):
+    of_x = sharding.mesh
+    if dict(of_x.shape) == dict(mesh.shape) and not _uses(sharding.spec, names):
+      rest = sharding.spec
+  return PartitionSpec(_entry(names), *rest)
+
+
+def _entry(names: tuple[axes.AxisName, ...]) -> Any:
+  return names if len(names) > 1 else names[0]
+
+
+def _uses(spec: Any, names: tuple[axes.AxisName, ...]) -> bool:
+  used = [part if isinstance(part, tuple) else (part,) for part in spec]
+  return any(name in names for part in used for name in part)
 
 
 def check_counter(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 
@@ -21,7 +22,8 @@ def averaged_params(
     params: the parameters.
 
   Returns:
-    A pytree like ``params``, to evaluate or to save.
+    A pytree like ``params``, to evaluate or to save, in their dtypes. The state
+    holds the averages themselves, which may be wider, as ``averages``.
 
   Raises:
     ValueError: if there are no averages.
@@ -43,7 +45,9 @@ def averaged_params(
       " `variable_averages`."
     )
   return jax.tree.map(
-    lambda average, param: param if _is_left_out(average) else average,
+    lambda average, param: (
+      param if _is_left_out(average) else average.astype(jnp.result_type(param))
+    ),
     averages,
     params,
     is_leaf=_is_left_out,

@@ -1,11 +1,13 @@
 """The center that replicas agree on: read it, start from it, grow from it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from optax_dist._internal import axes, checks
 from optax_dist._internal.replica_blocks import PerReplica
@@ -24,10 +26,13 @@ def center_params(state: Any) -> Any:
     state: a state with one of these anywhere in it, as in a chain.
 
   Returns:
-    A pytree like the parameters of one replica.
+    A pytree like the parameters of one replica, in the dtypes of the center:
+    float32 where the parameters are narrower. Those of groups in
+    ``optax.partition`` are put together.
 
   Raises:
-    ValueError: if there is no such state, or several.
+    ValueError: if there is no such state, or if several have a center for the
+      same parameter.
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
@@ -42,12 +47,30 @@ def center_params(state: Any) -> Any:
     for node in jax.tree.leaves(state, is_leaf=_is_center_state)
     if _is_center_state(node)
   ]
-  if len(found) != 1:
+  if not found:
     raise ValueError(
-      "There must be one state with a center, of elastic_average or local_updates,"
-      f" in the state; there are {len(found)}."
+      "There must be a state with a center, of elastic_average or local_updates,"
+      " in the state; there are 0."
     )
-  return found[0].center
+  # Groups of optax.partition have a center each, with the others' parameters
+  # masked.
+  return functools.reduce(_merge, [node.center for node in found])
+
+
+def _merge(center: Any, other: Any) -> Any:
+  def merge(x, y):
+    if not (_is_masked(x) or _is_masked(y)):
+      raise ValueError(
+        "There must be one state with a center, of elastic_average or"
+        " local_updates, for each parameter; there are 2 for one."
+      )
+    return y if _is_masked(x) else x
+
+  return jax.tree.map(merge, center, other, is_leaf=_is_masked)
+
+
+def _is_masked(node: Any) -> bool:
+  return isinstance(node, optax.MaskedNode)
 
 
 def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
@@ -83,7 +106,7 @@ def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
     own = node.replica.value
     if "local_center" not in own._fields:
       return node
-    local_center = _broadcast(center, own.local_center, "local_center")
+    local_center = _broadcast(node.center, own.local_center, "local_center")
     own = own._replace(local_center=local_center)
     return node._replace(replica=PerReplica(own))
 
@@ -134,9 +157,14 @@ def resize_from_center(
     return _resize(path, x, None, old, num_replicas)
 
   def resize_node(path, node):
-    if not isinstance(node, PerReplica):
-      return node
-    own = jax.tree_util.tree_map_with_path(resize, node.value)
+    if _is_center_state(node):
+      return node._replace(replica=resize_own(path, node.replica, node.center))
+    return resize_own(path, node) if isinstance(node, PerReplica) else node
+
+  def resize_own(path, node, center=None):
+    own = jax.tree_util.tree_map_with_path(
+      lambda rest, x: resize((*path, *rest), x), node.value
+    )
     if "local_center" in getattr(own, "_fields", ()):
       own = own._replace(
         local_center=_resize_like_center(
@@ -146,7 +174,9 @@ def resize_from_center(
     return PerReplica(own)
 
   new_state = jax.tree_util.tree_map_with_path(
-    resize_node, state, is_leaf=lambda node: isinstance(node, PerReplica)
+    resize_node,
+    state,
+    is_leaf=lambda node: isinstance(node, PerReplica) or _is_center_state(node),
   )
   return _resize_like_center(params, center, old, num_replicas), new_state
 

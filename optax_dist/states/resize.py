@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_dist import quorum
-from optax_dist._internal import gradient_sum
+from optax_dist._internal import checks, gradient_sum
 from optax_dist._internal.gradient_sum import SparseSum
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.transforms.sync_replicas import SyncReplica, SyncReplicasState
@@ -36,7 +35,8 @@ def resize_replicas(
       accepted and dropped before go to the same replica.
 
   Returns:
-    A state of the same structure, for ``total_num_replicas=num_replicas``.
+    A state of the same structure, for ``total_num_replicas=num_replicas``. What
+    belongs to a replica is in host memory: shard it as at the start.
 
   Raises:
     TypeError, ValueError: if an argument is not as above, if there is no state of
@@ -53,11 +53,8 @@ def resize_replicas(
     >>> optax_dist.sync_report(smaller).accepted
     array([0, 0], dtype=int32)
   """
-  quorum.check_sync_arguments(num_replicas, num_replicas)
-  if departed not in ("fold", "drop"):
-    raise ValueError(
-      f"`departed` must be one of 'fold', 'drop', got {departed!r}."
-    )
+  num_replicas = checks.count("num_replicas", num_replicas)
+  checks.one_of("departed", departed, ("fold", "drop"))
   is_state = lambda node: isinstance(node, SyncReplicasState)
   if not any(map(is_state, jax.tree.leaves(state, is_leaf=is_state))):
     raise ValueError("There is no state of sync_replicas in this state.")

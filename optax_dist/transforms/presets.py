@@ -19,6 +19,7 @@ def local_sgd(
   communication_period: Period,
   num_replicas: int | None = None,
   inner_state: Literal["local", "averaged"] = "local",
+  **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """All replicas go on from the mean of their parameters.
 
@@ -30,6 +31,7 @@ def local_sgd(
     communication_period: steps in a round, or a schedule of them.
     num_replicas: the number of replicas.
     inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``.
+    **kwargs: further arguments of ``local_updates``.
 
   Returns:
     A transformation as of ``local_updates``, which also says what it raises.
@@ -49,6 +51,7 @@ def local_sgd(
     communication_period=communication_period,
     num_replicas=num_replicas,
     inner_state=inner_state,
+    **kwargs,
   )
 
 
@@ -60,6 +63,7 @@ def diloco(
   outer_learning_rate: optax.ScalarOrSchedule = 0.7,
   outer_momentum: float = 0.9,
   num_replicas: int | None = None,
+  **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Nesterov's momentum over the rounds; the paper has AdamW in them.
 
@@ -71,6 +75,7 @@ def diloco(
     outer_learning_rate: of the step that a round makes; a schedule counts rounds.
     outer_momentum: of that step.
     num_replicas: the number of replicas.
+    **kwargs: further arguments of ``local_updates``.
 
   Returns:
     A transformation as of ``local_updates``, which also says what it raises.
@@ -83,12 +88,15 @@ def diloco(
     Douillard et al. 2023, `DiLoCo: Distributed Low-Communication Training of
     Language Models <https://arxiv.org/abs/2311.08105>`_.
   """
+  checks.rate_or_schedule("outer_learning_rate", outer_learning_rate)
+  checks.fraction("outer_momentum", outer_momentum)
   return local_updates(
     inner,
     optax.sgd(outer_learning_rate, momentum=outer_momentum, nesterov=True),
     axis_name,
     communication_period=communication_period,
     num_replicas=num_replicas,
+    **kwargs,
   )
 
 
@@ -101,6 +109,7 @@ def slowmo(
   slow_momentum: float = 0.7,
   num_replicas: int | None = None,
   inner_state: Literal["local", "averaged"] = "local",
+  **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Heavy-ball momentum over the rounds.
 
@@ -117,6 +126,7 @@ def slowmo(
     num_replicas: the number of replicas.
     inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``,
       which the paper calls to maintain or to average the buffers.
+    **kwargs: further arguments of ``local_updates``.
 
   Returns:
     A transformation as of ``local_updates``, which also says what it raises.
@@ -130,6 +140,8 @@ def slowmo(
     Communication-Efficient Distributed SGD with Slow Momentum
     <https://arxiv.org/abs/1910.00643>`_.
   """
+  checks.rate_or_schedule("slow_learning_rate", slow_learning_rate)
+  checks.fraction("slow_momentum", slow_momentum)
   return local_updates(
     inner,
     optax.sgd(slow_learning_rate, momentum=slow_momentum),
@@ -137,6 +149,7 @@ def slowmo(
     communication_period=communication_period,
     num_replicas=num_replicas,
     inner_state=inner_state,
+    **kwargs,
   )
 
 
@@ -149,6 +162,7 @@ def bmuf(
   block_learning_rate: optax.ScalarOrSchedule = 1.0,
   block_momentum: float | None = None,
   nesterov: bool = True,
+  **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Blockwise model-update filtering.
 
@@ -160,6 +174,7 @@ def bmuf(
     block_learning_rate: of the step that a round makes; a schedule counts rounds.
     block_momentum: of that step; None for ``1 - 1 / num_replicas``.
     nesterov: whether replicas go on from where the momentum will carry them.
+    **kwargs: further arguments of ``local_updates``.
 
   Returns:
     A transformation as of ``local_updates``, which also says what it raises.
@@ -176,6 +191,9 @@ def bmuf(
     Model-Update Filtering, ICASSP.
   """
   checks.count("num_replicas", num_replicas)
+  checks.rate_or_schedule("block_learning_rate", block_learning_rate)
+  if block_momentum is not None:
+    checks.fraction("block_momentum", block_momentum)
   if block_momentum is None:
     block_momentum = 1.0 - 1.0 / num_replicas
   return local_updates(
@@ -184,4 +202,5 @@ def bmuf(
     axis_name,
     communication_period=communication_period,
     num_replicas=num_replicas,
+    **kwargs,
   )

@@ -154,3 +154,105 @@ def test_a_state_without_a_leading_axis():
   state = _make(2).init(0.0)._replace(replica=own)
   with pytest.raises(ValueError, match="one leading replica axis"):
     optax_dist.resize_replicas(state, 2, departed="fold")
+
+
+# --- Every replica arrives on every tick: no count travels -------------------
+
+
+def _all_arrive(needed, size):
+  return optax_dist.sync_replicas(
+    optax.identity(),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=size,
+    all_arrive=True,
+  )
+
+
+@pytest.mark.parametrize("departed", ["fold", "drop"])
+@pytest.mark.parametrize(
+  ("needed", "sizes"),
+  [
+    (16, [4, 8, 4]),
+    (16, [8, 3, 5]),
+    (16, [8, 16, 8]),
+    (9, [2, 7, 1, 8]),
+    (5, [4, 3, 4, 2]),
+  ],
+)
+def test_means_are_exact_through_several_resizes(needed, sizes, departed):
+  rng = np.random.default_rng(needed)
+  state = _all_arrive(needed, sizes[0]).init(np.float32(0))
+  # The oracle: what each replica holds, as lists.
+  held = [[] for _ in range(sizes[0])]
+  steps = 0
+  for size in [*sizes, sizes[0], *sizes]:
+    if size != len(held):
+      state = optax_dist.resize_replicas(state, size, departed=departed)
+      folded = [[] for _ in range(size)]
+      for i, own in enumerate(held):
+        if i < size or departed == "fold":
+          folded[i % size] += own
+      held = folded
+    tx = _all_arrive(needed, size)
+    run = maps.stepper("vmap", lambda s, g, tx=tx: tx.update(g, s), state, size)
+    for _ in range(3):
+      g = rng.normal(size=size).astype(np.float32)
+      updates, state = run(state, g)
+      for own, x in zip(held, g, strict=True):
+        own.append(x)
+      everything = [x for own in held for x in own]
+      if len(everything) >= needed:
+        steps += 1
+        np.testing.assert_allclose(updates, np.mean(everything), rtol=1e-5)
+        held = [[] for _ in held]
+      else:
+        np.testing.assert_array_equal(updates, 0)
+      assert int(state.global_step) == steps
+      report = optax_dist.sync_report(state)
+      np.testing.assert_array_equal(report.accumulated, list(map(len, held)))
+  assert steps > 3
+
+
+def test_a_state_without_sums_can_not_add_up():
+  state = _all_arrive(4, 4).init(np.float32(0))
+  state = optax_dist.resize_replicas(state, 2, departed="fold")
+  tx = _all_arrive(4, 2)
+  run = maps.stepper("vmap", lambda s, g: tx.update(g, s), state, 2)
+  with pytest.raises(ValueError, match="need a sum, and this state holds none"):
+    run(state, np.ones(2, np.float32))
+
+
+# --- Where the state lies ----------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_a_state_on_a_mesh(kind):
+  kind = getattr(jax.sharding.AxisType, kind)
+  expected = optax_dist.resize_replicas(
+    _four_with_gradients(), 3, departed="fold"
+  )
+  mesh = jax.make_mesh((4,), (maps.AXIS,), axis_types=(kind,))
+  state = _four_with_gradients()
+  specs = optax_dist.state_specs(state, maps.AXIS)
+  state = optax_dist.place(jax.device_get(state), mesh, specs)
+  with jax.set_mesh(mesh):
+    smaller = optax_dist.resize_replicas(state, 3, departed="fold")
+  jax.tree.map(np.testing.assert_array_equal, smaller, expected)
+
+
+def test_a_state_replicated_over_several_devices():
+  mesh = jax.make_mesh((4,), (maps.AXIS,))
+  everywhere = jax.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  state = jax.device_put(jax.device_get(_four_with_gradients()), everywhere)
+  smaller = optax_dist.resize_replicas(state, 3, departed="fold")
+  expected = optax_dist.resize_replicas(
+    _four_with_gradients(), 3, departed="fold"
+  )
+  jax.tree.map(np.testing.assert_array_equal, smaller, expected)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True])
+def test_the_number_is_checked_by_its_own_name(bad):
+  with pytest.raises(ValueError, match=f"`num_replicas` must be .*got {bad}"):
+    optax_dist.resize_replicas(_four_with_gradients(), bad, departed="fold")

@@ -1,0 +1,119 @@
+"""Keyword arguments that nobody takes are refused; those of optax go through."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import pytest
+
+import optax_dist
+
+N = 2
+MAKERS = {
+  "sync_replicas": lambda inner: optax_dist.sync_replicas(
+    inner, maps.AXIS, replicas_to_aggregate=N, total_num_replicas=N
+  ),
+  "elastic_average": lambda inner: optax_dist.elastic_average(
+    inner, maps.AXIS, num_replicas=N, rho=0.0
+  ),
+  "local_updates": lambda inner: optax_dist.local_sgd(
+    inner, maps.AXIS, num_replicas=N, communication_period=2
+  ),
+  "streaming_updates": lambda inner: optax_dist.streaming_updates(
+    inner,
+    optax.sgd(1.0),
+    maps.AXIS,
+    num_replicas=N,
+    communication_period=2,
+    fragments=1,
+  ),
+}
+every_kind = pytest.mark.parametrize("kind", MAKERS)
+
+
+def _update(tx, **extra):
+  params = jnp.ones(3)
+  state = tx.init(params)
+  axes = optax_dist.state_axes(state)
+  return jax.vmap(
+    lambda g, s: tx.update(g, s, params, **extra),
+    in_axes=(0, axes),
+    out_axes=(0, axes),
+    axis_name=maps.AXIS,
+  )(jnp.ones((N, 3)), state)[0]
+
+
+@every_kind
+@pytest.mark.parametrize("inner", [optax.sgd(0.1), optax.scale(0.1)])
+def test_what_nobody_uses_is_refused(kind, inner):
+  with pytest.raises(TypeError, match=f"{kind}: .* argument 'arived'"):
+    _update(MAKERS[kind](inner), arived=True)
+
+
+@pytest.mark.parametrize("kind", list(MAKERS)[1:])
+@pytest.mark.parametrize("name", ["arrived", "local_step"])
+def test_arguments_of_sync_replicas_are_for_it_alone(kind, name):
+  with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+    _update(MAKERS[kind](optax.adam(0.1)), **{name: True})
+
+
+def test_a_misspelt_one_is_told_its_name():
+  with pytest.raises(TypeError, match="Did you mean `arrived`?"):
+    _update(MAKERS["sync_replicas"](optax.sgd(0.1)), arived=True)
+
+
+@every_kind
+def test_what_training_loops_hand_to_every_optimizer_is_fine(kind):
+  _update(
+    MAKERS[kind](optax.sgd(0.1)),
+    value=jnp.float32(1),
+    grad=jnp.ones(3),
+    value_fn=jnp.sum,
+  )
+
+
+def _scaled_by_argument(read):
+  return optax.GradientTransformationExtraArgs(
+    lambda params: optax.EmptyState(),
+    lambda g, state, params=None, **extra: (
+      jax.tree.map(lambda g: read(extra) * g, g),
+      state,
+    ),
+  )
+
+
+@every_kind
+@pytest.mark.parametrize(
+  "read",
+  [
+    lambda extra: extra["factor"],
+    lambda extra: jnp.asarray(extra.get("factor")),
+    lambda extra: jnp.where(extra["factor"] > 1, 3.0, 1.0),
+  ],
+)
+def test_what_an_inner_transformation_uses_reaches_it(kind, read):
+  """Wherever it is: the signatures of a chain and of what is in it say nothing."""
+  inner = optax.chain(optax.scale(1.0), _scaled_by_argument(read))
+  updates = _update(MAKERS[kind](inner), factor=jnp.float32(3))
+  np.testing.assert_array_equal(updates, 3.0)
+
+
+def test_arrived_goes_through_to_replicas_within_replicas():
+  inner = optax_dist.sync_replicas(
+    optax.sgd(1.0), "in", replicas_to_aggregate=2, total_num_replicas=2
+  )
+  tx = optax_dist.local_sgd(
+    inner, "out", num_replicas=2, communication_period=4
+  )
+
+  def step(arrived):
+    state = tx.init(jnp.zeros(3))
+    updates, state = tx.update(
+      jnp.ones(3), state, jnp.zeros(3), arrived=arrived
+    )
+    return updates
+
+  both = jax.vmap(jax.vmap(step, axis_name="in"), axis_name="out")
+  updates = both(jnp.array([[True, True], [True, False]]))
+  np.testing.assert_array_equal(updates[:, :, 0], [[-1, -1], [0, 0]])
