@@ -43,8 +43,6 @@ def change_if(
     >>> change_if(jnp.asarray(True), double, x, []).tolist()
     [2.0, 2.0]
   """
-  # What is differentiated has to be an argument of what has a rule for it.
-  closed, consts = jax.closure_convert(fun, carry)
   times = predicate.astype(jnp.int32)
   # Under vmap, a predicate that has an axis of replicas would turn the loop into a
   # choice, with both sides computed in each step. The largest has no such axis.
@@ -54,11 +52,15 @@ def change_if(
   varying = jax.tree.map(
     lambda a, b: axes.varying_axes(a) | axes.varying_axes(b),
     carry,
-    jax.eval_shape(closed, carry, *consts),
+    jax.eval_shape(fun, carry),
   )
 
   def cast(x, like, over):
     return axes.cast_to_varying(jnp.asarray(x, like.dtype), over)
+
+  carry = jax.tree.map(cast, carry, carry, varying)
+  # What is differentiated has to be an argument of what has a rule for it.
+  closed, consts = jax.closure_convert(fun, carry)
 
   def changed(carry, consts):
     return jax.tree.map(cast, closed(carry, *consts), carry, varying)
@@ -86,4 +88,4 @@ def change_if(
 
     return jax.jvp(choose, primals, tangents)
 
-  return change(times, jax.tree.map(cast, carry, carry, varying), *consts)
+  return change(times, carry, *consts)

@@ -55,11 +55,11 @@ def test_what_nobody_uses_is_refused(kind, inner):
 @pytest.mark.parametrize("name", ["arrived", "local_step"])
 def test_arguments_of_sync_replicas_are_for_it_alone(kind, name):
   with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-    _update(MAKERS[kind](optax.adam(0.1)), **{name: True})
+    _update(MAKERS[kind](optax.sgd(0.1)), **{name: True})
 
 
 def test_a_misspelt_one_is_told_its_name():
-  with pytest.raises(TypeError, match="Did you mean `arrived`?"):
+  with pytest.raises(TypeError, match=r"Did you mean `arrived`\?"):
     _update(MAKERS["sync_replicas"](optax.sgd(0.1)), arived=True)
 
 

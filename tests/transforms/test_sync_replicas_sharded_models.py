@@ -117,9 +117,7 @@ def test_decisions_inside_other_replicas_stay_their_own():
   g[1, 0, 0] = np.nan
   run = jax.jit(
     jax.shard_map(
-      lambda params, state, g: step(
-        optax_dist.local_params(params, "data"), state, g
-      ),
+      step,
       mesh=_mesh(),
       in_specs=(P("model"), specs, P("model", "data")),
       out_specs=(P("model"), specs),
