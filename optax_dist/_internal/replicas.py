@@ -84,7 +84,7 @@ def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:
   """
   own = jax.tree.map(jnp.asarray, own)
   if axes.bound_axes().keys() >= set(names):
-    index = 0
+    index: Any = 0
     for name in names:
       index = index * axes.axes_size([name]) + jax.lax.axis_index(name)
     blocks = jax.tree.map(lambda x: _of_replica(x, index)[None], own)
