@@ -107,7 +107,7 @@ class PersistentMap(Generic[K, V]):
   def __repr__(self) -> str:
     return f"PersistentMap({dict(self.items())!r})"
 
-  def __reduce__(self):
+  def __reduce__(self) -> tuple[Any, ...]:
     # Hashes of strings differ between processes, so the tree is not pickled.
     return (persistent_map, (list(self.items()),))
 
@@ -207,7 +207,7 @@ class Fifo:
   def __repr__(self) -> str:
     return f"fifo({list(self)!r})"
 
-  def __reduce__(self):
+  def __reduce__(self) -> tuple[Any, ...]:
     # Linked lists nest too deeply to be pickled as they are.
     return (fifo, (list(self),))
 

@@ -20,7 +20,7 @@ are never used and writes to it are dropped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from optax_dist.sparse import _flax
 _MOST_ROWS = 2**31 - 1
 
 
-def _no_random_bits(*args, **kwargs):
+def _no_random_bits(*args: Any, **kwargs: Any) -> NoReturn:
   raise TypeError("the row indices of IndexedSlices are not random keys")
 
 
@@ -302,7 +302,7 @@ def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     [[2.0, 2.0]]
   """
 
-  def on_leaf(leaf, *others):
+  def on_leaf(leaf: Any, *others: Any) -> Any:
     if not is_indexed_slices(leaf):
       return fun(leaf, *others)
     values = fun(leaf.values, *(other.values for other in others))
@@ -374,7 +374,7 @@ def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
     [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
   """
 
-  def on_leaf(param, update):
+  def on_leaf(param: Any, update: Any) -> Any:
     if param is None or update is None:
       return param
     return optax.apply_updates(param, update)
@@ -416,12 +416,12 @@ def lookup_value_and_grad(
   """
   value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
 
-  def read(param, ids):
+  def read(param: Any, ids: Any) -> Any:
     if ids is None:
       return param
     return param.at[_as_slots(ids, param)].get(mode="fill", fill_value=0)
 
-  def as_slices(param, ids, grad):
+  def as_slices(param: Any, ids: Any, grad: Any) -> Any:
     if ids is None:
       return grad
     values = grad.reshape(-1, *param.shape[1:])
@@ -429,7 +429,9 @@ def lookup_value_and_grad(
       values, _as_slots(ids, param).ravel(), param.shape
     )
 
-  def wrapped(params, lookups, *args, **kwargs):
+  def wrapped(
+    params: Any, lookups: Any, *args: Any, **kwargs: Any
+  ) -> tuple[Any, Any]:
     rows = jax.tree.map(read, params, lookups)
     value, grads = value_and_grad(rows, *args, **kwargs)
     return value, jax.tree.map(as_slices, params, lookups, grads)

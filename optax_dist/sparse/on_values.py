@@ -61,7 +61,9 @@ def on_values(
   """
   inner = optax.with_extra_args_support(inner)
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: Any, state: Any, params: Any = None, **extra_args: Any
+  ) -> tuple[Any, Any]:
     treedef: Any
     leaves, treedef = jax.tree.flatten(updates, is_leaf=_is_leaf)
     if not any(map(is_indexed_slices, leaves)):
@@ -101,7 +103,7 @@ def to_dense() -> optax.GradientTransformation:
     [-0.0, -1.0, -0.0]
   """
 
-  def dense(updates, params):
+  def dense(updates: Any, params: Any) -> Any:
     del params
     return jax.tree.map(
       lambda x: x.to_dense() if is_indexed_slices(x) else x,
@@ -156,11 +158,13 @@ def _like(values: Any, update: Any) -> Any:
   )
 
 
-def _check_stateless(inner, leaves, treedef) -> None:
+def _check_stateless(
+  inner: optax.GradientTransformation, leaves: list[Any], treedef: Any
+) -> None:
   """Raises where the state of ``inner`` has as many rows as a table."""
 
-  def shapes(more_rows):
-    def like(x):
+  def shapes(more_rows: int) -> list[Any]:
+    def like(x: Any) -> Any:
       if not is_indexed_slices(x):
         return x
       shape = (x.dense_shape[0] + more_rows, *x.dense_shape[1:])

@@ -58,7 +58,7 @@ def center_params(state: Any) -> Any:
 
 
 def _merge(center: Any, other: Any) -> Any:
-  def merge(x, y):
+  def merge(x: Any, y: Any) -> Any:
     if not (_is_masked(x) or _is_masked(y)):
       raise ValueError(
         "There must be one state with a center, of elastic_average or"
@@ -102,7 +102,7 @@ def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
   """
   center = center_params(state)
 
-  def reset(node):
+  def reset(node: Any) -> Any:
     own = node.replica.value
     if "local_center" not in own._fields:
       return node
@@ -153,15 +153,15 @@ def resize_from_center(
   center = center_params(state)
   old = _count_replicas(params, center)
 
-  def resize(path, x):
+  def resize(path: Any, x: Any) -> Any:
     return _resize(path, x, None, old, num_replicas)
 
-  def resize_node(path, node):
+  def resize_node(path: Any, node: Any) -> Any:
     if _is_center_state(node):
       return node._replace(replica=resize_own(path, node.replica, node.center))
     return resize_own(path, node) if isinstance(node, PerReplica) else node
 
-  def resize_own(path, node, center=None):
+  def resize_own(path: Any, node: Any, center: Any = None) -> PerReplica:
     own = jax.tree_util.tree_map_with_path(
       lambda rest, x: resize((*path, *rest), x), node.value
     )
@@ -210,7 +210,7 @@ def _broadcast(center: Any, tree: Any, what: str) -> Any:
   """Returns ``tree`` with the values of the center, in its shapes and places."""
   pairs, treedef = _pairs(tree, center)
 
-  def broadcast(path, x, c):
+  def broadcast(path: Any, x: Any, c: Any) -> Any:
     if c is None:
       return x
     shape = jnp.shape(x)
@@ -252,7 +252,7 @@ def _resize_like_center(
   )
 
 
-def _resize(path, x, new, old: int, num_replicas: int):
+def _resize(path: Any, x: Any, new: Any, old: int, num_replicas: int) -> Any:
   """Cuts or grows the replica axis of an array; new rows are ``new``."""
   shape = jnp.shape(x)
   if shape[:1] != (old,) or (new is not None and shape[1:] != new.shape):

@@ -39,7 +39,7 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     P('data',)
   """
 
-  def put(path, x, spec):
+  def put(path: Any, x: Any, spec: Any) -> Any:
     where = f"place: {jax.tree_util.keystr(path) or 'the array'}"
     try:
       sharding = NamedSharding(mesh, spec)

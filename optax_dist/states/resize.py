@@ -67,7 +67,9 @@ def resize_replicas(
   )
 
 
-def _resize(state: SyncReplicasState, num: int, departed: str):
+def _resize(
+  state: SyncReplicasState, num: int, departed: str
+) -> SyncReplicasState:
   own = jax.tree.map(_on_host, state.replica.value)
   if own.local_step.ndim != 1:
     raise ValueError(

@@ -159,7 +159,7 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
     (None, 0)
   """
 
-  def mark(node, level):
+  def mark(node: Any, level: Any) -> Any:
     if isinstance(node, PerReplica):
       return PerReplica(
         jax.tree.map(

@@ -86,7 +86,7 @@ def apply(
   fresh = int32(local_step) >= state.step - max_staleness
   first = state.count == 0
 
-  def add(total, gradient):
+  def add(total: Any, gradient: Any) -> Any:
     # The first one is copied: 0 + -0. would lose the sign of zero.
     total = jnp.where(first, gradient, rounded(total + gradient))
     return total
@@ -122,7 +122,7 @@ def take(
   check_reduction(reduction)
   taken = state.count >= jnp.maximum(int32(num_required), 1)
 
-  def reduced(total):
+  def reduced(total: Any) -> Any:
     if reduction == "mean":
       total = divided(total, state.count)
     return jnp.where(taken, total, jnp.zeros_like(total))

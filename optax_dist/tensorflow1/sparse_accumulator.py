@@ -149,7 +149,7 @@ def apply(
   has_old, has_new = old >= 0, new >= 0
   size = jnp.sum(has_old | has_new, dtype=jnp.int32)
 
-  def pick(array, where, at):
+  def pick(array: Any, where: Any, at: Any) -> Any:
     # An empty gradient has no row to read.
     if not array.shape[0]:
       return jnp.zeros((at.shape[0], *array.shape[1:]), array.dtype)
@@ -260,14 +260,16 @@ def check_capacity(state: SparseAccumulatorState) -> None:
     )
 
 
-def _merge(old, old_rows, new, new_rows, capacity):
+def _merge(
+  old: Any, old_rows: Any, new: Any, new_rows: Any, capacity: Any
+) -> Any:
   """Walks through two lists of indices at once.
 
   Returns for each slot the place in the old and in the new list it comes from,
   -1 for neither, and whether all of both lists found a slot.
   """
 
-  def walk(at, _):
+  def walk(at: Any, _: Any) -> Any:
     i, j = at
     in_old, in_new = i < old_rows, j < new_rows
     a, b = old.at[i].get(mode="clip"), _get(new, j)
@@ -284,7 +286,7 @@ def _merge(old, old_rows, new, new_rows, capacity):
   return from_old, from_new, (i >= old_rows) & (j >= new_rows)
 
 
-def _get(array, at):
+def _get(array: Any, at: Any) -> Any:
   return (
     array.at[at].get(mode="clip") if array.shape[0] else accumulator.int32(0)
   )

@@ -18,7 +18,14 @@ from optax_dist.optimizers._internal import (
 DEFAULT_EPSILON = 1e-7
 
 
-def sgd(learning_rate=0.01, momentum=0.0, nesterov=False, decay=0.0, *, frozen):
+def sgd(
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.01,
+  momentum: hyperparameters.Scalar = 0.0,
+  nesterov: bool = False,
+  decay: hyperparameters.Scalar = 0.0,
+  *,
+  frozen: bool,
+) -> optax.GradientTransformationExtraArgs:
   """Makes Keras's SGD."""
   _check_momentum(momentum)
   rate = rates.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
@@ -29,15 +36,15 @@ def sgd(learning_rate=0.01, momentum=0.0, nesterov=False, decay=0.0, *, frozen):
 
 
 def rmsprop(
-  learning_rate=0.001,
-  rho=0.9,
-  momentum=0.0,
-  epsilon=DEFAULT_EPSILON,
-  centered=False,
-  decay=0.0,
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.001,
+  rho: hyperparameters.Scalar = 0.9,
+  momentum: hyperparameters.Scalar = 0.0,
+  epsilon: hyperparameters.Scalar | None = DEFAULT_EPSILON,
+  centered: bool = False,
+  decay: hyperparameters.Scalar = 0.0,
   *,
-  frozen,
-):
+  frozen: bool,
+) -> optax.GradientTransformationExtraArgs:
   """Makes Keras's RMSprop."""
   _check_momentum(momentum)
   epsilon = _epsilon(epsilon)
@@ -93,13 +100,13 @@ def rmsprop(
 
 
 def adagrad(
-  learning_rate=0.001,
-  initial_accumulator_value=0.1,
-  epsilon=DEFAULT_EPSILON,
-  decay=0.0,
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.001,
+  initial_accumulator_value: hyperparameters.Scalar = 0.1,
+  epsilon: hyperparameters.Scalar | None = DEFAULT_EPSILON,
+  decay: hyperparameters.Scalar = 0.0,
   *,
-  frozen,
-):
+  frozen: bool,
+) -> optax.GradientTransformationExtraArgs:
   """Makes Keras's Adagrad."""
   hyperparameters.check_not_negative(
     initial_accumulator_value=initial_accumulator_value
@@ -121,15 +128,15 @@ def adagrad(
 
 
 def adam(
-  learning_rate=0.001,
-  beta_1=0.9,
-  beta_2=0.999,
-  epsilon=DEFAULT_EPSILON,
-  amsgrad=False,
-  decay=0.0,
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.001,
+  beta_1: hyperparameters.Scalar = 0.9,
+  beta_2: hyperparameters.Scalar = 0.999,
+  epsilon: hyperparameters.Scalar | None = DEFAULT_EPSILON,
+  amsgrad: bool = False,
+  decay: hyperparameters.Scalar = 0.0,
   *,
-  frozen,
-):
+  frozen: bool,
+) -> optax.GradientTransformationExtraArgs:
   """Makes Keras's Adam, or AMSGrad."""
   epsilon = _epsilon(epsilon)
 
@@ -174,14 +181,14 @@ def adam(
 
 
 def nadam(
-  learning_rate=0.001,
-  beta_1=0.9,
-  beta_2=0.999,
-  epsilon=DEFAULT_EPSILON,
-  schedule_decay=0.004,
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.001,
+  beta_1: hyperparameters.Scalar = 0.9,
+  beta_2: hyperparameters.Scalar = 0.999,
+  epsilon: hyperparameters.Scalar | None = DEFAULT_EPSILON,
+  schedule_decay: hyperparameters.Scalar = 0.004,
   *,
-  frozen,
-):
+  frozen: bool,
+) -> optax.GradientTransformationExtraArgs:
   """Makes Keras's Nadam, whose momentum is scheduled."""
   hyperparameters.check_learning_rate(learning_rate)
   epsilon = _epsilon(epsilon)
@@ -247,14 +254,14 @@ def nadam(
 
 
 def adamax(
-  learning_rate=0.001,
-  beta_1=0.9,
-  beta_2=0.999,
-  epsilon=DEFAULT_EPSILON,
-  decay=0.0,
+  learning_rate: hyperparameters.ScalarOrSchedule = 0.001,
+  beta_1: hyperparameters.Scalar = 0.9,
+  beta_2: hyperparameters.Scalar = 0.999,
+  epsilon: hyperparameters.Scalar | None = DEFAULT_EPSILON,
+  decay: hyperparameters.Scalar = 0.0,
   *,
-  frozen,
-):
+  frozen: bool,
+) -> optax.GradientTransformationExtraArgs:
   """Makes Keras's Adamax."""
   epsilon = _epsilon(epsilon)
 

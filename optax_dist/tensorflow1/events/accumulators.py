@@ -63,7 +63,7 @@ class Accumulator:
     """A gradient computed at `local_step`; its shape is checked if given."""
     return self._apply(local_step, tag, shape, lambda: self._fault(shape))
 
-  def _apply(self, local_step, tag, shape, fault):
+  def _apply(self, local_step: Any, tag: Any, shape: Any, fault: Any) -> Any:
     # A stale gradient is not even looked at.
     if not accepts(local_step, self.step):
       return self, (Applied(tag, False),)
@@ -202,7 +202,9 @@ class SparseAccumulator(Accumulator):
     rows = self.shape[0] if self.shape else None
     return (-1 if rows is None else rows, *self.filled[1:])
 
-  def _fault_of_slices(self, indices, values_shape, dense_shape):
+  def _fault_of_slices(
+    self, indices: Any, values_shape: Any, dense_shape: Any
+  ) -> Any:
     index_shape = _shape_of(indices)
     if len(index_shape) != 1:
       return (
@@ -223,7 +225,7 @@ class SparseAccumulator(Accumulator):
       or self._fault_of_values(values_shape, shape)
     )
 
-  def _fault_of_values(self, values_shape, shape):
+  def _fault_of_values(self, values_shape: Any, shape: Any) -> Any:
     if self.filled is None:
       return _mismatch("values", shape, values_shape, 1)
     if len(self.filled) != len(values_shape):

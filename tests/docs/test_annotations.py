@@ -1,0 +1,78 @@
+"""Every public signature is annotated whole, and the package says so."""
+
+import importlib
+import importlib.resources
+import inspect
+import pkgutil
+
+import pytest
+
+import optax_dist
+
+_MODULES = [
+  optax_dist,
+  *(
+    importlib.import_module(module.name)
+    for layer in (
+      "optimizers",
+      "quorum",
+      "sparse",
+      "states",
+      "tensorflow1",
+      "transforms",
+    )
+    for module in pkgutil.walk_packages(
+      [f"{optax_dist.__path__[0]}/{layer}"], f"optax_dist.{layer}."
+    )
+    if "._" not in module.name
+  ),
+]
+
+
+def _callables():
+  """Each public function, and method of a public class, by its full name."""
+  found = {}
+  for module in _MODULES:
+    for name, value in vars(module).items():
+      where = getattr(value, "__module__", "")
+      if name.startswith("_") or where != module.__name__:
+        continue
+      if inspect.isfunction(value):
+        found[f"{where}.{name}"] = value
+      elif inspect.isclass(value):
+        found |= {
+          f"{where}.{name}.{key}": method
+          for key, method in vars(value).items()
+          if inspect.isfunction(method)
+          and method.__module__ == where
+          and (key == "__init__" or not key.startswith("_"))
+        }
+  return found
+
+
+_FOUND = _callables()
+
+
+def test_the_public_functions_are_found():
+  assert "optax_dist.transforms.cross_shard.cross_shard" in _FOUND
+  assert "optax_dist.optimizers.adam.adam" in _FOUND
+  assert len(_FOUND) > 100
+
+
+@pytest.mark.parametrize("name", sorted(_FOUND))
+def test_a_public_signature_is_annotated(name):
+  signature = inspect.signature(_FOUND[name])
+  missing = [
+    parameter.name
+    for parameter in signature.parameters.values()
+    if parameter.annotation is parameter.empty
+    and parameter.name not in ("self", "cls")
+  ]
+  if not name.endswith("__init__"):
+    missing += ["return"] * (signature.return_annotation is signature.empty)
+  assert not missing, f"{name} does not annotate {', '.join(missing)}"
+
+
+def test_type_checkers_are_told():
+  files = importlib.resources.files("optax_dist")
+  assert files.joinpath("py.typed").is_file()
