@@ -110,7 +110,9 @@ def of_invariant(x: Any, name: axes.AxisName) -> Origin | None:
     else:
       origin = "caller"
       # A mean of equal values changes nothing: what are they?
-      casts = [v.equation() for v in equation.inputs() if v.varies(name)]
+      casts = [
+        v.outside().equation() for v in equation.inputs() if v.varies(name)
+      ]
       if all(cast and cast.primitive == "pvary" for cast in casts):
         todo += [v for cast in casts if cast for v in cast.inputs()]
   if origin is None and name in _given.get():
@@ -170,7 +172,9 @@ class _Equation:
 
   def insides(self, value: "_Value") -> list["_Value"]:
     """What its result ``value`` is in the programs that it runs, as branches."""
-    at = next(i for i, v in enumerate(self._raw.outvars) if v is value.variable)
+    at = [i for i, v in enumerate(self._raw.outvars) if v is value.variable]
+    if not at:
+      return []
     values = []
     for program in jax.extend.core.jaxprs_in_params(self._raw.params):
       if len(program.outvars) != len(self._raw.outvars):
@@ -181,7 +185,7 @@ class _Equation:
       )
       makers: dict = {v: outer[0] for v, outer in given if outer}
       makers |= {v: eqn for eqn in program.eqns for v in eqn.outvars}
-      result = program.outvars[at]
+      result = program.outvars[at[0]]
       if not isinstance(result, jax.extend.core.Literal):
         values.append(_Value(result, makers, self.transposed))
     return values
@@ -215,7 +219,9 @@ class _Value:
       raw = self._raw.parent
     else:
       raw = self._makers.get(self._raw)
-    return raw and _Equation(raw, self._makers, self._transposed)
+    if raw is None or isinstance(raw, _Value):
+      return None
+    return _Equation(raw, self._makers, self._transposed)
 
 
 # What made the variables of a finished program: an equation, or what is given as

@@ -1,0 +1,103 @@
+"""Tests of where values come from; test_cross_shard_reduced_before has more."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from optax_dist._internal import provenance
+
+N = 4
+AXIS = maps.AXIS
+
+
+def _in_map(fn, jit=True):
+  """Returns what ``fn`` says of a parameter and a replica's batch."""
+  said = []
+
+  def body(w, x):
+    said.append(fn(w, x[0]))
+    return w
+
+  run = jax.shard_map(
+    body, mesh=maps.mesh(N), in_specs=(P(), P(AXIS)), out_specs=P()
+  )
+  (jax.jit(run) if jit else run)(jnp.ones(2), jnp.ones((N, 2)))
+  return said[-1]
+
+
+def _loss(w, x):
+  return jnp.sum(jnp.square(w * x))
+
+
+_SUM = lambda x: jax.lax.psum(x, AXIS)
+
+
+@pytest.mark.parametrize(
+  ("make", "origin"),
+  [
+    (jax.grad(_loss), "gradient"),
+    (jax.grad(jax.jit(_loss)), "gradient"),
+    (jax.jit(jax.grad(_loss)), "gradient"),
+    (jax.grad(jax.checkpoint(_loss)), "gradient"),
+    (lambda w, x: jax.vjp(lambda w: _loss(w, x), w)[1](x[0])[0], "gradient"),
+    (lambda w, x: 2 * jax.grad(_loss)(w, x) + _SUM(x), "gradient"),
+    (lambda w, x: jax.lax.pmean(jax.grad(_loss)(w, x), AXIS), "gradient"),
+    (lambda w, x: _SUM(x), "caller"),
+    (lambda w, x: jax.lax.pmean(x, AXIS) + 0.1 * w, "caller"),
+    (lambda w, x: jax.jit(_SUM)(x), "caller"),
+    (lambda w, x: jnp.tanh(jax.lax.all_gather(
+      x, AXIS, to="invarying")[0]), "caller"),
+    (lambda w, x: jax.lax.cond(w[0] > 0, lambda: _SUM(x), lambda: w), "caller"),
+    (lambda w, x: w, None),
+    (lambda w, x: w + jnp.ones(2), None),
+    (lambda w, x: np.ones(2), None),
+  ],
+)  # fmt: skip
+def test_who_reduced_it(make, origin):
+  said = _in_map(lambda w, x: (provenance.of_invariant(make(w, x), AXIS),))
+  assert said == (origin,)
+
+
+def test_a_scope_of_another_axis_does_not_count():
+  def scoped(name):
+    def fn(w, x):
+      with provenance.reduced_over((name,)):
+        scaled = 2 * w
+      return provenance.of_invariant(scaled + 1, AXIS)
+
+    return fn
+
+  assert _in_map(scoped(AXIS)) == "caller"
+  assert _in_map(scoped(AXIS + "2")) is None
+
+
+def test_without_a_program_nothing_shows():
+  assert (
+    _in_map(lambda w, x: provenance.of_invariant(_SUM(x), AXIS), jit=False)
+    is None
+  )
+
+
+def _scattered(x):
+  return jax.lax.psum_scatter(jnp.tile(x, N), AXIS, tiled=True)
+
+
+@pytest.mark.parametrize(
+  ("make", "expected"),
+  [
+    (_scattered, True),
+    (jax.jit(_scattered), True),
+    (lambda x: 0.5 * _scattered(x).astype(jnp.bfloat16).reshape(2, 1), True),
+    (lambda x: jnp.clip(_scattered(x), -1, 1), True),
+    (lambda x: jnp.sum(_scattered(x)) * x, False),
+    (lambda x: x, False),
+    (_SUM, False),
+  ],
+)
+def test_what_is_one_shard_of_a_sum(make, expected):
+  fn = lambda w, x: provenance.is_scattered(make(x), AXIS)
+  assert _in_map(fn) is expected
+  assert not _in_map(lambda w, x: provenance.is_scattered(make(x), "other"))
