@@ -1,11 +1,11 @@
 """The rules of synchronous training with backup replicas, as pure values.
 
 No jax, no clock, no input or output: `step(state, event)` returns the next
-state and the decisions. A live chief, a simulator and the replay of a journal
-run the same rules. docs/rules.md tells the events and decisions.
+state and the decisions. A live leader, a simulator and the replay of a
+journal run the same rules. docs/rules.md tells the events and decisions.
 
 Example:
-  Two gradients of three replicas make a step; the third comes late.
+  Two gradients of three replicas are enough for a step; the third is stale.
 
   >>> from optax_dist import quorum
   >>> state = quorum.init(2, 3, two_phase=False)
@@ -139,14 +139,14 @@ def init(
   names.
 
   Args:
-    replicas_to_aggregate: gradients that make a step. More than
+    replicas_to_aggregate: gradients that a step takes. More than
       `total_num_replicas` are shared out: each replica is asked for several
       of the same step, and moves their sum and count once.
     total_num_replicas: replicas expected at the start; by default
       `replicas_to_aggregate`.
-    max_staleness: steps by which a gradient may be late and still count.
-    weight: what a gradient counts for, as a function of its staleness; told
-      in the commit. By default every one counts for 1.
+    max_staleness: the staleness, in steps, up to which a gradient counts.
+    weight: what a gradient counts for, as a function of its staleness; it is
+      part of the commit. By default every one counts for 1.
     lower_on_leave: whether replicas that leave for good lower the quorum to
       those who are left; otherwise `CannotProceed` names them.
     two_phase: whether a commit waits until each member has reported `Done`.

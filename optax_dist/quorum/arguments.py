@@ -21,7 +21,7 @@ def accepts(local_step: int, global_step: int, max_staleness: int = 0) -> bool:
 
 
 def tokens_per_step(total_num_replicas: int, replicas_to_aggregate: int) -> int:
-  """How many tokens TensorFlow's chief enqueues after each step.
+  """How many tokens TensorFlow's leader (its chief) enqueues after each step.
 
   Example:
     >>> tokens_per_step(5, 2), tokens_per_step(2, 5)
@@ -37,7 +37,7 @@ def initial_tokens(
 
   Args:
     num_tokens: the number asked for; -1 stands for `replicas_to_aggregate`.
-    replicas_to_aggregate: gradients that make a step.
+    replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: replicas there are.
 
   Returns:
@@ -72,10 +72,10 @@ def check_sync_arguments(
   """Checks the three numbers of a sync-replicas run.
 
   Args:
-    replicas_to_aggregate: gradients that make a step, a positive integer.
+    replicas_to_aggregate: gradients that a step takes, a positive integer.
     total_num_replicas: replicas there are, a positive integer, or None where
       it is known only later (the size of an axis).
-    max_staleness: steps by which a gradient may be late, 0 or more.
+    max_staleness: the staleness, in steps, that is accepted, 0 or more.
 
   Returns:
     The three as plain integers.

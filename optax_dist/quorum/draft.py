@@ -9,7 +9,7 @@ from optax_dist.quorum.state import EMPTY, Attempt, Config, ReplicaState, State
 
 
 class Draft:
-  """A state that an event is changing: mutable, and never handed out."""
+  """A state that an event is changing: mutable, and never returned."""
 
   def __init__(self, state: State):
     self.__dict__.update(zip(State._fields, state, strict=True))
@@ -142,7 +142,7 @@ class Draft:
     for member in attempt.members:
       record = self.replicas.get(member.replica)
       if record.live and record.incarnation == member.incarnation:
-        # Who is early has no need of a token.
+        # A replica that is early needs no token.
         tell = member.replica not in early
         self.ask(member.replica, self.quota(), tell)
     return tuple(early.get(r) for r in ev.ordered(early))

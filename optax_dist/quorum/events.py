@@ -65,7 +65,7 @@ class Arrive:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
-  """A replica goes for good, in good order: out of data, or done."""
+  """A replica leaves for good, gracefully: out of data, or done."""
 
   replica: Replica
   incarnation: int | None = None
@@ -73,7 +73,7 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lost:
-  """A replica is gone without a word; it may come back."""
+  """A replica is lost without notice; it may come back."""
 
   replica: Replica
   incarnation: int | None = None
@@ -223,7 +223,7 @@ class CannotProceed:
     have: replicas that can still contribute.
     needed: replicas that must.
     missing: who is not there.
-    final: True where no return of a lost replica could mend it.
+    final: True where no return of a lost replica could fix it.
   """
 
   step: int
@@ -256,7 +256,7 @@ class Refuse:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-  """The run has ended at `step`; whoever is told stops, without an error."""
+  """The run has ended at `step`; a replica that gets this stops, without an error."""
 
   step: int
 

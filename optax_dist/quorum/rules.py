@@ -1,6 +1,6 @@
 """The default rules: k fresh gradients, one per replica and step, commit.
 
-They keep what TensorFlow's `SyncReplicasOptimizer` promises and mend what its
+They keep what TensorFlow's `SyncReplicasOptimizer` promises and fix what its
 users met; docs/rules.md has the list.
 """
 
@@ -40,7 +40,7 @@ def _join(draft: Draft, event: ev.Join) -> None:
       draft.emit(ev.Refuse(replica, ev.Reason.OTHER_INCARNATION))
       return
     if old.live:
-      # Its predecessor died unnoticed.
+      # Its earlier incarnation died undetected.
       _go(draft, replica, ev.Reason.LOST)
       old = draft.replicas.get(replica)
     draft.lost -= not old.left
@@ -79,7 +79,7 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
     elif reason is ev.Reason.OTHER_INCARNATION and (
       event.incarnation not in (None, record.incarnation)
     ):
-      # A ghost's gradient: the living one already has its token.
+      # A gradient of an earlier incarnation: the live one has its token.
       pass
     elif record.asked:
       draft.ask(replica, record.asked if draft.shared else 1)
@@ -171,7 +171,7 @@ def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
   if draft.finished:
     return
   if record is None:
-    # Whoever was expected need not be any more.
+    # A replica that was expected is not expected any more.
     if not _is_awaited(draft, event.replica):
       return
     draft.awaited -= 1

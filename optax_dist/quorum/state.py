@@ -15,7 +15,7 @@ class Config(NamedTuple):
   """What stays the same for a whole run.
 
   Attributes:
-    replicas_to_aggregate: gradients that make a step.
+    replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: replicas expected at the start.
     max_staleness: steps by which a gradient may be late.
     weight: what a gradient counts for, as a function of its staleness.
@@ -42,7 +42,7 @@ class ReplicaState(NamedTuple):
   Attributes:
     incarnation: how often this id has started.
     live: whether it takes part now.
-    left: whether it went in good order.
+    left: whether it left gracefully.
     asked: gradients its token asks for; 0 while it waits.
     start: the first step this incarnation was given.
     counted: the latest local step that counted, or -1.
@@ -99,11 +99,11 @@ class State(NamedTuple):
     gathered: how many gradients `inside` has.
     attempt: the aggregation under way, or None.
     attempts: how many attempts this step has had.
-    early: gradients on the outcome of the attempt, held until it commits.
+    early: gradients on the outcome of the attempt, buffered until it commits.
     live: replicas that take part.
     working: of these, the ones that hold a token.
     awaited: expected replicas that have never joined.
-    lost: replicas that are gone, and may come back.
+    lost: replicas that were lost, and may come back.
     arrived: gradients that arrived.
     applied: gradients that were part of a commit.
     dropped: gradients that were dropped, by reason.

@@ -1,4 +1,4 @@
-"""Sparse gradients of embedding tables, and optax behind them."""
+"""Sparse gradients of embedding tables, and stock optax after them."""
 
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,

@@ -1,4 +1,4 @@
-"""Stock transformations behind sparse updates.
+"""Stock transformations after sparse updates.
 
 Most of optax maps over leaves, and a sparse update is two of them. JAX refuses
 to compute with the leaf that holds the indices (see
@@ -88,7 +88,7 @@ def on_values(
 
 
 def to_dense() -> optax.GradientTransformation:
-  """Makes sparse updates dense, for the transformations behind it.
+  """Makes sparse updates dense, for the transformations after it.
 
   Each step then costs in proportion to the tables, as with dense gradients.
 

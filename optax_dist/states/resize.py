@@ -21,7 +21,7 @@ def resize_replicas(
   """Fits a state of :func:`sync_replicas` to another number of replicas.
 
   For a job that is resumed from a checkpoint on more or fewer devices. Replicas
-  keep their number; the last ones depart, new ones come behind. A new replica
+  keep their number; the last ones depart, new ones come after them. A new replica
   holds no gradient and is at the current step.
 
   Args:

@@ -27,7 +27,7 @@ def state_specs(
   They fit ``in_specs`` and ``out_specs`` of ``jax.shard_map``, and
   :func:`optax_dist.place`. With ``param_specs``, each array that mirrors a
   parameter (a momentum, a center, a sum of gradients) is sharded as that
-  parameter is, behind the replica axis where it belongs to one replica. Such
+  parameter is, after the replica axis where it belongs to one replica. Such
   arrays are found as ``optax.tree.map_params`` finds them: they lie in a tree of
   the parameters' structure, in which masked ones may be missing.
 
@@ -270,7 +270,7 @@ class _Mirrors:
     replica = levels[:depth]
     if isinstance(leaf, PerReplica):
       # A flat part of the parameter, as `sharded` makes it: the shards of all
-      # model axes lie one behind the other.
+      # model axes lie one after the other.
       if depth == len(levels):
         raise ValueError(
           "The state has a part of one replica inside a part of one replica:"

@@ -1,6 +1,6 @@
-"""TensorFlow's rules behind the events and decisions of the default ones.
+"""TensorFlow's rules, with the events and decisions of the default ones.
 
-So one simulator, journal or chief can run either. TensorFlow knows no
+So one simulator, journal or leader can run either. TensorFlow knows no
 attempts, no incarnations, no counts and no test for finiteness: those are
 ignored here, as it would.
 """
@@ -24,7 +24,7 @@ class StrictState(NamedTuple):
     arrived: gradients that arrived.
     applied: gradients that were part of a commit.
     stale: gradients that were dropped.
-    finished: whether the chief has ended.
+    finished: whether the leader has ended.
   """
 
   system: tf.SyncReplicas
@@ -48,7 +48,7 @@ class StrictState(NamedTuple):
         return new, (ev.Token(replica, new.step),)
       case ev.Arrive(replica, local_step):
         system, outcomes = self.system.worker_step(replica, local_step)
-        new, decisions = _told(self, system, outcomes)
+        new, decisions = _decisions_of(self, system, outcomes)
         if system.workers.get(replica).blocked:
           decisions.append(ev.Wait(replica, system.global_step))
         return new, tuple(decisions)
@@ -58,7 +58,7 @@ class StrictState(NamedTuple):
         return self._replace(system=self.system.lost(replica)), ()
       case ev.Finish():
         system, outcomes = self.system.close()
-        new, decisions = _told(self, system, outcomes)
+        new, decisions = _decisions_of(self, system, outcomes)
         told = ev.Finished(system.global_step)
         return new._replace(finished=True), tuple(
           dict.fromkeys((*decisions, told))
@@ -90,7 +90,7 @@ def strict_quorum(
   tokens are in.
 
   Args:
-    replicas_to_aggregate: gradients that make a step.
+    replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: replicas at the start; by default
       `replicas_to_aggregate`.
     num_tokens: initial tokens; -1 is `replicas_to_aggregate`.
@@ -122,7 +122,7 @@ def strict_quorum(
   return StrictState(system)
 
 
-def _told(
+def _decisions_of(
   state: StrictState,
   system: tf.SyncReplicas,
   outcomes: Iterable[tf.Outcome],

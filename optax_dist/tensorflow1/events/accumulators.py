@@ -92,7 +92,7 @@ class Accumulator:
   ) -> tuple[Accumulator, tuple[Completed, ...]]:
     """Asks for the mean as soon as `num_required` gradients are in.
 
-    Takes are served in order: one that waits blocks smaller ones behind it.
+    Takes are served in order: one that waits blocks smaller ones after it.
     """
     if num_required <= 0:
       error = (
@@ -116,7 +116,7 @@ class Accumulator:
   def cancel(
     self, id: Hashable, error: str = TAKE_CANCELLED
   ) -> tuple[Accumulator, tuple[Completed, ...]]:
-    """Ends a take that waits; smaller ones behind it may then complete."""
+    """Ends a take that waits; smaller ones after it may then complete."""
     if id not in self.pending:
       return self, ()
     rest = tuple(take for take in self.takes if take[0] != id)

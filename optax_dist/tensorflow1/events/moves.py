@@ -71,7 +71,7 @@ class Moves(Generic[System]):
     self.serve(out)
 
   def take(self, variable: int, take: Completed) -> None:
-    """The chief's take has returned: it updates the variable."""
+    """The leader's take has returned: it updates the variable."""
     assert take.step is not None
     if any(broken for *_, broken in take.value):
       self.outcomes.append(StepFailed(_CHIEF, "the update failed"))
@@ -95,7 +95,7 @@ class Moves(Generic[System]):
       self.start_round()
 
   def start_round(self) -> None:
-    """The chief asks every accumulator for its next mean."""
+    """The leader asks every accumulator for its next mean."""
     for variable in range(len(self.system.accumulators)):
       if not self.system.running:
         return
@@ -135,7 +135,7 @@ class Moves(Generic[System]):
       self.system = self.system.with_worker(replica, worker)
 
   def stop(self) -> None:
-    """The chief's loop ends, and the queue with it."""
+    """The leader's loop ends, and the queue with it."""
     books = tuple(a.close()[0] for a in self.system.accumulators)
     queue, out = self.system.queue.close()
     self._set(accumulators=books, queue=queue, running=False)

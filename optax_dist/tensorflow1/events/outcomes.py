@@ -1,4 +1,4 @@
-"""What comes of an event in TensorFlow's accumulators, queue and chief."""
+"""What comes of an event in TensorFlow's accumulators, queue and leader."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Completed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Taken:
-  """The chief updates a variable by the mean of these gradients.
+  """The leader updates a variable by the mean of these gradients.
 
   Attributes:
     variable: which.
@@ -80,7 +80,7 @@ class GotToken:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepFailed:
-  """The worker's step, or the chief's loop (`replica` "chief"), has failed."""
+  """The worker's step, or the leader's loop (`replica` "chief"), has failed."""
 
   replica: Replica
   error: str

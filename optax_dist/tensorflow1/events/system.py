@@ -1,8 +1,9 @@
 """The whole of TensorFlow's `SyncReplicasOptimizer`, event for event.
 
-One conditional accumulator per variable, one token queue, one chief that
-takes from each accumulator as soon as it holds enough, updates that variable
-at once, and when all are updated raises the global step and enqueues tokens.
+One conditional accumulator per variable, one token queue, one leader (TensorFlow
+calls it chief) that takes from each accumulator as soon as it holds enough,
+updates that variable at once, and when all are updated raises the global step
+and enqueues tokens.
 Every event is followed until nothing moves any more.
 """
 
@@ -31,7 +32,7 @@ class Worker(NamedTuple):
     session: its number.
     pushing: the local step it pushes, None where all is pushed.
     gated: variables it has not pushed yet.
-    broken: variables whose gradient the chief cannot apply.
+    broken: variables whose gradient the leader cannot apply.
     dequeuing: whether it waits for a token.
   """
 
@@ -71,7 +72,7 @@ class SyncReplicas:
   """TensorFlow's sync replicas, as a value; make it with `sync_replicas`.
 
   Attributes:
-    replicas_to_aggregate: gradients that make a step.
+    replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: as given to TensorFlow, for the number of tokens.
     global_step: the number of updates.
     accumulators: the books of each variable's accumulator.
@@ -80,7 +81,7 @@ class SyncReplicas:
     workers: of each worker, its session.
     permits: pushes permitted ahead, by (worker, variable).
     taken: variables updated since the last global step.
-    running: whether the chief's loop runs.
+    running: whether the leader's loop runs.
     sessions: how many sessions have started.
   """
 
@@ -138,7 +139,7 @@ class SyncReplicas:
       local_step: what it says its gradients were computed at; by default the
         step of its token.
       broken: variables whose gradient is accepted, but cannot be applied by
-        the chief (a row that is not there).
+        the leader (a row that is not there).
 
     Returns:
       The system afterwards, and what came of it, in order.
@@ -196,7 +197,7 @@ class SyncReplicas:
   def chief_init(
     self, global_step: int, chief: Replica = 0
   ) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
-    """Sets the global step, and the chief's and the accumulators' to it.
+    """Sets the global step, and the leader's and the accumulators' to it.
 
     What is in the accumulators stays in, and so do other workers' steps.
     """
@@ -215,13 +216,13 @@ class SyncReplicas:
     return system, ()
 
   def start_chief(self) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
-    """Starts the chief's loop (again); it may find leftovers to take."""
+    """Starts the leader's loop (again); it may find leftovers to take."""
     moves = Moves(dataclasses.replace(self, running=True, taken=frozenset()))
     moves.start_round()
     return moves.end()
 
   def close(self) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
-    """The chief ends in good order: its takes end, the queue closes."""
+    """The leader ends gracefully: its takes end, the queue closes."""
     moves = Moves(self)
     moves.stop()
     return moves.end()
@@ -246,10 +247,10 @@ def sync_replicas(
   global_step: int = 0,
   workers: Iterable[Replica] | None = None,
 ) -> SyncReplicas:
-  """TensorFlow's sync replicas with the chief running and tokens enqueued.
+  """TensorFlow's sync replicas with the leader running and tokens enqueued.
 
   Args:
-    replicas_to_aggregate: gradients that make a step.
+    replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: by default `replicas_to_aggregate`.
     num_tokens: initial tokens; -1 is `replicas_to_aggregate`.
     num_variables: how many accumulators there are.
