@@ -247,6 +247,8 @@ class Restore:
 class ServeSnapshot:
   """Serves the published state, as it is now, to one process.
 
+  Ends by itself: when it is sent, or if nothing moves for `attempt_timeout`.
+
   Attributes:
     transfer: names the transfer on both sides.
     to: who fetches it.
@@ -270,13 +272,6 @@ class FetchSnapshot:
   transfer: int
   source: Process
   address: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DropSnapshot:
-  """Stops serving or fetching this transfer."""
-
-  transfer: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -444,7 +439,6 @@ Effect: TypeAlias = (
   | Restore
   | ServeSnapshot
   | FetchSnapshot
-  | DropSnapshot
   | TakeFingerprint
   | Admitted
   | SetAsked

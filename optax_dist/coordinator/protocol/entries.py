@@ -5,10 +5,11 @@ only ever put where none is, so of two processes that believe to be leader one
 succeeds: the store decides what is committed. Everything else that replicas
 tell each other is in `messages`.
 
-Two rules make deleting old records safe. The trim marker is written before
-anything is deleted, and whoever has found a record looks at the marker
-*afterwards*. And a record with a `Term` is never deleted: a leader's next put
-after it was replaced is where that `Term` stands, so it always conflicts.
+Two rules make deleting old records safe. Records are deleted by blocks, and a
+block's marker is written before anything of it is deleted: whoever has found a
+record, or put one to become leader, looks for the marker *afterwards*. And a
+record with a `Term` is never deleted: a leader's next put after it was replaced
+is where that `Term` stands, so it always conflicts.
 """
 
 from __future__ import annotations
@@ -218,13 +219,9 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trimmed:
-  """The trim marker: records before this position may be deleted.
+  """The marker of a block: its records may be deleted. It stays itself."""
 
-  Attributes:
-    position: the first one that is kept.
-  """
-
-  position: Natural
+  block: Natural
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -251,12 +248,14 @@ class Beat:
     leader: its process.
     address: where it listens.
     count: goes up with each overwriting.
+    position: from here on the log is still there; a hint, too.
   """
 
   term: Natural
   leader: Process
   address: str
   count: Natural
+  position: Natural
 
 
 StoreValue: TypeAlias = Record | Trimmed | Run | Beat

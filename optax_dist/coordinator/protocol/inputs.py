@@ -175,11 +175,13 @@ class SnapshotFailed:
 class Submitted:
   """The training loop submits a gradient, and waits for its outcome.
 
-  There is one `Resolved` or `Taken` for it. One submission at a time is without
-  either, and after `Taken` the next is to contain this one.
+  It is answered by one `Resolved` or `Taken`, and there is one submission at a
+  time. After `Taken` the next one contains it, and there may be a `Resolved` for
+  it as well, if it was decided before that next one could be.
 
   Attributes:
     sequence: counts the submissions of this replica, from 0.
+    extends: the sequence of the `Taken` submission that it contains; -1: none.
     admission: of the latest `Admitted` when the gradient was computed.
     local_step: the step of the parameters it was computed on.
     total: how many gradients are summed in it.
@@ -191,6 +193,7 @@ class Submitted:
   """
 
   sequence: int
+  extends: int
   admission: int
   local_step: int
   total: int

@@ -188,15 +188,16 @@ class Fingerprint:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Welcome:
-  """The stream of the log starts here: `Recorded(position, ...)` is next.
+  """The answer to `Hello`: the stream of the log starts here.
 
   Attributes:
     position: of the next record.
-    view: what was decided before.
+    view: what was decided before; None: the receiver's own view stands, for its
+      position was recent enough.
   """
 
   position: Natural
-  view: ViewState
+  view: ViewState | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
