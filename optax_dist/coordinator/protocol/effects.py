@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
+  Committed,
   Incarnation,
   Part,
   Process,
@@ -305,6 +306,14 @@ class Admitted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Suspended:
+  """The replica is no member at present; `Admitted` or `Fail` will follow.
+
+  Until then the training loop waits before it submits.
+  """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SetAsked:
   """From now on a submission sums so many gradients."""
 
@@ -395,9 +404,15 @@ class LeadershipChanged:
 class OpenJournal:
   """The new leader is to write the journal, if there is to be one.
 
-  Answered by `JournalOpened`, if it can be written. If not, a warning is logged
-  and training goes on without it: every `WriteJournal` is then passed over.
+  If it can't be written, a warning is logged and training goes on without it:
+  every `WriteJournal` is then passed over.
+
+  Attributes:
+    commits: recent ones, in order, without their means. Those that come after
+      the latest in the journal are written first: the leader before had no time.
   """
+
+  commits: tuple[Committed, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -441,6 +456,7 @@ Effect: TypeAlias = (
   | FetchSnapshot
   | TakeFingerprint
   | Admitted
+  | Suspended
   | SetAsked
   | Taken
   | Resolved

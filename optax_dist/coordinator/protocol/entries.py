@@ -294,6 +294,7 @@ class ViewState:
     applied: how many gradients were part of commits.
     dropped: how many were dropped, by reason, as of the latest commit.
     saved: the latest step that all were to save; -1 for none.
+    ended: how the run has ended; None if it hasn't.
   """
 
   term: Natural
@@ -310,3 +311,4 @@ class ViewState:
   applied: Natural
   dropped: tuple[tuple[str, Natural], ...]
   saved: int
+  ended: Ended | None

@@ -111,6 +111,13 @@ class GetAnswered:
   occupied: bool = False
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreLost:
+  """The store is of no use any more: it was started anew, for instance."""
+
+  reason: str
+
+
 # From the aggregation.
 
 
@@ -227,7 +234,8 @@ class SaveWanted:
 class Aborted:
   """The training loop ends by an exception, while the process lives on.
 
-  Others are told at once; nothing is waited for.
+  Others are told at once; nothing is waited for. The driver carries out the
+  effects, and then closes the transport.
   """
 
   reason: str
@@ -241,20 +249,6 @@ class FingerprintTaken:
   digest: str
 
 
-# From the journal; to the leader.
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class JournalOpened:
-  """The answer to `OpenJournal`, unless there is no journal to write.
-
-  Attributes:
-    last_step: of the latest commit that it has; -1 if it has none.
-  """
-
-  last_step: int
-
-
 Input: TypeAlias = (
   Started
   | TimePassed
@@ -263,6 +257,7 @@ Input: TypeAlias = (
   | PeerLost
   | PutAnswered
   | GetAnswered
+  | StoreLost
   | Averaged
   | Aggregated
   | AggregateFailed
@@ -274,5 +269,4 @@ Input: TypeAlias = (
   | SaveWanted
   | Aborted
   | FingerprintTaken
-  | JournalOpened
 )

@@ -1,0 +1,403 @@
+"""From commits to the replica's state: attempts, means, updates, snapshots.
+
+The log says what is decided, this applies it: in order, each commit once, as
+soon as its mean is here. A mean is computed into a speculative state before its
+commit is known, where that may be. A replica that can't have a mean any more
+needs a snapshot, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Committed,
+  Incarnation,
+  Member,
+  Part,
+  Record,
+)
+from optax_dist.coordinator.protocol.inputs import (
+  Aggregated,
+  AggregateFailed,
+  Handle,
+  SnapshotFailed,
+  SnapshotFetched,
+)
+from optax_dist.coordinator.protocol.messages import (
+  Applied,
+  Attempt,
+  Done,
+  Failed,
+  Fetch,
+  Message,
+  NeedsSnapshot,
+  Report,
+  Serve,
+)
+from optax_dist.coordinator.protocol.session import Session
+
+# Means are kept for readers that are a little late.
+KEPT = 2
+
+Tell: TypeAlias = Callable[[Message], None]
+
+
+@dataclasses.dataclass(slots=True)
+class _Work:
+  """An aggregation of this replica's."""
+
+  parts: tuple[Part, ...]
+  answers: bool
+  lag: int = 0
+  status: Literal["runs", "done", "failed"] = "runs"
+  mean: Handle = None
+  committed: bool = False
+
+
+class Applier:
+  """The replica's state as the core sees it.
+
+  Attributes:
+    step: how many steps the published state has.
+    sound: whether that state is the run's own.
+    needs: whether it needs a snapshot, and why; "" if it doesn't.
+  """
+
+  def __init__(self, config: Config, session: Session, out: list[Effect]):
+    """A state.
+
+    Args:
+      config: of the replica.
+      session: is told what is published.
+      out: where effects go.
+    """
+    self._config, self._session, self._out = config, session, out
+    self.step = config.step
+    self.sound = False
+    self.needs = ""
+    self._pristine = True
+    self._todo: collections.deque[Committed] = collections.deque()
+    self._ahead: Committed | AttemptId | None = None
+    self._work: dict[AttemptId, _Work] = {}
+    self._fetch: Fetch | None = None
+    self._serves: list[Serve] = []
+    self._report = -1
+    # Who is told what comes of it; the leader, where there is one.
+    self.tell: Tell = lambda message: None
+
+  # Being part of the run.
+
+  @property
+  def current(self) -> bool:
+    """Whether the state is the run's, with all that was read applied."""
+    return self.sound and not self.needs and not self._todo
+
+  @property
+  def hopeless(self) -> bool:
+    """Whether nothing is under way that could bring it further."""
+    return self._fetch is None and (bool(self.needs) or not self._todo)
+
+  def begin(self, step: int, origin_step: int, origin_digest: str) -> None:
+    """The run is at this step: takes part from there, or needs a snapshot."""
+    own = (self._config.step, self._config.digest)
+    if self._pristine:
+      self.sound = own == (origin_step, origin_digest)
+    if not self.sound:
+      self._need("its state is not the run's")
+    elif not self._todo and self.step != step:
+      self._need(f"it is at step {self.step} of {step}")
+    self.pump()
+    if self.sound and not self.needs:
+      self.tell(Applied(self.step))
+
+  def start_anew(self) -> None:
+    """The run has begun again from another state, before its first step."""
+    self.end()
+    self._todo.clear()
+    self.sound = False
+
+  def skip(self) -> None:
+    """Some of the log was not read: what is known of it ends before a gap."""
+    self.end()
+    self._todo.clear()
+
+  def end(self) -> None:
+    """The replica takes part no more, or anew."""
+    self.abandon_all()
+    self.new_leader()
+    self.needs = ""
+
+  # Attempts.
+
+  def attempt(
+    self,
+    message: Attempt,
+    me: Incarnation,
+    members: Mapping[Incarnation, Member],
+  ) -> None:
+    """Takes part in an attempt, as a member or a reader."""
+    attempt = message.attempt
+    for other in list(self._work):
+      if other.step == attempt.step and not self._work[other].committed:
+        self._drop(other)
+    incarnations = [part.incarnation for part in message.parts]
+    reads = me in message.readers
+    if me not in incarnations and not reads:
+      return
+    involved = {*incarnations, *message.readers}
+    if not involved <= members.keys():
+      self.tell(Failed(attempt, None, "it knows of other members"))
+      return
+    peers = tuple(_peer(members[i]) for i in incarnations)
+    work = _Work(message.parts, me == message.witness, message.lag)
+    if reads:
+      self._work[attempt] = work
+      self._out.append(fx.Collect(attempt, message.parts, peers))
+      return
+    mine = message.parts[incarnations.index(me)]
+    if self._session.find(mine.sequence) is None:
+      self.tell(Failed(attempt, None, "it has no such gradient"))
+      return
+    work.answers = True
+    self._work[attempt] = work
+    self._out.append(
+      fx.Aggregate(
+        attempt,
+        message.parts,
+        peers,
+        tuple(_peer(members[i]) for i in message.readers),
+        incarnations.index(me),
+        mine.sequence,
+      )
+    )
+
+  def optimistic(
+    self,
+    attempt: AttemptId,
+    parts: tuple[Part, ...],
+    me: Incarnation,
+    members: Mapping[Incarnation, Member],
+  ) -> None:
+    """Aggregates with all members before being told to."""
+    self.attempt(Attempt(attempt, parts, (), None, 0), me, members)
+
+  def abandon(self, attempt: AttemptId) -> None:
+    """The attempt was not to be."""
+    work = self._work.get(attempt)
+    if work is not None and not work.committed:
+      self._drop(attempt)
+
+  def abandon_all(self) -> None:
+    """No attempt that isn't committed by now will be."""
+    for attempt in list(self._work):
+      self.abandon(attempt)
+
+  def abandon_optimistic(self) -> None:
+    """Members have changed: nobody will commit what was begun among them."""
+    for attempt in list(self._work):
+      if attempt.number == 0:
+        self.abandon(attempt)
+
+  def aggregated(self, done: Aggregated) -> None:
+    """A mean is here."""
+    work = self._work.get(done.attempt)
+    if work is None:
+      self._out.append(fx.Release(done.attempt))
+      return
+    work.status, work.mean = "done", done.mean
+    if work.answers:
+      self.tell(Done(done.attempt))
+    if self.current and done.attempt.step == self.step:
+      self._apply(done.attempt, work.mean, False, len(work.parts))
+    self.pump()
+
+  def aggregate_failed(self, failed: AggregateFailed) -> None:
+    """A mean will not come."""
+    work = self._work.get(failed.attempt)
+    if work is None:
+      return
+    work.status = "failed"
+    if work.answers and not work.committed:
+      self.tell(Failed(failed.attempt, failed.culprit, failed.reason))
+    self.pump()
+
+  def _drop(self, attempt: AttemptId) -> None:
+    work = self._work.pop(attempt)
+    end = fx.Cancel if work.status == "runs" else fx.Release
+    self._out.append(end(attempt))
+    if self._ahead == attempt:
+      self._discard()
+
+  # Commits.
+
+  def proposed(self, record: Record) -> None:
+    """A record is being put: prepares for it."""
+    for entry in record.entries:
+      if isinstance(entry, Committed):
+        if self.current and entry.inline and entry.attempt.step == self.step:
+          self._apply(entry, entry.mean, True, len(entry.parts))
+        return
+
+  def committed(self, commit: Committed) -> None:
+    """The log says so: it is applied when its turn comes."""
+    work = self._work.get(commit.attempt)
+    if work is not None:
+      work.committed = True
+    self._todo.append(commit)
+    self.pump()
+
+  def pump(self) -> None:
+    """Applies what can be applied."""
+    while self._todo:
+      commit = self._todo[0]
+      step = commit.attempt.step
+      if step < self.step and self.sound:
+        self._todo.popleft()
+        continue
+      if not self.sound or self.needs or not self._take(commit):
+        return
+      self._todo.popleft()
+      self._publish(commit)
+
+  def _take(self, commit: Committed) -> bool:
+    """Computes the state after a commit, or says why it can't."""
+    step = commit.attempt.step
+    if step > self.step:
+      self._need(f"it is at step {self.step} of {step}")
+      return False
+    if commit.inline:
+      if self._ahead != commit:
+        self._apply(commit, commit.mean, True, len(commit.parts))
+      return True
+    work = self._work.get(commit.attempt)
+    if work is None or work.status == "failed":
+      self._need(f"it could not have the mean of step {step}")
+      return False
+    if work.status == "runs":
+      return False
+    if self._ahead != commit.attempt:
+      self._apply(commit.attempt, work.mean, False, len(work.parts))
+    return True
+
+  def _apply(
+    self,
+    key: Committed | AttemptId,
+    mean: Handle,
+    inline: bool,
+    parts: int,
+  ) -> None:
+    self._ahead = key
+    self._out.append(fx.Apply(self.step, mean, inline, parts))
+
+  def _discard(self) -> None:
+    if self._ahead is not None:
+      self._ahead = None
+      self._out.append(fx.Discard(self.step))
+
+  def _publish(self, commit: Committed) -> None:
+    self._ahead = None
+    self._pristine = False
+    self.step += 1
+    self._out.append(fx.Publish(self.step, commit.save))
+    every = self._config.fingerprint_every
+    if every and self.step % every == 0:
+      self._out.append(fx.TakeFingerprint(self.step))
+    self._arrived_at_step()
+
+  def _arrived_at_step(self) -> None:
+    self._out += self._session.published(self.step)
+    for attempt, work in list(self._work.items()):
+      kept = attempt.step + KEPT + work.lag if work.committed else attempt.step
+      if kept < self.step:
+        self._drop(attempt)
+    for serve in self._serves[:]:
+      self._serve(serve)
+    if 0 <= self._report <= self.step:
+      self._report = -1
+      self.tell(Applied(self.step))
+
+  # Snapshots.
+
+  def _need(self, why: str) -> None:
+    if not self.needs:
+      self._discard()
+      self.needs = why
+      self.ask()
+
+  def ask(self) -> None:
+    """Tells the leader that a snapshot is needed, if it is."""
+    if self.needs and self._fetch is None:
+      self.tell(NeedsSnapshot(self.step, self.needs))
+
+  def new_leader(self) -> None:
+    """What the old leader has told to be done need not be done."""
+    self._fetch, self._serves, self._report = None, [], -1
+
+  def report(self, message: Report) -> None:
+    """Says when it is there."""
+    if self.sound and not self.needs and self.step >= message.step:
+      self.tell(Applied(self.step))
+    else:
+      self._report = message.step
+
+  def serve(self, message: Serve) -> None:
+    """Serves a snapshot, as soon as it can."""
+    self._serves.append(message)
+    self._serve(message)
+
+  def _serve(self, serve: Serve) -> None:
+    if self.sound and not self.needs and self.step >= serve.at_least:
+      self._serves.remove(serve)
+      self._out.append(fx.Connect(serve.to, serve.address))
+      self._out.append(
+        fx.ServeSnapshot(serve.transfer, serve.to, serve.address, self.step)
+      )
+
+  def fetch(self, message: Fetch) -> None:
+    """Fetches a snapshot, if it still needs one."""
+    if not self.needs:
+      self.tell(Applied(self.step))
+      return
+    self._fetch = message
+    self._out.append(fx.Connect(message.source, message.address))
+    self._out.append(
+      fx.FetchSnapshot(message.transfer, message.source, message.address)
+    )
+
+  def fetched(self, found: SnapshotFetched) -> None:
+    """A snapshot is here."""
+    fetch = self._fetch
+    if fetch is None or found.transfer != fetch.transfer or not self.needs:
+      return
+    self._fetch = None
+    if found.step < fetch.at_least:
+      self.needs = f"a snapshot of step {found.step} came too late"
+      self.ask()
+      return
+    self.needs, self.sound, self._pristine = "", True, False
+    self._ahead = None
+    self.step = found.step
+    self._out.append(fx.Restore(found.step, found.state))
+    self._arrived_at_step()
+    self.pump()
+    if not self.needs:
+      self.tell(Applied(self.step))
+
+  def fetch_failed(self, failed: SnapshotFailed) -> None:
+    """No snapshot came: another one is asked for."""
+    if self._fetch is not None and failed.transfer == self._fetch.transfer:
+      self._fetch = None
+      self.needs = f"the snapshot failed: {failed.reason}"
+      self.ask()
+
+
+def _peer(member: Member) -> fx.Peer:
+  return fx.Peer(member.incarnation, member.process, member.address)

@@ -1,0 +1,85 @@
+"""What a replica's protocol is told at its start."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol.entries import Process, ReplicaId
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """One replica, and the numbers that all of them share. Times are in seconds.
+
+  Attributes:
+    process: this process's name; another one whenever a process starts.
+    replica: the replica's id.
+    address: where its transport listens.
+    agreement: what all replicas must have in common, as pairs of a name and a
+      text that people can read.
+    step: how many steps the state has that the replica starts with.
+    digest: of that state: equal for equal states.
+    replicas_to_aggregate: gradients that make a step.
+    total_num_replicas: replicas expected at the start.
+    max_staleness: steps by which a gradient may be late.
+    weight: None, or "inverse" for 1 / max(1, staleness).
+    lower_on_leave: whether replicas that leave lower the number needed.
+    lower_on_loss: whether replicas that are lost do so too.
+    inline_bytes: the size of a gradient, if gradients and means are sent inline
+      in messages; None: members exchange them.
+    alone: whether no two replicas may take part in one step.
+    timeout: how long the run may make no progress while someone waits.
+    attempt_timeout: how long an aggregation or a snapshot may stand still.
+    leader_timeout: silence of the leader, after which another one is elected.
+    stall_warning: waiting time after which it is said who is waited for.
+    fingerprint_every: steps between comparisons of all replicas; 0 for none.
+    block: records of the log that are deleted at a time; one to two blocks stay.
+  """
+
+  process: Process
+  replica: ReplicaId
+  address: str
+  agreement: tuple[tuple[str, str], ...] = ()
+  step: int = 0
+  digest: str = ""
+  replicas_to_aggregate: int = 1
+  total_num_replicas: int = 1
+  max_staleness: int = 0
+  weight: str | None = None
+  lower_on_leave: bool = True
+  lower_on_loss: bool = False
+  inline_bytes: int | None = None
+  alone: bool = False
+  timeout: float = 300.0
+  attempt_timeout: float = 10.0
+  leader_timeout: float = 5.0
+  stall_warning: float = 10.0
+  fingerprint_every: int = 0
+  block: int = 128
+
+  @property
+  def inline(self) -> bool:
+    """Whether gradients and means are sent inline in messages."""
+    return self.inline_bytes is not None
+
+  @property
+  def patience(self) -> float:
+    """How long a replica waits, where the leader should have given up before."""
+    return self.timeout + 3 * self.leader_timeout + self.attempt_timeout
+
+  def quorum_state(self, step: int) -> quorum.State:
+    """The quorum's first state."""
+    if self.weight not in (None, "inverse"):
+      raise ValueError(
+        f"weight must be None or 'inverse', got {self.weight!r}."
+      )
+    return quorum.init(
+      self.replicas_to_aggregate,
+      self.total_num_replicas,
+      max_staleness=self.max_staleness,
+      weight=quorum.inverse_staleness if self.weight else None,
+      lower_on_leave=self.lower_on_leave or self.lower_on_loss,
+      two_phase=not self.inline,
+      global_step=step,
+    )

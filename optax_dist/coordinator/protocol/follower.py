@@ -1,0 +1,733 @@
+"""A replica: follows the log, submits gradients, finds or becomes the leader.
+
+The parts: `Search` while there is no leader, `Session` for what the training
+loop submits, `Applier` for the state. Here is what holds them together: the view
+of the log, the membership, and who is leader.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import Literal, assert_never
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.applier import Applier
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Committed,
+  Ended,
+  Entry,
+  Incarnation,
+  Joined,
+  Part,
+  Process,
+  Record,
+  Removed,
+  Run,
+  Term,
+)
+from optax_dist.coordinator.protocol.inputs import Input
+from optax_dist.coordinator.protocol.log import RUN_KEY, Count, LogRead
+from optax_dist.coordinator.protocol.membership import View
+from optax_dist.coordinator.protocol.search import (
+  Elected,
+  FellOff,
+  Finding,
+  LeaderFound,
+  Search,
+  Situation,
+  StartAt,
+)
+from optax_dist.coordinator.protocol.session import Session
+from optax_dist.quorum.events import ordered
+
+# The first pause before a replica that was given up joins again; it doubles.
+_BACKOFF = 0.05
+
+
+class Follower:
+  """One replica's side of the protocol.
+
+  Attributes:
+    view: what the log has decided, as far as it was read.
+    incarnation: of the membership; -1 for none.
+    elected: the position and record of a `Term` of this process, for as long as
+      nobody has taken it from here to make a `Leader`.
+    over: whether there is nothing more to do: failed, finished, left, aborted.
+  """
+
+  def __init__(self, config: Config, count: Count):
+    self._config, self._count = config, count
+    self._out: list[Effect] = []
+    self.view = View()
+    self.incarnation: Incarnation = -1
+    self.elected: tuple[int, Record] | None = None
+    self.over = False
+    # Recent commits, without their means, for a journal that lacks them.
+    self.recent: collections.deque[Committed] = collections.deque(
+      maxlen=2 * config.block
+    )
+    self.session = Session()
+    self.applier = Applier(config, self.session, self._out)
+    self.applier.tell = self._tell
+    self._search = Search(config, count)
+    # The next position; and whether the view has all that is before it.
+    self._position, self._complete = -1, False
+    # Whose stream of the log it reads, and who was asked for one, and when.
+    self._leader: Process = ""
+    self._called: Process = ""
+    self._called_at = math.inf
+    # The leader on whose connection the membership lives, and the membership.
+    self._stream_of: tuple[Process, Incarnation] = ("", -1)
+    self._proposed: tuple[int, Record] | None = None
+    self._office = -1
+    self._nonce, self._run_request, self._run_at = "", -1, math.inf
+    self._admission, self._admitted = 0, -1
+    self._last_incarnation = -1
+    self._rejoins = 0
+    self._asked = 1
+    self._optimistic_at = (-1, -1)
+    self._leaving: str | None = None
+    self._finishing: str | None = None
+    self._saving = False
+    self._waiting_since: float | None = None
+    self._missing = ""
+
+  def step(self, input_: Input, now: float) -> list[Effect]:
+    """Takes one input; returns what is to be done, in order."""
+    if not self.over:
+      self._handle(input_, now)
+    if not self.over:
+      self._proceed(now)
+    effects, self._out[:] = self._out[:], []
+    return effects
+
+  def deadline(self) -> float:
+    """When `TimePassed` is to be the next input, at the latest."""
+    if self.over:
+      return math.inf
+    times = [self._search.deadline(self._situation()), self._run_at]
+    if self._called:
+      times.append(self._called_at + self._config.attempt_timeout)
+    if self._waiting_since is not None:
+      times.append(self._waiting_since + self._config.patience)
+    return min(times)
+
+  def _situation(self) -> Situation:
+    return Situation(
+      self.view, self._position, self._complete, self.incarnation
+    )
+
+  def _proceed(self, now: float) -> None:
+    """What follows from an input, and from the time."""
+    self._admit()
+    self._end_if_ended()
+    if self.over:
+      return
+    if self._called and now >= self._called_at + self._config.attempt_timeout:
+      self._lose_leader(self._called, now)
+    if now >= self._run_at:
+      self._get_run()
+    self._out += self._search.proceed(now, self._situation())
+    self._check_waiting(now)
+
+  def _handle(self, input_: Input, now: float) -> None:
+    match input_:
+      case ins.Started(nonce):
+        self._nonce = nonce
+        self._get_run()
+      case ins.TimePassed():
+        pass
+      case ins.Received(peer, message):
+        self._receive(peer, message, now)
+      case ins.Malformed(peer, error):
+        self._out.append(fx.Log("warning", f"{peer} sent nonsense: {error}"))
+        self._out.append(fx.Send(peer, msg.Rejected(error)))
+      case ins.PeerLost(peer, how, reason):
+        self._lose_peer(peer, how, reason, now)
+      case ins.PutAnswered():
+        if input_.request == self._run_request:
+          self._get_run()
+        else:
+          self._searched(*self._search.put_answered(input_, now), now=now)
+      case ins.GetAnswered():
+        if input_.request == self._run_request:
+          self._run_found(input_, now)
+        else:
+          found = self._search.get_answered(input_, now, self._situation())
+          self._searched(*found, now=now)
+      case ins.StoreLost(reason):
+        self._fail("CoordinatorError", f"The store is lost: {reason}.")
+      case ins.Aggregated():
+        self.applier.aggregated(input_)
+      case ins.AggregateFailed():
+        self.applier.aggregate_failed(input_)
+      case ins.SnapshotFetched():
+        self.applier.fetched(input_)
+      case ins.SnapshotFailed():
+        self.applier.fetch_failed(input_)
+      case ins.Submitted():
+        self._submit(input_)
+      case ins.LeaveWanted(reason):
+        self._leaving = reason
+        if self.incarnation < 0:
+          self._leave()
+        else:
+          self._tell(msg.Leave(False, reason))
+      case ins.FinishWanted(reason):
+        self._finishing = reason
+        self._tell(msg.Finish(reason))
+      case ins.SaveWanted():
+        self._saving = True
+        self._tell(msg.Save())
+      case ins.Aborted(reason):
+        self._tell(msg.Leave(True, reason))
+        self._stop()
+      case ins.FingerprintTaken(step, digest):
+        self._tell(msg.Fingerprint(step, digest))
+      case ins.Averaged():
+        pass  # The leader's.
+      case _:
+        assert_never(input_)
+
+  # Which run it is.
+
+  def _get_run(self) -> None:
+    self._run_at = math.inf
+    self._run_request = self._count()
+    self._out.append(fx.Get(self._run_request, RUN_KEY))
+
+  def _run_found(self, answer: ins.GetAnswered, now: float) -> None:
+    self._run_request = -1
+    if not answer.known:
+      self._run_at = now + self._config.leader_timeout / 8
+    elif isinstance(answer.value, Run):
+      self._out.append(fx.UseRun(answer.value.nonce))
+      self._search.begin(now)
+    elif answer.value is None and not answer.occupied:
+      self._run_request = self._count()
+      run = Run(self._nonce)
+      self._out.append(fx.Put(self._run_request, RUN_KEY, run))
+    else:
+      self._fail("JoinRefused", "The store's run is not one of this version.")
+
+  # Who is leader.
+
+  def _searched(
+    self, effects: list[Effect], findings: list[Finding], now: float
+  ) -> None:
+    self._out += effects
+    for finding in findings:
+      match finding:
+        case LeaderFound(process, address):
+          self._call(process, address, now)
+        case StartAt(position):
+          self._position, self._complete = position, position == 0
+        case FellOff():
+          self._fall_off()
+        case Elected(position, record):
+          self._recorded(position, record, now)
+        case LogRead(start, records, end, _):
+          for position, record in records:
+            self._skip_to(start, position)
+            self._recorded(position, record, now)
+          self._skip_to(start, end)
+        case _:
+          assert_never(finding)
+
+  def _skip_to(self, start: int, position: int) -> None:
+    """What was passed over from `start` on is no record at all."""
+    if start <= self._position < position:
+      self._position = position
+
+  def _fall_off(self) -> None:
+    """The log has gone on without this replica, so others did."""
+    self._end_membership()
+    self.applier.skip()
+    self._out += self.session.lost(quorum.Reason.LOST.value, counted=True)
+    self._position, self._complete = -1, False
+
+  def _call(self, process: Process, address: str, now: float) -> None:
+    """Asks a leader for its stream of the log, and to take part."""
+    if process in (self._called, self._leader):
+      return
+    self._leader = ""
+    self._called, self._called_at = process, now
+    if process != self._config.process:
+      self._out.append(fx.Connect(process, address))
+    hello = msg.Hello(
+      msg.PROTOCOL_VERSION,
+      self._config.agreement,
+      self._config.replica,
+      self._config.address,
+      self.incarnation,
+      self._position if self._complete else -1,
+      self.applier.step,
+      self.applier.sound,
+      self._rejoins,
+    )
+    self._out.append(fx.Send(process, hello))
+
+  def _lose_peer(
+    self, peer: Process, how: str, reason: str, now: float
+  ) -> None:
+    if how == "refused" and peer == self._called and not self._admission:
+      self._fail("JoinRefused", f"The leader's process refuses: {reason}.")
+    elif peer in (self._leader, self._called):
+      again = peer == self._leader and how != "left"
+      self._lose_leader(peer, now)
+      if again and self.incarnation >= 0:
+        # Perhaps only the connection has ended.
+        self._call(peer, self.view.leader_address, now)
+
+  def _lose_leader(self, peer: Process, now: float) -> None:
+    """There is no leader that this replica can talk to."""
+    if peer and peer == self._called:
+      pause = self._config.leader_timeout / 2
+      self._search.unreachable[peer] = now + pause
+      self._out.append(fx.Disconnect(peer, "no answer"))
+    self._leader = self._called = ""
+    self._called_at = math.inf
+    self._proposed = None
+    if not self._search.active:
+      self._search.begin(now)
+
+  def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
+    """A leader's stream of the log begins."""
+    if peer != self._called:
+      return
+    self._leader, self._called, self._called_at = peer, "", math.inf
+    self._search.end()
+    self.applier.new_leader()
+    if self.incarnation >= 0 and self._stream_of == (peer, self.incarnation):
+      # A membership lives on one connection: this leader is about to end it.
+      self._end_membership()
+    if welcome.view is not None:
+      if self._position != welcome.position or not self._complete:
+        self._fall_off()
+      self._position, self._complete = welcome.position, True
+      self.view = View.load(welcome.view)
+      self._office = max(self._office, self.view.term - 1)
+      member = self.view.of_process(self._config.process)
+      if (
+        member is not None
+        and self._stream_of != (peer, member.incarnation)
+        and member.incarnation >= self._last_incarnation
+      ):
+        self._begin_membership(member.incarnation)
+    if self.incarnation >= 0:
+      self._stream_of = (peer, self.incarnation)
+      self._out += self.session.new_leader()
+      self.applier.ask()
+      if self.session.pending is not None:
+        self._arrive()
+      self._tell_wishes()
+
+  def _tell_wishes(self) -> None:
+    """Tells a leader what this replica still wants."""
+    if self._leaving is not None:
+      self._tell(msg.Leave(False, self._leaving))
+    if self._finishing is not None:
+      self._tell(msg.Finish(self._finishing))
+    if self._saving:
+      self._tell(msg.Save())
+
+  def _tell(self, message: msg.Message) -> None:
+    """Tells the leader, if there is one and this replica is a member."""
+    if self._leader and self.incarnation >= 0:
+      self._out.append(fx.Send(self._leader, message))
+
+  # Messages.
+
+  def _receive(self, peer: Process, message: msg.Message, now: float) -> None:
+    match message:
+      case msg.Canvass(term):
+        leads = self.view.leader == self._config.process
+        hears = self.view.term > term or bool(self._leader) or leads
+        self._out.append(fx.Send(peer, msg.Standing(term, hears)))
+        if not hears:
+          self._vote(peer, False)
+      case msg.Standing(term, hears):
+        if term == self.view.term:
+          self._vote(peer, hears)
+      case msg.Hello():
+        self._out.append(fx.Send(peer, msg.NotLeader("it is not the leader")))
+      case msg.Welcome():
+        self._welcomed(peer, message, now)
+      case msg.NotLeader():
+        if peer in (self._leader, self._called):
+          self._lose_leader(peer, now)
+      case msg.Recorded(position, record):
+        self._stream(peer, position, record, now)
+      case msg.Refused(reason):
+        if peer == self._called:
+          self._fail(
+            "JoinRefused",
+            f"The job refuses replica {self._config.replica!r}: {reason}.",
+          )
+      case msg.Rejected(reason):
+        text = f"{peer} has rejected a message: {reason}"
+        self._out.append(fx.Log("warning", text))
+      case _:
+        if peer == self._leader:
+          self._of_leader(message, now)
+
+  def _of_leader(self, message: msg.Message, now: float) -> None:
+    match message:
+      case msg.Proposed(position, record):
+        self._proposed = (position, record)
+        if position == self._position:
+          self.applier.proposed(record)
+      case msg.Attempt():
+        self.applier.attempt(message, self.incarnation, self.view.members)
+      case msg.Abandoned(attempt):
+        self.applier.abandon(attempt)
+      case msg.Dropped(sequence, reason, count):
+        self._out += self.session.dropped(sequence, reason)
+        self._ask(count)
+      case msg.Asked(sequence, count):
+        if sequence >= 0:
+          self._out += self.session.asked_for_more(sequence, count)
+        else:
+          self._ask(count)
+      case msg.Serve():
+        self.applier.serve(message)
+      case msg.Fetch():
+        self.applier.fetch(message)
+      case msg.Report():
+        self.applier.report(message)
+      case msg.Stalled(step, waited, missing):
+        self._missing = missing
+        self._out.append(fx.Waiting(step, waited, missing))
+      case _:
+        text = f"a leader doesn't say {type(message).__name__}"
+        self._out.append(fx.Send(self._leader, msg.Rejected(text)))
+
+  def _ask(self, count: int) -> None:
+    if count != self._asked:
+      self._asked = count
+      self._out.append(fx.SetAsked(count))
+
+  def _vote(self, peer: Process, hears: bool) -> None:
+    member = self.view.of_process(peer)
+    if member is not None:
+      self._search.voted(member.incarnation, hears)
+
+  # The log.
+
+  def _stream(
+    self, peer: Process, position: int, record: Record | None, now: float
+  ) -> None:
+    """A record that stands in the log, as another replica says."""
+    if record is None:
+      if self._proposed is None or self._proposed[0] != position:
+        return
+      record = self._proposed[1]
+    if peer == self._leader:
+      # What it has passed over nobody has to read.
+      self._position = max(self._position, position)
+    elif position > self._position >= 0 and isinstance(record.entries[0], Term):
+      # A new leader; what it has read is to be read here as well.
+      self._lose_leader("", now)
+    self._recorded(position, record, now)
+
+  def _recorded(self, position: int, record: Record, now: float) -> None:
+    """The next record of the log, or one that was seen before."""
+    if position != self._position or self.view.ended is not None:
+      return
+    self._position += 1
+    self._proposed = None
+    self._search.heard(now)
+    membership = self.view.membership
+    self.view.apply(position, record)
+    for entry in record.entries:
+      self._entry(position, record, entry, now)
+      if self.over:
+        return
+    if self.view.membership != membership:
+      self.applier.abandon_optimistic()
+
+  def _entry(
+    self, position: int, record: Record, entry: Entry, now: float
+  ) -> None:
+    match entry:
+      case Term():
+        self._new_term(position, record, entry, now)
+      case Joined(member):
+        if member.process == self._config.process:
+          self._begin_membership(member.incarnation)
+        elif member.replica == self._config.replica and (
+          0 <= self._last_incarnation < member.incarnation
+        ):
+          # Were it to join again, the two would go on replacing each other.
+          self._fail(
+            "CoordinatorError",
+            f"Another process has joined as replica {self._config.replica!r}, "
+            "and takes the place of this one. If both are wanted, they need "
+            "numbers of their own.",
+          )
+      case Removed(incarnation, left, reason):
+        if incarnation == self.incarnation:
+          self._removed(left, reason, now)
+      case Committed():
+        self._missing = ""
+        if self._waiting_since is not None:
+          self._waiting_since = now
+        self._saving = self._saving and not entry.save
+        if self.session.committed(entry, self._last_incarnation):
+          self._rejoins = 0
+        self.recent.append(dataclasses.replace(entry, mean=b""))
+        if self._complete:
+          self.applier.committed(entry)
+      case Ended():
+        self._out += self.session.lost(quorum.Reason.FINISHED.value)
+      case _:
+        assert_never(entry)
+
+  def _new_term(
+    self, position: int, record: Record, entry: Term, now: float
+  ) -> None:
+    self.applier.abandon_all()
+    mine = entry.leader == self._config.process
+    if entry.fresh:
+      self._complete = True
+      self._end_membership()
+      self._out += self.session.lost(quorum.Reason.LOST.value)
+      self.applier.start_anew()
+      if mine:
+        self._begin_membership(entry.incarnation)
+    if mine and self._office < entry.term:
+      self._office = entry.term
+      self.elected = (position, record)
+    if not self._search.active:
+      self._search.begin(now)
+    if self._leader and self._leader != entry.leader:
+      self._leader = ""
+    self._call(entry.leader, entry.address, now)
+
+  # Membership.
+
+  def _begin_membership(self, incarnation: Incarnation) -> None:
+    if incarnation != self._last_incarnation:
+      self._end_membership()
+      self._out += self.session.lost(quorum.Reason.LOST.value)
+    self.incarnation = self._last_incarnation = incarnation
+    self._waiting_since = None
+    if self._leader:
+      self._stream_of = (self._leader, incarnation)
+    self.applier.begin(
+      self.view.step, self.view.origin_step, self.view.origin_digest
+    )
+    self._tell_wishes()
+
+  def _end_membership(self) -> None:
+    if self._admitted == self.incarnation >= 0:
+      self._out.append(fx.Suspended())
+    self.incarnation = self._admitted = -1
+    self.applier.end()
+
+  def _removed(self, left: bool, reason: str, now: float) -> None:
+    self._out += self.session.lost(quorum.Reason.LOST.value)
+    self._end_membership()
+    if self._leaving is not None:
+      self._leave()
+      return
+    config = self._config
+    self._out.append(
+      fx.Log(
+        "warning",
+        f"replica {config.replica!r} was given up ({reason}); it joins again",
+      )
+    )
+    if self._leader and self._leader != config.process:
+      self._out.append(fx.Disconnect(self._leader, "it was given up"))
+    self._leader = self._called = ""
+    pause = min(config.leader_timeout, _BACKOFF * 2**self._rejoins)
+    self._rejoins = min(self._rejoins + 1, 16)
+    self._search.begin(now, now + pause)
+
+  def _admit(self) -> None:
+    """Tells the training loop, once it is a member and has the state."""
+    applier = self.applier
+    if (
+      self.incarnation >= 0
+      and self._admitted != self.incarnation
+      and applier.sound
+      and not applier.needs
+    ):
+      self._admitted = self.incarnation
+      self._admission += 1
+      self._out.append(
+        fx.Admitted(
+          self._admission, self.incarnation, applier.step, self._asked
+        )
+      )
+
+  def _leave(self) -> None:
+    self._out.append(fx.Left())
+    self._stop()
+
+  # The training loop.
+
+  def _submit(self, submitted: ins.Submitted) -> None:
+    if self.view.ended is not None:
+      reason = quorum.Reason.FINISHED
+    elif (
+      submitted.admission != self._admission
+      or self._admitted != self.incarnation
+    ):
+      reason = quorum.Reason.LOST
+    else:
+      self._out += self.session.submit(submitted)
+      if self.session.pending is submitted:
+        self._arrive()
+      return
+    self._out.append(fx.Resolved(submitted.sequence, reason.value, 0))
+
+  def _arrive(self) -> None:
+    """Sends the pending submission, and begins what need not be told."""
+    pending = self.session.pending
+    assert pending is not None
+    if not self._leader:
+      return  # It will be sent to the next one.
+    count = self.session.count()
+    parts = self._optimistic_parts(pending, count)
+    attempt = None
+    if parts:
+      self._optimistic_at = (self.view.term, self.applier.step)
+      attempt = AttemptId(*self._optimistic_at, 0, self.view.membership)
+    self._tell(
+      msg.Arrive(
+        pending.sequence,
+        pending.local_step,
+        pending.total,
+        count,
+        pending.finite,
+        self.applier.step,
+        attempt,
+        pending.payload,
+        pending.batches,
+        pending.compute,
+      )
+    )
+    if attempt is not None:
+      self.applier.optimistic(
+        attempt, parts, self.incarnation, self.view.members
+      )
+
+  def _optimistic_parts(
+    self, pending: ins.Submitted, count: int
+  ) -> tuple[Part, ...]:
+    """Who will take part in the next attempt, if that is known by now."""
+    config, step = self._config, self.applier.step
+    members = self.view.members
+    # A second gradient under the same id could be mistaken for the first.
+    if (
+      self._optimistic_at == (self.view.term, step)
+      or config.inline
+      or config.alone
+      or not pending.finite
+      or (count, pending.total) != (1, 1)
+      or pending.local_step != step
+      or step != self.view.step
+      or not self.applier.current
+      or not 2 <= len(members) <= config.replicas_to_aggregate
+      or config.replicas_to_aggregate > config.total_num_replicas
+    ):
+      return ()
+    by_id = {m.replica: m for m in members.values()}
+    return tuple(
+      Part(
+        by_id[r].incarnation,
+        r,
+        pending.sequence if by_id[r].incarnation == self.incarnation else 0,
+        step,
+        0,
+        1,
+        1.0,
+      )
+      for r in ordered(by_id)
+    )
+
+  # Ends.
+
+  def _end_if_ended(self) -> None:
+    ended, applier = self.view.ended, self.applier
+    if ended is None or self.over:
+      return
+    if ended.error:
+      diverged = ended.error == "Diverged"
+      self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
+    elif applier.sound and not applier.needs and applier.step >= ended.step:
+      self._out += self.session.lost("finished", counted=True)
+      self._out.append(fx.Finished(ended.step, ended.reason))
+      self._stop()
+    elif not applier.sound or applier.hopeless:
+      self._fail(
+        "RunFinished",
+        f"The run has ended ({ended.reason}) at step {ended.step}, and replica "
+        f"{self._config.replica!r} has only the parameters of step "
+        f"{applier.step}: they are not the final ones.",
+      )
+
+  def _fail(
+    self,
+    error: Literal[
+      "CoordinatorError", "JoinRefused", "RunFinished", "Diverged"
+    ],
+    reason: str,
+  ) -> None:
+    self._out += self.session.lost(quorum.Reason.LOST.value, counted=True)
+    self._out.append(fx.Fail(error, reason))
+    self._stop()
+
+  def _stop(self) -> None:
+    self.over = True
+    self._search.end()
+
+  def _check_waiting(self, now: float) -> None:
+    """Whoever waits for too long raises an error, whatever the leader says."""
+    waits = (
+      self.incarnation < 0
+      or self.session.waits
+      or bool(self.applier.needs)
+      or self._leaving is not None
+      or self._finishing is not None
+      or self.view.ended is not None
+    )
+    if not waits:
+      self._waiting_since = None
+    elif self._waiting_since is None:
+      self._waiting_since = now
+    elif now >= self._waiting_since + self._config.patience:
+      self._fail("CoordinatorError", self._what_is_missing(now))
+
+  def _what_is_missing(self, now: float) -> str:
+    config, view = self._config, self.view
+    waited = now - (self._waiting_since or now)
+    leader = view.of_process(view.leader)
+    who = "no leader" if leader is None else f"replica {leader.replica!r}"
+    if self.incarnation < 0:
+      what = (
+        f"to be let in: {who}, the last known leader, doesn't answer. If all "
+        "replicas of the job have died, resume from a checkpoint"
+      )
+    elif self.applier.needs:
+      what = f"for a snapshot: {self.applier.needs}"
+    elif self.session.waits:
+      what = f"for the commit of step {view.step}"
+    elif self._leaving is not None:
+      what = "to be let go"
+    else:
+      what = "for the end of the run"
+    return (
+      f"Replica {config.replica!r} has waited {waited:.1f} s {what}. "
+      f"{self._missing or 'The leader says nothing'}."
+    )

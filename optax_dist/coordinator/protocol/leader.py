@@ -1,0 +1,1116 @@
+"""The leader: messages in, the quorum's decisions out; never a large gradient.
+
+Any replica can be leader. Nothing is lost with it: what counts is in the log,
+and the next leader asks everyone to arrive again. TensorFlow calls it chief.
+
+What the leader says is held back until all that it has decided before stands in
+the log (`LogWriter.say`), so nobody acts on what might not have been.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, assert_never
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.effects import Effect
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Beat,
+  Committed,
+  Details,
+  Ended,
+  Incarnation,
+  Joined,
+  Member,
+  Part,
+  Process,
+  Record,
+  Removed,
+  ReplicaId,
+  Term,
+)
+from optax_dist.coordinator.protocol.inputs import Input
+from optax_dist.coordinator.protocol.log import (
+  LEADER_KEY,
+  Appended,
+  Count,
+  LogWriter,
+  Slot,
+  Trimmer,
+)
+from optax_dist.coordinator.protocol.membership import View
+
+# A replica so many steps late gets no more means, but a snapshot; one that has
+# just got a snapshot is given more time to catch up.
+_MAX_LAG = 8
+_MAX_LAG_AFTER_SNAPSHOT = 32
+# Replicas this late are asked where they are.
+_ASK_LAG = 4
+# Attempts in a row that may fail between the same two replicas.
+_STRIKES = 3
+
+
+@dataclasses.dataclass(slots=True)
+class _Seat:
+  """What the leader knows of a member.
+
+  Attributes:
+    member: the membership.
+    until: when it is given up, unless it has said `Hello` to this leader by then;
+      infinity once it has.
+    applied: how many steps its state has at least; -1 if it may have none.
+    needs: whether it needs a snapshot.
+    server: which member serves it one.
+    tried: which members have failed to.
+    sequence: of its latest submission.
+    leaving: the step and time at which it wanted to leave.
+    reported: the step of the latest `Report` to it.
+  """
+
+  member: Member
+  until: float = math.inf
+  applied: int = -1
+  needs: bool = False
+  server: Incarnation | None = None
+  tried: set[Incarnation] = dataclasses.field(default_factory=set)
+  sequence: int = -1
+  leaving: tuple[int, float] | None = None
+  reported: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Arrival:
+  message: msg.Arrive
+  at: float
+
+
+@dataclasses.dataclass(slots=True)
+class _Attempt:
+  """The aggregation under way.
+
+  Attributes:
+    message: what members and readers are told of it.
+    began: when it did.
+    optimistic: the id under which all members have begun it by themselves; None
+      once it is told, or if they have not.
+    reported: who has the mean of the optimistic one.
+    held: reports that wait for the witness.
+    witness: the replica that is to have the mean too; None once it has.
+  """
+
+  message: msg.Attempt
+  began: float
+  optimistic: AttemptId | None
+  reported: set[Incarnation]
+  held: list[quorum.Done]
+  witness: Incarnation | None
+
+
+class Leader:
+  """One term of leadership.
+
+  Attributes:
+    term: which one.
+    over: why it has ended: another process is leader, this one has left, or the
+      store doesn't answer; "" if it hasn't.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    view: View,
+    position: int,
+    record: Record,
+    recent: Iterable[Committed],
+    count: Count,
+  ):
+    """A leader whose `Term` stands in the log.
+
+    Args:
+      config: of its process.
+      view: what the log has decided, the `Term` included.
+      position: of the `Term`.
+      record: the `Term`'s.
+      recent: recent commits, for the journal.
+      count: numbers requests to the store.
+    """
+    self._config, self._count = config, count
+    self.term, self.over = view.term, ""
+    self._view = view
+    self._out: list[Effect] = []
+    self._now = 0.0
+    self._log = LogWriter(view.term, position + 1, count)
+    self._trimmer = Trimmer(config.block, count)
+    self._first = position
+    self._records = [record]
+    self._recent = tuple(recent)
+    self._streams: dict[Process, None] = {}
+    self._proposed_to: set[Process] = set()
+    self._seats: dict[Incarnation, _Seat] = {}
+    self._next_incarnation = view.next_incarnation
+    self._quorum = config.quorum_state(view.step)
+    self._arriving: tuple[Incarnation, _Arrival] | None = None
+    # The accepted gradients that are in no commit yet.
+    self._arrivals: dict[Incarnation, _Arrival] = {}
+    self._queue: list[tuple[Incarnation, msg.Arrive]] = []
+    self._attempt: _Attempt | None = None
+    self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
+    self._void: dict[ReplicaId, Incarnation] = {}
+    self._strikes: dict[frozenset[Incarnation], int] = {}
+    self._averages: dict[int, tuple[Slot, Committed]] = {}
+    self._transfers = 0
+    self._dropped = dict(view.dropped)
+    self._saving = False
+    self._prints: dict[int, tuple[str, ReplicaId]] = {}
+    self._waiting_since: float | None = None
+    self._warned = 0.0
+    self._ending: float | None = None
+    self._ended = False
+    self._reason_of_end = "all replicas have left"
+    self._beat_at, self._beats = -math.inf, 0
+    self._retry_at = math.inf
+    self._bad = 0
+
+  def begin(self, now: float) -> list[Effect]:
+    """Takes office: tells all members, and learns from them what is under way."""
+    self._now = now
+    config, view, (term,) = self._config, self._view, self._records[0].entries
+    assert isinstance(term, Term)
+    self._out.append(fx.OpenJournal(() if term.fresh else self._recent))
+    if term.fresh:
+      self._note(notes.RunBegins(view.step))
+    self._note(notes.LeaderBegins(config.replica, view.term, view.step))
+    # What members have under way may be as old as it was.
+    late = config.max_staleness
+    self._quorum = self._quorum._replace(step=view.step - late)
+    for replica, left in view.departed.items():
+      self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
+      kind = quorum.Leave if left or config.lower_on_loss else quorum.Lost
+      self._quorum, _ = quorum.step(self._quorum, kind(replica))
+    for member in list(view.members.values()):
+      until = now + config.leader_timeout
+      self._seats[member.incarnation] = _Seat(member, until)
+      join = quorum.Join(member.replica, member.incarnation)
+      self._quorum, _ = quorum.step(self._quorum, join)
+      if member.process != config.process:
+        self._out.append(fx.Connect(member.process, member.address))
+      self._send(member.process, msg.Recorded(self._first, self._records[0]))
+    self._quorum = self._quorum._replace(step=view.step)
+    return self._finish_step()
+
+  def step(self, input_: Input, now: float) -> list[Effect]:
+    """Takes one input; returns what is to be done, in order."""
+    self._now = now
+    if not self.over:
+      self._handle(input_)
+    return self._finish_step()
+
+  def _finish_step(self) -> list[Effect]:
+    if not self.over:
+      self._proceed()
+      self._flush()
+    effects, self._out = self._out, []
+    return effects
+
+  def deadline(self) -> float:
+    """When `TimePassed` is to be the next input, at the latest."""
+    if self.over:
+      return math.inf
+    config = self._config
+    times = [self._beat_at, self._retry_at]
+    if self._log.record is not None:
+      times.append(self._log.since + config.leader_timeout)
+    attempt = self._attempt
+    if attempt is not None:
+      factor = 0.25 if attempt.optimistic else 1.5
+      times.append(attempt.began + factor * config.attempt_timeout)
+    if self._waiting_since is not None:
+      since = self._waiting_since
+      times.append(since + self._warned + config.stall_warning)
+      times.append(since + config.timeout)
+    if self._ending is not None and not self._ended:
+      times.append(self._ending + config.attempt_timeout)
+    for seat in self._seats.values():
+      times.append(seat.until)
+      if seat.leaving is not None:
+        times.append(seat.leaving[1] + config.attempt_timeout)
+    return min(times)
+
+  def _handle(self, input_: Input) -> None:
+    match input_:
+      case ins.Received(peer, message):
+        self._receive(peer, message)
+      case ins.Malformed(peer, error):
+        self._reject(peer, error)
+      case ins.PeerLost(peer, _, reason):
+        self._streams.pop(peer, None)
+        seat = self._seat_of(peer)
+        if seat is not None:
+          self._remove(seat, f"its connection was lost: {reason}")
+      case ins.PutAnswered():
+        if input_.answer == "done":
+          delete = self._trimmer.answered(input_, self._view.terms)
+          if delete is not None:
+            self._out.append(delete)
+        self._logged(input_)
+      case ins.GetAnswered():
+        self._logged(input_)
+      case ins.Averaged(task, mean):
+        found = self._averages.pop(task, None)
+        if found is not None:
+          slot, commit = found
+          slot.append(dataclasses.replace(commit, mean=mean))
+      case _:
+        pass  # The follower's.
+
+  def _receive(self, peer: Process, message: msg.Message) -> None:
+    if isinstance(message, msg.Hello):
+      self._hello(peer, message)
+      return
+    seat = self._seat_of(peer)
+    if seat is None or seat.until < math.inf:
+      return  # It is a member no more, or none of this term yet.
+    match message:
+      case msg.Arrive():
+        self._arrive(seat, message)
+      case msg.Done():
+        self._done(seat, message)
+      case msg.Failed():
+        self._failed(seat, message)
+      case msg.Applied(step):
+        self._applied(seat, step)
+      case msg.NeedsSnapshot(step):
+        seat.needs, seat.applied = True, step
+        if seat.server is not None:
+          seat.tried.add(seat.server)
+          seat.server = None
+      case msg.Leave(lost, reason):
+        if lost:
+          self._remove(seat, reason)
+        elif seat.leaving is None:
+          seat.leaving = (self._quorum.step, self._now)
+      case msg.Finish(reason):
+        if self._ending is None:
+          self._reason_of_end = reason
+          self._step(quorum.Finish())
+      case msg.Save():
+        self._saving = True
+      case msg.Fingerprint():
+        self._fingerprint(seat, message)
+      case _:
+        self._reject(peer, f"{type(message).__name__} is not for a leader")
+
+  def _reject(self, peer: Process, error: str) -> None:
+    self._bad += 1
+    text = f"bad message {self._bad}, of {peer}: {error}"
+    self._out.append(fx.Log("warning", text))
+    self._send(peer, msg.Rejected(error))
+
+  # The log.
+
+  def _logged(self, answer: ins.PutAnswered | ins.GetAnswered) -> None:
+    result = self._log.answered(answer)
+    if isinstance(result, Appended):
+      self._appended(result)
+    elif result is not None:
+      self._out.append(result)
+    elif self._log.deposed:
+      self._resign("another process is leader")
+    elif self._log.again:
+      self._retry_at = self._now + self._config.leader_timeout / 16
+
+  def _appended(self, done: Appended) -> None:
+    """Tells a record that stands in the log, and what rests on it."""
+    gone = [
+      self._view.members[entry.incarnation].process
+      for entry in done.record.entries
+      if isinstance(entry, Removed)
+    ]
+    self._view.apply(done.position, done.record)
+    self._records.append(done.record)
+    if len(self._records) > 2 * self._config.block:
+      del self._records[0]
+      self._first += 1
+    for peer in self._streams:
+      known = peer in self._proposed_to
+      record = None if known else done.record
+      self._send(peer, msg.Recorded(done.position, record))
+    self._proposed_to.clear()
+    self._out += done.effects
+    for peer in gone:
+      if self._seat_of(peer) is None:
+        self._streams.pop(peer, None)
+        if peer != self._config.process:
+          self._out.append(fx.Disconnect(peer, "it is a member no more"))
+        elif any(
+          isinstance(e, Removed) and e.left for e in done.record.entries
+        ):
+          self._resign("it has left")
+    put = self._trimmer.trim(self._log.position)
+    if put is not None:
+      self._out.append(put)
+    if self._view.ended is not None:
+      self._ended = True
+
+  def _flush(self) -> None:
+    put = self._log.flush(self._now)
+    if put is None:
+      return
+    self._out.append(put)
+    record = self._log.record
+    assert record is not None
+    if any(isinstance(e, Committed) and e.inline for e in record.entries):
+      # With a mean in it there is something to prepare.
+      self._proposed_to = set(self._streams)
+      for peer in self._streams:
+        self._send(peer, msg.Proposed(self._log.position, record))
+
+  def _stream(self, peer: Process, position: int) -> None:
+    """Begins to send the log to a process."""
+    first, end = self._first, self._log.position
+    if first <= position <= end:
+      self._send(peer, msg.Welcome(position, None))
+      for at in range(position, end):
+        self._send(peer, msg.Recorded(at, self._records[at - first]))
+    else:
+      self._send(peer, msg.Welcome(end, self._view.dump()))
+    self._streams[peer] = None
+
+  def _resign(self, why: str) -> None:
+    self.over = why
+    for peer in self._streams:
+      self._send(peer, msg.NotLeader(why))
+
+  # Ways to speak.
+
+  def _send(self, peer: Process, message: msg.Message) -> None:
+    self._out.append(fx.Send(peer, message))
+
+  def _say(self, seat: _Seat, message: msg.Message) -> None:
+    """Tells a member, once what was decided before stands in the log."""
+    self._log.say(self._out, fx.Send(seat.member.process, message))
+
+  def _note(self, note: notes.Note) -> None:
+    self._log.say(self._out, fx.WriteJournal(note))
+
+  def _step(self, *events: quorum.Event) -> None:
+    for event in events:
+      self._quorum, decisions = quorum.step(self._quorum, event)
+      self._decide(event, decisions)
+
+  # Members.
+
+  def _seat_of(self, process: Process) -> _Seat | None:
+    for seat in self._seats.values():
+      if seat.member.process == process:
+        return seat
+    return None
+
+  def _seat_by_id(self, replica: ReplicaId) -> _Seat | None:
+    for seat in self._seats.values():
+      if seat.member.replica == replica:
+        return seat
+    return None
+
+  def _hello(self, peer: Process, hello: msg.Hello) -> None:
+    why = _difference(self._config.agreement, hello)
+    if why:
+      self._send(peer, msg.Refused(why))
+      return
+    if hello.position > self._log.position:
+      self._send(peer, msg.NotLeader("it has read more than this leader put"))
+      return
+    seat = self._seat_of(peer)
+    if (
+      seat is not None
+      and seat.until < math.inf
+      and seat.member.incarnation == hello.incarnation
+    ):
+      seat.until = math.inf
+      seat.applied = hello.step if hello.has_state else -1
+      self._stream(peer, hello.position)
+      self._ask_again(seat)
+      return
+    self._stream(peer, hello.position)
+    if self._ending is not None:
+      return  # It will read of the end.
+    if seat is not None and seat.member.replica != hello.replica:
+      self._remove(seat, "its process has joined as another replica")
+    self._admit(
+      Member(self._next_incarnation, hello.replica, peer, hello.address)
+    )
+
+  def _ask_again(self, seat: _Seat) -> None:
+    known = self._quorum.replicas.get(seat.member.replica)
+    if self._shared and known is not None and known.asked:
+      self._say(seat, msg.Asked(-1, known.asked))
+
+  def _admit(self, member: Member) -> None:
+    old = self._seat_by_id(member.replica)
+    if old is not None:
+      # The entry `Joined` says so.
+      del self._seats[old.member.incarnation]
+      self._note_removed(old, False, "replaced")
+      self._dismiss(old.member.incarnation)
+      self._step(quorum.Lost(member.replica, old.member.incarnation))
+    self._next_incarnation += 1
+    self._seats[member.incarnation] = _Seat(member)
+    self._log.add(Joined(member))
+    self._note(
+      notes.MemberJoined(member.replica, member.incarnation, self._quorum.step)
+    )
+    self._step(quorum.Join(member.replica, member.incarnation))
+
+  def _remove(self, seat: _Seat, reason: str, left: bool = False) -> None:
+    """A member is one no more: it has left, or is lost."""
+    incarnation, replica = seat.member.incarnation, seat.member.replica
+    if self._seats.pop(incarnation, None) is None or self._ended:
+      return
+    self._log.add(Removed(incarnation, left, reason))
+    self._note_removed(seat, left, reason)
+    self._dismiss(incarnation)
+    counts_as_left = left or self._config.lower_on_loss
+    kind = quorum.Leave if counts_as_left else quorum.Lost
+    self._step(kind(replica, incarnation))
+    if not self._arrivals:
+      self._waiting_since = None
+
+  def _note_removed(self, seat: _Seat, left: bool, reason: str) -> None:
+    self._note(
+      notes.MemberRemoved(
+        seat.member.replica,
+        seat.member.incarnation,
+        self._quorum.step,
+        left,
+        reason,
+      )
+    )
+
+  def _dismiss(self, incarnation: Incarnation) -> None:
+    """Waits no more for what a member was to do besides its own part."""
+    self._early.pop(incarnation, None)
+    self._queue = [(i, m) for i, m in self._queue if i != incarnation]
+    attempt = self._attempt
+    if attempt is not None and attempt.witness == incarnation:
+      self._witnessed(attempt)
+
+  def _applied(self, seat: _Seat, step: int) -> None:
+    seat.applied = max(seat.applied, step)
+    seat.needs, seat.server = False, None
+    seat.tried.clear()
+
+  def _has(self, seat: _Seat, step: int) -> bool:
+    """Whether a member needs nothing of others for the state of a step."""
+    return seat.applied >= step and not seat.needs
+
+  def _report(self, seat: _Seat) -> None:
+    """Asks a member to tell when it has the state of this step."""
+    if seat.reported < self._quorum.step and seat.until == math.inf:
+      seat.reported = self._quorum.step
+      self._say(seat, msg.Report(self._quorum.step))
+
+  def _serve_snapshots(self) -> None:
+    lacking = [s for s in self._seats.values() if s.needs and s.server is None]
+    for seat in lacking:
+      server = self._who_can_serve(seat)
+      if server is not None:
+        self._serve(server, seat)
+      elif all(s.needs for s in self._seats.values()):
+        self._give_up(
+          f"Step {self._quorum.step - 1} was committed by replicas that are "
+          "all gone; nobody holds its parameters. Restart from a checkpoint."
+        )
+        return
+
+  def _who_can_serve(self, seat: _Seat) -> _Seat | None:
+    """The member best placed to serve a snapshot; not the leader, if possible."""
+    able = [
+      s
+      for s in self._seats.values()
+      if s is not seat and s.applied >= 0 and not s.needs and not s.leaving
+    ] or [
+      s
+      for s in self._seats.values()
+      if s is not seat and s.applied >= 0 and not s.needs
+    ]
+    fresh = [s for s in able if s.member.incarnation not in seat.tried]
+    if not fresh:
+      seat.tried.clear()
+    return max(
+      fresh or able,
+      key=lambda s: (
+        s.member.process != self._config.process,
+        s.applied,
+        s.member.incarnation,
+      ),
+      default=None,
+    )
+
+  def _serve(self, server: _Seat, seat: _Seat) -> None:
+    at_least = self._quorum.step + (self._attempt is not None)
+    self._transfers += 1
+    transfer = (self.term << 32) + self._transfers
+    seat.server = server.member.incarnation
+    # From here on it is a reader of every attempt.
+    seat.applied = at_least
+    to, source = seat.member, server.member
+    self._say(server, msg.Serve(transfer, to.process, to.address, at_least))
+    self._say(
+      seat, msg.Fetch(transfer, source.process, source.address, at_least)
+    )
+
+  def _let_go(self) -> None:
+    """Lets those leave whose state all others have."""
+    for seat in list(self._seats.values()):
+      if seat.leaving is None:
+        continue
+      step, since = seat.leaving
+      late = [
+        s
+        for s in self._seats.values()
+        if s.leaving is None and not self._has(s, step)
+      ]
+      for other in late:
+        self._report(other)
+      if not late or self._now >= since + self._config.attempt_timeout:
+        self._remove(seat, "left", left=True)
+
+  # Gradients.
+
+  @property
+  def _shared(self) -> bool:
+    """Whether each replica sums several gradients."""
+    config = self._config
+    return config.replicas_to_aggregate > config.total_num_replicas
+
+  def _arrive(self, seat: _Seat, message: msg.Arrive) -> None:
+    incarnation, replica = seat.member.incarnation, seat.member.replica
+    if message.sequence <= seat.sequence or message.count > message.total:
+      self._reject(seat.member.process, "a submission out of order")
+      return
+    if self._config.alone and self._attempt is not None:
+      # Two that arrive meanwhile would be averaged, not taken in turn.
+      self._queue.append((incarnation, message))
+      return
+    seat.sequence = message.sequence
+    if not seat.needs:
+      seat.applied = max(seat.applied, message.applied)
+    local_step = message.local_step
+    held = self._quorum.inside.get(replica)
+    inside = held.count if held and held.local_step == local_step else 0
+    if inside + message.count != message.total:
+      # A sum whose first part was decided by itself in the meantime.
+      local_step = -1
+    fresh = quorum.accepts(
+      local_step, self._quorum.step, self._config.max_staleness
+    )
+    expected = self._config.inline_bytes or 0
+    if fresh and message.finite and len(message.payload) != expected:
+      found = len(message.payload)
+      self._remove(
+        seat, f"it sent a gradient of {found:,} bytes, not {expected:,}"
+      )
+      return
+    self._arriving = (incarnation, _Arrival(message, self._now))
+    self._step(
+      quorum.Arrive(
+        replica, local_step, message.finite, incarnation, message.count
+      )
+    )
+    self._arriving = None
+
+  def _decide(
+    self, event: quorum.Event, decisions: Sequence[quorum.Decision]
+  ) -> None:
+    tokens = {
+      d.replica: d.count for d in decisions if isinstance(d, quorum.Token)
+    }
+    for decision in decisions:
+      match decision:
+        case quorum.Accept():
+          assert self._arriving is not None
+          incarnation, arrival = self._arriving
+          self._arrivals[incarnation] = arrival
+          if self._waiting_since is None:
+            self._waiting_since, self._warned = self._now, 0.0
+        case quorum.Drop():
+          self._drop(event, decision, tokens.pop(decision.replica, 1))
+        case quorum.StartAttempt():
+          self._start(decision)
+        case quorum.Abandon():
+          self._abandon(decision)
+        case quorum.Commit():
+          self._commit(decision)
+        case quorum.CannotProceed():
+          self._cannot_proceed(decision)
+        case quorum.Finished():
+          self._begin_to_end()
+          return
+        case quorum.Token() | quorum.Wait() | quorum.Refuse():
+          pass
+        case _:
+          assert_never(decision)
+    if self._shared:
+      self._ask(tokens)
+
+  def _ask(self, tokens: dict[ReplicaId, int]) -> None:
+    """Says how many gradients a replica is to sum, where it isn't one."""
+    for replica, count in tokens.items():
+      seat = self._seat_by_id(replica)
+      if seat is not None and seat.until == math.inf:
+        arrival = self._arrivals.get(seat.member.incarnation)
+        inside = -1 if arrival is None else arrival.message.sequence
+        self._say(seat, msg.Asked(inside, count))
+
+  def _drop(self, event: quorum.Event, drop: quorum.Drop, count: int) -> None:
+    incarnation, arrival = self._what_was_dropped(event, drop)
+    reason = drop.reason.value
+    self._dropped[reason] = self._dropped.get(reason, 0) + drop.count
+    seat = self._seats.get(incarnation)
+    if seat is not None and arrival is not None:
+      self._say(seat, msg.Dropped(arrival.message.sequence, reason, count))
+    self._note(
+      notes.GradientDropped(
+        self._quorum.step,
+        drop.replica,
+        incarnation,
+        drop.local_step,
+        drop.count,
+        reason,
+        arrival.message.batches if arrival else "",
+        arrival.message.compute if arrival else None,
+        self._now - arrival.at if arrival else None,
+      )
+    )
+
+  def _what_was_dropped(
+    self, event: quorum.Event, drop: quorum.Drop
+  ) -> tuple[Incarnation, _Arrival | None]:
+    own = event.replica == drop.replica if hasattr(event, "replica") else False
+    if (
+      own
+      and isinstance(event, quorum.Arrive)
+      and drop.reason is not quorum.Reason.SUPERSEDED
+      and self._arriving is not None
+    ):
+      return self._arriving
+    seat = self._seat_by_id(drop.replica)
+    incarnation = -1 if seat is None else seat.member.incarnation
+    if own and isinstance(event, quorum.Lost | quorum.Leave):
+      incarnation = -1 if event.incarnation is None else event.incarnation
+    incarnation = self._void.pop(drop.replica, incarnation)
+    return incarnation, self._arrivals.pop(incarnation, None)
+
+  # Attempts and commits.
+
+  def _part(self, c: quorum.Contribution) -> Part:
+    return Part(
+      c.incarnation,
+      c.replica,
+      self._arrivals[c.incarnation].message.sequence,
+      c.local_step,
+      c.staleness,
+      c.count,
+      c.weight,
+    )
+
+  def _start(self, start: quorum.StartAttempt) -> None:
+    parts = tuple(self._part(c) for c in start.members)
+    inside = {part.incarnation for part in parts}
+    readers, lag = [], 0
+    for incarnation, seat in self._seats.items():
+      behind = start.step - seat.applied
+      limit = _MAX_LAG if seat.server is None else _MAX_LAG_AFTER_SNAPSHOT
+      late = seat.applied < 0 or behind > limit
+      if incarnation in inside or late or seat.until < math.inf:
+        continue
+      if seat.needs and seat.server is None:
+        continue
+      readers.append(incarnation)
+      lag = max(lag, behind)
+    witness = None
+    if len(parts) == 1:
+      # One copy of a committed step would be lost with its process.
+      able = [i for i in readers if not self._seats[i].needs]
+      key = lambda i: (self._seats[i].applied, i)
+      witness = max(able, key=key, default=None)
+    attempt = AttemptId(
+      self.term, start.step, start.attempt, self._view.membership
+    )
+    self._void = {}
+    self._attempt = _Attempt(
+      msg.Attempt(attempt, parts, tuple(readers), witness, lag),
+      self._now,
+      self._optimistic(parts, readers),
+      set(),
+      [],
+      witness,
+    )
+    early, self._early = self._early, {}
+    if self._attempt.optimistic is None:
+      self._tell(self._attempt)
+    for incarnation, message in early.items():
+      seat_ = self._seats.get(incarnation)
+      if seat_ is None or self._attempt is None:
+        continue
+      if isinstance(message, msg.Done):
+        self._done(seat_, message)
+      else:
+        self._failed(seat_, message)
+
+  def _optimistic(
+    self, parts: tuple[Part, ...], readers: list[Incarnation]
+  ) -> AttemptId | None:
+    """The id under which all these have begun already, if they have."""
+    ids = {self._arrivals[p.incarnation].message.optimistic for p in parts}
+    found = ids.pop()
+    if (
+      found is None
+      or ids
+      or readers
+      or found.term != self.term
+      or found.step != self._quorum.step
+      or found.membership != self._view.membership
+      or self._view.members.keys() != {p.incarnation for p in parts}
+    ):
+      return None
+    return found
+
+  def _tell(self, attempt: _Attempt) -> None:
+    """Tells members and readers; what was begun optimistically is void."""
+    attempt.optimistic, attempt.began = None, self._now
+    message = attempt.message
+    for part in message.parts:
+      if part.incarnation in self._seats:
+        self._say(self._seats[part.incarnation], message)
+    for incarnation in message.readers:
+      if incarnation in self._seats:
+        self._say(self._seats[incarnation], message)
+
+  def _done(self, seat: _Seat, message: msg.Done) -> None:
+    attempt, incarnation = self._attempt, seat.member.incarnation
+    if attempt is None:
+      if message.attempt.number == 0:
+        # It was quicker than another one's arrival.
+        self._early[incarnation] = message
+    elif attempt.optimistic is not None:
+      if message.attempt == attempt.optimistic:
+        attempt.reported.add(incarnation)
+        if attempt.reported >= {p.incarnation for p in attempt.message.parts}:
+          self._step(*[self._report_done(p) for p in attempt.message.parts])
+    elif message.attempt == attempt.message.attempt:
+      if incarnation == attempt.witness:
+        self._witnessed(attempt)
+        return
+      for part in attempt.message.parts:
+        if part.incarnation == incarnation:
+          if attempt.witness is None:
+            self._step(self._report_done(part))
+          else:
+            attempt.held.append(self._report_done(part))
+
+  def _report_done(self, part: Part) -> quorum.Done:
+    assert self._attempt is not None
+    attempt = self._attempt.message.attempt
+    return quorum.Done(part.replica, attempt.step, attempt.number)
+
+  def _witnessed(self, attempt: _Attempt) -> None:
+    attempt.witness = None
+    held, attempt.held = attempt.held, []
+    self._step(*held)
+
+  def _failed(self, seat: _Seat, message: msg.Failed) -> None:
+    attempt, incarnation = self._attempt, seat.member.incarnation
+    if attempt is None:
+      if message.attempt.number == 0:
+        self._early[incarnation] = message
+    elif attempt.optimistic is not None:
+      if message.attempt == attempt.optimistic:
+        self._tell(attempt)
+    elif message.attempt == attempt.message.attempt:
+      if incarnation == attempt.witness:
+        self._witnessed(attempt)
+        return
+      named = [
+        p.replica
+        for p in attempt.message.parts
+        if p.incarnation == message.culprit
+      ]
+      id_ = attempt.message.attempt
+      self._step(
+        quorum.Failed(
+          seat.member.replica,
+          id_.step,
+          id_.number,
+          named[0] if named else None,
+        )
+      )
+      self._strike(seat, message)
+
+  def _strike(self, seat: _Seat, message: msg.Failed) -> None:
+    """Two that can't exchange: neither is dead, or the leader would know."""
+    culprit = self._seats.get(
+      -1 if message.culprit is None else message.culprit
+    )
+    if culprit is None or culprit is seat:
+      return
+    pair = frozenset((seat.member.incarnation, culprit.member.incarnation))
+    self._strikes[pair] = self._strikes.get(pair, 0) + 1
+    if self._strikes[pair] >= _STRIKES and self._config.lower_on_loss:
+      # The others can go on without it; when it joins again it pauses longer
+      # each time, so the two don't replace each other indefinitely.
+      del self._strikes[pair]
+      self._remove(
+        culprit,
+        f"replica {seat.member.replica!r} can't reach it: {message.reason}",
+      )
+
+  def _abandon(self, abandon: quorum.Abandon) -> None:
+    attempt, self._attempt = self._attempt, None
+    if attempt is None:
+      return
+    self._void = {p.replica: p.incarnation for p in attempt.message.parts}
+    message = attempt.message
+    if attempt.optimistic is None:
+      for incarnation in (*self._void.values(), *message.readers):
+        if incarnation in self._seats:
+          self._say(self._seats[incarnation], msg.Abandoned(message.attempt))
+    self._note(
+      notes.AttemptAbandoned(
+        abandon.step,
+        abandon.attempt,
+        abandon.culprit,
+        f"replica {abandon.culprit!r} could not do its part",
+      )
+    )
+    for seat in self._seats.values():
+      # What is served may wait for a step that isn't coming now.
+      seat.server = None
+
+  def _commit(self, commit: quorum.Commit) -> None:
+    attempt, self._attempt = self._attempt, None
+    inline = self._config.inline
+    self._early = {}
+    if attempt is None:
+      parts = tuple(self._part(c) for c in commit.members)
+      id_ = AttemptId(
+        self.term, commit.step, commit.attempt, self._view.membership
+      )
+      readers: tuple[Incarnation, ...] = ()
+      age = None
+    else:
+      parts, readers = attempt.message.parts, attempt.message.readers
+      id_ = attempt.optimistic or attempt.message.attempt
+      age = self._now - attempt.began
+    arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
+    details = tuple(
+      Details(a.message.batches, a.message.compute, self._now - a.at)
+      for a in arrivals
+    )
+    dropped = tuple(sorted(self._dropped.items()))
+    entry = Committed(
+      id_, parts, readers, inline, b"", self._saving, details, dropped
+    )
+    self._saving = False
+    if inline:
+      task = self._count()
+      self._averages[task] = (self._log.add(), entry)
+      payloads = tuple(a.message.payload for a in arrivals)
+      self._out.append(fx.Average(task, parts, payloads))
+    else:
+      self._log.add(entry)
+    self._note(notes.StepCommitted(entry, age))
+    self._waiting_since, self._warned = None, 0.0
+    if self._arrivals:
+      self._waiting_since = self._now
+    self._strikes.clear()
+    for part in parts:
+      seat = self._seats.get(part.incarnation)
+      if seat is not None and not inline:
+        # It has the mean, and will very soon have the state.
+        seat.applied = max(seat.applied, commit.step + 1)
+    for seat in self._seats.values():
+      if commit.step + 1 - seat.applied >= _ASK_LAG and not seat.needs:
+        self._report(seat)
+
+  # Ends.
+
+  def _begin_to_end(self) -> None:
+    """Nothing more is committed; the end waits for those who are behind."""
+    if self._ending is None:
+      self._ending, self._waiting_since = self._now, None
+      self._attempt = None
+
+  def _end(self) -> None:
+    """Ends the run, once all have the final state, or after a while."""
+    if self._ending is None or self._ended:
+      return
+    late = [
+      s for s in self._seats.values() if not self._has(s, self._quorum.step)
+    ]
+    for seat in late:
+      self._report(seat)
+    if not late or self._now >= self._ending + self._config.attempt_timeout:
+      self._record_end(self._reason_of_end, "")
+
+  def _record_end(
+    self, reason: str, error: Literal["", "CoordinatorError", "Diverged"]
+  ) -> None:
+    self._ended = True
+    self._waiting_since = None
+    dropped = tuple(sorted(self._dropped.items()))
+    step = self._quorum.step
+    self._log.add(Ended(step, reason, error, dropped))
+    applied = self._view.applied
+    self._note(notes.RunEnds(step, reason, error, applied, dropped))
+
+  def _give_up(
+    self,
+    reason: str,
+    error: Literal["CoordinatorError", "Diverged"] = "CoordinatorError",
+  ) -> None:
+    if not self._ended:
+      self._ending = self._now
+      self._attempt = None
+      self._record_end(reason, error)
+
+  def _cannot_proceed(self, decision: quorum.CannotProceed) -> None:
+    self._note(
+      notes.CannotProceed(
+        decision.step,
+        decision.have,
+        decision.needed,
+        decision.missing,
+        decision.final,
+      )
+    )
+    if decision.final:
+      self._give_up(f"The run cannot go on: {decision}")
+    else:
+      self._stalled(decision.step, 0.0, str(decision))
+
+  def _fingerprint(self, seat: _Seat, message: msg.Fingerprint) -> None:
+    self._applied(seat, message.step)
+    replica, step = seat.member.replica, message.step
+    digest, first = self._prints.setdefault(step, (message.digest, replica))
+    if first == replica:
+      self._note(notes.FingerprintSeen(step, replica, digest))
+      for old in [s for s in self._prints if s < step - 64]:
+        del self._prints[old]
+    elif digest != message.digest:
+      self._give_up(
+        f"After {step} steps replicas {first!r} and {replica!r} hold different "
+        f"parameters or optimizer states ({digest} and {message.digest}).",
+        "Diverged",
+      )
+
+  # Time.
+
+  def _proceed(self) -> None:
+    """What follows from an input, and from the time."""
+    now, config = self._now, self._config
+    while self._queue and self._attempt is None and not self._ended:
+      incarnation, message = self._queue.pop(0)
+      seat = self._seats.get(incarnation)
+      if seat is not None:
+        self._arrive(seat, message)
+    for seat in list(self._seats.values()):
+      if now >= seat.until:
+        self._remove(seat, "it has not come to the new leader")
+    self._check_attempt()
+    self._check_waiting()
+    if not self._ended:
+      self._serve_snapshots()
+      self._let_go()
+      self._end()
+    if now >= self._beat_at:
+      self._beat_at = now + config.leader_timeout / 4
+      self._beats += 1
+      first = max(0, self._log.position // config.block - 1) * config.block
+      beat = Beat(self.term, config.process, config.address, self._beats, first)
+      self._out.append(fx.Put(self._count(), LEADER_KEY, beat, overwrite=True))
+    if now >= self._retry_at:
+      self._retry_at = math.inf
+      put = self._log.retry()
+      if put is not None:
+        self._out.append(put)
+    log = self._log
+    if log.record is not None and now >= log.since + config.leader_timeout:
+      self._resign("the store doesn't answer")
+
+  def _check_attempt(self) -> None:
+    """Whoever does not report in time is given up."""
+    attempt, patience = self._attempt, self._config.attempt_timeout
+    if attempt is None:
+      return
+    lasts = self._now - attempt.began
+    if attempt.optimistic is not None:
+      if lasts >= patience / 4:
+        self._tell(attempt)
+    elif lasts >= 1.5 * patience:
+      reporting = set(quorum.missing(self._quorum).reporting)
+      reporting -= {event.replica for event in attempt.held}
+      stuck = [
+        p.incarnation for p in attempt.message.parts if p.replica in reporting
+      ]
+      if not stuck and attempt.witness is not None:
+        stuck = [attempt.witness]
+      for incarnation in stuck:
+        seat = self._seats.get(incarnation)
+        if seat is not None:
+          self._remove(seat, f"stuck: no report in {lasts:.1f} s")
+
+  def _check_waiting(self) -> None:
+    if self._waiting_since is None or self._ended:
+      return
+    waited = self._now - self._waiting_since
+    step = self._quorum.step
+    if waited >= self._config.timeout:
+      self._give_up(
+        f"Step {step} made no progress for {waited:.1f} s: {self._missing()}."
+      )
+    elif waited >= self._warned + self._config.stall_warning:
+      self._warned = waited
+      missing = quorum.missing(self._quorum)
+      self._note(notes.StepStalled(step, waited, *missing))
+      self._stalled(step, waited, self._missing())
+
+  def _stalled(self, step: int, waited: float, text: str) -> None:
+    for peer in self._streams:
+      self._log.say(self._out, fx.Send(peer, msg.Stalled(step, waited, text)))
+
+  def _missing(self) -> str:
+    missing = quorum.missing(self._quorum)
+    texts = [
+      f"{what}: replica {', '.join(map(str, replicas))}"
+      for what, replicas in (
+        ("computing", missing.computing),
+        ("aggregating", missing.reporting),
+        ("absent", missing.absent),
+      )
+      if replicas
+    ]
+    return "waiting for " + ("; ".join(texts) or "nobody")
+
+
+def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:
+  """Names what differs between two agreements; "" if nothing does."""
+  if hello.version != msg.PROTOCOL_VERSION:
+    return (
+      f"it speaks version {hello.version} of the protocol, the job "
+      f"{msg.PROTOCOL_VERSION}"
+    )
+  theirs = dict(hello.agreement)
+  for name, text in ours:
+    other = theirs.get(name)
+    if other != text:
+      return f"its {name} differ: it has {other!r:.300}, the job {text!r:.300}"
+  return ""

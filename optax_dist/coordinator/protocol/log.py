@@ -1,0 +1,258 @@
+"""The log in the store: one process appends to it, others read what they miss.
+
+Neither waits: each asks the store one thing at a time, and goes on with the
+answer. `entries` has the two rules that make deleting safe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from optax_dist.coordinator.protocol.effects import Delete, Effect, Get, Put
+from optax_dist.coordinator.protocol.entries import (
+  Entry,
+  Record,
+  Trimmed,
+)
+from optax_dist.coordinator.protocol.inputs import GetAnswered, PutAnswered
+
+RUN_KEY = "run"
+LEADER_KEY = "leader"
+
+# Numbers requests to the store, so that an answer finds who asked.
+Count: TypeAlias = Callable[[], int]
+
+
+def record_key(position: int) -> str:
+  """Where a record of the log stands."""
+  return f"log/{position}"
+
+
+def marker_key(position: int, block: int) -> str:
+  """Where the marker of this position's block stands, once it is trimmed."""
+  return f"trimmed/{position // block}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Appended:
+  """A record stands in the log, and what was held back for it may go out."""
+
+  position: int
+  record: Record
+  effects: tuple[Effect, ...]
+
+
+# A slot for an entry; the entry may become known later than its place.
+Slot: TypeAlias = list[Entry]
+
+
+class LogWriter:
+  """A leader's end of the log: puts one record at a time, in order.
+
+  What the leader says is held back until the decisions that it rests on stand
+  in the log. Should a put be unanswered, the same record is put again, and never
+  another one at that position; should there be a conflict, the leader has been
+  replaced, for nobody else's record can be equal to its own.
+
+  Attributes:
+    position: of the next record.
+    record: the one that is being put, or None.
+    deposed: whether another process is leader now.
+    since: when the put under way began.
+    again: whether nothing is known of the put, so that it is to be retried.
+  """
+
+  def __init__(self, term: int, position: int, count: Count):
+    self.position, self.record = position, None  # type: int, Record | None
+    self.deposed = False
+    self.since = 0.0
+    self._term, self._count = term, count
+    self._request = -1
+    self._queue: list[tuple[Slot, list[Effect]]] = []
+    self._held: list[Effect] = []
+    self.again = False
+
+  @property
+  def pending(self) -> bool:
+    """Whether any decision doesn't stand in the log yet."""
+    return self.record is not None or bool(self._queue)
+
+  def add(self, entry: Entry | None = None) -> Slot:
+    """The place of the next entry; None: the entry is put into it later."""
+    slot: Slot = [] if entry is None else [entry]
+    self._queue.append((slot, []))
+    return slot
+
+  def say(self, effects: list[Effect], effect: Effect) -> None:
+    """Says it now, or once everything decided so far stands in the log."""
+    if self._queue:
+      self._queue[-1][1].append(effect)
+    elif self.record is not None:
+      self._held.append(effect)
+    else:
+      effects.append(effect)
+
+  def flush(self, now: float) -> Put | None:
+    """Begins to put what has been decided, if nothing is being put."""
+    if self.record is not None or self.deposed:
+      return None
+    found: list[Entry] = []
+    while self._queue and self._queue[0][0]:
+      slot, held = self._queue.pop(0)
+      found += slot
+      self._held += held
+    if not found:
+      return None
+    self.record, self.since = Record(self._term, tuple(found)), now
+    return self._put(self.record)
+
+  def _put(self, record: Record) -> Put:
+    self._request = self._count()
+    self.again = False
+    return Put(self._request, record_key(self.position), record)
+
+  def answered(
+    self, answer: PutAnswered | GetAnswered
+  ) -> Appended | Effect | None:
+    """Goes on with the store's answer: done, or what to ask next."""
+    if answer.request != self._request or self.record is None:
+      return None
+    match answer:
+      case PutAnswered(_, "done"):
+        return self._done()
+      case PutAnswered():
+        self._request = self._count()
+        return Get(self._request, record_key(self.position))
+      case GetAnswered(_, known=False):
+        self.again = True
+      case GetAnswered(_, _, value) if value == self.record:
+        return self._done()
+      case GetAnswered(occupied=True):
+        # No leader wrote that: everyone passes over it.
+        self.position += 1
+        return self._put(self.record)
+      case GetAnswered(_, _, None):
+        self.again = True
+      case GetAnswered():
+        self.deposed = True
+    return None
+
+  def retry(self) -> Put | None:
+    """Puts the record again, if nothing is known of it."""
+    if not self.again or self.record is None:
+      return None
+    return self._put(self.record)
+
+  def _done(self) -> Appended:
+    assert self.record is not None
+    done = Appended(self.position, self.record, tuple(self._held))
+    self.position += 1
+    self.record, self._held = None, []
+    return done
+
+
+class Trimmer:
+  """Deletes old blocks of the log, except for records with a `Term`."""
+
+  def __init__(self, block: int, count: Count):
+    self._block, self._count = block, count
+    self._requests: dict[int, int] = {}
+
+  def trim(self, position: int) -> Put | None:
+    """Marks a block, where the log has come that far beyond it."""
+    old = position // self._block - 2
+    if position % self._block or old < 0:
+      return None
+    request = self._count()
+    self._requests[request] = old
+    return Put(
+      request, marker_key(old * self._block, self._block), Trimmed(old)
+    )
+
+  def answered(self, answer: PutAnswered, terms: list[int]) -> Delete | None:
+    """Deletes the block, once its marker stands."""
+    old = self._requests.pop(answer.request, None)
+    if old is None or answer.answer == "unknown":
+      return None
+    kept = set(terms)
+    positions = range(old * self._block, (old + 1) * self._block)
+    return Delete(tuple(record_key(p) for p in positions if p not in kept))
+
+
+Found: TypeAlias = list[tuple[int, Record]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogRead:
+  """What a `LogReader` has found.
+
+  Attributes:
+    start: where it began to read.
+    records: with their positions, in order; some if there are any.
+    position: of the next one.
+    end: whether there is none at `position`.
+  """
+
+  start: int
+  records: tuple[tuple[int, Record], ...]
+  position: int
+  end: bool
+
+
+ReadResult: TypeAlias = LogRead | Literal["trimmed", "unknown"]
+
+
+class LogReader:
+  """Reads the log from a position on; see `entries` for why in this order."""
+
+  def __init__(self, block: int, count: Count):
+    self._block, self._count = block, count
+    self._request = -1
+    self._reading_marker = False
+    self._start = self._position = 0
+    self._found: Found = []
+    self._end = False
+
+  @property
+  def busy(self) -> bool:
+    """Whether an answer is awaited."""
+    return self._request >= 0
+
+  def read(self, position: int) -> Get:
+    """Begins to read; what was being read is passed over."""
+    self._start = self._position = position
+    self._found, self._end = [], False
+    return self._get(record_key(position))
+
+  def stop(self) -> None:
+    """Passes over the answer that is awaited."""
+    self._request = -1
+
+  def _get(self, key: str, marker: bool = False) -> Get:
+    self._request, self._reading_marker = self._count(), marker
+    return Get(self._request, key)
+
+  def answered(self, answer: GetAnswered) -> ReadResult | Get | None:
+    """Goes on with the store's answer: the result, or what to ask next."""
+    if answer.request != self._request:
+      return None
+    self._request = -1
+    if not answer.known:
+      return "unknown"
+    if self._reading_marker:
+      if answer.value is not None or answer.occupied:
+        return "trimmed"
+      return LogRead(self._start, tuple(self._found), self._position, self._end)
+    if isinstance(answer.value, Record):
+      self._found.append((self._position, answer.value))
+      self._position += 1
+    elif answer.value is not None or answer.occupied:
+      self._position += 1  # No member wrote it; everyone passes over it.
+    else:
+      self._end = True
+    if self._end or self._position % self._block == 0:
+      # Only afterwards: what was found may be older than the marker.
+      return self._get(marker_key(self._start, self._block), marker=True)
+    return self._get(record_key(self._position))

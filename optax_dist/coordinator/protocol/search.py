@@ -1,0 +1,349 @@
+"""A replica without a leader: finds the leader, or becomes it.
+
+A member that has lost the leader asks the other members whether they have too. If
+all have, the first of them claims leadership at once; if some can't be reached,
+it waits until the store has shown no sign of a leader for `leader_timeout`. So a
+replica that is cut off from everyone but the store deposes nobody.
+
+Claiming is putting a `Term` at the next position of the log. The store decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, TypeAlias
+
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.effects import (
+  Connect,
+  Effect,
+  Get,
+  Put,
+  Send,
+)
+from optax_dist.coordinator.protocol.entries import (
+  Beat,
+  Incarnation,
+  Process,
+  Record,
+  Term,
+)
+from optax_dist.coordinator.protocol.inputs import GetAnswered, PutAnswered
+from optax_dist.coordinator.protocol.log import (
+  LEADER_KEY,
+  Count,
+  LogRead,
+  LogReader,
+  marker_key,
+  record_key,
+)
+from optax_dist.coordinator.protocol.membership import View
+from optax_dist.coordinator.protocol.messages import Canvass
+
+# Seconds between the claims of those who could all claim at once.
+_TURN = 0.05
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaderFound:
+  """A process that is leader, as far as the store tells."""
+
+  process: Process
+  address: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartAt:
+  """The log is to be read from here; what was known of it is of no use."""
+
+  position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elected:
+  """The own `Term` stands in the log at this position, and the log is whole."""
+
+  position: int
+  record: Record
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FellOff:
+  """The log was trimmed beyond where this replica is."""
+
+
+Finding: TypeAlias = LeaderFound | StartAt | LogRead | Elected | FellOff
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Situation:
+  """What the search has to know of its replica.
+
+  Attributes:
+    view: as of `position`.
+    position: of the next record; -1 if it has none of the log.
+    complete: whether the view has everything that was decided.
+    me: the incarnation of its membership; -1 for none.
+  """
+
+  view: View
+  position: int
+  complete: bool
+  me: int
+
+
+@dataclasses.dataclass(slots=True)
+class _Claim:
+  position: int
+  record: Record
+  request: int
+  stage: Literal["put", "read", "marker", "again"]
+
+
+class Search:
+  """Looks for a leader from `begin` until `end`.
+
+  Attributes:
+    active: whether it does.
+    unreachable: processes that were taken for leader and could not be called,
+      with the time until which they are not called again.
+  """
+
+  def __init__(self, config: Config, count: Count):
+    self._config, self._count = config, count
+    self._reader = LogReader(config.block, count)
+    self.active = False
+    self.unreachable: dict[Process, float] = {}
+    self._beat: tuple[int, int] | None = None
+    self._lost_at = self._heard = 0.0
+    self._votes: dict[Incarnation, bool] = {}
+    self._canvass_at = math.inf
+    self._look_at = math.inf
+    self._hint_request = -1
+    self._at_end = False
+    self._claim: _Claim | None = None
+
+  def begin(self, now: float, when: float | None = None) -> None:
+    """Begins to search now, or at a later time."""
+    self.active = True
+    self._lost_at = self._heard = now
+    self._votes = {}
+    self._at_end = False
+    self._canvass_at = self._look_at = now if when is None else when
+
+  def end(self) -> None:
+    """There is a leader."""
+    self.active = False
+    self.unreachable.clear()
+    self._reader.stop()
+    self._hint_request = -1
+
+  def heard(self, now: float) -> None:
+    """Somebody is leader, or just was."""
+    self._heard = now
+
+  def voted(self, incarnation: Incarnation, hears: bool) -> None:
+    """A member has the leader, or has lost it as well."""
+    self._votes[incarnation] = hears
+
+  def deadline(self, situation: Situation) -> float:
+    """When `proceed` has something to do."""
+    if self._claim is not None:
+      return self._look_at if self._claim.stage == "again" else math.inf
+    if not self.active:
+      return math.inf
+    times = [self._claim_at(situation)]
+    if self._hint_request < 0 and not self._reader.busy:
+      times.append(self._look_at)
+    if situation.me >= 0:
+      times.append(self._canvass_at)
+    return min(times)
+
+  def proceed(self, now: float, situation: Situation) -> list[Effect]:
+    """Does what is due."""
+    claim = self._claim
+    if claim is not None and claim.stage == "again":
+      if not self.active or situation.position > claim.position:
+        # Should it land all the same, the log will say so.
+        self._claim = None
+      elif now >= self._look_at:
+        return [self._put_claim(claim.position, claim.record)]
+    if self._claim is not None or not self.active:
+      return []
+    effects: list[Effect] = []
+    if situation.me >= 0 and now >= self._canvass_at:
+      self._canvass_at = now + self._config.leader_timeout / 2
+      self._votes = {}
+      effects += self._canvass(situation)
+    idle = self._hint_request < 0 and not self._reader.busy
+    if now >= self._claim_at(situation):
+      self._reader.stop()
+      self._hint_request = -1
+      fresh = situation.me < 0
+      effects.append(self._begin_claim(situation, fresh))
+    elif idle and now >= self._look_at:
+      self._look_at = math.inf
+      self._hint_request = self._count()
+      effects.append(Get(self._hint_request, LEADER_KEY))
+    return effects
+
+  def _look_again(self, now: float) -> None:
+    self._look_at = now + self._config.leader_timeout / 8
+
+  def _others(self, situation: Situation) -> list[Incarnation]:
+    view = situation.view
+    return [
+      i
+      for i, member in view.members.items()
+      if i != situation.me and member.process != view.leader
+    ]
+
+  def _canvass(self, situation: Situation) -> list[Effect]:
+    effects: list[Effect] = []
+    for incarnation in self._others(situation):
+      member = situation.view.members[incarnation]
+      effects.append(Connect(member.process, member.address))
+      effects.append(Send(member.process, Canvass(situation.view.term)))
+    return effects
+
+  def _claim_at(self, situation: Situation) -> float:
+    """When this replica may claim leadership, as far as is known by now."""
+    view, me = situation.view, situation.me
+    silence = self._config.leader_timeout
+    if view.ended is not None:
+      return math.inf
+    if me < 0:
+      # Until the first commit one start state is as good as any other.
+      if not self._at_end or not (
+        situation.position == 0 or (situation.complete and view.untouched)
+      ):
+        return math.inf
+      return self._heard + (2 * silence if situation.position else 0.0)
+    others = self._others(situation)
+    turn = _TURN * sum(i < me for i in others)
+    votes = [self._votes.get(i) for i in others]
+    if True in votes:
+      return math.inf
+    if None in votes:
+      return self._heard + silence + turn
+    return self._lost_at + turn
+
+  def _begin_claim(self, situation: Situation, fresh: bool) -> Effect:
+    config, view = self._config, situation.view
+    member = view.members.get(situation.me)
+    term = Term(
+      view.term + 1,
+      config.process,
+      config.address,
+      fresh,
+      view.next_incarnation if member is None else member.incarnation,
+      config.replica,
+      config.step if fresh else view.step,
+      config.digest if fresh else "",
+    )
+    return self._put_claim(situation.position, Record(term.term, (term,)))
+
+  def _put_claim(self, position: int, record: Record) -> Put:
+    request = self._count()
+    self._claim = _Claim(position, record, request, "put")
+    return Put(request, record_key(position), record)
+
+  def put_answered(
+    self, answer: PutAnswered, now: float
+  ) -> tuple[list[Effect], list[Finding]]:
+    """Goes on with an answer of the store."""
+    claim = self._claim
+    if claim is None or claim.request != answer.request:
+      return [], []
+    claim.request = self._count()
+    if answer.answer == "done":
+      claim.stage = "marker"
+      key = marker_key(claim.position, self._config.block)
+      return [Get(claim.request, key)], []
+    claim.stage = "read"
+    return [Get(claim.request, record_key(claim.position))], []
+
+  def get_answered(
+    self, answer: GetAnswered, now: float, situation: Situation
+  ) -> tuple[list[Effect], list[Finding]]:
+    """Goes on with an answer of the store."""
+    if self._claim is not None and answer.request == self._claim.request:
+      return self._claim_read(self._claim, answer, now)
+    if answer.request == self._hint_request:
+      self._hint_request = -1
+      return self._hinted(answer, now, situation)
+    result = self._reader.answered(answer)
+    match result:
+      case None:
+        return [], []
+      case Get():
+        return [result], []
+      case "unknown":
+        self._look_again(now)
+        return [], []
+      case "trimmed":
+        self._look_again(now)
+        return [], [FellOff()]
+    if result.records:
+      self._heard = now
+    self._at_end = result.end
+    if result.end:
+      self._look_again(now)
+    else:
+      self._look_at = now
+    return [], [result]
+
+  def _claim_read(
+    self, claim: _Claim, answer: GetAnswered, now: float
+  ) -> tuple[list[Effect], list[Finding]]:
+    if not answer.known:
+      # Nothing is known of it yet, so the same is put again: what landed and
+      # what did not are told apart by the next answer.
+      claim.stage = "again"
+      self._look_again(now)
+      return [], []
+    if claim.stage == "marker":
+      self._claim = None
+      self._look_at = now
+      if answer.value is None and not answer.occupied:
+        return [], [Elected(claim.position, claim.record)]
+      return [], [FellOff()]
+    if answer.value == claim.record:
+      claim.stage, claim.request = "marker", self._count()
+      key = marker_key(claim.position, self._config.block)
+      return [Get(claim.request, key)], []
+    if answer.value is None and not answer.occupied:
+      claim.stage = "again"
+      self._look_again(now)
+      return [], []
+    # Somebody was quicker; the log tells who.
+    self._claim = None
+    self._look_at = self._heard = now
+    return [], []
+
+  def _hinted(
+    self, answer: GetAnswered, now: float, situation: Situation
+  ) -> tuple[list[Effect], list[Finding]]:
+    if not answer.known:
+      self._look_again(now)
+      return [], []
+    beat = answer.value if isinstance(answer.value, Beat) else None
+    found: list[Finding] = []
+    position = situation.position
+    if beat is not None:
+      if self._beat != (beat.term, beat.count):
+        if self._beat is not None:
+          self._heard = now
+        self._beat = (beat.term, beat.count)
+      known = situation.complete and beat.term <= situation.view.term
+      reachable = now >= self.unreachable.get(beat.leader, 0.0)
+      if reachable and (not known or situation.me < 0):
+        found.append(LeaderFound(beat.leader, beat.address))
+      if position < 0 and reachable:
+        self._look_again(now)
+        return [], found
+    if position < 0:
+      position = 0 if beat is None else beat.position
+      found.append(StartAt(position))
+    return [self._reader.read(position)], found

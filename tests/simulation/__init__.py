@@ -1,0 +1,1 @@
+"""The coordinator's protocol in a world of its own: see `world`."""

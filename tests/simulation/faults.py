@@ -1,0 +1,254 @@
+"""Schedules: a seed gives a setting and its faults; the same seed, the same run."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from tests.simulation.invariants import Checker, Violation
+from tests.simulation.world import (
+  LEADER_TIMEOUT,
+  SILENCE,
+  TIMEOUT,
+  Process,
+  Setting,
+  World,
+)
+
+# A fault: when, what, and to whom.
+Fault = tuple[float, str, tuple[Any, ...]]
+
+# Virtual seconds in which all must be over once faults have stopped.
+BOUND = 400.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """A run that can be repeated: its seed, setting and faults."""
+
+  seed: int
+  setting: Setting
+  faults: tuple[Fault, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What a run did.
+
+  Attributes:
+    schedule: the run.
+    steps: committed.
+    events: that happened.
+    violation: what did not hold; "" if all did.
+    trace: the events in words, if they were asked for.
+    ended: whether the run ended well.
+  """
+
+  schedule: Schedule
+  steps: int
+  events: int
+  violation: str
+  trace: tuple[str, ...]
+  ended: bool
+
+
+_KINDS = (
+  ("kill", 4),
+  ("restart", 3),
+  ("pause", 4),
+  ("stop", 3),
+  ("break", 3),
+  ("cut", 2),
+  ("isolate", 2),
+  ("store", 6),
+  ("outage", 2),
+  ("kill leader", 3),
+  ("pause leader", 4),
+  ("store of leader", 4),
+  ("snapshot", 2),
+  ("leave", 1),
+  ("abort", 1),
+  ("save", 1),
+)
+_STORE = ("answer lost", "request lost", "late")
+
+
+def schedule(seed: int, steps: int = 12) -> Schedule:
+  """The schedule of a seed."""
+  r = random.Random(seed)
+  replicas = r.choice((2, 3, 3, 3, 4))
+  kind = r.random()
+  alone = kind < 0.1
+  if alone:
+    needed = 1
+  elif kind < 0.25:
+    needed = replicas + r.choice((1, 2))
+  else:
+    needed = r.choice((1, replicas - 1, replicas, replicas))
+  slow = r.random() < 0.3
+  setting = Setting(
+    replicas=replicas,
+    needed=needed,
+    inline=r.random() < 0.5,
+    alone=alone,
+    max_staleness=1000 if alone else r.choice((0, 0, 0, 1, 3)),
+    lower_on_leave=r.random() < 0.8,
+    lower_on_loss=r.random() < 0.3,
+    steps=steps,
+    latency=r.choice((0.0005, 0.005, 0.05)),
+    store_latency=r.choice((0.0005, 0.005, 0.05)),
+    compute=tuple(
+      0.05 * (10.0 if slow and r.random() < 0.4 else 1.0) for _ in range(8)
+    ),
+    rates=tuple(r.choice((1.0, 1.0, 0.9, 1.1)) for _ in range(8)),
+    fingerprint_every=r.choice((0, 0, 3)),
+    same_start=r.random() < 0.8,
+  )
+  # Steps take about as long as this, so faults strike amid them.
+  pace = max(setting.compute) + 4 * setting.latency + 2 * setting.store_latency
+  faults = []
+  time = 0.0
+  for _ in range(r.choice((0, 1, 2, 3, 4, 6))):
+    time += r.expovariate(1.0 / (3 * pace)) + r.choice((0, 0, 0, 5.0))
+    kind_ = r.choices([k for k, _ in _KINDS], [w for _, w in _KINDS])[0]
+    faults.append((time, kind_, _details(kind_, r, replicas)))
+  return Schedule(seed, setting, tuple(faults))
+
+
+def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
+  a = r.randrange(replicas)
+  b = (a + 1 + r.randrange(replicas - 1)) % replicas
+  short = r.choice((0.01, 0.1, 1.0, SILENCE + 1.0, 3 * LEADER_TIMEOUT))
+  long = r.choice((SILENCE + 1.0, 3 * LEADER_TIMEOUT, 45.0))
+  match kind:
+    case "kill" | "kill leader":
+      # After how long a new process takes its place; or never.
+      return (a, r.choice((0.0, 0.5, 10.0)))
+    case "restart":
+      return (a, r.choice((0.0, 0.02)))
+    case "pause" | "pause leader":
+      return (a, short)
+    case "stop":
+      return (a, long)
+    case "break":
+      return (a, b)
+    case "cut":
+      return (a, b, short, r.random() < 0.5)
+    case "isolate":
+      return (a, short)
+    case "store" | "store of leader":
+      return (a, tuple(r.choice(_STORE) for _ in range(r.choice((1, 1, 2)))))
+    case "outage":
+      return (a, short, r.random() < 0.5)
+    case "snapshot":
+      return (a, r.choice((1, 2)))
+    case _:
+      return (a,)
+
+
+def _living(world: World, index: int) -> Process | None:
+  for process in reversed(world.all):
+    if process.index == index and process.alive and not process.over:
+      return process
+  return None
+
+
+def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
+  """Lets a fault happen, where there is something for it to strike."""
+  index = details[0]
+  process = _living(world, index)
+  if kind.endswith("leader"):
+    leaders = [p for p in world.all if p.alive and p.node.leader is not None]
+    process = leaders[-1] if leaders else process
+  if process is None:
+    return
+  match kind:
+    case "kill" | "kill leader" | "restart":
+      world.kill(process)
+      world.at(world.now + details[1], world.start, process.index)
+    case "pause" | "pause leader" | "stop":
+      world.pause(process, details[1])
+    case "break":
+      other = _living(world, details[1])
+      if other is not None:
+        connection = process.connections.get(other.name)
+        if connection is not None:
+          world.say(f"{process.name} and {other.name}: connection reset")
+          for end in connection.ends:
+            world.deliver_loss(connection, end, "broken", "reset")
+    case "cut":
+      other = _living(world, details[1])
+      if other is not None:
+        world.cut(process, other, details[2])
+        if details[3]:
+          world.cut(other, process, details[2])
+    case "isolate":
+      for other in world.all:
+        if other is not process and other.alive:
+          world.cut(process, other, details[1])
+          world.cut(other, process, details[1])
+    case "store" | "store of leader":
+      process.store_faults += details[1]
+    case "outage":
+      struck = world.all if details[2] else [process]
+      for one in struck:
+        world.say(f"{one.name} can't reach the store for {details[1]} s")
+        until = world.now + details[1]
+        one.store_cut_until = max(one.store_cut_until, until)
+    case "snapshot":
+      process.fail_snapshots += details[1]
+    case "leave":
+      process.wants_leave = True
+    case "save":
+      from optax_dist.coordinator.protocol import inputs as ins
+
+      world.input(process, ins.SaveWanted())
+    case "abort":
+      from optax_dist.coordinator.protocol import inputs as ins
+
+      world.say(f"{process.name} aborts")
+      world.input(process, ins.Aborted("an exception"))
+      world.quit(process)
+      world.at(world.now + 1.0, world.start, process.index)
+    case _:
+      raise AssertionError(kind)
+
+
+def run(
+  schedule: Schedule, trace: bool = False, world_class: Any = World
+) -> Result:
+  """Runs a schedule to its end, checking all the time."""
+  world = world_class(schedule.setting, schedule.seed)
+  checker = Checker(world)
+  world.checker = checker
+  if trace:
+    world.trace = []
+  for time, kind, details in schedule.faults:
+    world.at(time, strike, world, kind, details)
+  last = max([time for time, _, _ in schedule.faults], default=0.0)
+  violation = ""
+  try:
+    pending = lambda: all(p.over or not p.alive for p in world.all)
+    world.run(last + TIMEOUT / 2, lambda: False)
+    world.run(last + TIMEOUT / 2 + BOUND, pending)
+    checker.finish()
+  except Violation as error:
+    violation = str(error)
+  except AssertionError as error:
+    violation = f"core: {error}"
+  except Exception as error:
+    if trace:
+      import traceback
+
+      world.say(traceback.format_exc())
+    violation = f"raised: {error!r}"
+  ended = checker.end is not None and not checker.end.error
+  return Result(
+    schedule,
+    len(checker.commits),
+    world.events,
+    violation,
+    tuple(world.trace or ()),
+    ended,
+  )

@@ -1,0 +1,231 @@
+"""What must hold after every event: the guarantees A1 to A9 of the coordinator.
+
+The truth is the log as it was first written, position by position: what stands
+there later (a record put where an old one was deleted) is nobody's history.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.entries import (
+  Committed,
+  Ended,
+  Joined,
+  Record,
+  Removed,
+  Term,
+)
+
+
+class Violation(AssertionError):
+  """A guarantee does not hold; the message names it."""
+
+
+@dataclasses.dataclass
+class _Submission:
+  """A gradient, and what its training loop was told of it."""
+
+  submitted: ins.Submitted
+  outcome: fx.Resolved | None = None
+
+
+class Checker:
+  """Follows a world, and raises `Violation`."""
+
+  def __init__(self, world: Any):
+    self.world = world
+    self.setting = world.setting
+    self.log: dict[int, Record] = {}
+    self.commits: list[Committed] = []
+    self.terms: list[Term] = []
+    self.end: Ended | None = None
+    self.members: dict[int, str] = {}
+    self.counted: dict[tuple[str, int], Committed] = {}
+    # Versions by step, since the run's start.
+    self.versions: dict[int, int] = {}
+    self.submissions: dict[tuple[str, int], _Submission] = {}
+    self.left = 0
+    self.lost = 0
+    self.written: list[Committed] = []
+    self.holders: dict[int, set[str]] = {}
+
+  def fail(self, guarantee: str, text: str) -> None:
+    raise Violation(f"{guarantee}: {text}")
+
+  # The log.
+
+  def put(self, process: Any, key: str, value: Any) -> None:
+    if not isinstance(value, Record):
+      return
+    position = int(key.rsplit("/", 1)[1])
+    if position in self.log:
+      return  # Where an old one was deleted: see `ghosts`.
+    if position != len(self.log):
+      self.fail("A3", f"a record at {position}, and none before it")
+    self.log[position] = value
+    for entry in value.entries:
+      self.entry(process, value, entry)
+
+  def entry(self, process: Any, record: Record, entry: Any) -> None:
+    if self.end is not None and not isinstance(entry, Term):
+      self.fail("A3", f"after the end of the run: {entry}")
+    match entry:
+      case Term():
+        if entry.term != len(self.terms):
+          self.fail("A3", f"term {entry.term} after {len(self.terms) - 1}")
+        self.terms.append(entry)
+        if entry.fresh:
+          if self.commits:
+            self.fail("A3", "a run that has begun begins again")
+          self.members = {entry.incarnation: entry.leader}
+          self.versions.clear()
+          self.holders.clear()
+          self.holders[entry.step] = {entry.leader}
+      case Joined(member):
+        if member.incarnation in self.members:
+          self.fail("A5", f"incarnation {member.incarnation} is given twice")
+        self.members[member.incarnation] = member.process
+      case Removed(_, left):
+        self.left += left
+        self.lost += not left
+      case Committed():
+        self.committed(entry)
+      case Ended():
+        self.end = entry
+        if entry.step != len(self.commits):
+          self.fail("A3", f"ended at {entry.step} of {len(self.commits)}")
+    if not isinstance(entry, Term) and record.term != len(self.terms) - 1:
+      self.fail("A3", f"a leader of old writes: {record}")
+
+  def committed(self, commit: Committed) -> None:
+    setting, step = self.setting, commit.attempt.step
+    if step != len(self.commits):
+      self.fail("A3", f"step {step} is committed after {len(self.commits)}")
+    self.commits.append(commit)
+    total = sum(part.count for part in commit.parts)
+    lowered = setting.lower_on_leave and self.left
+    lowered = lowered or (setting.lower_on_loss and self.lost)
+    if total < setting.needed and not (
+      lowered and setting.needed <= setting.replicas
+    ):
+      self.fail("A2", f"step {step} has {total} gradients")
+    if setting.alone and len(commit.parts) != 1:
+      self.fail("A2", f"step {step} has {len(commit.parts)} replicas' work")
+    for part in commit.parts:
+      process = self.members.get(part.incarnation)
+      if process is None:
+        self.fail("A1", f"step {step} has a gradient of nobody: {part}")
+        return
+      if not 0 <= step - part.local_step <= setting.max_staleness:
+        self.fail("A2", f"step {step} has an old gradient: {part}")
+      key = (process, part.sequence)
+      if key in self.counted:
+        self.fail("A3", f"{key} counts twice, in step {step}")
+      self.counted[key] = commit
+      found = self.submissions.get(key)
+      if found is None:
+        self.fail("A1", f"{key} was never submitted")
+        return
+      submitted = found.submitted
+      if (submitted.local_step, submitted.total) != (
+        part.local_step,
+        part.count,
+      ):
+        self.fail("A1", f"{key} was {submitted}, and counts as {part}")
+      if not submitted.finite:
+        self.fail("A1", f"{key} is not finite")
+      if found.outcome is not None:
+        self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
+
+  # State.
+
+  def published(self, process: Any) -> None:
+    step, version = process.step, process.version
+    if step > len(self.commits):
+      self.fail("A7", f"{process.name} is at step {step}, not committed")
+    known = self.versions.setdefault(step, version)
+    if known != version:
+      self.fail("A4", f"{process.name} differs at step {step}")
+    self.holders.setdefault(step, set()).add(process.name)
+
+  def admitted(self, process: Any, effect: fx.Admitted) -> None:
+    if self.commits and effect.step == 0 == process.admission - 1:
+      known = self.versions.get(0)
+      if known is not None and known != process.version:
+        self.fail("A4", f"{process.name} starts from another state")
+    if effect.step == 0:
+      self.versions.setdefault(0, process.version)
+      if self.versions[0] != process.version:
+        self.fail("A4", f"{process.name} starts from another state")
+    self.holders.setdefault(effect.step, set()).add(process.name)
+
+  # Outcomes.
+
+  def submitted(self, process: Any, submitted: ins.Submitted) -> None:
+    key = (process.name, submitted.sequence)
+    self.submissions[key] = _Submission(submitted)
+
+  def resolved(self, process: Any, outcome: fx.Resolved) -> None:
+    key = (process.name, outcome.sequence)
+    found = self.submissions[key]
+    if found.outcome is not None:
+      self.fail("A7", f"{key} has two outcomes: {found.outcome}, {outcome}")
+    found.outcome = outcome
+    commit = self.counted.get(key)
+    if not outcome.reason:
+      if commit is None:
+        self.fail("A7", f"{key} was told it counts, and does not")
+        return
+      if process.step < commit.attempt.step + 1:
+        self.fail("A7", f"{key} is told before its step is applied")
+      if outcome.step != commit.attempt.step + 1:
+        self.fail("A7", f"{key} was told the wrong step: {outcome}")
+    elif commit is not None and outcome.reason != "lost":
+      self.fail("A7", f"{key} counts, and is told {outcome.reason!r}")
+
+  # Journal.
+
+  def journal_opened(self, effect: fx.OpenJournal) -> None:
+    last = self.written[-1].attempt.step if self.written else -1
+    for commit in effect.commits:
+      if commit.attempt.step > last:
+        self.note_commit(commit)
+
+  def noted(self, process: Any, note: notes.Note) -> None:
+    if isinstance(note, notes.StepCommitted):
+      self.note_commit(note.commit)
+
+  def note_commit(self, commit: Committed) -> None:
+    step = commit.attempt.step
+    if step >= len(self.commits) or (
+      self.commits[step].attempt != commit.attempt
+    ):
+      self.fail("A8", f"the journal tells of step {step}, which is not")
+    if step != len(self.written):
+      self.fail("A8", f"the journal has step {step} after {len(self.written)}")
+    self.written.append(commit)
+
+  # Ends.
+
+  def died(self, process: Any) -> None:
+    for names in self.holders.values():
+      names.discard(process.name)
+
+  def ended(self, process: Any) -> None:
+    if process.over == "finished":
+      if self.end is None or process.step != self.end.step:
+        self.fail("A7", f"{process.name} has not the final state")
+    if process.pending is not None and process.over != "left":
+      self.fail("A7", f"{process.name} ends with {process.pending} open")
+
+  def finish(self) -> None:
+    """At the end of a world whose faults are over: everyone is done."""
+    living = [p for p in self.world.all if p.alive and not p.over]
+    if living:
+      names = ", ".join(p.name for p in living)
+      self.fail("A9", f"still at it after {self.world.now:.0f} s: {names}")

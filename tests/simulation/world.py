@@ -1,0 +1,928 @@
+"""A world for the protocol: virtual time, processes, network, store, training.
+
+The core that runs here is the one that runs in earnest (`protocol.Node`). What
+is replaced is all around it: clocks (of different speeds), connections (ordered,
+and broken, cut or stopped), the store (key by key, with answers that are lost or
+late), the exchange of gradients, snapshots, and the training loops. Parameters
+are numbers: a version is the hash of the version before and the mean that was
+applied, so equal versions stand for equal bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import AttemptId
+from optax_dist.coordinator.protocol.node import Node
+
+_MASK = (1 << 63) - 1
+
+
+def digest(*parts: Any) -> int:
+  """A number for these numbers; the same in every process."""
+  return hash(parts) & _MASK
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What a run is made of; its faults are in `faults`.
+
+  Attributes:
+    replicas: how many there are.
+    needed: gradients that make a step.
+    inline: whether gradients are sent inline.
+    alone: whether replicas take part one at a time.
+    max_staleness: steps by which a gradient may be late.
+    lower_on_leave: as in `Config`.
+    lower_on_loss: as in `Config`.
+    steps: the run is to end after so many.
+    latency: seconds that a message takes, about.
+    store_latency: the same, to the store and back each.
+    compute: seconds that a gradient takes, about, for each replica.
+    rates: the speed of each replica's clock.
+    fingerprint_every: as in `Config`.
+    same_start: whether all start from the same state.
+  """
+
+  replicas: int = 3
+  needed: int = 2
+  inline: bool = True
+  alone: bool = False
+  max_staleness: int = 0
+  lower_on_leave: bool = True
+  lower_on_loss: bool = False
+  steps: int = 12
+  latency: float = 0.001
+  store_latency: float = 0.001
+  compute: tuple[float, ...] = (0.05,) * 8
+  rates: tuple[float, ...] = (1.0,) * 8
+  fingerprint_every: int = 0
+  same_start: bool = True
+
+
+TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 60.0, 10.0, 5.0
+SILENCE, CONNECT, STORE_TIMEOUT = 5.0, 10.0, 2.0
+BLOCK = 4
+
+
+class Connection:
+  """Two processes, and what each knows of the other.
+
+  Attributes:
+    ends: the two.
+    open: whether each end still has it.
+    last: when the latest delivery to each end is due.
+  """
+
+  __slots__ = ("ends", "last", "open")
+
+  def __init__(self, a: Process, b: Process, now: float):
+    self.ends = (a, b)
+    self.open = {a.name: True, b.name: True}
+    self.last = {a.name: now, b.name: now}
+
+  def other(self, process: Process) -> Process:
+    a, b = self.ends
+    return b if process is a else a
+
+
+class Aggregation:
+  """One process's side of an exchange of gradients."""
+
+  __slots__ = (
+    "attempt",
+    "ended",
+    "gradients",
+    "me",
+    "means",
+    "moved",
+    "parts",
+    "peers",
+    "readers",
+  )
+
+  def __init__(
+    self,
+    attempt: AttemptId,
+    parts: Any,
+    peers: Any,
+    readers: Any,
+    me: int,
+    now: float,
+  ):
+    self.attempt, self.parts, self.peers = attempt, parts, peers
+    self.readers, self.me = readers, me
+    self.gradients: dict[int, int] = {}
+    self.means: dict[int, int] = {}
+    self.moved, self.ended = now, False
+
+  def lacks(self) -> list[int]:
+    """Indices of the members whose bytes have not come."""
+    return [
+      j
+      for j in range(len(self.parts))
+      if j not in self.means and (j not in self.gradients or self.me < 0)
+    ] or [j for j in range(len(self.parts)) if j not in self.means]
+
+
+class Process:
+  """A process: its core, its clock, its arrays, and its training loop."""
+
+  def __init__(self, world: World, name: str, index: int, start: int):
+    setting = world.setting
+    self.world, self.name, self.index = world, name, index
+    self.uid = digest(world.seed, len(world.all), index)
+    self.rate, self.offset = setting.rates[index], 1000.0 * (index + 1)
+    self.alive, self.paused_until = True, 0.0
+    self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+    self.connections: dict[str, Connection] = {}
+    self.timer = math.inf
+    self.store_faults: list[str] = []
+    self.store_cut_until = 0.0
+    # The published state, and the speculative one.
+    self.step, self.version = 0, start
+    self.ahead: tuple[int, int] | None = None
+    self.before: int = start
+    self.saved: dict[int, int] = {}
+    # The training loop.
+    self.admission, self.suspended, self.asked = 0, True, 1
+    self.sequence, self.busy, self.over = -1, False, ""
+    self.error: tuple[str, str] | None = None
+    self.pending: ins.Submitted | None = None
+    self.pending_since = 0.0
+    self.wants_leave = self.wants_finish = False
+    self.gradients: dict[int, int] = {}
+    self.aggregations: dict[AttemptId, Aggregation] = {}
+    self.early: dict[AttemptId, list[tuple[str, int, int]]] = {}
+    self.fetching: tuple[int, str, float] | None = None
+    self.fail_snapshots = 0
+    config = Config(
+      process=name,
+      replica=index,
+      address=f"at {name}",
+      step=0,
+      digest=str(start),
+      replicas_to_aggregate=setting.needed,
+      total_num_replicas=setting.replicas,
+      max_staleness=setting.max_staleness,
+      lower_on_leave=setting.lower_on_leave,
+      lower_on_loss=setting.lower_on_loss,
+      inline_bytes=8 if setting.inline else None,
+      alone=setting.alone,
+      timeout=TIMEOUT,
+      attempt_timeout=ATTEMPT_TIMEOUT,
+      leader_timeout=LEADER_TIMEOUT,
+      fingerprint_every=setting.fingerprint_every,
+      block=BLOCK,
+    )
+    self.config = config
+    self.node = Node(config)
+
+  def now(self) -> float:
+    return self.offset + self.rate * self.world.now
+
+
+class World:
+  """All of it; `run` lets it happen."""
+
+  def __init__(self, setting: Setting, seed: int, checker: Any = None):
+    self.setting, self.seed = setting, seed
+    self.random = random.Random(seed)
+    self.now = 0.0
+    self.count = 0
+    self.heap: list[tuple[float, int, Callable[..., None], Any]] = []
+    self.all: list[Process] = []
+    self.by_name: dict[str, Process] = {}
+    self.store: dict[str, Any] = {}
+    # Pairs of names that are cut off from each other, one way, and until when.
+    self.cuts: dict[tuple[str, str], float] = {}
+    self.journal: list[Any] = []
+    self.events = 0
+    self.trace: list[str] | None = None
+    self.checker = checker
+    self.quiet = False
+    for index in range(setting.replicas):
+      self.start(index)
+
+  # Time.
+
+  def at(self, time: float, action: Callable[..., None], *args: Any) -> None:
+    self.count += 1
+    heapq.heappush(self.heap, (time, self.count, action, args))
+
+  def delay(self, mean: float) -> float:
+    # Mostly about the mean, sometimes much longer.
+    r = self.random.random()
+    return mean * (0.5 + r if r < 0.95 else 20.0 * r)
+
+  def run(self, until: float, done: Callable[[], bool]) -> None:
+    heap = self.heap
+    while heap:
+      time, _, action, args = heapq.heappop(heap)
+      if time > until:
+        heapq.heappush(heap, (time, 0, action, args))
+        self.now = until
+        return
+      self.now = time
+      self.events += 1
+      action(*args)
+      if done():
+        return
+
+  def say(self, text: str) -> None:
+    if self.trace is not None:
+      self.trace.append(f"{self.now:9.4f}  {text}")
+
+  # Processes.
+
+  def start(self, index: int) -> Process:
+    """Starts a process for this replica."""
+    name = f"{'abcdefgh'[index]}{sum(p.index == index for p in self.all)}"
+    state = digest(self.seed, 0 if self.setting.same_start else name[-1:])
+    if not self.setting.same_start:
+      state = digest(self.seed, index, len(self.all))
+    process = Process(self, name, index, state)
+    self.all.append(process)
+    self.by_name[name] = process
+    self.say(f"{name} starts")
+    self.at(self.now, self.input, process, ins.Started(f"nonce of {name}"))
+    return process
+
+  def input(self, process: Process, input_: ins.Input) -> None:
+    """Gives a process an input, now or when it goes on."""
+    if not process.alive:
+      return
+    if process.paused_until > self.now:
+      process.backlog.append((self.input, (process, input_)))
+      return
+    if self.trace is not None and not isinstance(
+      input_, ins.TimePassed
+    ):
+      self.say(f"{process.name} <- {_short(input_)}")
+    for effect in process.node.step(input_, process.now()):
+      self.effect(process, effect)
+      if not process.alive:
+        return
+    self.set_timer(process)
+
+  def set_timer(self, process: Process) -> None:
+    due = process.node.deadline()
+    if due < math.inf:
+      time = max((due - process.offset) / process.rate, self.now)
+      if time < process.timer - 1e-9:
+        process.timer = time
+        self.at(time + 1e-6, self.ring, process, time)
+
+  def ring(self, process: Process, time: float) -> None:
+    if process.timer == time:
+      process.timer = math.inf
+      if process.paused_until > self.now:
+        process.backlog.append((self.input, (process, ins.TimePassed())))
+      else:
+        self.input(process, ins.TimePassed())
+
+  def kill(self, process: Process) -> None:
+    """Ends a process at once; its peers' kernels notice."""
+    if not process.alive:
+      return
+    self.say(f"{process.name} is killed")
+    self.close(process, "broken", "it was killed")
+
+  def close(self, process: Process, how: str, reason: str) -> None:
+    process.alive = False
+    for connection in list(process.connections.values()):
+      connection.open[process.name] = False
+      self.deliver_loss(connection, connection.other(process), how, reason)
+    process.connections.clear()
+    if self.checker is not None:
+      self.checker.died(process)
+
+  def pause(self, process: Process, duration: float) -> None:
+    """Stops a process for a while; its connections stay, and are silent."""
+    if not process.alive:
+      return
+    self.say(f"{process.name} is stopped for {duration:.1f} s")
+    process.paused_until = max(process.paused_until, self.now + duration)
+    self.at(process.paused_until, self.resume, process)
+    if duration > SILENCE:
+      self.at(self.now + SILENCE, self.silent, process)
+
+  def silent(self, process: Process) -> None:
+    for connection in list(process.connections.values()):
+      for end in connection.ends:
+        self.lose(connection, end, "silent", "nothing heard")
+
+  def resume(self, process: Process) -> None:
+    if not process.alive or process.paused_until > self.now:
+      return
+    self.say(f"{process.name} goes on")
+    backlog, process.backlog = process.backlog, []
+    for index, (action, args) in enumerate(backlog):
+      if process.paused_until > self.now:
+        process.backlog += backlog[index:]
+        return
+      action(*args)
+
+  # Network.
+
+  def blocked_until(self, sender: Process, receiver: Process) -> float:
+    return self.cuts.get((sender.name, receiver.name), 0.0)
+
+  def cut(self, a: Process, b: Process, duration: float) -> None:
+    """Nothing of one process's reaches another one for a while."""
+    self.say(f"{a.name} can't reach {b.name} for {duration:.1f} s")
+    key = (a.name, b.name)
+    until = max(self.now + duration, self.cuts.get(key, 0.0))
+    self.cuts[key] = until
+    connection = a.connections.get(b.name)
+    if connection is not None and duration > SILENCE:
+      self.at(self.now + SILENCE, self.cut_silent, connection, a, b)
+
+  def cut_silent(
+    self, connection: Connection, a: Process, b: Process
+  ) -> None:
+    if self.blocked_until(a, b) > self.now:
+      self.lose(connection, b, "silent", "nothing heard")
+      self.deliver_loss(connection, a, "broken", "the peer has closed it")
+
+  def connect(self, process: Process, peer: str) -> None:
+    other = self.by_name.get(peer)
+    if peer in process.connections or other is None or other is process:
+      return
+    connection = other.connections.get(process.name)
+    if connection is not None and connection.open[process.name]:
+      # The other one is just connecting to this one.
+      process.connections[peer] = connection
+      return
+    connection = Connection(process, other, self.now)
+    process.connections[peer] = connection
+    ready = self.now + 2 * self.delay(self.setting.latency)
+    for ends in ((process, other), (other, process)):
+      ready = max(ready, self.blocked_until(*ends) + 0.001)
+    connection.last = dict.fromkeys(connection.last, ready)
+    if not other.alive or ready > self.now + CONNECT:
+      connection.open[peer] = False
+      time = self.now + CONNECT
+      self.at(time, self.lose, connection, process, "unreachable", "no answer")
+      return
+    self.at(ready, self.accept, connection, process, other)
+
+  def accept(
+    self, connection: Connection, process: Process, other: Process
+  ) -> None:
+    if not other.alive:
+      connection.open[other.name] = False
+      time = self.now + CONNECT
+      self.at(time, self.lose, connection, process, "unreachable", "no answer")
+    elif other.paused_until > self.now:
+      other.backlog.append((self.accept, (connection, process, other)))
+    elif connection.open[other.name]:
+      known = other.connections.get(process.name)
+      if known is not None and known is not connection:
+        self.lose(known, other, "replaced", "it has connected anew")
+      other.connections[process.name] = connection
+
+  def send(self, process: Process, peer: str, item: Any) -> None:
+    connection = process.connections.get(peer)
+    if connection is None:
+      return
+    other = self.by_name[peer]
+    time = self.now + self.delay(self.setting.latency)
+    blocked = self.blocked_until(process, other)
+    if blocked > time:
+      time = blocked + self.delay(self.setting.latency)
+      if blocked > self.now + SILENCE:
+        self.at(
+          self.now + SILENCE, self.cut_silent, connection, process, other
+        )
+    time = max(time, connection.last[peer])
+    connection.last[peer] = time
+    self.at(time, self.deliver, connection, process, other, item)
+
+  def deliver(
+    self, connection: Connection, sender: Process, to: Process, item: Any
+  ) -> None:
+    if not to.alive or not connection.open[to.name]:
+      return
+    if to.paused_until > self.now:
+      to.backlog.append((self.deliver, (connection, sender, to, item)))
+      return
+    if to.connections.get(sender.name) is not connection:
+      self.accept(connection, sender, to)
+    if isinstance(item, tuple):
+      self.array(to, sender, *item)
+    else:
+      self.input(to, ins.Received(sender.name, item))
+
+  def deliver_loss(
+    self, connection: Connection, to: Process, how: str, reason: str
+  ) -> None:
+    """Tells one end that the other one has closed the connection."""
+    sender = connection.other(to)
+    time = self.now + self.delay(self.setting.latency)
+    blocked = self.blocked_until(sender, to)
+    if blocked > time:
+      time = min(blocked, self.now + SILENCE)
+    time = max(time, connection.last[to.name])
+    connection.last[to.name] = time
+    self.at(time, self.lose, connection, to, how, reason)
+
+  def lose(
+    self, connection: Connection, end: Process, how: str, reason: str
+  ) -> None:
+    if not connection.open[end.name] or not end.alive:
+      return
+    if end.paused_until > self.now:
+      end.backlog.append((self.lose, (connection, end, how, reason)))
+      return
+    connection.open[end.name] = False
+    peer = connection.other(end)
+    if end.connections.get(peer.name) is connection:
+      del end.connections[peer.name]
+    if connection.open[peer.name] and how in ("silent", "unreachable"):
+      self.deliver_loss(connection, peer, "broken", "the peer has closed it")
+    for aggregation in list(end.aggregations.values()):
+      self.peer_lost(end, aggregation, peer.name)
+    if end.fetching is not None and end.fetching[1] == peer.name:
+      transfer = end.fetching[0]
+      end.fetching = None
+      self.input(end, ins.SnapshotFailed(transfer, reason))
+    self.input(end, ins.PeerLost(peer.name, how, reason))
+
+  def disconnect(self, process: Process, peer: str, reason: str) -> None:
+    connection = process.connections.pop(peer, None)
+    if connection is not None:
+      connection.open[process.name] = False
+      other = self.by_name[peer]
+      self.deliver_loss(connection, other, "left", reason)
+      for aggregation in list(process.aggregations.values()):
+        self.peer_lost(process, aggregation, peer)
+
+  # Store.
+
+  def request(self, process: Process, effect: fx.Put | fx.Get) -> None:
+    fault = process.store_faults.pop(0) if process.store_faults else ""
+    if process.store_cut_until > self.now:
+      fault = "request lost"
+    arrives = self.now + self.delay(self.setting.store_latency)
+    if fault == "late":
+      arrives += 1.5 * STORE_TIMEOUT * self.random.random()
+    if fault != "request lost":
+      lost = fault in ("answer lost", "late")
+      self.at(arrives, self.store_acts, process, effect, lost)
+    if fault:
+      self.say(f"{process.name}: {fault} of {_short(effect)}")
+      self.at(self.now + STORE_TIMEOUT, self.store_unknown, process, effect)
+
+  def store_unknown(self, process: Process, effect: fx.Put | fx.Get) -> None:
+    if isinstance(effect, fx.Put):
+      self.input(process, ins.PutAnswered(effect.request, "unknown"))
+    else:
+      self.input(process, ins.GetAnswered(effect.request, False, None))
+
+  def store_acts(
+    self, process: Process, effect: fx.Put | fx.Get, lost: bool
+  ) -> None:
+    answer: ins.Input
+    if isinstance(effect, fx.Get):
+      value = self.store.get(effect.key)
+      answer = ins.GetAnswered(effect.request, True, value)
+    elif effect.overwrite or effect.key not in self.store:
+      self.store[effect.key] = effect.value
+      answer = ins.PutAnswered(effect.request, "done")
+      if self.checker is not None:
+        self.checker.put(process, effect.key, effect.value)
+    else:
+      answer = ins.PutAnswered(effect.request, "conflict")
+    if not lost:
+      time = self.now + self.delay(self.setting.store_latency)
+      self.at(time, self.input, process, answer)
+
+  def store_deletes(self, keys: tuple[str, ...]) -> None:
+    for key in keys:
+      self.store.pop(key, None)
+
+  # Aggregation.
+
+  def begin(
+    self,
+    process: Process,
+    attempt: AttemptId,
+    parts: Any,
+    peers: Any,
+    readers: Any,
+    me: int,
+    sequence: int,
+  ) -> None:
+    aggregation = Aggregation(attempt, parts, peers, readers, me, self.now)
+    process.aggregations[attempt] = aggregation
+    for peer in peers:
+      self.connect(process, peer.process)
+    if me >= 0:
+      gradient = process.gradients[sequence]
+      for j, peer in enumerate(peers):
+        if j != me:
+          self.send(
+            process, peer.process, ("gradient", attempt, me, gradient)
+          )
+      aggregation.gradients[me] = gradient
+    if attempt.number:
+      self.at(self.now + ATTEMPT_TIMEOUT, self.check_moves, process, aggregation)
+    for item in process.early.pop(attempt, []):
+      self.arrived(process, aggregation, *item)
+    self.at(self.now, self.go_on_later, process, aggregation)
+
+  def check_moves(self, process: Process, aggregation: Aggregation) -> None:
+    if aggregation.ended or not process.alive:
+      return
+    idle = self.now - aggregation.moved
+    if idle >= ATTEMPT_TIMEOUT - 1e-6:
+      self.fail(process, aggregation, aggregation.lacks()[0], "nothing moves")
+    else:
+      time = aggregation.moved + ATTEMPT_TIMEOUT
+      self.at(time, self.check_moves, process, aggregation)
+
+  def array(
+    self,
+    process: Process,
+    sender: Process,
+    kind: str,
+    attempt: AttemptId,
+    index: int,
+    value: int,
+  ) -> None:
+    if kind == "snapshot":
+      self.snapshot(process, sender, attempt, index, value)
+      return
+    aggregation = process.aggregations.get(attempt)
+    if aggregation is None:
+      process.early.setdefault(attempt, []).append((kind, index, value))
+    elif not aggregation.ended:
+      self.arrived(process, aggregation, kind, index, value)
+      self.go_on(process, aggregation)
+
+  def arrived(
+    self,
+    process: Process,
+    aggregation: Aggregation,
+    kind: str,
+    index: int,
+    value: int,
+  ) -> None:
+    aggregation.moved = self.now
+    if kind == "gradient":
+      aggregation.gradients[index] = value
+    else:
+      aggregation.means[index] = value
+
+  def go_on(self, process: Process, aggregation: Aggregation) -> None:
+    me, n = aggregation.me, len(aggregation.parts)
+    if me >= 0 and me not in aggregation.means:
+      if len(aggregation.gradients) < n:
+        return
+      gradients = tuple(aggregation.gradients[j] for j in range(n))
+      weights = tuple(p.weight for p in aggregation.parts)
+      mean = digest(me, gradients, weights)
+      aggregation.means[me] = mean
+      for j, peer in enumerate(aggregation.peers):
+        if j != me:
+          item = ("mean", aggregation.attempt, me, mean)
+          self.send(process, peer.process, item)
+      for peer in aggregation.readers:
+        self.connect(process, peer.process)
+        item = ("mean", aggregation.attempt, me, mean)
+        self.send(process, peer.process, item)
+    if len(aggregation.means) == n:
+      aggregation.ended = True
+      mean = digest(*(aggregation.means[j] for j in range(n)))
+      self.input(process, ins.Aggregated(aggregation.attempt, mean))
+
+  def peer_lost(
+    self, process: Process, aggregation: Aggregation, peer: str
+  ) -> None:
+    if aggregation.ended:
+      return
+    for j, found in enumerate(aggregation.peers):
+      lacks = j not in aggregation.means
+      if found.process == peer and lacks and j != aggregation.me:
+        self.fail(process, aggregation, j, "its connection was lost")
+        return
+
+  def fail(
+    self, process: Process, aggregation: Aggregation, j: int, reason: str
+  ) -> None:
+    aggregation.ended = True
+    process.aggregations.pop(aggregation.attempt, None)
+    culprit = aggregation.parts[j].incarnation
+    failed = ins.AggregateFailed(aggregation.attempt, culprit, reason)
+    self.at(self.now, self.input, process, failed)
+
+  # Snapshots.
+
+  def snapshot(
+    self, process: Process, sender: Process, transfer: Any, step: int, value: int
+  ) -> None:
+    if process.fetching is None or process.fetching[0] != transfer:
+      process.early[transfer] = [(sender.name, step, value)]
+      return
+    process.fetching = None
+    if process.fail_snapshots:
+      process.fail_snapshots -= 1
+      failed = ins.SnapshotFailed(transfer, "it was cut short")
+      self.input(process, failed)
+      return
+    found = ins.SnapshotFetched(transfer, step, (step, value))
+    self.input(process, found)
+
+  def fetch_times_out(self, process: Process, transfer: int) -> None:
+    if process.fetching is not None and process.fetching[0] == transfer:
+      process.fetching = None
+      self.input(process, ins.SnapshotFailed(transfer, "nothing moves"))
+
+  # What the core wants.
+
+  def effect(self, process: Process, effect: fx.Effect) -> None:
+    if self.trace is not None:
+      self.say(f"{process.name} -> {_short(effect)}")
+    kind = type(effect)
+    if kind is fx.Send:
+      self.send(process, effect.peer, effect.message)
+    elif kind is fx.Put or kind is fx.Get:
+      self.request(process, effect)
+    else:
+      getattr(self, f"on_{kind.__name__.lower()}")(process, effect)
+
+  def on_userun(self, process: Process, effect: fx.UseRun) -> None:
+    pass
+
+  def on_connect(self, process: Process, effect: fx.Connect) -> None:
+    self.connect(process, effect.peer)
+
+  def on_disconnect(self, process: Process, effect: fx.Disconnect) -> None:
+    self.disconnect(process, effect.peer, effect.reason)
+
+  def on_delete(self, process: Process, effect: fx.Delete) -> None:
+    time = self.now + self.delay(self.setting.store_latency)
+    if process.store_cut_until <= self.now:
+      self.at(time, self.store_deletes, effect.keys)
+
+  def on_average(self, process: Process, effect: fx.Average) -> None:
+    weights = tuple(part.weight for part in effect.parts)
+    values = tuple(struct.unpack("<q", p)[0] for p in effect.payloads)
+    mean = struct.pack("<q", digest(values, weights))
+    self.at(self.now, self.input, process, ins.Averaged(effect.task, mean))
+
+  def on_aggregate(self, process: Process, effect: fx.Aggregate) -> None:
+    self.begin(
+      process,
+      effect.attempt,
+      effect.parts,
+      effect.peers,
+      effect.readers,
+      effect.me,
+      effect.sequence,
+    )
+
+  def on_collect(self, process: Process, effect: fx.Collect) -> None:
+    self.begin(process, effect.attempt, effect.parts, effect.peers, (), -1, -1)
+
+  def go_on_later(self, process: Process, aggregation: Aggregation) -> None:
+    if not aggregation.ended and process.alive:
+      self.go_on(process, aggregation)
+
+  def on_cancel(self, process: Process, effect: fx.Cancel) -> None:
+    aggregation = process.aggregations.pop(effect.attempt, None)
+    if aggregation is not None:
+      aggregation.ended = True
+
+  def on_release(self, process: Process, effect: fx.Release) -> None:
+    process.aggregations.pop(effect.attempt, None)
+
+  def on_apply(self, process: Process, effect: fx.Apply) -> None:
+    mean = effect.mean
+    if effect.inline:
+      (mean,) = struct.unpack("<q", mean)
+    assert effect.step == process.step, "applied to another state"
+    process.ahead = (effect.step + 1, digest(process.version, mean))
+
+  def on_publish(self, process: Process, effect: fx.Publish) -> None:
+    assert process.ahead is not None, "nothing to publish"
+    assert process.ahead[0] == effect.step, "another step is published"
+    process.before = process.version
+    process.step, process.version = process.ahead
+    process.ahead = None
+    if effect.save:
+      process.saved[process.step] = process.version
+    if self.checker is not None:
+      self.checker.published(process)
+
+  def on_discard(self, process: Process, effect: fx.Discard) -> None:
+    process.ahead = None
+
+  def on_restore(self, process: Process, effect: fx.Restore) -> None:
+    process.step, process.version = effect.state  # type: ignore[misc]
+    process.ahead = None
+    assert process.step == effect.step
+    if self.checker is not None:
+      self.checker.published(process)
+
+  def on_servesnapshot(self, process: Process, effect: fx.ServeSnapshot) -> None:
+    assert process.step == effect.step
+    self.connect(process, effect.to)
+    item = ("snapshot", effect.transfer, process.step, process.version)
+    self.send(process, effect.to, item)
+
+  def on_fetchsnapshot(self, process: Process, effect: fx.FetchSnapshot) -> None:
+    self.connect(process, effect.source)
+    process.fetching = (effect.transfer, effect.source, self.now)
+    self.at(
+      self.now + ATTEMPT_TIMEOUT, self.fetch_times_out, process, effect.transfer
+    )
+    early = process.early.pop(effect.transfer, None)  # type: ignore[call-overload]
+    if early:
+      sender, step, value = early[0]
+      self.at(
+        self.now,
+        self.snapshot,
+        process,
+        self.by_name[sender],
+        effect.transfer,
+        step,
+        value,
+      )
+
+  def on_takefingerprint(
+    self, process: Process, effect: fx.TakeFingerprint
+  ) -> None:
+    taken = ins.FingerprintTaken(effect.step, str(process.version))
+    self.at(self.now, self.input, process, taken)
+
+  def on_waiting(self, process: Process, effect: fx.Waiting) -> None:
+    pass
+
+  def on_leadershipchanged(
+    self, process: Process, effect: fx.LeadershipChanged
+  ) -> None:
+    pass
+
+  def on_openjournal(self, process: Process, effect: fx.OpenJournal) -> None:
+    if self.checker is not None:
+      self.checker.journal_opened(effect)
+
+  def on_writejournal(self, process: Process, effect: fx.WriteJournal) -> None:
+    if self.checker is not None:
+      self.checker.noted(process, effect.note)
+
+  def on_closejournal(self, process: Process, effect: fx.CloseJournal) -> None:
+    pass
+
+  def on_log(self, process: Process, effect: fx.Log) -> None:
+    pass
+
+  # Training loops.
+
+  def on_admitted(self, process: Process, effect: fx.Admitted) -> None:
+    process.admission, process.suspended = effect.admission, False
+    process.asked = effect.asked
+    assert effect.step == process.step
+    if self.checker is not None:
+      self.checker.admitted(process, effect)
+    self.at(self.now, self.next_gradient, process)
+
+  def on_suspended(self, process: Process, effect: fx.Suspended) -> None:
+    process.suspended = True
+
+  def on_setasked(self, process: Process, effect: fx.SetAsked) -> None:
+    process.asked = effect.count
+
+  def on_taken(self, process: Process, effect: fx.Taken) -> None:
+    if process.pending is not None and process.pending.sequence == effect.sequence:
+      submitted, process.pending = process.pending, None
+      self.compute(process, effect.count, submitted)
+
+  def on_resolved(self, process: Process, effect: fx.Resolved) -> None:
+    if self.checker is not None:
+      self.checker.resolved(process, effect)
+    process.gradients.pop(effect.sequence, None)
+    if process.pending is not None and process.pending.sequence == effect.sequence:
+      process.pending = None
+      self.at(self.now, self.next_gradient, process)
+
+  def on_left(self, process: Process, effect: fx.Left) -> None:
+    self.end_loop(process, "left")
+
+  def on_finished(self, process: Process, effect: fx.Finished) -> None:
+    self.end_loop(process, "finished")
+
+  def on_fail(self, process: Process, effect: fx.Fail) -> None:
+    process.error = (effect.error, effect.reason)
+    self.end_loop(process, "failed")
+
+  def end_loop(self, process: Process, how: str) -> None:
+    process.over = how
+    self.say(f"{process.name} is over: {how} {process.error or ''}")
+    if self.checker is not None:
+      self.checker.ended(process)
+    # A moment later it closes its transport, and ends.
+    self.at(self.now + 0.05, self.quit, process)
+
+  def quit(self, process: Process) -> None:
+    if process.alive:
+      self.close(process, "left", "it has ended")
+
+  def next_gradient(self, process: Process) -> None:
+    if (
+      not process.alive
+      or process.over
+      or process.busy
+      or process.suspended
+      or process.pending is not None
+    ):
+      return
+    if process.wants_leave:
+      self.input(process, ins.LeaveWanted())
+      process.suspended = True
+    elif process.step >= self.setting.steps:
+      if not process.wants_finish:
+        process.wants_finish = True
+        self.input(process, ins.FinishWanted("enough"))
+    else:
+      self.compute(process, process.asked, None)
+
+  def compute(
+    self, process: Process, count: int, more_of: ins.Submitted | None
+  ) -> None:
+    process.busy = True
+    mean = self.setting.compute[process.index]
+    time = self.now + mean * (0.5 + self.random.random())
+    self.at(
+      time,
+      self.computed,
+      process,
+      count,
+      more_of,
+      process.admission,
+      process.step,
+    )
+
+  def computed(
+    self,
+    process: Process,
+    count: int,
+    more_of: ins.Submitted | None,
+    admission: int,
+    step: int,
+  ) -> None:
+    if not process.alive or process.over:
+      return
+    if process.paused_until > self.now:
+      args = (process, count, more_of, admission, step)
+      process.backlog.append((self.computed, args))
+      return
+    process.busy = False
+    if process.suspended or process.admission != admission:
+      self.next_gradient(process)
+      return
+    if more_of is not None and more_of.sequence not in process.gradients:
+      # It was decided in the meantime.
+      self.next_gradient(process)
+      return
+    process.sequence += 1
+    total = count + (more_of.total if more_of else 0)
+    local_step = more_of.local_step if more_of else step
+    gradient = digest(process.uid, process.sequence)
+    process.gradients[process.sequence] = gradient
+    finite = self.random.random() > 0.01
+    payload = b""
+    if self.setting.inline and finite:
+      payload = struct.pack("<q", gradient)
+    submitted = ins.Submitted(
+      process.sequence,
+      more_of.sequence if more_of else -1,
+      admission,
+      local_step,
+      total,
+      finite,
+      payload,
+      gradient,
+    )
+    process.pending, process.pending_since = submitted, self.now
+    if self.checker is not None:
+      self.checker.submitted(process, submitted)
+    self.input(process, submitted)
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  for old in ("Received", "optimistic=None", "payload=b''", "batches=''"):
+    text = text.replace(old + ", ", "")
+  return text if len(text) < 400 else text[:400] + "..."
