@@ -181,7 +181,7 @@ class Checker:
       if commit is None:
         self.fail("A7", f"{key} was told it counts, and does not")
         return
-      if process.step < commit.attempt.step + 1:
+      if process.step < commit.attempt.step + 1 and not process.error:
         self.fail("A7", f"{key} is told before its step is applied")
       if outcome.step != commit.attempt.step + 1:
         self.fail("A7", f"{key} was told the wrong step: {outcome}")
@@ -220,7 +220,7 @@ class Checker:
     if process.over == "finished":
       if self.end is None or process.step != self.end.step:
         self.fail("A7", f"{process.name} has not the final state")
-    if process.pending is not None and process.over != "left":
+    if process.pending is not None and process.over == "finished":
       self.fail("A7", f"{process.name} ends with {process.pending} open")
 
   def finish(self) -> None:

@@ -200,12 +200,6 @@ class Applier:
     for attempt in list(self._work):
       self.abandon(attempt)
 
-  def abandon_optimistic(self) -> None:
-    """Members have changed: nobody will commit what was begun among them."""
-    for attempt in list(self._work):
-      if attempt.number == 0:
-        self.abandon(attempt)
-
   def aggregated(self, done: Aggregated) -> None:
     """A mean is here."""
     work = self._work.get(done.attempt)

@@ -34,11 +34,15 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.inputs import Input
-from optax_dist.coordinator.protocol.log import RUN_KEY, Count, LogRead
+from optax_dist.coordinator.protocol.log import (
+  RUN_KEY,
+  Count,
+  FellOff,
+  LogRead,
+)
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.coordinator.protocol.search import (
   Elected,
-  FellOff,
   Finding,
   LeaderFound,
   Search,
@@ -230,8 +234,9 @@ class Follower:
           self._call(process, address, now)
         case StartAt(position):
           self._position, self._complete = position, position == 0
-        case FellOff():
+        case FellOff(position):
           self._fall_off()
+          self._position = position
         case Elected(position, record):
           self._recorded(position, record, now)
         case LogRead(start, records, end, _):
@@ -296,8 +301,7 @@ class Follower:
     self._leader = self._called = ""
     self._called_at = math.inf
     self._proposed = None
-    if not self._search.active:
-      self._search.begin(now)
+    self._search.begin(now)
 
   def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
     """A leader's stream of the log begins."""
@@ -445,14 +449,11 @@ class Follower:
     self._position += 1
     self._proposed = None
     self._search.heard(now)
-    membership = self.view.membership
     self.view.apply(position, record)
     for entry in record.entries:
       self._entry(position, record, entry, now)
       if self.over:
         return
-    if self.view.membership != membership:
-      self.applier.abandon_optimistic()
 
   def _entry(
     self, position: int, record: Record, entry: Entry, now: float
@@ -506,8 +507,7 @@ class Follower:
     if mine and self._office < entry.term:
       self._office = entry.term
       self.elected = (position, record)
-    if not self._search.active:
-      self._search.begin(now)
+    self._search.trust()
     if self._leader and self._leader != entry.leader:
       self._leader = ""
     self._call(entry.leader, entry.address, now)
@@ -684,8 +684,8 @@ class Follower:
     ],
     reason: str,
   ) -> None:
-    self._out += self.session.lost(quorum.Reason.LOST.value, counted=True)
     self._out.append(fx.Fail(error, reason))
+    self._out += self.session.lost(quorum.Reason.LOST.value, counted=True)
     self._stop()
 
   def _stop(self) -> None:

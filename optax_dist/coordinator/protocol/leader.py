@@ -256,10 +256,7 @@ class Leader:
         if seat is not None:
           self._remove(seat, f"its connection was lost: {reason}")
       case ins.PutAnswered():
-        if input_.answer == "done":
-          delete = self._trimmer.answered(input_, self._view.terms)
-          if delete is not None:
-            self._out.append(delete)
+        self._out += self._trimmer.answered(input_, self._view.terms)
         self._logged(input_)
       case ins.GetAnswered():
         self._logged(input_)
@@ -329,11 +326,16 @@ class Leader:
 
   def _appended(self, done: Appended) -> None:
     """Tells a record that stands in the log, and what rests on it."""
-    gone = [
-      self._view.members[entry.incarnation].process
-      for entry in done.record.entries
-      if isinstance(entry, Removed)
-    ]
+    members = dict(self._view.members)
+    gone: list[Process] = []
+    left = False
+    for entry in done.record.entries:
+      if isinstance(entry, Joined):
+        members[entry.member.incarnation] = entry.member
+      elif isinstance(entry, Removed):
+        process = members[entry.incarnation].process
+        gone.append(process)
+        left = left or (entry.left and process == self._config.process)
     self._view.apply(done.position, done.record)
     self._records.append(done.record)
     if len(self._records) > 2 * self._config.block:
@@ -350,13 +352,9 @@ class Leader:
         self._streams.pop(peer, None)
         if peer != self._config.process:
           self._out.append(fx.Disconnect(peer, "it is a member no more"))
-        elif any(
-          isinstance(e, Removed) and e.left for e in done.record.entries
-        ):
-          self._resign("it has left")
-    put = self._trimmer.trim(self._log.position)
-    if put is not None:
-      self._out.append(put)
+    if left:
+      self._resign("it has left")
+    self._out += self._trimmer.trim(self._log.position)
     if self._view.ended is not None:
       self._ended = True
 

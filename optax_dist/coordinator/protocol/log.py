@@ -158,27 +158,35 @@ class Trimmer:
 
   def __init__(self, block: int, count: Count):
     self._block, self._count = block, count
-    self._requests: dict[int, int] = {}
+    # Blocks whose marker may not stand yet, and the request to put it.
+    self._due: dict[int, int] = {}
 
-  def trim(self, position: int) -> Put | None:
+  def trim(self, position: int) -> list[Put]:
     """Marks a block, where the log has come that far beyond it."""
     old = position // self._block - 2
     if position % self._block or old < 0:
-      return None
-    request = self._count()
-    self._requests[request] = old
-    return Put(
-      request, marker_key(old * self._block, self._block), Trimmed(old)
-    )
+      return []
+    self._due[old] = -1
+    puts = []
+    for block in self._due:
+      self._due[block] = request = self._count()
+      key = marker_key(block * self._block, self._block)
+      puts.append(Put(request, key, Trimmed(block)))
+    return puts
 
-  def answered(self, answer: PutAnswered, terms: list[int]) -> Delete | None:
-    """Deletes the block, once its marker stands."""
-    old = self._requests.pop(answer.request, None)
-    if old is None or answer.answer == "unknown":
-      return None
-    kept = set(terms)
-    positions = range(old * self._block, (old + 1) * self._block)
-    return Delete(tuple(record_key(p) for p in positions if p not in kept))
+  def answered(self, answer: PutAnswered, terms: list[int]) -> list[Delete]:
+    """Deletes a block, once its marker stands."""
+    if answer.answer == "unknown":
+      return []
+    for block, request in self._due.items():
+      if request == answer.request:
+        del self._due[block]
+        positions = range(block * self._block, (block + 1) * self._block)
+        kept = set(terms)
+        return [
+          Delete(tuple(record_key(p) for p in positions if p not in kept))
+        ]
+    return []
 
 
 Found: TypeAlias = list[tuple[int, Record]]
@@ -201,7 +209,14 @@ class LogRead:
   end: bool
 
 
-ReadResult: TypeAlias = LogRead | Literal["trimmed", "unknown"]
+@dataclasses.dataclass(frozen=True, slots=True)
+class FellOff:
+  """The log was trimmed beyond where it was read; it may go on at `position`."""
+
+  position: int
+
+
+ReadResult: TypeAlias = LogRead | FellOff | Literal["unknown"]
 
 
 class LogReader:
@@ -243,7 +258,7 @@ class LogReader:
       return "unknown"
     if self._reading_marker:
       if answer.value is not None or answer.occupied:
-        return "trimmed"
+        return FellOff((self._start // self._block + 1) * self._block)
       return LogRead(self._start, tuple(self._found), self._position, self._end)
     if isinstance(answer.value, Record):
       self._found.append((self._position, answer.value))

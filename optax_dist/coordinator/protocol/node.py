@@ -52,7 +52,7 @@ class Node:
     todo: collections.deque[Input] = collections.deque([input_])
     while todo:
       next_ = todo.popleft()
-      for effect in self._step(next_, now, todo):
+      for effect in self._step(next_, now):
         if isinstance(effect, fx.Send) and effect.peer == self._config.process:
           todo.append(ins.Received(effect.peer, effect.message))
         else:
@@ -64,9 +64,7 @@ class Node:
     time = self.follower.deadline()
     return time if self.leader is None else min(time, self.leader.deadline())
 
-  def _step(
-    self, input_: Input, now: float, todo: collections.deque[Input]
-  ) -> list[Effect]:
+  def _step(self, input_: Input, now: float) -> list[Effect]:
     effects: list[Effect] = []
     leader = self.leader
     to_leader, to_follower = leader is not None, True
@@ -86,9 +84,9 @@ class Node:
       self.leader = None
       effects.append(fx.LeadershipChanged(False, leader.term))
       effects.append(fx.CloseJournal())
-      if not self.follower.over:
+      if self.follower.view.term == leader.term:
         lost = ins.PeerLost(self._config.process, "left", leader.over)
-        todo.append(lost)
+        effects += self.follower.step(lost, now)
     if elected is not None:
       self.follower.elected = None
       position, record = elected

@@ -33,6 +33,7 @@ from optax_dist.coordinator.protocol.inputs import GetAnswered, PutAnswered
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
   Count,
+  FellOff,
   LogRead,
   LogReader,
   marker_key,
@@ -66,11 +67,6 @@ class Elected:
 
   position: int
   record: Record
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FellOff:
-  """The log was trimmed beyond where this replica is."""
 
 
 Finding: TypeAlias = LeaderFound | StartAt | LogRead | Elected | FellOff
@@ -122,15 +118,23 @@ class Search:
     self._look_at = math.inf
     self._hint_request = -1
     self._at_end = False
+    # Whether there is a leader that has yet to be called: nobody is deposed.
+    self._trusting = False
     self._claim: _Claim | None = None
 
   def begin(self, now: float, when: float | None = None) -> None:
-    """Begins to search now, or at a later time."""
-    self.active = True
-    self._lost_at = self._heard = now
+    """The leader is lost: begins to search, now or at a later time."""
+    if not self.active:
+      self._heard = now
+    self.active, self._trusting = True, False
+    self._lost_at = now
     self._votes = {}
     self._at_end = False
     self._canvass_at = self._look_at = now if when is None else when
+
+  def trust(self) -> None:
+    """The log names a new leader, which is being called."""
+    self._trusting = True
 
   def end(self) -> None:
     """There is a leader."""
@@ -156,7 +160,7 @@ class Search:
     times = [self._claim_at(situation)]
     if self._hint_request < 0 and not self._reader.busy:
       times.append(self._look_at)
-    if situation.me >= 0:
+    if situation.me >= 0 and not self._trusting:
       times.append(self._canvass_at)
     return min(times)
 
@@ -172,7 +176,7 @@ class Search:
     if self._claim is not None or not self.active:
       return []
     effects: list[Effect] = []
-    if situation.me >= 0 and now >= self._canvass_at:
+    if situation.me >= 0 and now >= self._canvass_at and not self._trusting:
       self._canvass_at = now + self._config.leader_timeout / 2
       self._votes = {}
       effects += self._canvass(situation)
@@ -211,7 +215,7 @@ class Search:
     """When this replica may claim leadership, as far as is known by now."""
     view, me = situation.view, situation.me
     silence = self._config.leader_timeout
-    if view.ended is not None:
+    if view.ended is not None or self._trusting:
       return math.inf
     if me < 0:
       # Until the first commit one start state is as good as any other.
@@ -282,9 +286,9 @@ class Search:
       case "unknown":
         self._look_again(now)
         return [], []
-      case "trimmed":
-        self._look_again(now)
-        return [], [FellOff()]
+      case FellOff():
+        self._look_at = now
+        return [], [result]
     if result.records:
       self._heard = now
     self._at_end = result.end
@@ -308,7 +312,8 @@ class Search:
       self._look_at = now
       if answer.value is None and not answer.occupied:
         return [], [Elected(claim.position, claim.record)]
-      return [], [FellOff()]
+      block = self._config.block
+      return [], [FellOff((claim.position // block + 1) * block)]
     if answer.value == claim.record:
       claim.stage, claim.request = "marker", self._count()
       key = marker_key(claim.position, self._config.block)
@@ -318,7 +323,7 @@ class Search:
       self._look_again(now)
       return [], []
     # Somebody was quicker; the log tells who.
-    self._claim = None
+    self._claim, self._at_end = None, False
     self._look_at = self._heard = now
     return [], []
 
