@@ -10,7 +10,6 @@ from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
   LEADER_TIMEOUT,
   SILENCE,
-  TIMEOUT,
   Process,
   Setting,
   World,
@@ -20,7 +19,7 @@ from tests.simulation.world import (
 Fault = tuple[float, str, tuple[Any, ...]]
 
 # Virtual seconds in which all must be over once faults have stopped.
-BOUND = 400.0
+BOUND = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,8 +229,8 @@ def run(
   violation = ""
   try:
     pending = lambda: all(p.over or not p.alive for p in world.all)
-    world.run(last + TIMEOUT / 2, lambda: False)
-    world.run(last + TIMEOUT / 2 + BOUND, pending)
+    world.run(last + 60.0, lambda: False)
+    world.run(last + 60.0 + BOUND, pending)
     checker.finish()
   except Violation as error:
     violation = str(error)

@@ -44,11 +44,14 @@ class Checker:
     self.commits: list[Committed] = []
     self.terms: list[Term] = []
     self.end: Ended | None = None
+    # Who has each membership; and all that ever were.
     self.members: dict[int, str] = {}
+    self.processes: dict[int, str] = {}
     self.counted: dict[tuple[str, int], Committed] = {}
     # Versions by step, since the run's start.
     self.versions: dict[int, int] = {}
     self.submissions: dict[tuple[str, int], _Submission] = {}
+    self.excused = ""
     self.left = 0
     self.lost = 0
     self.written: list[Committed] = []
@@ -83,20 +86,25 @@ class Checker:
           if self.commits:
             self.fail("A3", "a run that has begun begins again")
           self.members = {entry.incarnation: entry.leader}
+          self.processes[entry.incarnation] = entry.leader
           self.versions.clear()
           self.holders.clear()
           self.holders[entry.step] = {entry.leader}
       case Joined(member):
-        if member.incarnation in self.members:
+        if member.incarnation in self.processes:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
         self.members[member.incarnation] = member.process
-      case Removed(_, left):
+        self.processes[member.incarnation] = member.process
+      case Removed(incarnation, left):
+        self.members.pop(incarnation, None)
         self.left += left
         self.lost += not left
       case Committed():
         self.committed(entry)
       case Ended():
         self.end = entry
+        if entry.error and not self.excused and "cannot go on" in entry.reason:
+          self.excused = "too few replicas"
         if entry.step != len(self.commits):
           self.fail("A3", f"ended at {entry.step} of {len(self.commits)}")
     if not isinstance(entry, Term) and record.term != len(self.terms) - 1:
@@ -108,7 +116,7 @@ class Checker:
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
     total = sum(part.count for part in commit.parts)
-    lowered = setting.lower_on_leave and self.left
+    lowered = (setting.lower_on_leave or setting.lower_on_loss) and self.left
     lowered = lowered or (setting.lower_on_loss and self.lost)
     if total < setting.needed and not (
       lowered and setting.needed <= setting.replicas
@@ -117,7 +125,8 @@ class Checker:
     if setting.alone and len(commit.parts) != 1:
       self.fail("A2", f"step {step} has {len(commit.parts)} replicas' work")
     for part in commit.parts:
-      process = self.members.get(part.incarnation)
+      # It may have gone since it did its part.
+      process = self.processes.get(part.incarnation)
       if process is None:
         self.fail("A1", f"step {step} has a gradient of nobody: {part}")
         return
@@ -154,13 +163,11 @@ class Checker:
     self.holders.setdefault(step, set()).add(process.name)
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
-    if self.commits and effect.step == 0 == process.admission - 1:
-      known = self.versions.get(0)
-      if known is not None and known != process.version:
-        self.fail("A4", f"{process.name} starts from another state")
-    if effect.step == 0:
-      self.versions.setdefault(0, process.version)
-      if self.versions[0] != process.version:
+    # One that stalled while the run began anew without it can't know yet.
+    current = self.members.get(effect.incarnation) == process.name
+    if effect.step == 0 and current:
+      known = self.versions.setdefault(0, process.version)
+      if known != process.version:
         self.fail("A4", f"{process.name} starts from another state")
     self.holders.setdefault(effect.step, set()).add(process.name)
 
@@ -206,6 +213,8 @@ class Checker:
       self.commits[step].attempt != commit.attempt
     ):
       self.fail("A8", f"the journal tells of step {step}, which is not")
+    if step < len(self.written):
+      return  # A leader that stalled; the driver sees that it is there already.
     if step != len(self.written):
       self.fail("A8", f"the journal has step {step} after {len(self.written)}")
     self.written.append(commit)
@@ -215,17 +224,40 @@ class Checker:
   def died(self, process: Any) -> None:
     for names in self.holders.values():
       names.discard(process.name)
+    self.look_for_excuses()
+
+  def look_for_excuses(self) -> None:
+    """What the page of assumptions says ends a run, ends it rightly."""
+    world = self.world
+    latest = len(self.commits)
+    inline = self.setting.inline and any(
+      names for step, names in self.holders.items() if names
+    )
+    if not self.holders.get(latest) and not inline:
+      self.excused = "nobody holds the latest state"
+    if not any(p.alive and not p.over for p in world.all):
+      self.excused = "all were dead at a time"
 
   def ended(self, process: Any) -> None:
-    if process.over == "finished":
-      if self.end is None or process.step != self.end.step:
-        self.fail("A7", f"{process.name} has not the final state")
+    if process.over == "finished" and (
+      self.end is None or process.step != self.end.step
+    ):
+      self.fail("A7", f"{process.name} has not the final state")
     if process.pending is not None and process.over == "finished":
       self.fail("A7", f"{process.name} ends with {process.pending} open")
+    if process.over == "failed":
+      error, reason = process.error
+      if error == "Diverged":
+        self.fail("A4", reason)
+      if error == "JoinRefused":
+        self.fail("A9", f"{process.name} is refused: {reason}")
+      if error == "CoordinatorError" and not self.excused:
+        self.fail("A9", f"{process.name} fails: {reason}")
+    self.died(process)
 
   def finish(self) -> None:
     """At the end of a world whose faults are over: everyone is done."""
     living = [p for p in self.world.all if p.alive and not p.over]
-    if living:
+    if living and not self.excused:
       names = ", ".join(p.name for p in living)
       self.fail("A9", f"still at it after {self.world.now:.0f} s: {names}")

@@ -417,7 +417,11 @@ class OpenJournal:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WriteJournal:
-  """Writes a line; what it says stands in the log already."""
+  """Writes a line; what it says stands in the log already.
+
+  A commit that the journal has is not written again: a leader that stalled was
+  replaced, and the next one may have written it.
+  """
 
   note: Note
 

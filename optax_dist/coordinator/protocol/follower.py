@@ -88,8 +88,6 @@ class Follower:
     self._leader: Process = ""
     self._called: Process = ""
     self._called_at = math.inf
-    # The leader on whose connection the membership lives, and the membership.
-    self._stream_of: tuple[Process, Incarnation] = ("", -1)
     self._proposed: tuple[int, Record] | None = None
     self._office = -1
     self._nonce, self._run_request, self._run_at = "", -1, math.inf
@@ -310,29 +308,23 @@ class Follower:
     self._leader, self._called, self._called_at = peer, "", math.inf
     self._search.end()
     self.applier.new_leader()
-    if self.incarnation >= 0 and self._stream_of == (peer, self.incarnation):
-      # A membership lives on one connection: this leader is about to end it.
-      self._end_membership()
     if welcome.view is not None:
       if self._position != welcome.position or not self._complete:
         self._fall_off()
       self._position, self._complete = welcome.position, True
       self.view = View.load(welcome.view)
       self._office = max(self._office, self.view.term - 1)
-      member = self.view.of_process(self._config.process)
-      if (
-        member is not None
-        and self._stream_of != (peer, member.incarnation)
-        and member.incarnation >= self._last_incarnation
-      ):
-        self._begin_membership(member.incarnation)
-    if self.incarnation >= 0:
-      self._stream_of = (peer, self.incarnation)
-      self._out += self.session.new_leader()
-      self.applier.ask()
-      if self.session.pending is not None:
-        self._arrive()
-      self._tell_wishes()
+    if welcome.incarnation < 0:
+      # A membership lives on one connection: the log will say how it ended.
+      self._end_membership()
+      return
+    if self.incarnation < 0:
+      self._begin_membership(welcome.incarnation)
+    self._out += self.session.new_leader()
+    self.applier.ask()
+    if self.session.pending is not None:
+      self._arrive()
+    self._tell_wishes()
 
   def _tell_wishes(self) -> None:
     """Tells a leader what this replica still wants."""
@@ -458,6 +450,8 @@ class Follower:
   def _entry(
     self, position: int, record: Record, entry: Entry, now: float
   ) -> None:
+    if not self._complete and not isinstance(entry, Term | Ended):
+      return  # What was before it is not known.
     match entry:
       case Term():
         self._new_term(position, record, entry, now)
@@ -485,8 +479,7 @@ class Follower:
         if self.session.committed(entry, self._last_incarnation):
           self._rejoins = 0
         self.recent.append(dataclasses.replace(entry, mean=b""))
-        if self._complete:
-          self.applier.committed(entry)
+        self.applier.committed(entry)
       case Ended():
         self._out += self.session.lost(quorum.Reason.FINISHED.value)
       case _:
@@ -520,8 +513,6 @@ class Follower:
       self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = None
-    if self._leader:
-      self._stream_of = (self._leader, incarnation)
     self.applier.begin(
       self.view.step, self.view.origin_step, self.view.origin_digest
     )

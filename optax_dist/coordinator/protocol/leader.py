@@ -371,15 +371,17 @@ class Leader:
       for peer in self._streams:
         self._send(peer, msg.Proposed(self._log.position, record))
 
-  def _stream(self, peer: Process, position: int) -> None:
+  def _stream(
+    self, peer: Process, position: int, incarnation: int = -1
+  ) -> None:
     """Begins to send the log to a process."""
     first, end = self._first, self._log.position
     if first <= position <= end:
-      self._send(peer, msg.Welcome(position, None))
+      self._send(peer, msg.Welcome(position, None, incarnation))
       for at in range(position, end):
         self._send(peer, msg.Recorded(at, self._records[at - first]))
     else:
-      self._send(peer, msg.Welcome(end, self._view.dump()))
+      self._send(peer, msg.Welcome(end, self._view.dump(), incarnation))
     self._streams[peer] = None
 
   def _resign(self, why: str) -> None:
@@ -434,7 +436,7 @@ class Leader:
     ):
       seat.until = math.inf
       seat.applied = hello.step if hello.has_state else -1
-      self._stream(peer, hello.position)
+      self._stream(peer, hello.position, hello.incarnation)
       self._ask_again(seat)
       return
     self._stream(peer, hello.position)

@@ -194,10 +194,13 @@ class Welcome:
     position: of the next record.
     view: what was decided before; None: the receiver's own view stands, for its
       position was recent enough.
+    incarnation: of the membership that goes on over this connection; -1: none
+      does, and a new one will be recorded.
   """
 
   position: Natural
   view: ViewState | None
+  incarnation: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -118,6 +118,8 @@ class Search:
     self._look_at = math.inf
     self._hint_request = -1
     self._at_end = False
+    # Whether the log is known to go on beyond the own position.
+    self._behind = False
     # Whether there is a leader that has yet to be called: nobody is deposed.
     self._trusting = False
     self._claim: _Claim | None = None
@@ -138,7 +140,7 @@ class Search:
 
   def end(self) -> None:
     """There is a leader."""
-    self.active = False
+    self.active = self._behind = False
     self.unreachable.clear()
     self._reader.stop()
     self._hint_request = -1
@@ -215,7 +217,7 @@ class Search:
     """When this replica may claim leadership, as far as is known by now."""
     view, me = situation.view, situation.me
     silence = self._config.leader_timeout
-    if view.ended is not None or self._trusting:
+    if view.ended is not None or self._trusting or self._behind:
       return math.inf
     if me < 0:
       # Until the first commit one start state is as good as any other.
@@ -293,6 +295,7 @@ class Search:
       self._heard = now
     self._at_end = result.end
     if result.end:
+      self._behind = False
       self._look_again(now)
     else:
       self._look_at = now
@@ -323,7 +326,7 @@ class Search:
       self._look_again(now)
       return [], []
     # Somebody was quicker; the log tells who.
-    self._claim, self._at_end = None, False
+    self._claim, self._at_end, self._behind = None, False, True
     self._look_at = self._heard = now
     return [], []
 
