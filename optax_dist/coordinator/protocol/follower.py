@@ -88,6 +88,8 @@ class Follower:
     self._leader: Process = ""
     self._called: Process = ""
     self._called_at = math.inf
+    # The membership that lives on the connection to the leader.
+    self._promised: Incarnation = -1
     self._proposed: tuple[int, Record] | None = None
     self._office = -1
     self._nonce, self._run_request, self._run_at = "", -1, math.inf
@@ -299,6 +301,10 @@ class Follower:
     self._leader = self._called = ""
     self._called_at = math.inf
     self._proposed = None
+    member = self.view.of_process(self._config.process)
+    if member is not None and self._complete and self.incarnation < 0:
+      # The leader was lost before it could say so.
+      self._begin_membership(member.incarnation)
     self._search.begin(now)
 
   def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
@@ -314,12 +320,14 @@ class Follower:
       self._position, self._complete = welcome.position, True
       self.view = View.load(welcome.view)
       self._office = max(self._office, self.view.term - 1)
-    if welcome.incarnation < 0:
-      # A membership lives on one connection: the log will say how it ended.
+    self._promised = welcome.incarnation
+    if self.incarnation != self._promised:
+      # A membership lives on one connection; the log tells how it ended.
       self._end_membership()
-      return
+      if self._promised in self.view.members:
+        self._begin_membership(self._promised)
     if self.incarnation < 0:
-      self._begin_membership(welcome.incarnation)
+      return
     self._out += self.session.new_leader()
     self.applier.ask()
     if self.session.pending is not None:
@@ -422,16 +430,19 @@ class Follower:
     self, peer: Process, position: int, record: Record | None, now: float
   ) -> None:
     """A record that stands in the log, as another replica says."""
-    if record is None:
-      if self._proposed is None or self._proposed[0] != position:
-        return
-      record = self._proposed[1]
-    if peer == self._leader:
-      # What it has passed over nobody has to read.
-      self._position = max(self._position, position)
-    elif position > self._position >= 0 and isinstance(record.entries[0], Term):
-      # A new leader; what it has read is to be read here as well.
-      self._lose_leader("", now)
+    if position < self._position:
+      return
+    if record is None and self._proposed is not None:
+      proposed_at, record = self._proposed
+      if proposed_at != position:
+        record = None
+    if position > self._position >= 0 or record is None:
+      if peer == self._leader or (
+        record is not None and isinstance(record.entries[0], Term)
+      ):
+        # What is between, or what a new leader has read, is to be read here too.
+        self._lose_leader(self._leader, now)
+      return
     self._recorded(position, record, now)
 
   def _recorded(self, position: int, record: Record, now: float) -> None:
@@ -457,7 +468,7 @@ class Follower:
         self._new_term(position, record, entry, now)
       case Joined(member):
         if member.process == self._config.process:
-          self._begin_membership(member.incarnation)
+          self._joined(member.incarnation)
         elif member.replica == self._config.replica and (
           0 <= self._last_incarnation < member.incarnation
         ):
@@ -496,6 +507,7 @@ class Follower:
       self._out += self.session.lost(quorum.Reason.LOST.value)
       self.applier.start_anew()
       if mine:
+        self._promised = entry.incarnation
         self._begin_membership(entry.incarnation)
     if mine and self._office < entry.term:
       self._office = entry.term
@@ -518,6 +530,16 @@ class Follower:
     )
     self._tell_wishes()
 
+  def _joined(self, incarnation: Incarnation) -> None:
+    """The log has a membership of this process."""
+    expected = self._promised if self._leader else -1
+    if incarnation == expected or not (self._leader or self._called):
+      self._begin_membership(incarnation)
+    elif self.incarnation != incarnation:
+      # It lives on another connection than this one, or on one to come.
+      self._end_membership()
+      self._out += self.session.lost(quorum.Reason.LOST.value)
+
   def _end_membership(self) -> None:
     if self._admitted == self.incarnation >= 0:
       self._out.append(fx.Suspended())
@@ -537,11 +559,13 @@ class Follower:
         f"replica {config.replica!r} was given up ({reason}); it joins again",
       )
     )
-    if self._leader and self._leader != config.process:
-      self._out.append(fx.Disconnect(self._leader, "it was given up"))
-    self._leader = self._called = ""
     pause = min(config.leader_timeout, _BACKOFF * 2**self._rejoins)
     self._rejoins = min(self._rejoins + 1, 16)
+    if self._called:
+      return  # It has asked to take part already.
+    if self._leader and self._leader != config.process:
+      self._out.append(fx.Disconnect(self._leader, "it was given up"))
+    self._leader = ""
     self._search.begin(now, now + pause)
 
   def _admit(self) -> None:

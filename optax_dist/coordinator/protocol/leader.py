@@ -252,6 +252,7 @@ class Leader:
         self._reject(peer, error)
       case ins.PeerLost(peer, _, reason):
         self._streams.pop(peer, None)
+        self._proposed_to.discard(peer)
         seat = self._seat_of(peer)
         if seat is not None:
           self._remove(seat, f"its connection was lost: {reason}")
@@ -372,9 +373,10 @@ class Leader:
         self._send(peer, msg.Proposed(self._log.position, record))
 
   def _stream(
-    self, peer: Process, position: int, incarnation: int = -1
+    self, peer: Process, position: int, incarnation: int
   ) -> None:
     """Begins to send the log to a process."""
+    self._proposed_to.discard(peer)
     first, end = self._first, self._log.position
     if first <= position <= end:
       self._send(peer, msg.Welcome(position, None, incarnation))
@@ -439,14 +441,14 @@ class Leader:
       self._stream(peer, hello.position, hello.incarnation)
       self._ask_again(seat)
       return
-    self._stream(peer, hello.position)
     if self._ending is not None:
+      self._stream(peer, hello.position, -1)
       return  # It will read of the end.
     if seat is not None and seat.member.replica != hello.replica:
       self._remove(seat, "its process has joined as another replica")
-    self._admit(
-      Member(self._next_incarnation, hello.replica, peer, hello.address)
-    )
+    incarnation = self._next_incarnation
+    self._stream(peer, hello.position, incarnation)
+    self._admit(Member(incarnation, hello.replica, peer, hello.address))
 
   def _ask_again(self, seat: _Seat) -> None:
     known = self._quorum.replicas.get(seat.member.replica)

@@ -194,8 +194,8 @@ class Welcome:
     position: of the next record.
     view: what was decided before; None: the receiver's own view stands, for its
       position was recent enough.
-    incarnation: of the membership that goes on over this connection; -1: none
-      does, and a new one will be recorded.
+    incarnation: of the membership that lives on this connection: one that goes
+      on, or a new one that is about to be recorded; -1 for none.
   """
 
   position: Natural
