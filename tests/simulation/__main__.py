@@ -10,7 +10,9 @@ import time
 from tests.simulation import faults
 
 
-def _batch(first: int, count: int) -> tuple[int, int, int, list[tuple[int, str]]]:
+def _batch(
+  first: int, count: int
+) -> tuple[int, int, int, list[tuple[int, str]]]:
   steps = events = ended = 0
   bad = []
   for seed in range(first, first + count):

@@ -85,11 +85,15 @@ class Checker:
         if entry.fresh:
           if self.commits:
             self.fail("A3", "a run that has begun begins again")
-          self.members = {entry.incarnation: entry.leader}
-          self.processes[entry.incarnation] = entry.leader
+          self.members = {}
           self.versions.clear()
           self.holders.clear()
           self.holders[entry.step] = {entry.leader}
+        if entry.incarnation not in self.members:
+          if entry.incarnation in self.processes:
+            self.fail("A5", f"incarnation {entry.incarnation} is given twice")
+          self.members[entry.incarnation] = entry.leader
+          self.processes[entry.incarnation] = entry.leader
       case Joined(member):
         if member.incarnation in self.processes:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")

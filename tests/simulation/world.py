@@ -264,9 +264,7 @@ class World:
     if process.paused_until > self.now:
       process.backlog.append((self.input, (process, input_)))
       return
-    if self.trace is not None and not isinstance(
-      input_, ins.TimePassed
-    ):
+    if self.trace is not None and not isinstance(input_, ins.TimePassed):
       self.say(f"{process.name} <- {_short(input_)}")
     for effect in process.node.step(input_, process.now()):
       self.effect(process, effect)
@@ -347,9 +345,7 @@ class World:
     if connection is not None and duration > SILENCE:
       self.at(self.now + SILENCE, self.cut_silent, connection, a, b)
 
-  def cut_silent(
-    self, connection: Connection, a: Process, b: Process
-  ) -> None:
+  def cut_silent(self, connection: Connection, a: Process, b: Process) -> None:
     if self.blocked_until(a, b) > self.now:
       self.lose(connection, b, "silent", "nothing heard")
       self.deliver_loss(connection, a, "broken", "the peer has closed it")
@@ -401,9 +397,7 @@ class World:
     if blocked > time:
       time = blocked + self.delay(self.setting.latency)
       if blocked > self.now + SILENCE:
-        self.at(
-          self.now + SILENCE, self.cut_silent, connection, process, other
-        )
+        self.at(self.now + SILENCE, self.cut_silent, connection, process, other)
     time = max(time, connection.last[peer])
     connection.last[peer] = time
     self.at(time, self.deliver, connection, process, other, item)
@@ -531,12 +525,12 @@ class World:
       gradient = process.gradients[sequence]
       for j, peer in enumerate(peers):
         if j != me:
-          self.send(
-            process, peer.process, ("gradient", attempt, me, gradient)
-          )
+          self.send(process, peer.process, ("gradient", attempt, me, gradient))
       aggregation.gradients[me] = gradient
     if attempt.number:
-      self.at(self.now + ATTEMPT_TIMEOUT, self.check_moves, process, aggregation)
+      self.at(
+        self.now + ATTEMPT_TIMEOUT, self.check_moves, process, aggregation
+      )
     for item in process.early.pop(attempt, []):
       self.arrived(process, aggregation, *item)
     self.at(self.now, self.go_on_later, process, aggregation)
@@ -629,7 +623,12 @@ class World:
   # Snapshots.
 
   def snapshot(
-    self, process: Process, sender: Process, transfer: Any, step: int, value: int
+    self,
+    process: Process,
+    sender: Process,
+    transfer: Any,
+    step: int,
+    value: int,
   ) -> None:
     if process.fetching is None or process.fetching[0] != transfer:
       process.early[transfer] = [(sender.name, step, value)]
@@ -735,13 +734,17 @@ class World:
     if self.checker is not None:
       self.checker.published(process)
 
-  def on_servesnapshot(self, process: Process, effect: fx.ServeSnapshot) -> None:
+  def on_servesnapshot(
+    self, process: Process, effect: fx.ServeSnapshot
+  ) -> None:
     assert process.step == effect.step
     self.connect(process, effect.to)
     item = ("snapshot", effect.transfer, process.step, process.version)
     self.send(process, effect.to, item)
 
-  def on_fetchsnapshot(self, process: Process, effect: fx.FetchSnapshot) -> None:
+  def on_fetchsnapshot(
+    self, process: Process, effect: fx.FetchSnapshot
+  ) -> None:
     self.connect(process, effect.source)
     process.fetching = (effect.transfer, effect.source, self.now)
     self.at(
@@ -805,7 +808,10 @@ class World:
     process.asked = effect.count
 
   def on_taken(self, process: Process, effect: fx.Taken) -> None:
-    if process.pending is not None and process.pending.sequence == effect.sequence:
+    if (
+      process.pending is not None
+      and process.pending.sequence == effect.sequence
+    ):
       submitted, process.pending = process.pending, None
       self.compute(process, effect.count, submitted)
 
@@ -813,7 +819,10 @@ class World:
     if self.checker is not None:
       self.checker.resolved(process, effect)
     process.gradients.pop(effect.sequence, None)
-    if process.pending is not None and process.pending.sequence == effect.sequence:
+    if (
+      process.pending is not None
+      and process.pending.sequence == effect.sequence
+    ):
       process.pending = None
       self.at(self.now, self.next_gradient, process)
 

@@ -108,15 +108,14 @@ class Details:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Term:
-  """A process has become leader.
+  """A process has become leader, and is a member from here on if it wasn't.
 
   Attributes:
     term: counts the leaders of the run from 0.
     leader: its process.
     address: where it listens.
-    fresh: membership starts anew with the leader as the only member, under
-      `incarnation`; all who were members before are removed. Only as long as no
-      step has been committed.
+    fresh: membership starts anew with the leader as the only member; all who
+      were members before are removed. Only as long as no step was committed.
     incarnation: of the leader's membership.
     replica: the leader's id.
     step: the first step, where `fresh`; the next one otherwise.

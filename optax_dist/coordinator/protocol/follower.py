@@ -125,8 +125,9 @@ class Follower:
     return min(times)
 
   def _situation(self) -> Situation:
+    holds = self.applier.current and self.applier.step == self.view.step
     return Situation(
-      self.view, self._position, self._complete, self.incarnation
+      self.view, self._position, self._complete, self.incarnation, holds
     )
 
   def _proceed(self, now: float) -> None:
@@ -235,8 +236,10 @@ class Follower:
         case StartAt(position):
           self._position, self._complete = position, position == 0
         case FellOff(position):
-          self._fall_off()
-          self._position = position
+          # A leader that is being called may know better.
+          if not self._called:
+            self._fall_off()
+            self._position = position
         case Elected(position, record):
           self._recorded(position, record, now)
         case LogRead(start, records, end, _):
@@ -506,9 +509,9 @@ class Follower:
       self._end_membership()
       self._out += self.session.lost(quorum.Reason.LOST.value)
       self.applier.start_anew()
-      if mine:
-        self._promised = entry.incarnation
-        self._begin_membership(entry.incarnation)
+    if mine and self.incarnation != entry.incarnation and self._complete:
+      self._promised = entry.incarnation
+      self._begin_membership(entry.incarnation)
     if mine and self._office < entry.term:
       self._office = entry.term
       self.elected = (position, record)

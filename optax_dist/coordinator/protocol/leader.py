@@ -175,6 +175,7 @@ class Leader:
     self._ending: float | None = None
     self._ended = False
     self._reason_of_end = "all replicas have left"
+    self._lacking_since: float | None = None
     self._beat_at, self._beats = -math.inf, 0
     self._retry_at = math.inf
     self._bad = 0
@@ -236,6 +237,8 @@ class Leader:
       since = self._waiting_since
       times.append(since + self._warned + config.stall_warning)
       times.append(since + config.timeout)
+    if self._lacking_since is not None:
+      times.append(self._lacking_since + config.timeout)
     if self._ending is not None and not self._ended:
       times.append(self._ending + config.attempt_timeout)
     for seat in self._seats.values():
@@ -372,9 +375,7 @@ class Leader:
       for peer in self._streams:
         self._send(peer, msg.Proposed(self._log.position, record))
 
-  def _stream(
-    self, peer: Process, position: int, incarnation: int
-  ) -> None:
+  def _stream(self, peer: Process, position: int, incarnation: int) -> None:
     """Begins to send the log to a process."""
     self._proposed_to.discard(peer)
     first, end = self._first, self._log.position
@@ -526,11 +527,18 @@ class Leader:
       if server is not None:
         self._serve(server, seat)
       elif all(s.needs for s in self._seats.values()):
-        self._give_up(
-          f"Step {self._quorum.step - 1} was committed by replicas that are "
-          "all gone; nobody holds its parameters. Restart from a checkpoint."
-        )
+        if self._lacking_since is None:
+          self._lacking_since = self._now
+        # One that was given up may come back with it.
+        lost = not all(self._view.departed.values())
+        waited = self._now - self._lacking_since
+        if not lost or waited >= self._config.timeout:
+          self._give_up(
+            f"Step {self._quorum.step - 1} was committed by replicas that are "
+            "all gone; nobody holds its parameters. Restart from a checkpoint."
+          )
         return
+    self._lacking_since = None
 
   def _who_can_serve(self, seat: _Seat) -> _Seat | None:
     """The member best placed to serve a snapshot; not the leader, if possible."""

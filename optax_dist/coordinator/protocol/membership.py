@@ -86,6 +86,7 @@ class View:
           self.step = self.origin_step = entry.step
           self.origin_digest = entry.digest
           self.members.clear()
+        if entry.incarnation not in self.members:
           self._admit(
             position,
             Member(

@@ -81,12 +81,14 @@ class Situation:
     position: of the next record; -1 if it has none of the log.
     complete: whether the view has everything that was decided.
     me: the incarnation of its membership; -1 for none.
+    holds: whether it has the latest state.
   """
 
   view: View
   position: int
   complete: bool
   me: int
+  holds: bool
 
 
 @dataclasses.dataclass(slots=True)
@@ -186,7 +188,7 @@ class Search:
     if now >= self._claim_at(situation):
       self._reader.stop()
       self._hint_request = -1
-      fresh = situation.me < 0
+      fresh = situation.me < 0 and not situation.holds
       effects.append(self._begin_claim(situation, fresh))
     elif idle and now >= self._look_at:
       self._look_at = math.inf
@@ -220,9 +222,11 @@ class Search:
     if view.ended is not None or self._trusting or self._behind:
       return math.inf
     if me < 0:
-      # Until the first commit one start state is as good as any other.
+      # Perhaps all who are members are dead, and whoever has the latest state
+      # may go on. Until the first commit, one start state is as good as any.
+      fit = situation.holds or view.untouched
       if not self._at_end or not (
-        situation.position == 0 or (situation.complete and view.untouched)
+        situation.position == 0 or (situation.complete and fit)
       ):
         return math.inf
       return self._heard + (2 * silence if situation.position else 0.0)
