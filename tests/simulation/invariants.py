@@ -249,6 +249,7 @@ class Checker:
       self.fail("A7", f"{process.name} has not the final state")
     if process.pending is not None and process.over == "finished":
       self.fail("A7", f"{process.name} ends with {process.pending} open")
+    self.look_for_excuses()
     if process.over == "failed":
       error, reason = process.error
       if error == "Diverged":

@@ -158,6 +158,7 @@ class Process:
     self.sequence, self.busy, self.over = -1, False, ""
     self.error: tuple[str, str] | None = None
     self.pending: ins.Submitted | None = None
+    self.taken: ins.Submitted | None = None
     self.pending_since = 0.0
     self.wants_leave = self.wants_finish = False
     self.gradients: dict[int, int] = {}
@@ -802,7 +803,7 @@ class World:
     self.at(self.now, self.next_gradient, process)
 
   def on_suspended(self, process: Process, effect: fx.Suspended) -> None:
-    process.suspended = True
+    process.suspended, process.taken = True, None
 
   def on_setasked(self, process: Process, effect: fx.SetAsked) -> None:
     process.asked = effect.count
@@ -812,13 +813,18 @@ class World:
       process.pending is not None
       and process.pending.sequence == effect.sequence
     ):
-      submitted, process.pending = process.pending, None
-      self.compute(process, effect.count, submitted)
+      process.taken, process.pending = process.pending, None
+      self.compute(process, effect.count, process.taken)
 
   def on_resolved(self, process: Process, effect: fx.Resolved) -> None:
     if self.checker is not None:
       self.checker.resolved(process, effect)
     process.gradients.pop(effect.sequence, None)
+    if process.taken is not None and (
+      process.taken.sequence == effect.sequence or not effect.reason
+    ):
+      process.gradients.pop(process.taken.sequence, None)
+      process.taken = None
     if (
       process.pending is not None
       and process.pending.sequence == effect.sequence
@@ -865,7 +871,7 @@ class World:
         process.wants_finish = True
         self.input(process, ins.FinishWanted("enough"))
     else:
-      self.compute(process, process.asked, None)
+      self.compute(process, process.asked, process.taken)
 
   def compute(
     self, process: Process, count: int, more_of: ins.Submitted | None

@@ -324,7 +324,9 @@ class SetAsked:
 class Taken:
   """The submission is in, and more is asked for: `count` gradients more.
 
-  They are added to the same sum, and submitted with it.
+  They are added to the same sum, and submitted with it (`Submitted.extends`). The
+  driver keeps the sum as it is: should the next submission be dropped while this
+  one stays in, then the one after that extends this one again.
   """
 
   sequence: int

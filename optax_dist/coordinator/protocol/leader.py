@@ -157,6 +157,8 @@ class Leader:
     self._seats: dict[Incarnation, _Seat] = {}
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
+    # Who asks to take part as a replica that is there, and until when they wait.
+    self._rivals: dict[Process, tuple[float, msg.Hello]] = {}
     self._arriving: tuple[Incarnation, _Arrival] | None = None
     # The accepted gradients that are in no commit yet.
     self._arrivals: dict[Incarnation, _Arrival] = {}
@@ -241,6 +243,7 @@ class Leader:
       times.append(self._lacking_since + config.timeout)
     if self._ending is not None and not self._ended:
       times.append(self._ending + config.attempt_timeout)
+    times += [until for until, _ in self._rivals.values()]
     for seat in self._seats.values():
       times.append(seat.until)
       if seat.leaving is not None:
@@ -256,6 +259,7 @@ class Leader:
       case ins.PeerLost(peer, _, reason):
         self._streams.pop(peer, None)
         self._proposed_to.discard(peer)
+        self._rivals.pop(peer, None)
         seat = self._seat_of(peer)
         if seat is not None:
           self._remove(seat, f"its connection was lost: {reason}")
@@ -445,6 +449,17 @@ class Leader:
     if self._ending is not None:
       self._stream(peer, hello.position, -1)
       return  # It will read of the end.
+    rival = self._seat_by_id(hello.replica)
+    if rival is not None and rival.member.process in self._streams.keys() - {
+      peer
+    }:
+      # One of the two is dead, most likely, and will be noticed to be.
+      until = self._now + self._config.leader_timeout
+      until = min(until, self._rivals.get(peer, (until, hello))[0])
+      self._rivals[peer] = (until, hello)
+      if self._now < until:
+        return
+    self._rivals.pop(peer, None)
     if seat is not None and seat.member.replica != hello.replica:
       self._remove(seat, "its process has joined as another replica")
     incarnation = self._next_incarnation
@@ -1032,6 +1047,10 @@ class Leader:
       seat = self._seats.get(incarnation)
       if seat is not None:
         self._arrive(seat, message)
+    for peer, (until, hello) in list(self._rivals.items()):
+      rival = self._seat_by_id(hello.replica)
+      if rival is None or rival.member.process == peer or now >= until:
+        self._hello(peer, hello)
     for seat in list(self._seats.values()):
       if now >= seat.until:
         self._remove(seat, "it has not come to the new leader")
@@ -1047,6 +1066,9 @@ class Leader:
       first = max(0, self._log.position // config.block - 1) * config.block
       beat = Beat(self.term, config.process, config.address, self._beats, first)
       self._out.append(fx.Put(self._count(), LEADER_KEY, beat, overwrite=True))
+      probe = self._log.probe()
+      if probe is not None:
+        self._out.append(probe)
     if now >= self._retry_at:
       self._retry_at = math.inf
       put = self._log.retry()

@@ -113,11 +113,22 @@ class LogWriter:
     self.again = False
     return Put(self._request, record_key(self.position), record)
 
+  def probe(self) -> Get | None:
+    """Looks whether another leader has put something, where none is being put."""
+    if self.record is not None:
+      return None
+    self._request = self._count()
+    return Get(self._request, record_key(self.position))
+
   def answered(
     self, answer: PutAnswered | GetAnswered
   ) -> Appended | Effect | None:
     """Goes on with the store's answer: done, or what to ask next."""
-    if answer.request != self._request or self.record is None:
+    if answer.request != self._request:
+      return None
+    if self.record is None:
+      probed = isinstance(answer, GetAnswered)
+      self.deposed = probed and isinstance(answer.value, Record)
       return None
     match answer:
       case PutAnswered(_, "done"):
