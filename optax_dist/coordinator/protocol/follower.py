@@ -88,6 +88,7 @@ class Follower:
     self._leader: Process = ""
     self._called: Process = ""
     self._called_at = math.inf
+    self._calls = 0
     # The membership that lives on the connection to the leader.
     self._promised: Incarnation = -1
     self._proposed: tuple[int, Record] | None = None
@@ -270,6 +271,7 @@ class Follower:
     self._called, self._called_at = process, now
     if process != self._config.process:
       self._out.append(fx.Connect(process, address))
+    self._calls += 1
     hello = msg.Hello(
       msg.PROTOCOL_VERSION,
       self._config.agreement,
@@ -279,7 +281,7 @@ class Follower:
       self._position if self._complete else -1,
       self.applier.step,
       self.applier.sound,
-      self._rejoins,
+      self._calls,
     )
     self._out.append(fx.Send(process, hello))
 
@@ -312,7 +314,7 @@ class Follower:
 
   def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
     """A leader's stream of the log begins."""
-    if peer != self._called:
+    if peer != self._called or welcome.call != self._calls:
       return
     self._leader, self._called, self._called_at = peer, "", math.inf
     self._search.end()

@@ -379,16 +379,19 @@ class Leader:
       for peer in self._streams:
         self._send(peer, msg.Proposed(self._log.position, record))
 
-  def _stream(self, peer: Process, position: int, incarnation: int) -> None:
+  def _stream(
+    self, peer: Process, hello: msg.Hello, incarnation: int
+  ) -> None:
     """Begins to send the log to a process."""
     self._proposed_to.discard(peer)
+    position, call = hello.position, hello.call
     first, end = self._first, self._log.position
     if first <= position <= end:
-      self._send(peer, msg.Welcome(position, None, incarnation))
+      self._send(peer, msg.Welcome(call, position, None, incarnation))
       for at in range(position, end):
         self._send(peer, msg.Recorded(at, self._records[at - first]))
     else:
-      self._send(peer, msg.Welcome(end, self._view.dump(), incarnation))
+      self._send(peer, msg.Welcome(call, end, self._view.dump(), incarnation))
     self._streams[peer] = None
 
   def _resign(self, why: str) -> None:
@@ -443,11 +446,11 @@ class Leader:
     ):
       seat.until = math.inf
       seat.applied = hello.step if hello.has_state else -1
-      self._stream(peer, hello.position, hello.incarnation)
+      self._stream(peer, hello, hello.incarnation)
       self._ask_again(seat)
       return
     if self._ending is not None:
-      self._stream(peer, hello.position, -1)
+      self._stream(peer, hello, -1)
       return  # It will read of the end.
     rival = self._seat_by_id(hello.replica)
     if rival is not None and rival.member.process in self._streams.keys() - {
@@ -463,7 +466,7 @@ class Leader:
     if seat is not None and seat.member.replica != hello.replica:
       self._remove(seat, "its process has joined as another replica")
     incarnation = self._next_incarnation
-    self._stream(peer, hello.position, incarnation)
+    self._stream(peer, hello, incarnation)
     self._admit(Member(incarnation, hello.replica, peer, hello.address))
 
   def _ask_again(self, seat: _Seat) -> None:

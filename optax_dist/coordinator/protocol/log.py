@@ -127,8 +127,8 @@ class LogWriter:
     if answer.request != self._request:
       return None
     if self.record is None:
-      probed = isinstance(answer, GetAnswered)
-      self.deposed = probed and isinstance(answer.value, Record)
+      if isinstance(answer, GetAnswered):
+        self.deposed = isinstance(answer.value, Record)
       return None
     match answer:
       case PutAnswered(_, "done"):

@@ -52,7 +52,7 @@ class Hello:
     position: the next record it needs; -1 if it has none of the log.
     step: how many steps its state has.
     has_state: whether its state is that of the run at `step`.
-    backoff: how often it has joined again without a step since.
+    call: counts the sender's calls of leaders; the answer repeats it.
   """
 
   version: int
@@ -63,7 +63,7 @@ class Hello:
   position: int
   step: Natural
   has_state: bool
-  backoff: Natural
+  call: Natural
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,6 +191,7 @@ class Welcome:
   """The answer to `Hello`: the stream of the log starts here.
 
   Attributes:
+    call: of the `Hello`; only the answer to the latest one counts.
     position: of the next record.
     view: what was decided before; None: the receiver's own view stands, for its
       position was recent enough.
@@ -198,6 +199,7 @@ class Welcome:
       on, or a new one that is about to be recorded; -1 for none.
   """
 
+  call: Natural
   position: Natural
   view: ViewState | None
   incarnation: int
