@@ -19,7 +19,9 @@ from optax_dist.coordinator.protocol.entries import (
   Record,
   Removed,
   Term,
+  Trimmed,
 )
+from tests.simulation.world import BLOCK
 
 
 class Violation(AssertionError):
@@ -42,6 +44,9 @@ class Checker:
     self.setting = world.setting
     self.log: dict[int, Record] = {}
     self.commits: list[Committed] = []
+    # Where they stand; and from where on the log is still there.
+    self.positions: list[int] = []
+    self.trimmed = 0
     self.terms: list[Term] = []
     self.end: Ended | None = None
     # Who has each membership; and all that ever were.
@@ -63,6 +68,8 @@ class Checker:
   # The log.
 
   def put(self, process: Any, key: str, value: Any) -> None:
+    if isinstance(value, Trimmed):
+      self.trimmed = max(self.trimmed, (value.block + 1) * BLOCK)
     if not isinstance(value, Record):
       return
     position = int(key.rsplit("/", 1)[1])
@@ -119,6 +126,7 @@ class Checker:
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
+    self.positions.append(len(self.log) - 1)
     total = sum(part.count for part in commit.parts)
     lowered = (setting.lower_on_leave or setting.lower_on_loss) and self.left
     lowered = lowered or (setting.lower_on_loss and self.lost)
@@ -234,10 +242,12 @@ class Checker:
     """What the page of assumptions says ends a run, ends it rightly."""
     world = self.world
     latest = len(self.commits)
-    inline = self.setting.inline and any(
-      names for step, names in self.holders.items() if names
+    # With the means in the log, an older state will do if the log goes on from it.
+    held = max([s for s, names in self.holders.items() if names], default=-1)
+    lost = held < latest and not (
+      self.setting.inline and held >= 0 and self.positions[held] >= self.trimmed
     )
-    if not self.holders.get(latest) and not inline:
+    if lost:
       self.excused = "nobody holds the latest state"
     if not any(p.alive and not p.over for p in world.all):
       self.excused = "all were dead at a time"

@@ -366,6 +366,13 @@ class Follower:
       case msg.Standing(term, hears):
         if term == self.view.term:
           self._vote(peer, hears)
+          if (
+            hears
+            and not self._called
+            and self._search.may_call(self.view.leader, now)
+          ):
+            # Only this replica has lost it.
+            self._call(self.view.leader, self.view.leader_address, now)
       case msg.Hello():
         self._out.append(fx.Send(peer, msg.NotLeader("it is not the leader")))
       case msg.Welcome():

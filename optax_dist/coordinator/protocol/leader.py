@@ -178,6 +178,7 @@ class Leader:
     self._ended = False
     self._reason_of_end = "all replicas have left"
     self._lacking_since: float | None = None
+    self._has_lost = False
     self._beat_at, self._beats = -math.inf, 0
     self._retry_at = math.inf
     self._bad = 0
@@ -379,9 +380,7 @@ class Leader:
       for peer in self._streams:
         self._send(peer, msg.Proposed(self._log.position, record))
 
-  def _stream(
-    self, peer: Process, hello: msg.Hello, incarnation: int
-  ) -> None:
+  def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Begins to send the log to a process."""
     self._proposed_to.discard(peer)
     position, call = hello.position, hello.call
@@ -495,6 +494,7 @@ class Leader:
     incarnation, replica = seat.member.incarnation, seat.member.replica
     if self._seats.pop(incarnation, None) is None or self._ended:
       return
+    self._has_lost = self._has_lost or not left
     self._log.add(Removed(incarnation, left, reason))
     self._note_removed(seat, left, reason)
     self._dismiss(incarnation)
@@ -548,7 +548,7 @@ class Leader:
         if self._lacking_since is None:
           self._lacking_since = self._now
         # One that was given up may come back with it.
-        lost = not all(self._view.departed.values())
+        lost = self._has_lost or not all(self._view.departed.values())
         waited = self._now - self._lacking_since
         if not lost or waited >= self._config.timeout:
           self._give_up(

@@ -151,6 +151,10 @@ class Search:
     """Somebody is leader, or just was."""
     self._heard = now
 
+  def may_call(self, process: Process, now: float) -> bool:
+    """Whether to call what is said to be leader, a pause after the last try."""
+    return self.active and now >= self.unreachable.get(process, 0.0)
+
   def voted(self, incarnation: Incarnation, hears: bool) -> None:
     """A member has the leader, or has lost it as well."""
     self._votes[incarnation] = hears
@@ -319,6 +323,7 @@ class Search:
       self._look_at = now
       if answer.value is None and not answer.occupied:
         return [], [Elected(claim.position, claim.record)]
+      self._behind = True
       block = self._config.block
       return [], [FellOff((claim.position // block + 1) * block)]
     if answer.value == claim.record:
@@ -349,7 +354,7 @@ class Search:
           self._heard = now
         self._beat = (beat.term, beat.count)
       known = situation.complete and beat.term <= situation.view.term
-      reachable = now >= self.unreachable.get(beat.leader, 0.0)
+      reachable = self.may_call(beat.leader, now)
       if reachable and (not known or situation.me < 0):
         found.append(LeaderFound(beat.leader, beat.address))
       if position < 0 and reachable:
