@@ -56,6 +56,7 @@ def cases() -> dict[str, Case]:
   return {
     "pmean": Case(optax.chain(mean, INNER)),
     "cross_shard": Case(optax.chain(optax_dist.cross_shard(AXIS), INNER)),
+    "sharded": Case(optax_dist.sharded(INNER, AXIS, num_replicas=DEVICES)),
     "sync_replicas, all_arrive": sync(DEVICES, all_arrive=True),
     "sync_replicas, k = N": sync(DEVICES),
     "sync_replicas, k = 4 N": sync(4 * DEVICES),

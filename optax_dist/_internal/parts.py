@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, collectives
+from optax_dist._internal import axes, collectives, materialize
 
 Names = tuple[axes.AxisName, ...]
 
@@ -97,7 +97,8 @@ def all_gather(
   results: list[Any] = [None] * len(parts)
   for at in _buckets(parts).values():
     together = _side_by_side([parts[i] for i in at])
-    gathered = collectives.gather_rows(together, names).reshape(count, -1)
+    gathered = collectives.gather_rows(together, names)
+    gathered = gathered.reshape(count, together.size)
     for i, x in zip(
       at, _apart(gathered, [parts[i].size for i in at]), strict=True
     ):
@@ -114,15 +115,53 @@ def _buckets(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
 
 
 def _side_by_side(xs: list[jax.Array]) -> jax.Array:
-  return xs[0] if len(xs) == 1 else jnp.concatenate(xs, axis=-1)
+  """Joins arrays along their last axis, those of one length in a block.
+
+  Arrays of one length are joined along a first axis and turned over together: to
+  join many along their last axis takes compilers for CPUs minutes.
+  """
+  blocks = []
+  for at in _by_length([x.shape[-1] for x in xs]):
+    block = jnp.stack([xs[i] for i in at], axis=0)
+    block = jnp.moveaxis(block, 0, -2)
+    size = len(at) * block.shape[-1]
+    blocks.append(block.reshape(*block.shape[:-2], size))
+  return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=-1)
 
 
 def _apart(x: jax.Array, lengths: list[int]) -> list[jax.Array]:
-  if len(lengths) == 1:
-    return [x]
-  return jnp.split(
-    x, [sum(lengths[:i]) for i in range(1, len(lengths))], axis=-1
-  )
+  """Undoes :func:`_side_by_side`."""
+  results: list[Any] = [None] * len(lengths)
+  start = 0
+  # Slices at constant places would be as many kernels to compile on a CPU.
+  on_cpu = axes.platform() == "cpu" and len(lengths) > 1
+  numbers = materialize.integers(range(len(lengths))) if on_cpu else []
+  for at in _by_length(lengths):
+    end = start + len(at) * lengths[at[0]]
+    block = jax.lax.slice_in_dim(x, start, end, axis=-1)
+    block = block.reshape(*x.shape[:-1], len(at), lengths[at[0]])
+    block = jnp.moveaxis(block, -2, 0)
+    for number, i in enumerate(at):
+      results[i] = (
+        jax.lax.dynamic_index_in_dim(
+          block,
+          numbers[number],
+          keepdims=False,
+          allow_negative_indices=False,
+        )
+        if on_cpu
+        else block[number]
+      )
+    start = end
+  return results
+
+
+def _by_length(lengths: list[int]) -> list[list[int]]:
+  """Returns which places have the same length, in order of their first."""
+  groups: dict[int, list[int]] = {}
+  for i, each in enumerate(lengths):
+    groups.setdefault(each, []).append(i)
+  return list(groups.values())
 
 
 def _scatter(buffer: jax.Array, names: Names) -> jax.Array:

@@ -144,6 +144,24 @@ def test_a_state_made_inside_is_the_same(map_name):
       np.testing.assert_allclose(np.ravel(traces[name].value), flat, rtol=1e-5)
 
 
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
+def test_leaves_without_elements_and_of_equal_lengths(map_name):
+  params = [jnp.ones(s) for s in ((0, 3), (5,), (2, 3), (6,), (3, 0), (1,))]
+  tx = optax_dist.sharded(optax.trace(0.9), maps.AXIS, num_replicas=N)
+  rng = np.random.default_rng(0)
+  gradients = [rng.normal(size=(N, *x.shape)) for x in params]
+  gradients = [g.astype(np.float32) for g in gradients]
+  run = maps.stepper(
+    map_name, lambda s, *g: tx.update([*g], s, params), tx.init(params), N
+  )
+  updates, _ = run(tx.init(params), *gradients)
+  for update, g in zip(updates, gradients, strict=True):
+    assert update.shape == g.shape
+    np.testing.assert_allclose(
+      update, np.broadcast_to(g.mean(axis=0), g.shape), rtol=1e-5, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_several_axes_together(check_vma):
   names = ("a", "b")
