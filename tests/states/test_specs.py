@@ -152,7 +152,7 @@ class TestParamSpecs:
     specs = optax_dist.state_specs(state, maps.AXIS, param_specs=MODEL_SPECS)
     adam = specs.inner_state[1][0]
     assert adam.mu == adam.nu == MODEL_SPECS
-    assert adam.count == specs.ticks == P()
+    assert adam.count == specs.global_step == P()
     assert specs.averages == {
       "w": MODEL_SPECS["w"],
       "b": optax.MaskedNode(),
