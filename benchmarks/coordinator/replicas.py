@@ -41,7 +41,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   Raises:
     processes.Failed: if a process fails or is not done in time.
   """
-  from optax_dist.coordinator import service
+  from optax_dist.coordinator.store import process as store_process
 
   common = {
     "peer": "optax-dist",
@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     board = stack.enter_context(
-      service.start(f"{processes.HOST}:0", args.replicas)
+      store_process.start(b"", bind=processes.HOST, port=0)
     )
     group = stack.enter_context(processes.group(args.timeout))
     started = [
@@ -63,7 +63,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         f"replica {i}",
         [
           *(args.python, os.path.abspath(__file__), *sys.argv[1:]),
-          *("--role", str(i), "--address", board.address),
+          *("--role", str(i), "--address", board.address.partition(",")[0]),
           *("--journal", f"{folder}/journal"),
         ],
         {"JAX_PLATFORMS": "cpu"},
@@ -136,9 +136,8 @@ def _replica(args: argparse.Namespace) -> None:
     coordinator_address=args.address,
     replica=index,
     wire=args.wire,
-    exchange=args.exchange,
     lower_on_loss=args.kill,
-    start_service=False,
+    start_store=False,
     timeout=30.0,
     journal=args.journal if args.steps else None,
   ) as replica:

@@ -26,8 +26,8 @@ from optax_dist.coordinator.errors import (
 from optax_dist.coordinator.fingerprint import fingerprint
 from optax_dist.coordinator.join import join, run_embedded
 from optax_dist.coordinator.options import Options
-from optax_dist.coordinator.policies import elastic_average, local_updates
 from optax_dist.coordinator.replica import Outcome, Replica
+from optax_dist.coordinator.strategies import elastic_average, local_updates
 
 __all__ = [
   "CoordinatorError",

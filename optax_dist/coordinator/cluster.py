@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from optax_dist.coordinator import addresses, jax_runtime
+from optax_dist.coordinator.transport import addresses
 
 ADDRESS = "OPTAX_DIST_COORDINATOR_ADDRESS"
 NUM_REPLICAS = "OPTAX_DIST_NUM_REPLICAS"
@@ -43,7 +43,7 @@ def detect(
   count = _number(NUM_REPLICAS) if num_replicas is None else num_replicas
   index = _number(REPLICA) if replica is None else replica
   if address is None or count is None or index is None:
-    found = jax_runtime.detect_cluster() or (None, None, None)
+    found = detect_cluster() or (None, None, None)
     address = found[0] if address is None else address
     count = found[1] if count is None else count
     index = found[2] if index is None else index
@@ -60,7 +60,7 @@ def detect(
       " cluster that JAX knows (SLURM, GKE, TPU pods, Open MPI). In one"
       " process, use optax_dist.coordinator.run_embedded."
     )
-  addresses.split(address)
+  addresses.parse(address)
   if not 0 <= index < count:
     raise ValueError(
       f"Replicas are numbered from 0 to {count - 1}, as there are {count}; got"
@@ -76,3 +76,31 @@ def _number(name: str) -> int | None:
   if not text.isdecimal():
     raise ValueError(f"{name} must be a whole number; got {text!r}.")
   return int(text)
+
+
+def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
+  """Asks JAX for the scheduler's address, number and index of processes.
+
+  The port is one below JAX's own, which stays free for
+  `jax.distributed.initialize`.
+  """
+  try:
+    from jax._src import clusters
+
+    address, count, index, _ = (
+      clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, timeout
+      )
+    )
+  except (ImportError, AttributeError, TypeError) as error:
+    import jax
+
+    raise RuntimeError(
+      f"The cluster detection of JAX {jax.__version__} is not the one that this"
+      f" version knows ({error}). Give the address, the number of replicas and"
+      " this one's number as arguments."
+    ) from error
+  if address is None or count is None or index is None:
+    return None
+  host, _, port = address.rpartition(":")
+  return f"{host}:{int(port) - 1}", count, index

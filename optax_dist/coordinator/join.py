@@ -6,18 +6,19 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import optax
 
 from optax_dist import quorum as rules
-from optax_dist.coordinator import embedded, errors, options, policies
+from optax_dist.coordinator import errors, options, strategies
 from optax_dist.coordinator import replica as replicas
+from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.store import process, urls
+from optax_dist.coordinator.transport import addresses, channels, sockets
 
-SECRET_VARIABLE = "OPTAX_DIST_SECRET"
-# Numbers that are free for replicas that come in place of others.
-_SPARE = 64
-# Seconds after which a service that `join` started ends, if nobody is there.
+SECRET_VARIABLE = process.SECRET_VARIABLE
+# Seconds after which a store that `join` started ends, if nobody is there.
 _IDLE = 60.0
 
 
@@ -28,8 +29,9 @@ def join(
   replicas_to_aggregate: int | None = None,
   total_num_replicas: int | None = None,
   coordinator_address: str | None = None,
+  store: str | None = None,
   replica: int | None = None,
-  policy: policies.Factory | None = None,
+  policy: strategies.Factory | None = None,
   max_staleness: int = 0,
   staleness_weight: str | None = None,
   lower_on_leave: bool = True,
@@ -37,16 +39,18 @@ def join(
   opt_state: Any = None,
   global_step: int = 0,
   secret: bytes | str | None = None,
-  exchange: Literal["auto", "shared_memory", "transfer"] = "auto",
-  bind: str = "127.0.0.1",
-  start_service: bool | None = None,
+  certificates: channels.Certificates | None = None,
+  bind: str | None = None,
+  ports: str | None = None,
+  advertise: str | None = None,
+  start_store: bool | None = None,
   **settings: Any,
 ) -> replicas.Replica:
   """Makes this process a replica of a run, and waits until it is let in.
 
-  The replicas find each other at `coordinator_address`, or by the environment
-  variables OPTAX_DIST_COORDINATOR_ADDRESS, OPTAX_DIST_NUM_REPLICAS and
-  OPTAX_DIST_REPLICA, or by what JAX knows of the cluster (SLURM, GKE, TPU
+  The replicas find each other by the store at `coordinator_address`, or by the
+  environment variables OPTAX_DIST_COORDINATOR_ADDRESS, OPTAX_DIST_NUM_REPLICAS
+  and OPTAX_DIST_REPLICA, or by what JAX knows of the cluster (SLURM, GKE, TPU
   pods, Open MPI). Inside a replica `shard_map` and `jit` over its own devices
   go on as they are; between replicas nothing runs but this.
 
@@ -57,44 +61,49 @@ def join(
     replicas_to_aggregate: gradients that make a step; by default all. More
       than `total_num_replicas` are shared out: a replica sums several.
     total_num_replicas: replicas expected at the start.
-    coordinator_address: ``host:port`` of the service.
+    coordinator_address: ``host:port`` of the store process.
+    store: another kind of store, ``etcd://a:2379,b:2379,c:2379``; then there is
+      no store process.
     replica: this one's number, from 0.
     policy: `elastic_average(...)` or `local_updates(...)`; by default
       gradients are averaged (sync replicas).
     max_staleness: steps by which a gradient may be late and still count.
     staleness_weight: None, or "inverse" for 1 / max(1, staleness).
-    lower_on_leave: whether replicas that leave in good order (out of data)
-      lower the quorum to those who are left.
+    lower_on_leave: whether replicas that leave gracefully (out of data) lower
+      the quorum to those who are left.
     lower_on_loss: whether lost replicas lower it, too.
     opt_state: of a checkpoint; by default `opt.init(params)`.
     global_step: of a checkpoint.
-    secret: of the job; by default OPTAX_DIST_SECRET. Needed where the service
-      listens beyond loopback.
-    exchange: "shared_memory" (replicas of one host), "transfer"
-      (`jax.experimental.transfer`), or "auto" for either as it can be.
-    bind: the address that this process listens at.
-    start_service: whether replica 0 starts the service if nothing listens at
-      the address; by default, if the address is on loopback.
+    secret: of the job, at least 16 bytes; by default OPTAX_DIST_SECRET. Needed
+      where others than this host can connect.
+    certificates: files by which all that leaves this host is encrypted.
+    bind: host name or address that this process listens at; by default this
+      host only, if the store is on loopback, and all addresses otherwise.
+    ports: of which one is taken, such as "29400-29499".
+    advertise: the address that others are told, as a host or ``host:port``; by
+      default the one by which this host reaches the store.
+    start_store: whether replica 0 starts the store process, if nothing listens
+      at its address; by default, if the address is one of this host.
     **settings: fields of `Options`: deadlines, `wire`, `journal` and others.
 
   Returns:
     The replica, a context manager: leaving it takes the replica out of the
-    run in good order.
+    run gracefully; leaving it by an exception tells the others at once.
 
   Raises:
     ValueError, TypeError: an argument is not what it must be.
     JoinRefused: the job differs in parameters, optimizer, policy or wire.
     CoordinatorError: nobody answers within `timeout` seconds.
   """
-  from optax_dist.coordinator import jax_runtime, service
-
   address, total, number = _place(
-    coordinator_address, total_num_replicas, replica
+    coordinator_address if store is None else "127.0.0.1:1",
+    total_num_replicas,
+    replica,
   )
   chosen = _policy(
     opt,
     policy,
-    policies.Quorum(
+    strategies.Quorum(
       total if replicas_to_aggregate is None else replicas_to_aggregate,
       total,
       max_staleness,
@@ -103,35 +112,46 @@ def join(
       lower_on_loss,
     ),
   )
-  local = address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
-  key = _secret(secret, local and bind in ("127.0.0.1", "localhost", "::1"))
-  told = options.Options(secret=key, **settings)
+  told = options.Options(**settings)
+  place = urls.parse(store or f"tcp://{address}")
+  host = endpoint.store_host(place)
+  local = addresses.is_loopback(host) and bind is None
+  key = _secret(secret, local or certificates is not None)
   hosted = None
-  if number == 0 and (local if start_service is None else start_service):
-    with contextlib.suppress(RuntimeError):  # It runs already.
-      hosted = service.start(
-        address, total + _SPARE, lifeline=False, idle=_IDLE
-      )
-  engine = jax_runtime.connect(
-    address,
-    number,
-    timeout=min(told.timeout, 60.0),
-    exchange=exchange,
-    bind=bind,
-  )
+  if start_store is None:
+    start_store = number == 0 and _is_of_this_host(host)
+  if start_store and isinstance(place, urls.Tcp):
+    hosted = _start_store(place.address, key)
   try:
-    made = replicas.Replica(
-      engine,
-      chosen,
-      params,
-      replica=number,
-      settings=told,
-      opt_state=opt_state,
-      global_step=global_step,
+    where = endpoint.connect(
+      place,
+      number,
+      key,
+      endpoint.Network(
+        bind,
+        sockets.DEFAULT_PORTS
+        if ports is None
+        else addresses.parse_ports(ports),
+        advertise,
+        certificates,
+      ),
+      told.chief_timeout,
     )
+    try:
+      made = replicas.Replica(
+        where,
+        chosen,
+        params,
+        replica=number,
+        settings=told,
+        opt_state=opt_state,
+        global_step=global_step,
+      )
+    except BaseException:
+      where.close()
+      raise
     return made.start()
   except BaseException:
-    engine.close()
     if hosted is not None:
       hosted.stop()
     raise
@@ -144,14 +164,14 @@ def run_embedded(
   params: Any,
   *,
   replicas_to_aggregate: int | None = None,
-  policy: policies.Factory | None = None,
+  policy: strategies.Factory | None = None,
   max_staleness: int = 0,
   staleness_weight: str | None = None,
   lower_on_leave: bool = True,
   lower_on_loss: bool = False,
   opt_state: Any = None,
   global_step: int = 0,
-  world: embedded.World | None = None,
+  world: endpoint.World | None = None,
   **settings: Any,
 ) -> list[Any]:
   """Runs replicas as threads of this process: no server, no port.
@@ -193,9 +213,9 @@ def run_embedded(
     raise ValueError(
       f"num_replicas must be a positive integer, got {num_replicas!r}."
     )
-  world = world or embedded.World()
+  world = world or endpoint.World()
   k = num_replicas if replicas_to_aggregate is None else replicas_to_aggregate
-  quorum = policies.Quorum(
+  quorum = strategies.Quorum(
     k,
     num_replicas,
     max_staleness,
@@ -247,17 +267,42 @@ def _place(
   return cluster.detect(address, total, number)
 
 
+def _start_store(address: str, secret: bytes) -> process.StoreProcess | None:
+  host, _, port = address.rpartition(":")
+  host = host.removeprefix("[").removesuffix("]")
+  with contextlib.suppress(RuntimeError):  # It runs already.
+    return process.start(
+      secret, bind=host, port=int(port), lifeline=False, idle=_IDLE
+    )
+  return None
+
+
+def _is_of_this_host(host: str) -> bool:
+  """Whether this process could listen at the address."""
+  import socket
+
+  try:
+    family, ip = addresses.bound(host)
+    if ip in ("0.0.0.0", "::") and host != ip:
+      return True  # Its own name, which stands for loopback in its tables.
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+      probe.bind((ip, 0))
+  except (OSError, ValueError):
+    return False
+  return True
+
+
 def _policy(
   opt: optax.GradientTransformation,
-  factory: policies.Factory | None,
-  quorum: policies.Quorum,
-) -> policies.Policy:
+  factory: strategies.Factory | None,
+  quorum: strategies.Quorum,
+) -> strategies.Policy:
   rules.check_sync_arguments(
     quorum.replicas_to_aggregate,
     quorum.total_num_replicas,
     quorum.max_staleness,
   )
-  made = (factory or policies.SyncReplicas)(opt, quorum)
+  made = (factory or strategies.SyncReplicas)(opt, quorum)
   made.quorum.initial(0)
   return made
 

@@ -19,9 +19,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from optax_dist.coordinator import child, cluster, interrupts, service
+from optax_dist.coordinator import child, cluster, interrupts
 from optax_dist.coordinator.join import SECRET_VARIABLE
 from optax_dist.coordinator.launch_report import LaunchError, Loss, Report
+from optax_dist.coordinator.store import process as store_process
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -115,7 +116,7 @@ class Launcher:
     self._everyone: list[child.Child] = []
     self._losses: list[Loss] = []
     self._to_continue: list[tuple[float, child.Child]] = []
-    self._service: service.Service | None = None
+    self._store: store_process.StoreProcess | None = None
     self._over_since: float | None = None
     self._start = self._heard = time.monotonic()
     self._restarts = 0
@@ -130,10 +131,10 @@ class Launcher:
     }
 
   @property
-  def service(self) -> service.Service:
-    """The process that hosts the board."""
-    assert self._service is not None
-    return self._service
+  def store(self) -> store_process.StoreProcess:
+    """The process that keeps what replicas must decide once."""
+    assert self._store is not None
+    return self._store
 
   def run(self) -> Report:
     """Launches, and waits until the run has ended.
@@ -163,9 +164,10 @@ class Launcher:
 
   def _launch(self) -> None:
     self._start = self._heard = time.monotonic()
-    self._service = service.start("127.0.0.1:0", self._replicas)
+    secret = self._env[SECRET_VARIABLE].encode()
+    self._store = store_process.start(secret, port=0)
     self._env |= {
-      cluster.ADDRESS: self._service.address,
+      cluster.ADDRESS: self._store.address.partition(",")[0],
       cluster.NUM_REPLICAS: str(self._replicas),
     }
     for replica in range(self._replicas):
@@ -215,7 +217,7 @@ class Launcher:
       if now >= when:
         self._to_continue.remove((when, process))
         process.signal(signal.SIGCONT)
-    self._mind_the_service()
+    self._mind_the_store()
     self._restart_the_lost()
     self._mind_the_clock()
 
@@ -316,21 +318,21 @@ class Launcher:
       told += "\nTo go on, start the job again from its last checkpoint."
     return LaunchError(name, told)
 
-  def _mind_the_service(self) -> None:
-    host = self.service.process
+  def _mind_the_store(self) -> None:
+    host = self.store.process
     if host.poll() is None or self._over_since is not None:
       return
-    # JAX ends all processes that are connected to it.
+    # They may have had words of their own.
     end = time.monotonic() + self._grace
     fates = [f"replica {i}" for i in self.processes]
     for process in self.processes.values():
       with contextlib.suppress(Exception):
         process.popen.wait(max(0.1, end - time.monotonic()))
     raise LaunchError(
-      "the service",
-      f"The service of the job (process {host.pid}) {child.fate(host)}, and with"
-      f" it {', '.join(fates) or 'the run'}: replicas can't go on without their"
-      " board. Start the job again from its last checkpoint.",
+      "the store",
+      f"The store of the job (process {host.pid}) {child.fate(host)}, and with"
+      f" it {', '.join(fates) or 'the run'}: replicas can't go on without it."
+      " Start the job again from its last checkpoint.",
     )
 
   def _mind_the_clock(self) -> None:
@@ -366,8 +368,8 @@ class Launcher:
   def _end_all(self) -> None:
     for process in self._everyone:
       process.kill()
-    if self._service is not None:
-      self._service.stop()
+    if self._store is not None:
+      self._store.stop()
 
 
 def take_place(channel: child.Channel) -> tuple[int, int]:

@@ -2,56 +2,237 @@
 
 from __future__ import annotations
 
+import json
+import queue
+import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from optax_dist.coordinator import (
-  follower,
-  phases,
-  policies,
-  replica_state,
-  tree_checks,
-)
+from optax_dist import quorum
+from optax_dist.coordinator import errors, options, phases, strategies
+from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.fingerprint import fingerprint
 from optax_dist.coordinator.outcome import Outcome
+from optax_dist.coordinator.protocol import config, effects, inputs
+from optax_dist.coordinator.protocol.node import Node as Core
+from optax_dist.coordinator.runtime import (
+  agreement,
+  driver,
+  endpoint,
+  handover,
+  journal_lines,
+  trees,
+)
 
 __all__ = ["Outcome", "Replica"]
 
 
-class Replica(replica_state.ReplicaState):
+class Replica:
   """One replica of a run; made by `join` and `run_embedded`.
 
   The parameters stay as they are between two calls of `step`, though others'
   commits go on in the background.
+
+  Attributes:
+    replica: its id.
   """
+
+  def __init__(
+    self,
+    place: endpoint.Endpoint,
+    policy: strategies.Policy,
+    params: Any,
+    *,
+    replica: quorum.Replica,
+    settings: options.Options,
+    opt_state: Any = None,
+    global_step: int = 0,
+  ):
+    self.replica = replica
+    self._policy, self._settings = policy, settings
+    params = trees.as_params(params)
+    shared = policy.shared(params)
+    if opt_state is not None:
+      shared = shared._replace(opt_state=opt_state)
+    self._template = trees.Template(params)
+    self._encoder = encoders.Encoder(self._template.leaves, settings.wire)
+    nbytes = self._encoder.place.nbytes
+    self._inline = nbytes <= settings.inline_bytes
+    self._compile(shared)
+    numbers = policy.quorum
+    self._config = config.Config(
+      process=place.transport.name,
+      replica=replica,
+      address=place.transport.address,
+      agreement=agreement.agreement(policy, shared, params, settings),
+      step=global_step,
+      digest=fingerprint(shared),
+      replicas_to_aggregate=numbers.replicas_to_aggregate,
+      total_num_replicas=numbers.total_num_replicas,
+      max_staleness=numbers.max_staleness,
+      weight=numbers.weight,
+      lower_on_leave=numbers.lower_on_leave,
+      lower_on_loss=numbers.lower_on_loss,
+      inline_bytes=nbytes if self._inline else None,
+      alone=policy.alone,
+      timeout=settings.timeout,
+      attempt_timeout=settings.attempt_timeout,
+      leader_timeout=settings.chief_timeout,
+      stall_warning=settings.stall_warning,
+      fingerprint_every=settings.fingerprint_every,
+    )
+    self._driver = driver.Driver(
+      Core(self._config),
+      place.transport,
+      place.store,
+      replica=replica,
+      nonce=secrets.token_hex(16),
+      prefix=endpoint.key_prefix(settings.run),
+      use_run=place.use_run,
+      encoder=self._encoder,
+      initial=shared,
+      step=global_step,
+      apply=self._apply,
+      inline=self._inline,
+      journal=journal_lines.JournalLines(settings.journal, self._describe()),
+      attempt_timeout=settings.attempt_timeout,
+      store_timeout=min(settings.chief_timeout, settings.attempt_timeout),
+    )
+    self._handover = self._driver.handover
+    self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+    self._pinned, self._based_on = shared, global_step
+    self._local: Any = policy.local(shared)
+    self._admission = 0
+    self._sequence = 0
+    self._pending = self._taken = -1  # Sequences of submissions.
+    self._total: Any = None
+    # How many gradients are in the sum, and how many of them are not submitted.
+    self._counted = self._unsent = 0
+    self._batches: list[str] = []
+    self._counts: dict[str, int] = {"applied": 0}
+    self._saved = -1
+    self._left = False
+    self._token_time = time.monotonic()
+    self._computed = 0.0
+
+  def _describe(self) -> dict[str, Any]:
+    numbers = self._policy.quorum
+    return {
+      "policy": self._policy.name,
+      "replicas_to_aggregate": numbers.replicas_to_aggregate,
+      "total_num_replicas": numbers.total_num_replicas,
+      "max_staleness": numbers.max_staleness,
+      "lower_on_leave": numbers.lower_on_leave,
+      "weight": numbers.weight and "inverse_staleness",
+      "wire": self._settings.wire,
+      "config": dict(self._settings.config),
+    }
+
+  def _compile(self, shared: Any) -> None:
+    """Has the update compiled now: in an attempt the others would wait."""
+    nothing = np.zeros(self._encoder.mean_place.nbytes, np.uint8)
+    members = self._policy.quorum.replicas_to_aggregate
+    self._apply(shared, self._encoder.read(nothing), members)
+
+  def _apply(self, shared: Any, leaves: Any, parts: int) -> Any:
+    """The shared state after a commit; called by the event loop's side."""
+    mean = self._template.unflatten(leaves)
+    policy = self._policy
+    if policy.sums and parts != policy.quorum.replicas_to_aggregate:
+      # Some have left.
+      return jax.block_until_ready(policy.apply(shared, mean, parts))
+    return jax.block_until_ready(policy.apply(shared, mean))
 
   def start(self) -> Replica:
     """Asks to be let in, and waits until it is.
 
     Raises:
       JoinRefused: the job differs in parameters, optimizer or policy.
+      RunFinished: the run has ended.
       CoordinatorError: nobody answers within `timeout` seconds.
     """
-    f = self._follower
-    f.hello()
-    f.start()
-    self._wait(lambda: f.admitted, self._who_lets_in)
-    self._refresh()
+    self._driver.start()
+    try:
+      self._wait(
+        lambda: self._handover.admission > 0,
+        "to be let in. If all replicas of the job have died, restart its store"
+        " and resume from a checkpoint",
+      )
+      if not self._handover.admission:
+        raise errors.RunFinished(
+          f"The run has ended ({self._handover.finished}) before replica"
+          f" {self.replica!r} could take part."
+        )
+      self._take_current()
+    except BaseException:
+      self.close()
+      raise
+    self._local = self._policy.local(self._pinned)
+    self._token_time = time.monotonic()
     return self
 
-  def _who_lets_in(self) -> str:
-    view, who = self._follower.view, "no chief"
-    if view.chief is not None:
-      who = f"not even {view.name(view.chief)}, the last known chief,"
-    return (
-      f"to be let in with the state of step {view.step}: {who} answers. If all"
-      " replicas of the job have died, restart its service and resume from a"
-      " checkpoint"
-    )
+  # What a training loop reads.
+
+  @property
+  def params(self) -> Any:
+    """The parameters to compute the next gradient on: a tree of arrays."""
+    return self._policy.params(self._pinned, self._local)
+
+  @property
+  def center(self) -> Any:
+    """What all replicas share, as of the last `step`."""
+    return self._pinned.params
+
+  @property
+  def opt_state(self) -> Any:
+    """The shared state of the optimizer, as of the last `step`."""
+    return self._pinned.opt_state
+
+  @property
+  def global_step(self) -> int:
+    """The committed steps that `params` has."""
+    return self._based_on
+
+  @property
+  def is_stale(self) -> bool:
+    """Whether a gradient on `params` would be dropped by now.
+
+    A training step in micro-batches can ask between them, and `abandon`.
+    """
+    late = self._handover.published.step - self._based_on
+    return late > self._policy.quorum.max_staleness
+
+  @property
+  def is_chief(self) -> bool:
+    """Whether this process is the leader now."""
+    return self._handover.leads
+
+  @property
+  def finished(self) -> bool:
+    """Whether the run is over."""
+    return self._handover.finished is not None
+
+  def stats(self) -> dict[str, Any]:
+    """Counts of this replica: gradients by outcome, bytes moved, rejoins."""
+    return {
+      "gradients": dict(self._counts),
+      **self._driver.stats(),
+      "rejoins": self._driver.rejoins,
+    }
+
+  def fingerprint(self) -> str:
+    """A digest of the shared state: equal on all replicas at equal steps."""
+    return fingerprint(self._pinned)
+
+  # What it does.
 
   def step(self, grads: Any, *, batch: Any = None) -> Outcome:
-    """Sends a gradient computed on `params`, and waits for what becomes of it.
+    """Submits a gradient computed on `params`, and waits for its outcome.
 
     Args:
       grads: a tree of arrays like the parameters.
@@ -63,30 +244,30 @@ class Replica(replica_state.ReplicaState):
     Raises:
       ValueError: the gradient's structure, shapes or dtypes differ from the
         parameters'.
+      TypeError: the batch is no JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
-    f = self._follower
     phases.reach("computing", self.replica)
+    self._driver.check_process()
     now = time.monotonic()
     self._computed += now - self._token_time
     self._token_time = now
-    self._raise_failure()
-    if self._left:
-      self._count("finished", 1)
-      return self._outcome("finished", finished=True)
-    if self.finished:
-      return self._start_over("finished", self._counted + 1)
-    tree_checks.check_grads(grads, self._template)
-    if f.rejoins != self._rejoins:
-      # It was taken for dead meanwhile: what it had is worth nothing.
-      return self._start_over("lost", self._counted + 1)
-    self._mind_the_held()
+    over = self._over(1)
+    if over is not None:
+      return over
+    grads = self._template.fit(grads)
+    text = json.dumps(batch, default=_plain)
+    if self._pending >= 0:
+      # An earlier call was interrupted; what it had submitted counts first.
+      self._conclude(self._pending)
+      return self._start_over("stale")
+    self._mind_the_taken()
     payload, self._local = self._policy.contribute(
       self._pinned, self._local, grads
     )
     if payload is None:
       return self._outcome("", accepted=True)
-    self._batches.append(batch)
+    self._batches.append(text)
     if self.is_stale:
       return self._say_it_is_stale(self._computed)
     self._total = (
@@ -94,108 +275,9 @@ class Replica(replica_state.ReplicaState):
     )
     self._counted += 1
     self._unsent += 1
-    if self._unsent < f.asked:
+    if self._unsent < self._handover.asked:
       return self._outcome("", accepted=True)
-    return self._send()
-
-  def _header(
-    self, compute: float | None, finite: bool, count: int, total: int
-  ) -> dict[str, Any]:
-    self._sequence += 1
-    return {
-      "kind": "arrive",
-      "local_step": self._based_on,
-      "count": count,
-      "total": total,
-      "finite": finite,
-      "applied": self._follower.step,
-      "compute": compute,
-      "batches": self._batches[-total:],
-      "sequence": self._sequence,
-      "ahead": 0,
-    }
-
-  def _say_it_is_stale(self, compute: float | None) -> Outcome:
-    """Its fate is known; the chief need only know of it."""
-    count = self._unsent + 1
-    self._follower.tell(self._header(compute, True, count, count))
-    return self._start_over("stale", self._counted + 1)
-
-  def _send(self) -> Outcome:
-    f = self._follower
-    buffer, finite = self._plane.write(jax.tree.leaves(self._total))
-    self._buffers.append(buffer)
-    raw = buffer.tobytes() if self._inline and finite else b""
-    header = self._header(self._computed, finite, self._unsent, self._counted)
-    start = time.monotonic()
-    try:
-      f.arrive(
-        follower.Arrival(header, raw, None if self._inline else buffer),
-        self._rejoins,
-      )
-      phases.reach("arrived", self.replica)
-      f.exchange_ahead()
-      self._wait(lambda: f.fate is not None, "for this step's commit")
-      assert f.fate is not None
-      fate = f.fate
-    except BaseException:
-      self._settle_buffers(applied=False)
-      raise
-    waited = time.monotonic() - start
-    if fate.reason == "more":
-      # It is in, and its sum will be sent again with what is asked for now.
-      self._unsent = 0
-      self._token_time = time.monotonic()
-      return self._outcome("", accepted=True, waited=waited)
-    self._settle_buffers(fate.reason is None)
-    if fate.reason is not None:
-      self._mind_the_held(fate.reason)
-      return self._start_over(fate.reason, self._counted, waited)
-    self._count("applied", self._counted)
-    before = fate.before
-    self._clear()
-    self._await_state()
-    self._take_current()
-    self._local = self._policy.settle(
-      before, self._pinned, self._local, mine=True
-    )
-    self._token_time = time.monotonic()
-    return Outcome(
-      True,
-      "",
-      self._based_on,
-      fate.members,
-      fate.staleness,
-      save=self._time_to_save(),
-      waited=waited,
-    )
-
-  def _mind_the_held(self, rest: str = "superseded") -> None:
-    """Where more was asked for, what was in may have had its fate meanwhile.
-
-    Args:
-      rest: what becomes of the gradients that were added since.
-    """
-    fate = self._follower.take_held_fate()
-    if fate is None:
-      return
-    sent = self._counted - self._unsent
-    self._count("applied" if fate.reason is None else fate.reason, sent)
-    # A sum can't be taken apart again.
-    self._count(rest, self._unsent)
-    self._settle_buffers(fate.reason is None)
-    self._clear()
-
-  def _settle_buffers(self, applied: bool) -> None:
-    """The latest was applied or not; nobody reads any of them any more."""
-    for buffer in reversed(self._buffers):
-      self._plane.settle(buffer, applied)
-      applied = False
-    self._buffers.clear()
-
-  def _count(self, reason: str, gradients: int) -> None:
-    if gradients:
-      self._counts[reason] = self._counts.get(reason, 0) + gradients
+    return self._submit()
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -203,17 +285,17 @@ class Replica(replica_state.ReplicaState):
     For a training step in micro-batches that finds `is_stale`: `params` are
     current afterwards, and the time for the rest of the work is saved.
     """
-    self._raise_failure()
-    if self.finished or self._left:
-      return self._outcome("finished", finished=True)
-    if self._follower.rejoins != self._rejoins:
-      return self._start_over("lost", self._counted + 1)
-    self._mind_the_held()
+    over = self._over(1)
+    if over is not None:
+      return over
+    if self._pending >= 0:
+      self._conclude(self._pending)
+    self._mind_the_taken()
     if self.is_stale:
-      self._batches.append(None)
+      self._batches.append("null")
       # How long it would have taken is not known.
       return self._say_it_is_stale(None)
-    if not self._counted and self._follower.step > self._based_on:
+    if not self._counted and self._handover.published.step > self._based_on:
       return self._start_over("abandoned")
     # What is summed already is still as good as it was.
     self._count("abandoned", 1)
@@ -226,29 +308,25 @@ class Replica(replica_state.ReplicaState):
     Returns:
       Whether that happened within `timeout` seconds.
     """
-    f = self._follower
-    with f.changed:
-      return f.changed.wait_for(
-        lambda: self.is_stale or self.finished or f.failure is not None, timeout
-      )
+    found = self._handover.wait(lambda: self.is_stale, timeout)
+    return found or self.finished or self._handover.failure is not None
 
   def save_soon(self) -> None:
     """Asks all replicas to save after the same step, told by `Outcome.save`.
 
     To be called when this process is told to stop (SIGTERM).
     """
-    self._follower.wish({"kind": "save", "after": self._based_on})
+    self._driver.feed(inputs.SaveWanted())
 
-  def state_to_save(self) -> tuple[policies.SharedState, int]:
+  def state_to_save(self) -> tuple[strategies.SharedState, int]:
     """What to save now, and its step: after `Outcome.save`, that of all.
 
     A replica that was late may have passed the common step without stopping
     there; it has kept that step's state nonetheless.
     """
-    f = self._follower
-    with f.changed:
-      if f.to_save is not None and f.to_save[1] == f.save_at == self._saved:
-        return f.to_save
+    kept = self._handover.to_save
+    if kept is not None and kept.step == self._saved:
+      return kept.get(), kept.step
     return self._pinned, self._based_on
 
   def finish(self, reason: str = "finished") -> None:
@@ -260,52 +338,222 @@ class Replica(replica_state.ReplicaState):
       CoordinatorError: it did not end within `timeout` seconds.
     """
     if not self.finished and not self._left:
-      self._follower.wish({"kind": "end", "reason": reason})
+      self._raise_failure()
+      self._driver.feed(inputs.FinishWanted(reason))
       self._wait(lambda: self.finished, "for the end of the run")
     if not self._left:
       self._start_over("finished", self._counted)
 
   def leave(self) -> None:
-    """Takes this replica out of the run in good order; the others go on.
+    """Takes this replica out of the run gracefully; the others go on.
 
     Raises:
       CoordinatorError: nobody took note within `timeout` seconds.
     """
-    f = self._follower
     if self._left or self.finished:
       return
-    f.wish({"kind": "leave", "reason": "left"})
-    self._wait(lambda: f.gone or self.finished, "to be let go")
+    self._raise_failure()
+    self._driver.feed(inputs.LeaveWanted())
+    left = lambda: self._handover.left
+    self._wait(left, "to be let go")
     self._left = True
+
+  def close(self) -> None:
+    """Ends this replica's threads and waits; what it has not said is lost."""
+    self._driver.close()
 
   def __enter__(self) -> Replica:
     return self
 
-  def __exit__(self, kind: type | None, *rest: object) -> None:
+  def __exit__(
+    self, kind: type | None, error: BaseException | None, trace: object
+  ) -> None:
     try:
       if kind is None:
         self.leave()
+      elif self._handover.failure is None:
+        # The others need not find out by waiting.
+        self._driver.feed(inputs.Aborted(f"it has raised {error!r:.200}"))
     finally:
       self.close()
 
   # Helpers.
 
-  def _take_current(self) -> None:
-    """Goes on from what is shared now."""
-    f = self._follower
-    with f.changed:
-      self._pinned, self._based_on = f.shared, f.step
-      self._rejoins = f.rejoins
+  def _over(self, gradients: int) -> Outcome | None:
+    """What to say if nothing can be submitted any more."""
+    self._raise_failure()
+    if self._left:
+      self._count("finished", gradients)
+      return self._outcome("finished", finished=True)
+    if self.finished:
+      return self._start_over("finished", self._counted + gradients)
+    if self._handover.admission != self._admission:
+      # It was taken for dead meanwhile: what it had is worth nothing.
+      self._pending = self._taken = -1
+      return self._start_over("lost", self._counted + gradients)
+    return None
 
-  def _refresh(self) -> None:
+  def _submit(self) -> Outcome:
+    memory, payload = None, b""
+    if self._inline:
+      out = np.zeros(self._encoder.place.nbytes, np.uint8)
+      finite = self._encoder.write(jax.tree.leaves(self._total), out)
+      payload = out.tobytes() if finite else b""
+    else:
+      memory = self._memory()
+      out = np.frombuffer(memory, np.uint8)
+      finite = self._encoder.write(jax.tree.leaves(self._total), out)
+      if not finite:
+        self._handover.memory.put(memory)
+        memory = None
+    start = time.monotonic()
+    sequence = self._say(
+      self._computed, self._counted, finite, payload, memory, self._taken
+    )
+    return self._conclude(sequence, start)
+
+  def _say(
+    self,
+    compute: float | None,
+    total: int,
+    finite: bool,
+    payload: bytes,
+    memory: memoryview | None,
+    extends: int,
+  ) -> int:
+    sequence = self._sequence
+    self._sequence += 1
+    self._pending = sequence
+    batches = f"[{','.join(self._batches[-total:])}]"
+    self._driver.submit(
+      inputs.Submitted(
+        sequence,
+        extends,
+        self._admission,
+        self._based_on,
+        total,
+        finite,
+        payload,
+        sequence,
+        batches,
+        compute,
+      ),
+      memory,
+    )
+    return sequence
+
+  def _memory(self) -> memoryview:
+    """A buffer for a gradient."""
+    end = time.monotonic() + self._config.patience
+    while True:
+      try:
+        return self._handover.memory.get(timeout=1.0)
+      except queue.Empty:
+        self._raise_failure()
+        if time.monotonic() > end:
+          raise errors.CoordinatorError(
+            f"Replica {self.replica!r} has waited {self._config.patience:.1f} s"
+            " for memory for its gradient; its event loop hangs."
+          ) from None
+
+  def _conclude(self, sequence: int, start: float | None = None) -> Outcome:
+    """Waits for a submission's answer, and goes on from there."""
+    start = time.monotonic() if start is None else start
+    answered = lambda: self._handover.outcome(sequence) is not None
+    self._wait(answered, "for this step's commit")
+    answer = self._handover.take(sequence)
+    self._pending = -1
+    waited = time.monotonic() - start
+    if isinstance(answer, effects.Taken):
+      # It is in, and its sum will be submitted again with what is asked for.
+      self._taken, self._unsent = sequence, 0
+      self._token_time = time.monotonic()
+      return self._outcome("", accepted=True, waited=waited)
+    counted = self._counted
+    if answer is not None and answer.resolved.apart:
+      # What was in before has an outcome of its own.
+      decided = lambda: isinstance(
+        self._handover.outcome(self._taken), handover.Outcome
+      )
+      self._wait(decided, "for the commit of what was taken in")
+      counted -= self._count_taken()
+    if answer is None:
+      self._encoder.settle(applied=False)
+      return self._start_over("finished", counted, waited)
+    resolved = answer.resolved
+    self._encoder.settle(applied=not resolved.reason)
+    if resolved.reason:
+      return self._start_over(resolved.reason, counted, waited)
+    self._count("applied", counted)
+    self._clear()
     self._take_current()
-    self._local = self._policy.local(self._pinned)
+    self._local = self._policy.settle(
+      answer.before.get(), self._pinned, self._local, mine=True
+    )
     self._token_time = time.monotonic()
+    return Outcome(
+      True,
+      "",
+      self._based_on,
+      resolved.members,
+      resolved.staleness,
+      save=self._time_to_save(),
+      waited=waited,
+    )
+
+  def _count_taken(self) -> int:
+    """Counts what was taken in, if it had its outcome; how many that were."""
+    answer = self._handover.take(self._taken)
+    self._taken = -1
+    if not isinstance(answer, handover.Outcome):
+      return 0
+    sent = self._counted - self._unsent
+    self._count(answer.resolved.reason or "applied", sent)
+    return sent
+
+  def _mind_the_taken(self) -> None:
+    """Where more was asked for, what was in may have its outcome by now."""
+    if self._taken < 0 or not isinstance(
+      self._handover.outcome(self._taken), handover.Outcome
+    ):
+      return
+    answer = self._handover.outcome(self._taken)
+    assert isinstance(answer, handover.Outcome)
+    self._count_taken()
+    # A sum can't be taken apart again.
+    self._count("superseded", self._unsent)
+    self._encoder.settle(applied=not answer.resolved.reason)
+    self._clear()
+
+  def _say_it_is_stale(self, compute: float | None) -> Outcome:
+    """Its outcome is known; the leader need only know of it."""
+    count = self._unsent + 1
+    sequence = self._say(compute, count, True, b"", None, -1)
+    answered = lambda: self._handover.outcome(sequence) is not None
+    self._wait(answered, "for the answer to a stale gradient")
+    self._handover.take(sequence)
+    self._pending = -1
+    return self._start_over("stale", self._counted + 1)
+
+  def _count(self, reason: str, gradients: int) -> None:
+    if gradients:
+      self._counts[reason] = self._counts.get(reason, 0) + gradients
 
   def _clear(self) -> None:
     self._total, self._counted, self._unsent = None, 0, 0
+    self._taken = -1
     self._computed = 0.0
     self._batches = []
+
+  def _take_current(self) -> None:
+    """Goes on from what is shared now."""
+    if self._handover.suspended:
+      # On what it has now, every gradient would be worthless.
+      self._wait(lambda: not self._handover.suspended, "to be let in once more")
+    # In this order: it may be let in anew in between.
+    self._admission = self._handover.admission
+    published = self._handover.published
+    self._pinned, self._based_on = published.get(), published.step
 
   def _start_over(
     self, reason: str, gradients: int = 1, waited: float = 0.0
@@ -315,22 +563,15 @@ class Replica(replica_state.ReplicaState):
     self._clear()
     if reason == "finished":
       self._wait(lambda: self.finished, "for the end of the run")
-    self._await_state()
+      self._raise_failure()
     before = self._pinned
     self._take_current()
     self._local = self._policy.settle(
       before, self._pinned, self._local, mine=False
     )
     self._token_time = time.monotonic()
-    return self._outcome(reason, waited=waited, finished=reason == "finished")
-
-  def _await_state(self) -> None:
-    """Waits for a peer's state, if that is what it needs to go on."""
-    f = self._follower
-    if f.rejoins != self._rejoins or f.lacking:
-      # On what it has now, every gradient would be stale.
-      current = lambda: f.admitted and not f.lacking
-      self._wait(current, "for the parameters of this step")
+    finished = self.finished
+    return self._outcome(reason, waited=waited, finished=finished)
 
   def _outcome(
     self,
@@ -350,8 +591,33 @@ class Replica(replica_state.ReplicaState):
 
   def _time_to_save(self) -> bool:
     """Whether the common step to save at has been reached; said once."""
-    at = self._follower.save_at
-    due = at is not None and self._saved < at <= self._based_on
-    if at is not None and due:
-      self._saved = at
+    kept = self._handover.to_save
+    due = kept is not None and self._saved < kept.step <= self._based_on
+    if kept is not None and due:
+      self._saved = kept.step
     return due
+
+  def _wait(self, ready: Callable[[], bool], what: str) -> None:
+    """Waits; the deadline is somewhat after the one that the core keeps."""
+    patience = self._config.patience + 1.0
+    if self._handover.wait(ready, patience):
+      return
+    self._raise_failure()
+    if self.finished:
+      return
+    raise errors.CoordinatorError(
+      f"Replica {self.replica!r} has waited {patience:.1f} s {what}. "
+      f"{self._handover.missing or 'The leader says nothing'}."
+    )
+
+  def _raise_failure(self) -> None:
+    if self._handover.failure is not None:
+      raise self._handover.failure
+
+
+def _plain(value: Any) -> Any:
+  if isinstance(value, np.ndarray | np.generic | jax.Array):
+    return np.asarray(value).tolist()
+  raise TypeError(
+    f"batch must be a JSON value, got a {type(value).__name__} in it."
+  )

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist.coordinator import embedded, fingerprint, phases, policies
+from optax_dist.coordinator import fingerprint, phases, strategies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
+from optax_dist.coordinator.runtime import endpoint
 
 QUICK = {"timeout": 10.0, "attempt_timeout": 2.0, "chief_timeout": 0.5}
 PARAMS = {"b": jnp.linspace(0.5, 1.0, 70), "w": jnp.ones((5, 30))}
@@ -28,10 +29,10 @@ OPT = optax.sgd(0.1, momentum=0.9)
 _compiled: dict[int, Any] = {}
 
 
-def _sync(opt: Any, quorum: policies.Quorum) -> policies.SyncReplicas:
+def _sync(opt: Any, quorum: strategies.Quorum) -> strategies.SyncReplicas:
   """Compiled once for each optimizer, for there are many runs."""
   if id(opt) not in _compiled:
-    _compiled[id(opt)] = opt, policies.SyncReplicas(opt, quorum)
+    _compiled[id(opt)] = opt, strategies.SyncReplicas(opt, quorum)
   made = copy.copy(_compiled[id(opt)][1])
   made.quorum = quorum
   return made
@@ -74,7 +75,7 @@ class Result:
 
 
 def make(
-  world: embedded.World,
+  world: endpoint.World,
   index: Any,
   *,
   k: int,
@@ -89,7 +90,7 @@ def make(
   **settings: Any,
 ) -> Replica:
   """A replica that has yet to start."""
-  numbers = policies.Quorum(k, n, **(quorum or {}))
+  numbers = strategies.Quorum(k, n, **(quorum or {}))
   chosen = (policy or _sync)(opt or OPT, numbers)
   return Replica(
     world.connect(name or str(index)),
@@ -143,7 +144,7 @@ def run(
   train: Callable[[Replica, Result], Any],
   n: int,
   *,
-  world: embedded.World | None = None,
+  world: endpoint.World | None = None,
   limit: float = 30.0,
   **options: Any,
 ) -> list[Result]:
@@ -157,7 +158,7 @@ def run(
     together.wait(10.0)
     return train(replica, result)
 
-  world = world or embedded.World()
+  world = world or endpoint.World()
   options.setdefault("k", n)
   results = [Result() for _ in range(n)]
   threads = [
@@ -237,7 +238,7 @@ def replay(
   params = PARAMS if params is None else params
   state, history = opt.init(params), [params]
   apply = _apply(opt)
-  prints = {0: fingerprint(policies.SharedState(params, state))}
+  prints = {0: fingerprint(strategies.SharedState(params, state))}
   for record in found:
     if record["kind"] != "commit":
       continue
@@ -256,7 +257,7 @@ def replay(
     mean = jax.tree.map(lambda x, c=gradients: x / np.float32(c), total)
     params, state = apply(params, state, mean)
     history.append(params)
-    digest = fingerprint(policies.SharedState(params, state))
+    digest = fingerprint(strategies.SharedState(params, state))
     prints[record["step"] + 1] = digest
   return prints
 

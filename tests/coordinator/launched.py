@@ -47,7 +47,7 @@ def train(channel: child.Channel) -> None:
   with coordinator.join(
     optax.sgd(0.1),
     jnp.ones(8),
-    start_service=False,
+    start_store=False,
     replicas_to_aggregate=1,
     timeout=10.0,
   ) as replica:

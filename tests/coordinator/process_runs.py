@@ -11,19 +11,19 @@ import time
 import training_process
 
 from optax_dist.cli.chaos import checks as chaos_checks
-from optax_dist.coordinator import child, service
+from optax_dist.coordinator import child
+from optax_dist.coordinator.store import process as store_process
 from optax_dist.simulate.replay.run import replay_run
 
 # No wait of a test lasts longer, and none of a replica longer than TIMEOUT.
 DEADLINE = 40.0
 TIMEOUT = 20.0
 CONTINUE = signal.SIGCONT
-_PLACES = 8
 _PROGRAM = str(pathlib.Path(__file__).with_name("training_process.py"))
 
 
 class Machine:
-  """Processes that wait for runs, and one service for all of them.
+  """Processes that wait for runs, and one store for all of them.
 
   A context manager; nothing is left when it ends.
   """
@@ -31,21 +31,21 @@ class Machine:
   def __init__(self, folder):
     self.folder = folder
     self._everyone, self._idle, self._members = [], [], []
-    self._service = None
+    self._store, self.secret = None, secrets.token_hex()
 
   def __enter__(self):
-    self._service = service.start("127.0.0.1:0", _PLACES)
+    self._store = store_process.start(self.secret.encode(), port=0)
     return self
 
   def __exit__(self, *error):
     for process in self._everyone:
       process.kill()
-    if self._service is not None:
-      self._service.stop()
+    if self._store is not None:
+      self._store.stop()
 
   @property
   def address(self):
-    return self._service.address
+    return self._store.address.partition(",")[0]
 
   def prepare(self, number):
     """Starts processes in advance, all at once."""
@@ -165,8 +165,8 @@ class Run:
       "replicas_to_aggregate": k,
       "total_num_replicas": n,
       "run": self.name,
-      "secret": secrets.token_hex(8),
-      "start_service": False,
+      "secret": machine.secret,
+      "start_store": False,
       "journal": str(self.journal),
       "fingerprint_every": 1,
       "inline_bytes": 0,

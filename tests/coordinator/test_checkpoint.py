@@ -38,7 +38,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_other_replicas(tmp_path):
   found = checkpoint.restore(tmp_path / "saved", zeros, runs.OPT.init(zeros))
   assert found["global_step"] == step
   # What it holds is what the journal says of that step.
-  held = runs.policies.SharedState(found["params"], found["opt_state"])
+  held = runs.strategies.SharedState(found["params"], found["opt_state"])
   digest = runs.fingerprint(held)
   assert digest == runs.replay(runs.records(whole))[step]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rule_histories import CHOICES, OPTIONS, histories
 
 from optax_dist import coordinator, quorum
-from optax_dist.coordinator import embedded
+from optax_dist.coordinator.runtime import endpoint
 
 REPLICAS, STEPS = 3, 6
 _IN_ATTEMPT = ("reduce_scatter", "gather")
@@ -203,16 +203,17 @@ def test_a3_steps_commit_in_order_each_once(options, choices):
 def test_a3_a_failed_attempt_leaves_no_trace(tmp_path_factory, where):
   """A3 A failed attempt leaves no trace in parameters or optimizer state."""
   path = tmp_path_factory.getbasetemp() / "a3.jsonl"
-  results, found = _train_embedded(path, {where: _stall}, REPLICAS)
+  results, found = _train_embedded(path, {where: runs.kill}, REPLICAS)
   _check_values(results, found)
   runs.check_journal(found, 1)
   runs.check_ledger(
     {i: r for i, r in enumerate(results) if r.error is None}, found
   )
-  failed = [r["step"] for r in found if r["kind"] == "abandon"]
-  assert failed
+  # In the midst of an attempt, which the others made without it.
+  assert [type(r.error) for r in results].count(runs.Killed) == 1
   commits = [r for r in found if r["kind"] == "commit"]
-  assert failed[0] in [c["step"] for c in commits]
+  assert len(commits) >= STEPS
+  assert len(commits[-1]["members"]) == REPLICAS - 1
 
 
 @given(
@@ -285,7 +286,7 @@ def test_a6_every_wait_has_a_deadline(phase):
     began.append(time.monotonic())
     released.wait(20.0)
 
-  world, results, threads = embedded.World(), {}, []
+  world, results, threads = endpoint.World(), {}, []
   together = threading.Barrier(2)
 
   def train(replica, result):
@@ -308,4 +309,4 @@ def test_a6_every_wait_has_a_deadline(phase):
   told = str(results[1].error)
   assert re.search(r"[Ss]tep \d|this step's commit", told), told
   assert re.search(r"\d+\.\d s", told), told
-  assert re.search(r"(computing|aggregating|absent): replica 0", told), told
+  assert "replica 0" in told, told

@@ -55,7 +55,7 @@ def test_who_dies_is_started_again_by_a_spare(tmp_path):
   assert loss.fate == "was ended by SIGKILL"
   placed = [(r, i) for r, i, event in told if event["event"] == "placed"]
   assert sorted(placed) == [(0, 0), (1, 0), (1, 1)]
-  assert made.service.process.returncode is not None
+  assert made.store.process.returncode is not None
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,20 @@ def test_deadlines_end_a_run_that_says_nothing(tmp_path):
     made.run()
 
 
-def test_the_launcher_says_that_the_service_has_died(tmp_path):
+def test_the_launcher_says_that_the_store_has_died(tmp_path):
   steps = []
 
   def on_event(replica, incarnation, event):
     if event["event"] == "step":
       steps.append(event["step"])
       if len(steps) == 5:
-        made.service.process.kill()
+        made.store.process.kill()
 
   made = _launcher(tmp_path, "train 60", on_event=on_event)
   start = time.monotonic()
   with pytest.raises(launcher.LaunchError, match="SIGKILL") as caught:
     made.run()
-  assert caught.value.culprit == "the service"
+  assert caught.value.culprit == "the store"
   assert "last checkpoint" in str(caught.value)
   assert len(steps) >= 5
   assert time.monotonic() - start < 60.0
@@ -118,7 +118,7 @@ sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
 from optax_dist.coordinator import launcher
 def told(replica, incarnation, event):
   if event["event"] == "placed":
-    print(*(p.pid for p in made.processes.values()), made.service.pid, flush=True)
+    print(*(p.pid for p in made.processes.values()), made.store.process.pid, flush=True)
 made = launcher.Launcher(
   [sys.executable, {_PROGRAM!r}, "stop"], 2,
   folder=pathlib.Path({str(tmp_path)!r}), on_event=told)

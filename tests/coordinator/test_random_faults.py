@@ -18,7 +18,8 @@ import embedded_runs as runs
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.coordinator import embedded, phases
+from optax_dist.coordinator import phases
+from optax_dist.coordinator.runtime import endpoint
 
 STEPS = 12
 # Nobody saves here.
@@ -58,7 +59,7 @@ def test_random_faults(seed, tmp_path):
       "lower_on_loss": not ends,
     },
   }
-  world = embedded.World()
+  world = endpoint.World()
   results = {i: runs.Result() for i in range(4)}
   together = threading.Barrier(3)
 

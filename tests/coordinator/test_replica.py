@@ -11,7 +11,8 @@ import optax
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.coordinator import embedded, policies
+from optax_dist.coordinator import strategies
+from optax_dist.coordinator.runtime import endpoint
 
 WAYS = pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
 
@@ -276,7 +277,7 @@ def test_bad_gradients_are_refused_where_they_are_given():
 )
 def test_bad_parameters_are_refused(params, error):
   with pytest.raises(error, match="params"):
-    runs.make(embedded.World(), 0, k=1, n=1, params=params)
+    runs.make(endpoint.World(), 0, k=1, n=1, params=params)
 
 
 def test_parameters_that_are_sharded_over_local_devices():
@@ -305,7 +306,7 @@ def test_parameters_that_are_sharded_over_local_devices():
 
 
 def test_the_threads_of_a_closed_replica_end():
-  one = runs.make(embedded.World(), 0, k=1, n=1).start()
+  one = runs.make(endpoint.World(), 0, k=1, n=1).start()
   assert runs.coordinator_threads(0.0)
   one.close()
   assert not runs.coordinator_threads()
@@ -320,7 +321,7 @@ def test_waiting_alone_has_a_deadline_and_names_who_is_missing():
     assert "absent: replica 1, 2" in str(caught.value)
 
   one = runs.make(
-    embedded.World(), 0, k=3, n=3, timeout=1.0, attempt_timeout=0.5
+    endpoint.World(), 0, k=3, n=3, timeout=1.0, attempt_timeout=0.5
   )
   result = runs.Result()
   runs.finish([runs.start(one, train, result)], 4.0)
@@ -335,4 +336,4 @@ def test_replicas_of_a_number_that_is_not_positive_are_refused():
     coordinator.run_embedded(
       lambda r: r, 1, optax.sgd(0.1), jnp.zeros(3), replicas_to_aggregate=0
     )
-  assert policies.Quorum(1, 1).max_staleness == 0
+  assert strategies.Quorum(1, 1).max_staleness == 0

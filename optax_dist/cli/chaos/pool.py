@@ -7,7 +7,8 @@ import pathlib
 import secrets
 import sys
 
-from optax_dist.coordinator import child, service
+from optax_dist.coordinator import child
+from optax_dist.coordinator.store import process as store_process
 
 REPLICAS = 3
 # A process that has made so many runs is replaced.
@@ -15,7 +16,7 @@ _RUNS_EACH = 25
 
 
 class Pool:
-  """Processes that were started in advance, and one service for all runs.
+  """Processes that were started in advance, and one store for all runs.
 
   A context manager; nothing is left when it ends.
   """
@@ -29,10 +30,11 @@ class Pool:
     self._runs: dict[int, int] = {}
     self._started = 0
     self._everyone: list[child.Child] = []
-    self._service: service.Service | None = None
+    self._store: store_process.StoreProcess | None = None
+    self.secret = secrets.token_hex()
 
   def __enter__(self) -> Pool:
-    self._service = service.start("127.0.0.1:0", REPLICAS + 1)
+    self._store = store_process.start(self.secret.encode(), port=0)
     for _ in range(REPLICAS + 2):
       self._start()
     return self
@@ -40,22 +42,22 @@ class Pool:
   def __exit__(self, *exception: object) -> None:
     for process in self._everyone:
       process.kill()
-    if self._service is not None:
-      self._service.stop()
+    if self._store is not None:
+      self._store.stop()
 
   @property
   def address(self) -> str:
-    """Of the service; a new one if it has died."""
-    assert self._service is not None
-    if self._service.process.poll() is not None:
-      self._service.stop()
-      self._service = service.start("127.0.0.1:0", REPLICAS + 1)
-    return self._service.address
+    """Of the store; a new one if it has died."""
+    assert self._store is not None
+    if self._store.process.poll() is not None:
+      self._store.stop()
+      self._store = store_process.start(self.secret.encode(), port=0)
+    return self._store.address.partition(",")[0]
 
-  def service_died(self) -> bool:
-    """Whether there is no service any more."""
-    assert self._service is not None
-    return self._service.process.poll() is not None
+  def store_died(self) -> bool:
+    """Whether there is no store any more."""
+    assert self._store is not None
+    return self._store.process.poll() is not None
 
   def _start(self) -> None:
     self._started += 1

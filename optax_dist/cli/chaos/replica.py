@@ -53,7 +53,7 @@ class _Work:
     import optax
 
     from optax_dist import coordinator
-    from optax_dist.coordinator import jax_runtime, phases
+    from optax_dist.coordinator import phases
 
     self.channel = channel
     self.finish = threading.Event()
@@ -71,16 +71,8 @@ class _Work:
     self._gradient(self._params, 0.5)
     self._job: dict[str, Any] = {}
     self._replica: Any = None
-    self._engine: Any = None
     self._lock = threading.Lock()
     self._over = True
-    connect = jax_runtime.connect
-
-    def connect_and_keep(*args: Any, **kwargs: Any) -> Any:
-      self._engine = connect(*args, **kwargs)
-      return self._engine
-
-    jax_runtime.connect = connect_and_keep
     phases.listen(self._reached)
 
   # The run.
@@ -103,7 +95,7 @@ class _Work:
       seen["error"] = f"{type(error).__name__}: {error}"
     finally:
       self._over = True
-      self._replica = self._engine = None
+      self._replica = None
     self.channel.say("result", **seen)
 
   def _train(self, job: dict[str, Any], seen: dict[str, Any]) -> None:
@@ -121,8 +113,8 @@ class _Work:
         lower_on_loss=job["everyone"],
         secret=job["secret"],
         run=job["run"],
-        start_service=False,
-        exchange="transfer" if job["transfer"] else "auto",
+        start_store=False,
+        bind="127.0.0.1" if job["transfer"] else None,
         inline_bytes=(64 << 10) if job["inline"] else 0,
         journal=job["journal"],
         fingerprint_every=1,
@@ -201,10 +193,8 @@ class _Work:
       time.sleep(seconds)
     elif fault == "disconnect":
       _drop_connections()
-    elif fault == "corrupt":
-      _spoil(self._engine.board, self._job["run"], self._job["seed"])
-      if self._replica is not None and self._engine.notes is not None:
-        _spoil_notes(self._engine.notes, self._replica, self._job["seed"])
+    elif fault == "corrupt" and self._replica is not None:
+      _send_nonsense(self._replica, self._job["seed"])
     self.channel.say("inflicted", fault=fault)
 
 
@@ -221,58 +211,19 @@ def _drop_connections() -> None:
       continue  # A listener, or gone meanwhile.
 
 
-def _spoil(board: Any, run: str, seed: int) -> None:
-  """Puts what no member of the job has written where messages come next."""
+def _send_nonsense(replica: Any, seed: int) -> None:
+  """Sends all peers what no replica sends."""
   import numpy as np
 
-  from optax_dist.coordinator import messages, named_run
-
+  driver = replica._driver
   rng = np.random.default_rng(seed)
-  if not isinstance(board, named_run.NamedBoard):
-    board = named_run.NamedBoard(board, run)
-  garbage = rng.bytes(200)
-  forged = messages.pack(
-    b"another secret", "log/0/0", {"kind": "tick", "ack": True}
-  )
-  rubbish = [garbage, b"", forged, b"ODC1" + garbage, forged[:-3]]
-  log = board.items("log")
-  if log:
-    # One that was written before, again.
-    rubbish.append(log[sorted(log)[0]])
-  for folder in ("log", "in", "hello"):
-    latest: dict[str, int] = {}
-    for key in board.items(folder):
-      block, _, number = key.rpartition("/")
-      if number.isdecimal():
-        latest[block] = max(latest.get(block, -1), int(number))
-    for block, number in latest.items():
-      for ahead in range(1, 1 + int(rng.integers(1, 4))):
-        blob = rubbish[int(rng.integers(len(rubbish)))]
-        board.put(f"{block}/{number + ahead}", blob)
-  # Where snapshots will be told of.
-  position = max((len(log)), 0)
-  for ahead in range(4):
-    for incarnation in range(6):
-      board.put(f"snapshot/{position + ahead}/{incarnation}", garbage)
 
+  def send() -> None:
+    for peer in driver._transport.peers():
+      for size in rng.integers(200, size=4):
+        driver._transport.send(peer, [rng.bytes(int(size))])
 
-def _spoil_notes(notes: Any, replica: Any, seed: int) -> None:
-  """Leaves for others of the host what no member writes, under coming keys."""
-  import numpy as np
-
-  from optax_dist.coordinator import near_inbox
-
-  rng = np.random.default_rng(seed)
-  follower = replica._follower
-  tickets = []
-  for position in range(follower.position, follower.position + 4):
-    tickets.append(follower.log.ticket(position))
-    tickets.append(follower.log.foretelling(position))
-  inbox = follower._inbox
-  if isinstance(inbox, near_inbox.NearInbox):
-    tickets.extend(inbox.coming(4))
-  for ticket in tickets:
-    notes.leave(ticket, rng.bytes(int(rng.integers(200))))
+  driver.post(send)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,6 @@ class _Run:
     self._members: list[_Member] = []
     self._journal = pool.folder / f"run-{case.seed}.jsonl"
     self._journal.unlink(missing_ok=True)
-    self._secret = secrets.token_hex(8)
     self._run_name = f"seed {case.seed} {secrets.token_hex(4)}"
     self._start = time.monotonic()
     self._to_continue: list[tuple[float, _Member]] = []
@@ -118,8 +117,8 @@ class _Run:
       if time.monotonic() - self._start > DEADLINE:
         self._hang()
         break
-      if self._pool.service_died():
-        self._result.problems.append("the service has died")
+      if self._pool.store_died():
+        self._result.problems.append("the store has died")
         break
     self._result.seconds = time.monotonic() - self._start
     self._conclude()
@@ -135,7 +134,7 @@ class _Run:
         "do": "run",
         "run": self._run_name,
         "address": self._address,
-        "secret": self._secret,
+        "secret": self._pool.secret,
         "replica": replica,
         "incarnation": incarnation,
         "replicas": REPLICAS,

@@ -123,10 +123,10 @@ def join_arguments(config: Config) -> dict[str, Any]:
 
 def first_state(config: Config, params: Any) -> Any:
   """What all replicas share before the first step."""
-  from optax_dist.coordinator import policies
+  from optax_dist.coordinator import strategies
 
-  factory = join_arguments(config).get("policy", policies.SyncReplicas)
-  quorum = policies.Quorum(1, config["replicas"])
+  factory = join_arguments(config).get("policy", strategies.SyncReplicas)
+  quorum = strategies.Quorum(1, config["replicas"])
   return factory(make_optimizer(config), quorum).shared(params)
 
 

@@ -46,7 +46,7 @@ def main() -> int:
       opt,
       **process_plan.join_arguments(config),
       **start,
-      start_service=False,
+      start_store=False,
       lower_on_loss=False,
       journal=told["journal"],
       config=config,

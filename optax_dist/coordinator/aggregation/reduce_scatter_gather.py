@@ -430,7 +430,10 @@ class Aggregations:
     ]
 
     def work() -> None:
-      if start < stop:
+      if start == stop:
+        return
+      # What lies between leaves may be anything.
+      with np.errstate(all="ignore"):
         means.mean_slice(
           gradients,
           attempt.weights,

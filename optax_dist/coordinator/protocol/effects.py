@@ -347,6 +347,8 @@ class Resolved:
     step: if it was part of a commit, how many steps there were after that.
     members: the ids of the replicas in that commit.
     staleness: by how many steps it was late.
+    apart: whether the submission that this one extends has an outcome of its
+      own, told before or after this one; otherwise this is about both.
   """
 
   sequence: int
@@ -354,6 +356,7 @@ class Resolved:
   step: int
   members: tuple[ReplicaId, ...] = ()
   staleness: int = 0
+  apart: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -118,7 +118,9 @@ class Follower:
     """When `TimePassed` is to be the next input, at the latest."""
     if self.over:
       return math.inf
-    times = [self._search.deadline(self._situation()), self._run_at]
+    times = [self._run_at]
+    if self._called != self._config.process:
+      times.append(self._search.deadline(self._situation()))
     if self._called:
       times.append(self._called_at + self._config.attempt_timeout)
     if self._waiting_since is not None:
@@ -141,7 +143,8 @@ class Follower:
       self._lose_leader(self._called, now)
     if now >= self._run_at:
       self._get_run()
-    self._out += self._search.proceed(now, self._situation())
+    if self._called != self._config.process:
+      self._out += self._search.proceed(now, self._situation())
     self._check_waiting(now)
 
   def _handle(self, input_: Input, now: float) -> None:
@@ -756,5 +759,5 @@ class Follower:
       what = "for the end of the run"
     return (
       f"Replica {config.replica!r} has waited {waited:.1f} s {what}. "
-      f"{self._missing or 'The leader says nothing'}."
+      f"{self._missing or f'Its leader, {who}, says nothing'}."
     )

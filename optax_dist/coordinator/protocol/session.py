@@ -34,6 +34,7 @@ class Session:
     self.pending: Submitted | None = None
     self.taken: Submitted | None = None
     self._counted: list[_Counted] = []
+    self._latest = -1  # The latest that was told to be part of a commit.
 
   @property
   def waits(self) -> bool:
@@ -46,7 +47,7 @@ class Session:
       self.taken is None or self.taken.sequence != submitted.extends
     ):
       # It has the sum of what was decided by itself.
-      return [Resolved(submitted.sequence, "superseded", 0)]
+      return [Resolved(submitted.sequence, "superseded", 0, apart=True)]
     self.pending = submitted
     return []
 
@@ -73,13 +74,21 @@ class Session:
 
   def dropped(self, sequence: int, reason: str) -> list[Effect]:
     """A submission doesn't count."""
+    apart = False
     if self.pending is not None and self.pending.sequence == sequence:
+      apart = self._is_decided(self.pending.extends)
       self.pending = None
     elif self.taken is not None and self.taken.sequence == sequence:
       self.taken = None
     else:
       return []
-    return [Resolved(sequence, reason, 0)]
+    return [Resolved(sequence, reason, 0, apart=apart)]
+
+  def _is_decided(self, sequence: int) -> bool:
+    """Whether this one is taken in, or counted, by itself."""
+    taken = self.taken is not None and self.taken.sequence == sequence
+    counted = any(c.outcome.sequence == sequence for c in self._counted)
+    return taken or counted or 0 <= sequence == self._latest
 
   def committed(self, commit: Committed, incarnation: Incarnation) -> bool:
     """Stands in the log; whether a submission of this replica is in it."""
@@ -101,10 +110,11 @@ class Session:
 
   def published(self, step: int) -> list[Effect]:
     """The replica's state has this many steps: what counted can be told."""
-    told: list[Effect] = []
+    told: list[Resolved] = []
     while self._counted and self._counted[0].step <= step:
       told.append(self._counted.pop(0).outcome)
-    return told
+      self._latest = told[-1].sequence
+    return list(told)
 
   def new_leader(self) -> list[Effect]:
     """The old leader had what was taken in; the new one can't wait for it."""
@@ -123,7 +133,8 @@ class Session:
     told: list[Effect] = []
     last = self.pending or self.taken
     if last is not None:
-      told.append(Resolved(last.sequence, reason, 0))
+      apart = any(c.outcome.sequence == last.extends for c in self._counted)
+      told.append(Resolved(last.sequence, reason, 0, apart=apart))
     self.pending = self.taken = None
     if counted:
       told += [one.outcome for one in self._counted]

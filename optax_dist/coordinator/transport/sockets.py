@@ -135,6 +135,7 @@ class SocketTransport:
       >>> a.close(); b.close()
     """
     self.name = handshake.check_name(name)
+    self._secret = secret
     self._key = handshake.job_key(secret, run)
     self._signs = bool(secret)
     self._limits = limits or interface.Limits()
@@ -217,6 +218,14 @@ class SocketTransport:
     raise OSError(errno.EADDRINUSE, f"No free port on {ip} of {some}.")
 
   # What the driver asks for.
+
+  def use_run(self, run: bytes) -> None:
+    """From now on peers of another run than this are refused.
+
+    Args:
+      run: the run's nonce.
+    """
+    self._key = handshake.job_key(self._secret, run)
 
   def connect(self, peer: str, address: str) -> None:
     self._check_open()

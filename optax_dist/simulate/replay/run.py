@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist.coordinator import policies
+from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation import wire_formats as wires
@@ -55,15 +55,15 @@ def replay_run(
   place = layouts.layout(leaves, wire)
   mean_place = layouts.layout(leaves, wires.mean_wire(wire), like=place)
   # How many are needed is behind us: the journal has who was in.
-  policy = policies.SyncReplicas(optimizer, policies.Quorum(1, 1))
+  policy = strategies.SyncReplicas(optimizer, strategies.Quorum(1, 1))
   add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
   errors: dict[Any, np.ndarray] = {}
 
-  def init() -> policies.SharedState:
+  def init() -> strategies.SharedState:
     shared = policy.shared(params)
     return shared if opt_state is None else shared._replace(opt_state=opt_state)
 
-  def encoded(state: policies.SharedState, member: Record) -> np.ndarray:
+  def encoded(state: strategies.SharedState, member: Record) -> np.ndarray:
     total = None
     for batch in member["batches"]:
       one = gradient(state.params, batch)

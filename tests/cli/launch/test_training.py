@@ -68,7 +68,7 @@ def test_local_strategies_train_between_processes(tmp_path, capsys, flags):
   assert len(commits) >= (1437 // 96) // int(flags[-1])
 
 
-def test_when_the_service_is_killed_it_can_be_resumed(tmp_path):
+def test_when_the_store_is_killed_it_can_be_resumed(tmp_path):
   command = [sys.executable, "-m", "optax_dist", "train"]
   command += ["--output", str(tmp_path), *_QUICK, *_SYNC]
   command += ["--epochs", "6", "--checkpoint-every", "5"]
@@ -81,13 +81,13 @@ def test_when_the_service_is_killed_it_can_be_resumed(tmp_path):
     while not checkpoints.steps(folder) and process.poll() is None:
       assert time.monotonic() < end
       time.sleep(0.1)
-    os.kill(_service_of(process.pid), signal.SIGKILL)
+    os.kill(_store_of(process.pid), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
   finally:
     process.kill()
     process.wait()
   assert process.returncode == 1, out + err
-  assert "The service of the job" in err
+  assert "The store of the job" in err
   assert "was ended by SIGKILL" in err
   saved = checkpoints.steps(folder)[-1]
   assert _train(tmp_path, *_SYNC, "--epochs", "6", "--resume") == 0
@@ -103,7 +103,7 @@ def test_when_the_service_is_killed_it_can_be_resumed(tmp_path):
   assert steps == sorted(set(steps))
 
 
-def _service_of(pid):
+def _store_of(pid):
   for name in os.listdir("/proc"):
     if name.isdecimal():
       try:
@@ -112,9 +112,9 @@ def _service_of(pid):
       except OSError:
         continue
       parent = int(stat.rpartition(")")[2].split()[1])
-      if parent == pid and b"optax_dist.coordinator.service" in command:
+      if parent == pid and b"optax_dist.coordinator.store.process" in command:
         return int(name)
-  raise AssertionError("no service")
+  raise AssertionError("no store")
 
 
 @pytest.mark.parametrize(

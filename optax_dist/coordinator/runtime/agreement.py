@@ -1,0 +1,52 @@
+"""What replicas must have in common to train one model."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import jax
+
+from optax_dist.coordinator import options, strategies
+
+
+def agreement(
+  policy: strategies.Policy,
+  shared: Any,
+  params: Any,
+  settings: options.Options,
+) -> tuple[tuple[str, str], ...]:
+  """What replicas must have in common, as pairs of a name and a text.
+
+  Trees are compared by the paths of their leaves, shapes and dtypes, for the
+  text of a tree's structure may have addresses in it. The optimizer is compared
+  by what its update computes, numbers included.
+  """
+  shapes = ", ".join(_leaves(params))
+  state = "\n".join(_leaves(shared))
+  mean = jax.eval_shape(lambda x: x, params)
+  program = str(jax.make_jaxpr(policy.apply)(shared, mean))
+  # Addresses of functions differ between processes.
+  program = re.sub(r"0x[0-9a-f]+", "0x", program)
+  return (
+    ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
+    ("policy", f"{policy.name} {tuple(policy.quorum)}"),
+    ("optimizer state", _digest(state)),
+    ("wire", settings.wire),
+    ("inline_bytes", str(settings.inline_bytes)),
+    ("fingerprint_every", str(settings.fingerprint_every)),
+    ("version of JAX", jax.__version__),
+    ("optimizer", _digest(program)),
+  )
+
+
+def _leaves(tree: Any) -> list[str]:
+  return [
+    f"{jax.tree_util.keystr(path) or 'params'}: {x.dtype}{list(x.shape)}"
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  ]
+
+
+def _digest(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,555 @@
+"""One thread that drives a replica: inputs to the core, effects carried out.
+
+Whatever happens (a message, an answer of the store, a gradient, the time) is an
+input of the protocol core; what the core wants done is done here, by transport,
+store, aggregation and the model's state. Nothing in this thread waits, except
+for the next event.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, assert_never
+
+import numpy as np
+
+from optax_dist.coordinator import errors, phases
+from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.aggregation import (
+  reduce_scatter_gather,
+  snapshots,
+)
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import entries, inputs, messages
+from optax_dist.coordinator.protocol.codec import BadMessage
+from optax_dist.coordinator.runtime import (
+  background,
+  handover,
+  journal_lines,
+  states,
+)
+from optax_dist.coordinator.store import interface as stores
+from optax_dist.coordinator.transport import interface as transports
+
+_log = logging.getLogger("optax_dist.coordinator")
+# Seconds to wait for the end of a thread that closes.
+_PATIENCE = 5.0
+# States of more bytes are computed in the background.
+_SMALL = 256 << 10
+
+
+class Core(Protocol):
+  """The protocol core of a replica."""
+
+  def step(self, given: inputs.Input, now: float) -> Sequence[fx.Effect]:
+    """Takes an input; returns what is to be done."""
+    ...
+
+  def deadline(self) -> float:
+    """When it is to be given `TimePassed`."""
+    ...
+
+
+class Driver:
+  """Drives one replica, from `start` to `close`.
+
+  Attributes:
+    handover: what the training loop reads.
+    rejoins: how often the replica was let in anew.
+  """
+
+  def __init__(
+    self,
+    core: Core,
+    transport: transports.Transport,
+    store: stores.Store,
+    *,
+    replica: int | str,
+    nonce: str,
+    prefix: str,
+    use_run: Callable[[str], None],
+    encoder: encoders.Encoder,
+    initial: Any,
+    step: int,
+    apply: Callable[[Any, Sequence[np.ndarray], int], Any],
+    inline: bool,
+    journal: journal_lines.JournalLines,
+    attempt_timeout: float,
+    store_timeout: float,
+  ):
+    """Makes one; nothing happens before `start`.
+
+    Args:
+      core: decides.
+      transport: to the other replicas.
+      store: decides who was first.
+      replica: the replica's id.
+      nonce: names the run, should this be its first process.
+      prefix: of all keys in the store.
+      use_run: tells the transport which run it is.
+      encoder: of gradients.
+      initial: the state at the start, a tree of arrays.
+      step: how many steps it has.
+      apply: see `states.States`.
+      inline: whether gradients are sent in messages.
+      journal: where the leader writes.
+      attempt_timeout: seconds without a byte after which transfers have failed.
+      store_timeout: seconds after which the store's answer is unknown.
+    """
+    self.rejoins = 0
+    self._core, self._transport, self._store = core, transport, store
+    self._replica, self._nonce, self._prefix = replica, nonce, prefix
+    self._use_run, self._encoder = use_run, encoder
+    self._inline, self._journal = inline, journal
+    self._store_timeout = store_timeout
+    name = f"optax-dist-{replica}"
+    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._background = background.Background(f"{name}-work", self.post)
+    self._states = states.States(initial, step, apply, None)
+    if self._states.nbytes > _SMALL:
+      self._states = states.States(initial, step, apply, self._background)
+    self.handover = handover.Handover(self._states.published)
+    self._aggregations = reduce_scatter_gather.Aggregations(
+      transport,
+      encoder.place,
+      encoder.mean_place,
+      self._background,
+      attempt_timeout,
+      self._reach,
+    )
+    self._snapshots = snapshots.Snapshots(
+      transport, self._states.nbytes, self._background, attempt_timeout
+    )
+    self._posted: collections.deque[Callable[[], None]] = collections.deque()
+    self._inputs: collections.deque[inputs.Input] = collections.deque()
+    self._numbers = itertools.count()
+    # What the store was asked, by its numbers: kind, and the core's number.
+    self._asked: dict[int, tuple[str, int]] = {}
+    self._gradients: dict[int, reduce_scatter_gather.Gradient] = {}
+    # Attempts whose mean is being applied, and those to be dropped after that.
+    self._applying: collections.Counter[entries.AttemptId] = (
+      collections.Counter()
+    )
+    self._drop_later: set[entries.AttemptId] = set()
+    self._encoded: tuple[messages.Message, list[bytes]] | None = None
+    self._tell = False
+    self._closing = ""
+    self._closed = False
+    self._process = os.getpid()
+
+  # The training loop's.
+
+  def start(self) -> None:
+    """Begins: the replica looks for its run."""
+    self._inputs.append(inputs.Started(self._nonce))
+    if not self._inline:
+      self._make_memory()
+    self._thread.start()
+
+  def feed(self, given: inputs.Input) -> None:
+    """Has an input taken by the core; from any thread."""
+    self.check_process()
+    self.post(lambda: self._inputs.append(given))
+
+  def submit(
+    self, submitted: inputs.Submitted, memory: memoryview | None
+  ) -> None:
+    """Submits a gradient.
+
+    Args:
+      submitted: the submission.
+      memory: the gradient's bytes, one of `handover.memory`; None where it is
+        sent inline, or is not finite.
+    """
+    self.check_process()
+    self.post(lambda: self._submit(submitted, memory))
+
+  def post(self, action: Callable[[], None]) -> None:
+    """Has something done by the event loop."""
+    self._posted.append(action)
+    if not self._closed:
+      self._transport.wake()
+
+  def check_process(self) -> None:
+    """Raises an error in a forked child, which has no event loop."""
+    if os.getpid() != self._process:
+      raise errors.CoordinatorError(
+        f"Replica {self._replica!r} lives in process {self._process}; a forked"
+        " child can't use it. Join from the child, or use the replica in the"
+        " process that has joined."
+      )
+
+  def stats(self) -> dict[str, int]:
+    """Bytes of arrays so far, and transfers under way."""
+    parts = (self._aggregations, self._snapshots)
+    return {
+      "bytes_in": sum(p.bytes_in for p in parts),
+      "bytes_out": sum(p.bytes_out for p in parts),
+      "pending": sum(p.pending() for p in parts),
+    }
+
+  def close(self, reason: str = "closed") -> None:
+    """Ends all, and waits for it; what was not said by now is lost."""
+    if os.getpid() != self._process:
+      return
+    self.post(lambda: setattr(self, "_closing", reason))
+    if self._thread is threading.current_thread():
+      return
+    if self._thread.ident is None:
+      self._end()
+    # One that is stuck in foreign code must not hold up who closes.
+    else:
+      self._thread.join(_PATIENCE)
+    self._background.close(_PATIENCE)
+
+  # The event loop.
+
+  def _run(self) -> None:
+    try:
+      self._proceed()
+      while not self._closing:
+        events = self._transport.poll(self._timeout())
+        for event in events:
+          self._on_event(event)
+        self._proceed()
+    except BaseException as error:
+      _log.debug("replica %r fails", self._replica, exc_info=True)
+      self.handover.failure = self.handover.failure or error
+    finally:
+      try:
+        self._end()
+      finally:
+        self.handover.tell()
+
+  def _proceed(self) -> None:
+    """Does all that can be done without waiting."""
+    self._aggregations.check()
+    self._snapshots.check()
+    while True:
+      while self._posted:
+        self._posted.popleft()()
+      for event in self._store.poll():
+        self._on_store(event)
+      self._take_answers()
+      if self._inputs:
+        self._step(self._inputs.popleft())
+      elif self._closing:
+        break
+      elif self._core.deadline() <= time.monotonic():
+        self._step(inputs.TimePassed())
+      else:
+        break
+    if self._tell:
+      self._tell = False
+      self.handover.tell()
+
+  def _timeout(self) -> float | None:
+    """How long to wait for an event at most."""
+    if self._posted:
+      return 0.0
+    times = [self._core.deadline() - time.monotonic()]
+    for part in (self._aggregations, self._snapshots):
+      soon = part.deadline()
+      if soon is not None:
+        times.append(soon)
+    found = min(times)
+    return None if found == math.inf else max(0.0, found)
+
+  def _step(self, given: inputs.Input) -> None:
+    for effect in self._core.step(given, time.monotonic()):
+      self._carry_out(effect)
+
+  def _end(self) -> None:
+    if self._closed:
+      return
+    self._closed = True
+    for end in (
+      self._aggregations.close,
+      self._snapshots.close,
+      lambda: self._transport.close(self._closing),
+      self._store.close,
+      self._journal.close,
+    ):
+      try:
+        end()
+      except Exception:
+        _log.exception("replica %r could not close all", self._replica)
+    self._posted.clear()
+    self._gradients.clear()
+
+  # Inputs.
+
+  def _on_event(self, event: transports.Event) -> None:
+    match event:
+      case transports.Message(peer, payload):
+        try:
+          found = messages.MESSAGES.decode(payload)
+        except BadMessage as error:
+          self._inputs.append(inputs.Malformed(peer, str(error)))
+        else:
+          self._inputs.append(inputs.Received(peer, found))
+      case transports.PeerLost(peer, how, reason):
+        self._inputs.append(inputs.PeerLost(peer, how, reason))
+      case transports.PeerUp():
+        pass
+      case _:
+        # One that nobody knows any more was given up.
+        if not self._aggregations.handle(event):
+          self._snapshots.handle(event)
+        # In the order in which things happened, before a peer's loss.
+        self._take_answers()
+
+  def _take_answers(self) -> None:
+    for answer in (*self._aggregations.answers, *self._snapshots.answers):
+      if isinstance(answer, inputs.Aggregated):
+        phases.reach("done", self._replica)
+      self._inputs.append(answer)
+    self._aggregations.answers.clear()
+    self._snapshots.answers.clear()
+
+  def _on_store(self, event: stores.Event) -> None:
+    match event:
+      case stores.StoreLost(reason):
+        self._inputs.append(inputs.StoreLost(reason))
+        return
+      case stores.Changed() | stores.Current():
+        return
+    kind, request = self._asked.pop(event.request)
+    if kind == "delete":
+      return
+    given: inputs.Input
+    match event:
+      case stores.Absent():
+        given = inputs.GetAnswered(request, True, None)
+      case stores.Value(_, value):
+        try:
+          found = entries.STORE_VALUES.decode(value)
+          given = inputs.GetAnswered(request, True, found)
+        except BadMessage:
+          given = inputs.GetAnswered(request, True, None, occupied=True)
+      case stores.Done():
+        given = inputs.PutAnswered(request, "done")
+      case stores.Conflict():
+        given = inputs.PutAnswered(request, "conflict")
+      case stores.Unknown(_, reason) | stores.Refused(_, reason):
+        _log.info("the store does not answer: %s", reason)
+        given = (
+          inputs.PutAnswered(request, "unknown")
+          if kind == "put"
+          else inputs.GetAnswered(request, False, None)
+        )
+      case _:
+        assert_never(event)
+    self._inputs.append(given)
+
+  def _submit(
+    self, submitted: inputs.Submitted, memory: memoryview | None
+  ) -> None:
+    if memory is not None:
+      self._gradients[submitted.sequence] = reduce_scatter_gather.Gradient(
+        memory, lambda: self._transport.free(memory)
+      )
+      self._make_memory()
+    phases.reach("arrived", self._replica)
+    self._inputs.append(submitted)
+
+  def _make_memory(self) -> None:
+    """Has memory ready for the next gradient."""
+    nbytes = self._encoder.place.nbytes
+    self.handover.memory.put(self._transport.allocate(nbytes))
+
+  # Effects.
+
+  def _carry_out(self, effect: fx.Effect) -> None:
+    match effect:
+      case fx.UseRun(nonce):
+        self._use_run(nonce)
+      case fx.Connect(peer, address):
+        self._connect(peer, address)
+      case fx.Disconnect(peer, reason):
+        self._transport.disconnect(peer, reason)
+      case fx.Send(peer, message):
+        self._send(peer, message)
+      case fx.Put(request, key, value, overwrite):
+        self._put(request, key, value, overwrite)
+      case fx.Get(request, key):
+        number = self._number("get", request)
+        self._ask(stores.Get(number, self._prefix + key))
+      case fx.Delete(keys):
+        self._delete(keys)
+      case fx.Average(task, parts, payloads):
+        mean = self._encoder.average(
+          payloads, [p.weight for p in parts], sum(p.count for p in parts)
+        )
+        self._inputs.append(inputs.Averaged(task, mean))
+      case fx.Aggregate():
+        self._aggregate(effect)
+      case fx.Collect():
+        self._aggregations.collect(effect)
+      case fx.Cancel(attempt) | fx.Release(attempt):
+        if self._applying[attempt]:
+          self._drop_later.add(attempt)
+        else:
+          self._aggregations.drop(attempt)
+      case fx.Apply():
+        self._apply(effect)
+      case fx.Publish(step, save):
+        self._states.publish(step, save)
+        self._show()
+        phases.reach("applied", self._replica)
+      case fx.Discard():
+        self._states.discard()
+      case fx.Restore(step, state):
+        self._states.restore(step, self._snapshots.take(state))  # type: ignore[arg-type]
+        self._show()
+      case fx.ServeSnapshot():
+        phases.reach("serving", self._replica)
+        published = self._states.published
+        self._snapshots.serve(
+          effect, lambda out: self._states.write(published, out)
+        )
+      case fx.FetchSnapshot():
+        phases.reach("fetching_snapshot", self._replica)
+        self._snapshots.fetch(effect)
+      case fx.TakeFingerprint(step):
+        self._states.fingerprint(
+          self._states.published,
+          lambda digest: self._inputs.append(
+            inputs.FingerprintTaken(step, digest)
+          ),
+        )
+      case fx.Admitted(admission, _, _, asked):
+        self.rejoins = admission - 1
+        self.handover.admission, self.handover.asked = admission, asked
+        self.handover.suspended = False
+        self._tell = True
+      case fx.Suspended():
+        self.handover.suspended = True
+      case fx.SetAsked(count):
+        self.handover.asked = count
+      case fx.Taken(sequence, count):
+        self.handover.asked = count
+        self.handover.resolve(sequence, effect)
+        self._tell = True
+      case fx.Resolved():
+        self._resolve(effect)
+      case fx.Waiting(_, _, missing):
+        self.handover.missing = missing
+      case fx.Left():
+        self.handover.left = True
+        self._tell = True
+      case fx.Finished(_, reason):
+        self.handover.finished = reason
+        self._tell = True
+      case fx.Fail(error, reason):
+        self.handover.failure = getattr(errors, error)(reason)
+        self._tell = True
+      case fx.LeadershipChanged(leads, _):
+        self.handover.leads = leads
+      case fx.OpenJournal(commits):
+        self._journal.open(commits)
+      case fx.WriteJournal(note):
+        self._journal.write(note)
+      case fx.CloseJournal():
+        self._journal.close()
+      case fx.Log(level, text):
+        _log.log(getattr(logging, level.upper()), text)
+      case _:
+        assert_never(effect)
+
+  def _connect(self, peer: str, address: str) -> None:
+    try:
+      self._transport.connect(peer, address)
+    except ValueError as error:
+      lost = inputs.PeerLost(peer, "unreachable", str(error))
+      self._inputs.append(lost)
+
+  def _send(self, peer: str, message: messages.Message) -> None:
+    # The same message often goes to all.
+    if self._encoded is None or self._encoded[0] is not message:
+      self._encoded = message, messages.MESSAGES.parts(message)
+    parts = self._encoded[1]
+    self._transport.send(peer, parts)
+
+  def _number(self, kind: str, request: int) -> int:
+    number = next(self._numbers)
+    self._asked[number] = kind, request
+    return number
+
+  def _ask(self, request: stores.Request) -> None:
+    self._store.ask(request, self._store_timeout)
+
+  def _put(
+    self, request: int, key: str, value: entries.StoreValue, overwrite: bool
+  ) -> None:
+    if isinstance(value, entries.Record) and any(
+      isinstance(entry, entries.Committed) for entry in value.entries
+    ):
+      phases.reach("committing", self._replica)
+    put = stores.Put if overwrite else stores.PutIfAbsent
+    raw = entries.STORE_VALUES.encode(value)
+    self._ask(put(self._number("put", request), self._prefix + key, raw))
+
+  def _delete(self, keys: Sequence[str]) -> None:
+    for start in range(0, len(keys), stores.MAX_KEYS):
+      some = keys[start : start + stores.MAX_KEYS]
+      self._ask(
+        stores.Delete(
+          self._number("delete", 0), tuple(self._prefix + key for key in some)
+        )
+      )
+
+  def _aggregate(self, effect: fx.Aggregate) -> None:
+    gradient = self._gradients.get(effect.sequence)
+    if gradient is None:
+      self._inputs.append(
+        inputs.AggregateFailed(effect.attempt, None, "it has no such gradient")
+      )
+      return
+    self._aggregations.begin(effect, gradient)
+
+  def _apply(self, effect: fx.Apply) -> None:
+    if effect.inline:
+      raw = effect.mean
+      assert isinstance(raw, bytes)
+      read = lambda: self._encoder.read(raw)
+      self._states.apply(read, effect.parts, lambda: None)
+      return
+    attempt = effect.mean
+    assert isinstance(attempt, entries.AttemptId)
+    mean = self._aggregations.mean(attempt)
+    self._applying[attempt] += 1
+
+    def done() -> None:
+      self._applying[attempt] -= 1
+      if not self._applying[attempt]:
+        del self._applying[attempt]
+        if attempt in self._drop_later:
+          self._drop_later.remove(attempt)
+          self._aggregations.drop(attempt)
+
+    self._states.apply(lambda: self._encoder.read(mean), effect.parts, done)
+
+  def _show(self) -> None:
+    self.handover.published = self._states.published
+    self.handover.to_save = self._states.to_save
+    self.handover.missing = ""
+    self._tell = True
+
+  def _resolve(self, resolved: fx.Resolved) -> None:
+    # A sum contains what was submitted before.
+    for sequence in [s for s in self._gradients if s <= resolved.sequence]:
+      self._gradients.pop(sequence).resolve()
+    outcome = handover.Outcome(resolved, self._states.before)
+    self.handover.resolve(resolved.sequence, outcome)
+    self._tell = True
+
+  def _reach(self, phase: str) -> None:
+    phases.reach(phase, self._replica)

@@ -1,0 +1,159 @@
+"""How a replica reaches the others: in this process, or over sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
+
+from optax_dist.coordinator.store import client, etcd, urls
+from optax_dist.coordinator.store import in_process as local_store
+from optax_dist.coordinator.store import interface as stores
+from optax_dist.coordinator.transport import addresses, channels, sockets
+from optax_dist.coordinator.transport import in_process as local_transport
+from optax_dist.coordinator.transport import interface as transports
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+  """One replica's transport and store.
+
+  Attributes:
+    transport: to the other replicas.
+    store: decides who was first.
+    use_run: tells the transport the nonce of its run.
+  """
+
+  transport: transports.Transport
+  store: stores.Store
+  use_run: Callable[[str], None] = lambda nonce: None
+
+  def close(self) -> None:
+    """Closes both."""
+    self.store.close()
+    self.transport.close()
+
+
+class World:
+  """Where replicas that are threads of one process meet."""
+
+  def __init__(self) -> None:
+    self._hub = local_transport.Hub()
+    self._store = local_store.InProcessStore()
+
+  def connect(self, name: str) -> Endpoint:
+    """An endpoint for one replica."""
+    unique = process_name(name)
+    transport = local_transport.InProcessTransport(unique, self._hub)
+    return Endpoint(transport, self._store.connect(unique, transport.wake))
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """Where a process listens.
+
+  Attributes:
+    bind: host name or IP address to listen on; None: this host only, if the
+      store is on loopback, and all addresses otherwise.
+    ports: the first free one of them is taken.
+    advertise: what others are told instead, a host or ``host:port``.
+    certificates: encrypt all that leaves this host.
+  """
+
+  bind: str | None = None
+  ports: Iterable[int] = sockets.DEFAULT_PORTS
+  advertise: str | None = None
+  certificates: channels.Certificates | None = None
+
+
+def connect(
+  place: urls.Place,
+  replica: object,
+  secret: bytes,
+  network: Network,
+  silence: float,
+) -> Endpoint:
+  """An endpoint over sockets.
+
+  Args:
+    place: of the store.
+    replica: the replica's id.
+    secret: of the job; may be empty where nobody but this host gets through.
+    network: where to listen.
+    silence: seconds without a byte after which a peer is lost.
+
+  Raises:
+    ValueError: an option can't be; the message says why.
+    OSError: no port is free.
+  """
+  name = process_name(replica)
+  host = store_host(place)
+  bind = network.bind
+  if bind is None and not addresses.is_loopback(host):
+    bind = "::" if ":" in host else "0.0.0.0"
+  limits = transports.Limits(heartbeat=min(1.0, silence / 4), silence=silence)
+  transport = sockets.SocketTransport(
+    name,
+    secret=secret,
+    bind=bind,
+    ports=network.ports,
+    advertise=network.advertise,
+    towards=host,
+    certificates=network.certificates,
+    limits=limits,
+  )
+  store: stores.Store
+  try:
+    match place:
+      case urls.Tcp(address):
+        # Of its own: the store outlives runs, and knows no nonce.
+        way = sockets.SocketTransport(
+          name, secret=secret, certificates=network.certificates
+        )
+        store = client.StoreClient(way, address, transport.wake)
+      case urls.Etcd():
+        store = etcd.EtcdStore(place, secret, "runs", transport.wake)
+      case _:
+        raise ValueError("The store of one process is for run_embedded.")
+  except BaseException:
+    transport.close()
+    raise
+  use_run = lambda nonce: transport.use_run(nonce.encode())
+  return Endpoint(transport, store, use_run)
+
+
+def store_host(place: urls.Place) -> str:
+  """The host of the store, or of its first server."""
+  match place:
+    case urls.Tcp(address):
+      server = address
+    case urls.Etcd(endpoints):
+      server = endpoints[0]
+    case _:
+      return "127.0.0.1"
+  return server.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+def process_name(replica: object) -> str:
+  """A name for a process, of which there is no second one.
+
+  Example:
+    >>> process_name("a") == process_name("a")
+    False
+  """
+  plain = "".join(c for c in str(replica)[:24] if c.isalnum() or c in "._-")
+  return f"{plain}-{secrets.token_hex(8)}"
+
+
+def key_prefix(run: str) -> str:
+  """What all keys of a run begin with; several runs may share a store.
+
+  Example:
+    >>> key_prefix("")
+    'run/'
+  """
+  if not run:
+    return "run/"
+  # A digest, for a name may have any characters.
+  return f"run-{hashlib.sha256(run.encode()).hexdigest()[:16]}/"

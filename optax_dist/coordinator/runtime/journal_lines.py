@@ -1,0 +1,172 @@
+"""The leader's journal: its notes as lines of the file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.protocol import entries, notes
+
+_log = logging.getLogger("optax_dist.coordinator")
+
+
+class JournalLines:
+  """Writes what the leader notes; a file that fails never ends training."""
+
+  def __init__(
+    self,
+    path: str | os.PathLike[str] | None,
+    describe: Mapping[str, Any],
+  ):
+    """Opens nothing yet.
+
+    Args:
+      path: of the file; None for no journal.
+      describe: what the first line of a run tells besides its step.
+    """
+    self._path, self._describe = path, describe
+    self._file: journal.Journal | None = None
+
+  def open(self, commits: Sequence[entries.Committed]) -> None:
+    """Opens the file, if it can be, and writes the commits that it lacks."""
+    if self._path is None:
+      return
+    try:
+      self._file = journal.Journal(self._path)
+      found = journal.read(self._path).records
+    except OSError as error:
+      _log.warning(
+        "The journal can't be written, and training goes on without it: %s",
+        error,
+      )
+      self.close()
+      return
+    last = -1
+    for record in found:
+      if record["kind"] == "run":
+        last = record["step"] - 1
+      elif record["kind"] == "commit":
+        last = record["step"]
+    for commit in commits:
+      if commit.attempt.step > last:
+        self.write(notes.StepCommitted(commit, None))
+
+  def write(self, note: notes.Note) -> None:
+    """Writes a line, if there is a journal."""
+    if self._file is None:
+      return
+    kind, fields = self._line(note, self._file.time())
+    try:
+      self._file.write(kind, **fields)
+    except OSError as error:
+      _log.warning("The journal can't be written any more: %s", error)
+      self.close()
+
+  def close(self) -> None:
+    """Closes the file."""
+    if self._file is not None:
+      self._file.close()
+      self._file = None
+
+  def _line(self, note: notes.Note, now: float) -> tuple[str, dict[str, Any]]:
+    match note:
+      case notes.RunBegins(step):
+        return "run", {**self._describe, "step": step}
+      case notes.LeaderBegins(replica, term, step):
+        return "chief", {"replica": replica, "term": term, "step": step}
+      case notes.MemberJoined(replica, incarnation, step):
+        return "join", _member(replica, incarnation, step)
+      case notes.MemberRemoved(replica, incarnation, step, left, reason):
+        fields = _member(replica, incarnation, step)
+        if left:
+          return "leave", fields
+        return "lost", fields | {"reason": reason}
+      case notes.StepCommitted():
+        return "commit", _commit(note, now)
+      case notes.GradientDropped():
+        fields = _member(note.replica, note.incarnation, note.step)
+        return "drop", fields | {
+          "local_step": note.local_step,
+          "count": note.count,
+          "reason": note.reason,
+          "batches": _json(note.batches),
+          "compute": note.compute,
+          "arrived": _ago(now, note.age),
+        }
+      case notes.AttemptAbandoned(step, attempt, culprit, reason):
+        return "abandon", {
+          "step": step,
+          "attempt": attempt,
+          "culprit": culprit,
+          "reason": reason,
+        }
+      case notes.StepStalled(step, waited, computing, reporting, absent):
+        missing = {
+          "computing": list(computing),
+          "reporting": list(reporting),
+          "absent": list(absent),
+        }
+        return "stall", {"step": step, "waited": waited, "missing": missing}
+      case notes.CannotProceed():
+        return "cannot_proceed", {
+          "step": note.step,
+          "have": note.have,
+          "needed": note.needed,
+          "missing": list(note.missing),
+          "final": note.final,
+        }
+      case notes.FingerprintSeen(step, replica, digest):
+        return "fingerprint", {
+          "step": step,
+          "replica": replica,
+          "params": None,
+          "state": digest,
+        }
+      case notes.RunEnds():
+        ledger = {"applied": note.applied, "dropped": dict(note.dropped)}
+        return "finish", {
+          "step": note.step,
+          "reason": note.reason,
+          "ledger": None if note.error else ledger,
+        }
+
+
+def _member(replica: Any, incarnation: int, step: int) -> dict[str, Any]:
+  return {"replica": replica, "incarnation": incarnation, "step": step}
+
+
+def _commit(note: notes.StepCommitted, now: float) -> dict[str, Any]:
+  commit = note.commit
+  members = []
+  for part, details in zip(commit.parts, commit.details, strict=True):
+    members.append(
+      {
+        "replica": part.replica,
+        "incarnation": part.incarnation,
+        "local_step": part.local_step,
+        "count": part.count,
+        "weight": part.weight,
+        "staleness": part.staleness,
+        "batches": _json(details.batches),
+        "compute": details.compute,
+        "arrived": _ago(now, details.age),
+      }
+    )
+  return {
+    "step": commit.attempt.step,
+    "attempt": commit.attempt.number,
+    "attempt_time": _ago(now, note.age),
+    "members": members,
+  }
+
+
+def _ago(now: float, age: float | None) -> float | None:
+  return None if age is None else max(0.0, now - age)
+
+
+def _json(text: str) -> Any:
+  return json.loads(text) if text else None

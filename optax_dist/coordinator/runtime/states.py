@@ -1,0 +1,184 @@
+"""The model's state: published, and computed ahead of its commit.
+
+The protocol core counts steps; here are the arrays. A state may still be
+computed when it is published: who reads it waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from optax_dist.coordinator.aggregation import layout, means
+from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
+from optax_dist.coordinator.fingerprint import as_numpy, fingerprint
+
+
+class State:
+  """What all replicas share after so many steps; perhaps still computed.
+
+  Attributes:
+    step: how many steps it has.
+  """
+
+  def __init__(self, step: int, value: Any = None):
+    """Makes one that is there, or one that is to be computed (None)."""
+    self.step = step
+    self._value = value
+    self._error: BaseException | None = None
+    self._ready = None if value is not None else threading.Event()
+
+  def compute(self, work: Callable[[], Any]) -> None:
+    """Computes it in this thread."""
+    assert self._ready is not None
+    try:
+      self._value = work()
+    except BaseException as error:
+      self._error = error
+      raise
+    finally:
+      self._ready.set()
+
+  def get(self) -> Any:
+    """The state, as soon as it is there."""
+    if self._ready is not None:
+      self._ready.wait()
+      if self._error is not None:
+        raise self._error
+    return self._value
+
+
+class States:
+  """The published state, and at most one that is computed ahead.
+
+  Attributes:
+    published: what the log has decided.
+    before: the one that was published before.
+    to_save: the latest that all replicas save, or None.
+    nbytes: of a state in a snapshot.
+  """
+
+  def __init__(
+    self,
+    initial: Any,
+    step: int,
+    apply: Callable[[Any, Sequence[np.ndarray], int], Any],
+    background: Background | None,
+  ):
+    """Begins with a state.
+
+    Args:
+      initial: a tree of arrays.
+      step: how many steps it has.
+      apply: computes from a state, the leaves of a mean, and the number of
+        its parts the state after it, and waits until it is there.
+      background: computes what takes long; None: all is computed at once.
+    """
+    self.published = self.before = State(step, initial)
+    self.to_save: State | None = None
+    self._ahead: State | None = None
+    self._apply = apply
+    self._background = background
+    leaves, self._tree = jax.tree.flatten(initial)
+    self._likes = leaves
+    self._place = layout.layout([as_numpy(leaf) for leaf in leaves])
+    self.nbytes = self._place.nbytes
+
+  def apply(
+    self,
+    read: Callable[[], Sequence[np.ndarray]],
+    parts: int,
+    done: Callable[[], None],
+  ) -> None:
+    """Computes the state after the published one.
+
+    Args:
+      read: gives the leaves of the mean.
+      parts: how many gradients or sums are in it.
+      done: called by the event loop when the mean is of no use any more.
+    """
+    base = self.published
+    after = self._ahead = State(base.step + 1)
+    self._compute(after, lambda: self._apply(base.get(), read(), parts), done)
+
+  def publish(self, step: int, save: bool) -> None:
+    """What was computed is decided."""
+    assert self._ahead is not None
+    assert self._ahead.step == step
+    self.before, self.published = self.published, self._ahead
+    self._ahead = None
+    if save:
+      self.to_save = self.published
+
+  def discard(self) -> None:
+    """What was computed was not to be."""
+    self._ahead = None
+
+  def restore(self, step: int, raw: np.ndarray) -> None:
+    """Goes on from what `write` has written elsewhere."""
+    self._ahead = None
+    self.before = self.published
+    after = self.published = State(step)
+    self._compute(after, lambda: self._read(raw), lambda: None)
+
+  def write(self, state: State, out: np.ndarray) -> None:
+    """Writes a state's bytes."""
+    leaves = [as_numpy(leaf) for leaf in jax.tree.leaves(state.get())]
+    means.write(leaves, self._place, out)
+
+  def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
+    """Computes a digest; `done` is called by the event loop."""
+    found: list[str] = []
+
+    def finish(error: BaseException | None) -> None:
+      if error is not None:
+        raise error
+      done(found[0])
+
+    work = lambda: found.append(fingerprint(state.get()))
+    if self._background is None:
+      work()
+      finish(None)
+    else:
+      self._background(work, finish)
+
+  def _compute(
+    self, state: State, work: Callable[[], Any], done: Callable[[], None]
+  ) -> None:
+    def finish(error: BaseException | None) -> None:
+      done()
+      if error is not None:
+        raise error
+
+    if self._background is None:
+      state.compute(work)
+      done()
+    else:
+      self._background(lambda: state.compute(work), finish)
+
+  def _read(self, raw: np.ndarray) -> Any:
+    arrays = means.read(
+      self._place, [raw], (0, self._place.elements), np.empty(0, np.uint8)
+    )
+    found = [
+      _like(a, leaf) for a, leaf in zip(arrays, self._likes, strict=True)
+    ]
+    return jax.tree.unflatten(self._tree, found)
+
+
+def _like(array: np.ndarray, leaf: Any) -> Any:
+  """An array as the same kind of leaf: on the same devices, a key as a key."""
+  if not isinstance(leaf, jax.Array):
+    return array.copy()
+  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    implementation = jax.random.key_impl(leaf)
+    key = jax.random.wrap_key_data(jax.numpy.array(array), impl=implementation)
+    return jax.device_put(key, leaf.sharding)
+  # A copy: what jax may take for its own must not be a view. Committed to a
+  # device only if the leaf is: programs would be compiled anew for it.
+  where = leaf.sharding if leaf.committed else None
+  return jax.device_put(array.copy(), where)

@@ -1,0 +1,85 @@
+"""What parameters and gradients must be, told by name where they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_REMEDY = (
+  "Give the tree of parameters alone: nnx.state(model, nnx.Param) of a flax nnx"
+  " module, variables['params'] of a linen one, eqx.filter(model,"
+  " eqx.is_inexact_array) of an equinox one"
+)
+
+
+def as_params(params: Any) -> Any:
+  """The parameters as a tree of JAX arrays.
+
+  Raises:
+    TypeError: a leaf is no array of a floating dtype.
+    ValueError: there is none.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  if not leaves:
+    raise ValueError("params must have at least one array, got none.")
+  for path, leaf in leaves:
+    name = f"params{jax.tree_util.keystr(path)}"
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):
+      raise TypeError(
+        f"{name} must be an array, got {type(leaf).__name__}. {_REMEDY}."
+      )
+    dtype = jnp.asarray(leaf).dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+      raise TypeError(
+        f"{name} must be of a floating dtype to have a gradient, got {dtype}."
+        f" {_REMEDY}."
+      )
+  return jax.tree.map(jnp.asarray, params)
+
+
+class Template:
+  """What gradients must look like.
+
+  Attributes:
+    leaves: of the parameters, as `jax.ShapeDtypeStruct`s.
+  """
+
+  def __init__(self, params: Any):
+    found, self._tree = jax.tree_util.tree_flatten_with_path(params)
+    self._names = [jax.tree_util.keystr(path) for path, _ in found]
+    self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in found]
+
+  def unflatten(self, leaves: Any) -> Any:
+    """A tree like the parameters."""
+    return jax.tree.unflatten(self._tree, leaves)
+
+  def fit(self, grads: Any) -> Any:
+    """A gradient as a tree like the parameters.
+
+    Other containers with the same keys will do.
+
+    Raises:
+      ValueError: it is not like the parameters.
+    """
+    leaves, tree = jax.tree.flatten(grads)
+    if tree != self._tree:  # type: ignore[operator]
+      found, _ = jax.tree_util.tree_flatten_with_path(grads)
+      names = [jax.tree_util.keystr(path) for path, _ in found]
+      if names != self._names:
+        raise ValueError(
+          "grads must have the structure of the parameters,"
+          f" {', '.join(self._names) or 'one array':.500}, got"
+          f" {', '.join(names) or 'one array':.500}."
+        )
+      grads = self.unflatten(leaves)
+    for name, like, grad in zip(self._names, self.leaves, leaves, strict=True):
+      shape, dtype = getattr(grad, "shape", ()), getattr(grad, "dtype", None)
+      if (shape, dtype) != (like.shape, like.dtype):
+        raise ValueError(
+          f"grads{name} must be {like.dtype}{list(like.shape)}, as the"
+          f" parameter, got {dtype or type(grad).__name__}{list(shape)}."
+        )
+    return grads

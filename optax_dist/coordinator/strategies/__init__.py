@@ -1,0 +1,29 @@
+"""What a commit does: sync replicas, elastic averaging, local updates."""
+
+from optax_dist.coordinator.strategies.elastic_average import (
+  ElasticAverage,
+  elastic_average,
+)
+from optax_dist.coordinator.strategies.local_updates import (
+  LocalUpdates,
+  local_updates,
+)
+from optax_dist.coordinator.strategies.strategy import (
+  Factory,
+  Policy,
+  Quorum,
+  SharedState,
+)
+from optax_dist.coordinator.strategies.sync_replicas import SyncReplicas
+
+__all__ = [
+  "ElasticAverage",
+  "Factory",
+  "LocalUpdates",
+  "Policy",
+  "Quorum",
+  "SharedState",
+  "SyncReplicas",
+  "elastic_average",
+  "local_updates",
+]

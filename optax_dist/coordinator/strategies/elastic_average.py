@@ -1,0 +1,117 @@
+"""Elastic averaging: replica and center pull at each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist.coordinator.strategies import strategy
+from optax_dist.coordinator.strategies.local_steps import LocalState, LocalSteps
+from optax_dist.transforms.elastic_exchange import elastic_exchange
+
+# A center takes an exchange however old the parameters are.
+_ANY_STALENESS = 2**31 - 1
+
+
+class ElasticAverage(LocalSteps):
+  """Elastic averaging: replica and center pull at each other.
+
+  Source: Zhang, Choromanska and LeCun 2015, Deep learning with Elastic
+  Averaging SGD, algorithm 1.
+  """
+
+  name = "elastic_average"
+
+  def __init__(
+    self,
+    inner: optax.GradientTransformation,
+    total_num_replicas: int,
+    *,
+    moving_rate: float,
+    communication_period: int = 10,
+    synchronous: bool = False,
+  ):
+    super().__init__(inner, communication_period)
+    if not 0.0 < moving_rate < 1.0:
+      raise ValueError(
+        f"moving_rate must be between 0 and 1, got {moving_rate!r}."
+      )
+    n = total_num_replicas
+    self.quorum = strategy.Quorum(
+      n if synchronous else 1, n, 0 if synchronous else _ANY_STALENESS
+    )
+
+    def exchange(params: Any, center: Any, pulls: Any) -> Any:
+      total = lambda leaves: [
+        leaf * jnp.asarray(pulls, leaf.dtype) for leaf in leaves
+      ]
+      return elastic_exchange(params, center, moving_rate, total)
+
+    def apply(
+      shared: strategy.SharedState, mean: Any, members: Any = None
+    ) -> strategy.SharedState:
+      mean = strategy.owned(mean, shared.params)
+      everyone = n if synchronous else 1
+      pulls = everyone if members is None else members
+      center = exchange(mean, shared.params, pulls).center
+      return strategy.SharedState(center, shared.opt_state)
+
+    self.sums, self.alone = synchronous, not synchronous
+
+    self.apply = jax.jit(apply)
+    self._pull = jax.jit(lambda own, center: exchange(own, center, 1).params)
+
+  def shared(self, params: Any) -> strategy.SharedState:
+    return strategy.SharedState(params, ())
+
+  def _payload(self, shared: strategy.SharedState, local: LocalState) -> Any:
+    return local.params
+
+  def settle(
+    self,
+    before: strategy.SharedState,
+    after: Any,
+    local: LocalState,
+    mine: bool,
+  ) -> LocalState:
+    if not mine:
+      return local
+    params = self._pull(local.params, before.params)
+    return LocalState(params, local.opt_state, 0)
+
+
+def elastic_average(
+  *,
+  moving_rate: float,
+  communication_period: int = 10,
+  synchronous: bool = False,
+) -> strategy.Factory:
+  """Elastic averaging, as the `policy` of `join` and `run_embedded`.
+
+  Every `communication_period` steps a replica exchanges with the center:
+  ``diff = params - center; params -= moving_rate * diff; center +=
+  moving_rate * diff``, the exchanges of several replicas one at a time.
+
+  Args:
+    moving_rate: how far both move, between 0 and 1; with `synchronous` at most
+      1 / number of replicas is sound.
+    communication_period: steps from one exchange to the next.
+    synchronous: whether all replicas exchange at the same time; otherwise each
+      does so on its own clock.
+
+  Raises:
+    ValueError: an argument is out of range (told by `join`).
+
+  Source: Zhang, Choromanska and LeCun 2015, Deep learning with Elastic
+  Averaging SGD; `tf.contrib.opt.ElasticAverageOptimizer`.
+  """
+  return lambda opt, quorum: ElasticAverage(
+    opt,
+    quorum.total_num_replicas,
+    moving_rate=moving_rate,
+    communication_period=communication_period,
+    synchronous=synchronous,
+  )

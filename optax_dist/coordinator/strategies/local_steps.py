@@ -1,0 +1,59 @@
+"""Replicas that train alone between two exchanges."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import optax
+
+from optax_dist.coordinator.strategies import strategy
+
+
+class LocalState(NamedTuple):
+  """What a replica that trains alone keeps.
+
+  Attributes:
+    params: its own parameters.
+    opt_state: of its own optimizer.
+    steps: how many steps it has made since it last met the others.
+  """
+
+  params: Any
+  opt_state: Any
+  steps: int
+
+
+class LocalSteps:
+  """Replicas that train alone for some steps."""
+
+  def __init__(
+    self, inner: optax.GradientTransformation, communication_period: int
+  ):
+    if type(communication_period) is not int or communication_period < 1:
+      raise ValueError(
+        "communication_period must be a positive integer, got "
+        f"{communication_period!r}."
+      )
+    self._period = communication_period
+    self._init = inner.init
+    self._update = strategy.applied_by(inner)
+
+  def local(self, shared: strategy.SharedState) -> LocalState:
+    return LocalState(shared.params, self._init(shared.params), 0)
+
+  def params(self, shared: strategy.SharedState, local: LocalState) -> Any:
+    return local.params
+
+  def contribute(
+    self, shared: strategy.SharedState, local: LocalState, grads: Any
+  ) -> tuple[Any, LocalState]:
+    if local.steps < self._period:
+      own = strategy.SharedState(local.params, local.opt_state)
+      after = self._update(own, grads)
+      local = LocalState(after.params, after.opt_state, local.steps + 1)
+    if local.steps < self._period:
+      return None, local
+    return self._payload(shared, local), local
+
+  def _payload(self, shared: strategy.SharedState, local: LocalState) -> Any:
+    raise NotImplementedError

@@ -1,0 +1,137 @@
+"""What replicas agree on, what each keeps for itself, and what they send.
+
+A policy has a *shared* state, bit-identical on all replicas and changed only by
+commits, and a *local* one. The coordinator knows no more of a strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist import quorum
+
+
+class Quorum(NamedTuple):
+  """The numbers of the rules; see `optax_dist.quorum.init`.
+
+  Attributes:
+    replicas_to_aggregate: gradients that make a step.
+    total_num_replicas: replicas expected at the start.
+    max_staleness: steps by which a gradient may be late.
+    weight: None, or "inverse" for 1 / max(1, staleness).
+    lower_on_leave: whether orderly leaves lower the quorum.
+    lower_on_loss: whether lost replicas lower it too.
+  """
+
+  replicas_to_aggregate: int
+  total_num_replicas: int
+  max_staleness: int = 0
+  weight: str | None = None
+  lower_on_leave: bool = True
+  lower_on_loss: bool = False
+
+  def initial(self, global_step: int, two_phase: bool = True) -> quorum.State:
+    """The rules' first state."""
+    if self.weight not in (None, "inverse"):
+      raise ValueError(
+        f"staleness_weight must be None or 'inverse', got {self.weight!r}."
+      )
+    return quorum.init(
+      self.replicas_to_aggregate,
+      self.total_num_replicas,
+      max_staleness=self.max_staleness,
+      weight=quorum.inverse_staleness if self.weight else None,
+      lower_on_leave=self.lower_on_leave or self.lower_on_loss,
+      two_phase=two_phase,
+      global_step=global_step,
+    )
+
+
+class Policy(Protocol):
+  """What the coordinator asks of a strategy.
+
+  Attributes:
+    name: in the journal.
+    quorum: the numbers of the rules.
+    sums: whether `apply` is to be told of how many the mean is.
+    alone: whether no two replicas may take part in one step.
+  """
+
+  name: str
+  quorum: Quorum
+  sums: bool
+  alone: bool
+
+  def shared(self, params: Any) -> Any:
+    """The shared state at the start."""
+    ...
+
+  def local(self, shared: Any) -> Any:
+    """The local state of one who has just joined."""
+    ...
+
+  def params(self, shared: Any, local: Any) -> Any:
+    """The parameters that the replica computes its next gradient on."""
+    ...
+
+  def contribute(self, shared: Any, local: Any, grads: Any) -> tuple[Any, Any]:
+    """What to send (None: nothing this time), and the local state then."""
+    ...
+
+  def apply(self, shared: Any, mean: Any, members: Any = None) -> Any:
+    """The shared state after a commit of this mean; deterministic."""
+    ...
+
+  def settle(self, before: Any, after: Any, local: Any, mine: bool) -> Any:
+    """The local state after a commit, in which the replica took part or not."""
+    ...
+
+
+class SharedState(NamedTuple):
+  """What every replica holds alike.
+
+  Attributes:
+    params: the model's parameters, or the center.
+    opt_state: of the optimizer that is applied at commits.
+  """
+
+  params: Any
+  opt_state: Any
+
+
+def applied_by(
+  optimizer: optax.GradientTransformation,
+) -> Callable[..., SharedState]:
+  """A compiled function that applies a gradient, or the mean of some."""
+  tx = optax.with_extra_args_support(optimizer)
+
+  def apply(state: SharedState, grads: Any) -> SharedState:
+    grads = owned(grads, state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    return SharedState(optax.apply_updates(state.params, updates), opt_state)
+
+  return jax.jit(apply)
+
+
+def owned(mean: Any, params: Any) -> Any:
+  """The mean as numbers of the parameters' dtypes, in memory of their own.
+
+  It arrives in memory of the exchange. Were a leaf handed through as it is
+  (say, kept in an optimizer's state), it would change with the next step.
+  """
+
+  def one(x: jax.Array, p: jax.Array) -> jax.Array:
+    if x.dtype == jnp.uint16 and p.dtype != jnp.uint16:
+      wide = x.astype(jnp.uint32) << jnp.uint32(16)
+      x = jax.lax.bitcast_convert_type(wide, jnp.float32)
+    return jnp.copy(x).astype(p.dtype)
+
+  return jax.tree.map(one, mean, params)
+
+
+Factory = Callable[[optax.GradientTransformation, Quorum], Policy]

@@ -1,0 +1,82 @@
+"""What replicas must have in common, whatever their trees print."""
+
+import embedded_runs as runs
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator import options, strategies
+from optax_dist.coordinator.runtime import agreement, endpoint
+
+_SGD = optax.sgd(0.1)
+
+
+def agreed(opt=_SGD, params=runs.PARAMS, k=2, **settings):
+  policy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
+  told = options.Options(**settings)
+  return dict(agreement.agreement(policy, policy.shared(params), params, told))
+
+
+def test_what_differs_is_told_apart():
+  ours = agreed()
+  assert agreed() == ours
+  for name, other in {
+    "parameters": agreed(params={"b": jnp.zeros(3), "w": jnp.ones((5, 30))}),
+    "policy": agreed(k=1),
+    "optimizer state": agreed(opt=optax.sgd(0.1, momentum=0.9)),
+    "optimizer": agreed(opt=optax.sgd(0.2)),
+    "wire": agreed(wire="int8"),
+    "inline_bytes": agreed(inline_bytes=0),
+    "fingerprint_every": agreed(fingerprint_every=3),
+  }.items():
+    assert name in [n for n in ours if ours[n] != other[n]]
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Module:
+  """Like a flax nnx Module: its structure prints an address."""
+
+  def __init__(self, w, meta=None):
+    self.w, self.meta = w, meta or object()
+
+  def tree_flatten_with_keys(self):
+    return [(jax.tree_util.GetAttrKey("w"), self.w)], (Metadata(self.meta),)
+
+  def tree_flatten(self):
+    return [self.w], (Metadata(self.meta),)
+
+  @classmethod
+  def tree_unflatten(cls, aux, children):
+    return cls(*children, aux[0].meta)
+
+
+class Metadata:
+  def __init__(self, meta):
+    self.meta = meta
+
+  def __eq__(self, other):
+    return isinstance(other, Metadata)
+
+  def __hash__(self):
+    return 0
+
+  def __repr__(self):
+    return f"<Metadata at {id(self.meta):#x}>"
+
+
+def test_structures_that_print_addresses_agree():
+  one, two = (Module(jnp.ones(3)) for _ in range(2))
+  assert str(jax.tree.structure(one)) != str(jax.tree.structure(two))
+  assert agreed(params=one) == agreed(params=two)
+
+
+def test_one_that_differs_is_refused_by_name():
+  world = endpoint.World()
+  first = runs.make(world, 0, k=1, n=2)
+  with first.start():
+    other = runs.make(world, 1, k=1, n=2, opt=optax.sgd(0.2))
+    with pytest.raises(coordinator.JoinRefused, match="its optimizer"):
+      other.start()
+  assert not runs.coordinator_threads()
