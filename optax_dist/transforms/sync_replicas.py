@@ -269,7 +269,7 @@ def sync_replicas(
     )
     whole = (at_most == me.size) & (all_in == me.size)
     if reject_nonfinite:
-      whole &= me.all_finite(total)
+      whole &= me.surely_finite(total)
 
     def one_by_one(_, carry, common):
       # What a loop does not change, compilers compute outside of it, in every

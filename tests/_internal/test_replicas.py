@@ -89,3 +89,26 @@ def test_a_counter_with_a_replica_axis_is_refused():
   replicas.check_counter("it", jnp.int32(0), NAMES)
   with pytest.raises(ValueError, match=r"shape \(1,\), which must be \(\)"):
     replicas.check_counter("it", jnp.zeros(1, jnp.int32), NAMES)
+
+
+@maps.every_map
+def test_replicas_draw_different_random_numbers(map_name):
+  def draw(_):
+    own = replicas.start(jax.random.key(0), N, NAMES).value
+    return jax.random.normal(own[0])
+
+  inside = _in_map(map_name, draw, np.zeros(N))
+  outside = replicas.start(jax.random.key(0), N, NAMES).value
+  np.testing.assert_allclose(inside, jax.vmap(jax.random.normal)(outside))
+  assert len(set(inside.tolist())) == N
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_under_a_mesh_each_block_is_made_where_it_belongs(explicit, jitted):
+  make = lambda x: replicas.start(x, N, NAMES)
+  with jax.set_mesh(maps.mesh(N, explicit)):
+    block = (jax.jit(make) if jitted else make)(jnp.zeros(3)).value
+  assert block.shape == (N, 3)
+  shapes = {shard.data.shape for shard in block.addressable_shards}
+  assert shapes == {(1, 3)}

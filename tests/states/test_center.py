@@ -264,3 +264,35 @@ def test_local_updates_are_restored_and_resized(tmp_path, fragments):
   chex.assert_trees_all_equal_shapes_and_dtypes(resized, tx.init(_start()))
   reset, _ = reset_to_center(larger, resized)
   chex.assert_trees_all_equal(_row(reset, 5), center_params(resized))
+
+
+def test_groups_of_a_partition_have_one_center_together():
+  """Two elastic groups, each with the other's parameters masked."""
+  make = lambda rate: elastic_average(
+    optax.sgd(1.0),
+    maps.AXIS,
+    num_replicas=2,
+    communication_period=1,
+    moving_rate=rate,
+    rho=0.0,
+  )
+  tx = optax.partition(
+    {"fast": make(0.5), "slow": make(0.25)}, {"a": "fast", "b": "slow"}
+  )
+  start = {"a": jnp.zeros(2), "b": jnp.zeros(3)}
+  state = tx.init(start)
+  run = maps.stepper(
+    "vmap", lambda state, p, g: tx.update(g, state, p), state, 2
+  )
+  stacked = jax.tree.map(lambda x: np.zeros((2, *x.shape), np.float32), start)
+  g = jax.tree.map(lambda x: x - 4, stacked)
+  updates, state = run(state, stacked, g)
+  center = center_params(state)
+  np.testing.assert_array_equal(center["a"], [4.0] * 2)
+  np.testing.assert_array_equal(center["b"], [2.0] * 3)
+  params, state = reset_to_center(updates, state)
+  np.testing.assert_array_equal(params["b"], np.full((2, 3), 2.0))
+  params, state = resize_from_center(params, state, 3)
+  np.testing.assert_array_equal(params["a"], np.full((3, 2), 4.0))
+  with pytest.raises(ValueError, match="for each parameter; there are 2"):
+    center_params((state, state))

@@ -1,0 +1,62 @@
+"""Tests of the checks of arguments."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_dist
+from optax_dist._internal import checks
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
+def test_integers_of_numpy_are_integers(value):
+  number = checks.count("n", value)
+  assert type(number) is int
+  assert number == 3
+  optax_dist.elastic_average(
+    optax.sgd(0.1), "data", communication_period=value, rho=0.0
+  )
+  optax_dist.local_sgd(optax.sgd(0.1), "data", communication_period=value)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, np.True_, 2.0, "2", None])
+def test_what_is_no_positive_integer(value):
+  with pytest.raises(ValueError, match="`n` must be a positive integer, got"):
+    checks.count("n", value)
+
+
+@pytest.mark.parametrize(
+  "value", ["0.1", np.nan, np.inf, -1.0, True, [0.1], 1j]
+)
+@pytest.mark.parametrize("name", ["moving_rate", "rho", "learning_rate"])
+def test_what_is_no_rate(name, value):
+  with pytest.raises(ValueError, match=f"`{name}` must be"):
+    optax_dist.elastic_average(optax.sgd(0.1), "data", **{name: value})
+
+
+@pytest.mark.parametrize("value", ["0.1", np.nan, np.inf, None])
+def test_what_is_no_outer_learning_rate(value):
+  with pytest.raises(ValueError, match="`outer_learning_rate` must be"):
+    optax_dist.diloco(optax.sgd(0.1), "data", outer_learning_rate=value)
+  with pytest.raises(ValueError, match="`slow_learning_rate` must be"):
+    optax_dist.slowmo(optax.sgd(0.1), "data", slow_learning_rate=value)
+
+
+@pytest.mark.parametrize(
+  "value", [0, 0.5, np.float32(0.5), jnp.float32(0.5), np.array(0.5)]
+)
+def test_rates(value):
+  checks.rate("r", value)
+
+
+def test_elastic_averaging_has_no_meaning_under_plain_jit():
+  tx = optax_dist.elastic_average(
+    optax.sgd(0.1), "data", num_replicas=2, rho=0.0
+  )
+  state = tx.init(jnp.zeros(2))
+  with pytest.raises(
+    optax_dist.UnboundAxisError, match="no replica that trains its own"
+  ) as caught:
+    tx.update(jnp.zeros(2), state, jnp.zeros(2))
+  assert "not needed" not in str(caught.value)
