@@ -111,8 +111,10 @@ def test_more_gradients_than_replicas_are_shared_out(inline, tmp_path):
   for commit in commits:
     assert 5 <= sum(m["count"] for m in commit["members"]) <= 6
   for result in results:
-    # What is summed is told to be in, though its step is yet to come.
-    assert all(o.accepted for o in result.outcomes)
+    # What is summed is told to be in, though its step is yet to come; unless
+    # the others' gradients were enough before it came.
+    refused = {o.reason for o in result.outcomes if not o.accepted}
+    assert refused <= {"superseded", "stale"}
 
 
 def test_one_replica_alone():
