@@ -1,12 +1,12 @@
 """Cross-shard, sync-replicas and elastic-averaging optimizers for optax.
 
 Here is what one chains, and what reads or moves its state. The rest is in its
-module: ``sparse``, ``optimizers``, ``quorum``, ``tensorflow1``,
+module: ``compression``, ``sparse``, ``optimizers``, ``quorum``, ``tensorflow1``,
 ``transforms.schedules``, ``transforms.elastic_exchange``, ``coordinator``,
 ``simulate``.
 """
 
-from optax_dist import optimizers, quorum, sparse
+from optax_dist import compression, optimizers, quorum, sparse
 from optax_dist._internal.axes import UnboundAxisError
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.sparse.indexed_slices import (
@@ -37,7 +37,13 @@ from optax_dist.transforms.local_updates import (
   local_updates,
 )
 from optax_dist.transforms.per_replica import per_replica
-from optax_dist.transforms.presets import bmuf, diloco, local_sgd, slowmo
+from optax_dist.transforms.presets import (
+  bmuf,
+  diloco,
+  local_sgd,
+  slowmo,
+  sparse_loco,
+)
 from optax_dist.transforms.sharded import ShardedState, sharded
 from optax_dist.transforms.streaming import (
   StreamingUpdatesState,
@@ -66,6 +72,7 @@ __all__ = [
   "bmuf",
   "center_params",
   "clip_by_global_norm",
+  "compression",
   "cross_shard",
   "diloco",
   "elastic_average",
@@ -85,6 +92,7 @@ __all__ = [
   "slot_names",
   "slowmo",
   "sparse",
+  "sparse_loco",
   "state_axes",
   "state_shardings",
   "state_specs",

@@ -158,6 +158,24 @@ def _gather_group(x: jax.Array, name: axes.AxisName, groups: Groups):
   return jnp.reshape(rows, (-1, *x.shape[1:]))
 
 
+def gather_replicas(
+  x: jax.Array, names: tuple[axes.AxisName, ...]
+) -> jax.Array:
+  """Returns the arrays of all replicas as rows, equal on all replicas.
+
+  Args:
+    x: this replica's array.
+    names: of the axes that the replicas lie along, the first one outermost.
+  """
+  rows = x[None]
+  _check_vmap_collectives(tuple(n for n in names if n not in axes.mesh_axes()))
+  for name in reversed(names):
+    # Equal everywhere, and typed so: what comes of it is one value of all.
+    to = "invarying" if axes.is_tracked(name) else "varying"
+    rows = jax.lax.all_gather(rows, name, tiled=True, to=to)
+  return rows
+
+
 def _joins(leaf: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:
   if not axes.mesh_axes().issuperset(over) or not axes.is_fully_manual():
     return False

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, collectives, provenance, update_leaves
+from optax_dist._internal.adasum import adasum
+from optax_dist.compression.interface import Compression
+from optax_dist.compression.transform import compressed
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,
   is_indexed_slices,
@@ -17,17 +20,19 @@ from optax_dist.sparse.indexed_slices import (
 )
 
 _USER = "cross_shard"
-_REDUCTIONS = ("mean", "sum")
+_REDUCTIONS = ("mean", "sum", "adasum")
 _INVARIANT_UPDATES = ("summed", "reduced", "error")
 
 
 def cross_shard(
   axis_name: axes.AxisNames,
   *,
-  reduction: Literal["mean", "sum"] = "mean",
+  reduction: Literal["mean", "sum", "adasum"] = "mean",
   axis_index_groups: collectives.Groups | None = None,
   invariant_updates: Literal["summed", "reduced", "error"] = "summed",
   param_specs: Any = None,
+  compression: Compression | None = None,
+  num_replicas: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Replaces each replica's updates by their mean or sum over all replicas.
 
@@ -59,7 +64,9 @@ def cross_shard(
   Args:
     axis_name: the axis, or a sequence of axes reduced together, that the
       replicas lie along.
-    reduction: ``"mean"`` or ``"sum"``.
+    reduction: ``"mean"``, ``"sum"``, or ``"adasum"``, which adds what is orthogonal
+      and averages what is parallel, leaf by leaf. The last one gathers all
+      replicas' updates, and needs each replica's own.
     axis_index_groups: a list of lists of indices along the (single) axis, equal
       in size, which partition it: each group aggregates by itself, and the mean
       is over the group. This is TensorFlow's ``group_assignment``. None, or
@@ -77,9 +84,16 @@ def cross_shard(
       that returns one. Such a gradient arrives summed, as one shard of it on each
       replica, and is only divided for the mean. Other axes may be named, too;
       None is as ``PartitionSpec()``.
+    compression: a method of :mod:`optax_dist.compression`, by which each replica's
+      own updates are aggregated in fewer bytes; None to send them as they are.
+    num_replicas: with ``compression``, the number of replicas; None for the size
+      of the axis. It must be given where ``init`` is called outside of the map and
+      of ``jax.set_mesh``.
 
   Returns:
-    A stateless :class:`optax.GradientTransformationExtraArgs`.
+    A :class:`optax.GradientTransformationExtraArgs`; stateless, but with
+    ``compression``, whose state goes in and out of the map by
+    :func:`optax_dist.state_specs` (or :func:`optax_dist.state_axes`).
 
   Raises:
     ValueError: at construction, if an argument is not as above; in ``update``,
@@ -118,6 +132,17 @@ def cross_shard(
       "`param_specs` can't be combined with `axis_index_groups`: a sum over the"
       " whole axis can't be split into groups again."
     )
+
+  alone = (axis_index_groups or None, param_specs) == (None, None)
+  if not alone and (compression is not None or reduction == "adasum"):
+    what = "compression" if compression is not None else "reduction='adasum'"
+    raise ValueError(
+      f"`{what}` can't be combined with `axis_index_groups` or `param_specs`."
+    )
+  if compression is not None:
+    if reduction == "adasum":
+      raise ValueError("`compression` has no `reduction` 'adasum'.")
+    return compressed(_USER, compression, names, num_replicas, reduction)
 
   def init_fn(params):
     del params
@@ -162,6 +187,12 @@ def cross_shard(
       leaves.append(leaf)
       kinds.append(kind)
     own = [tuple(a for a in names if kind[a] == "own") for kind in kinds]
+    if reduction == "adasum":
+      for (path, leaf), over in zip(paths_and_leaves, own, strict=True):
+        _check_own(path, leaf, frozenset(names) - set(over))
+      rows = [collectives.gather_replicas(x, names) for x in leaves]
+      with provenance.reduced_over(names):
+        return treedef.unflatten([adasum(x) for x in rows]), state
     results = []
     for x, kind in zip(_sum(leaves, own, groups), kinds, strict=True):
       size = lambda *which, kind=kind: math.prod(
@@ -182,6 +213,19 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
   if value not in choices:
     accepted = ", ".join(map(repr, choices))
     raise ValueError(f"`{name}` must be one of {accepted}, got {value!r}.")
+
+
+def _check_own(path, leaf, missing) -> None:
+  """Raises where there is nothing to tell replicas apart by."""
+  what = f"{_USER}: {update_leaves.name_of(path)}"
+  if is_indexed_slices(leaf):
+    raise ValueError(f"{what} is sparse, which reduction='adasum' can't be.")
+  if missing:
+    raise ValueError(
+      f"{what} does not vary over axis {', '.join(sorted(map(repr, missing)))}: it"
+      " arrived already reduced. Differentiate with respect to"
+      " optax_dist.local_params(params, axis_name)."
+    )
 
 
 def _varying_axes(leaf: Any) -> frozenset[axes.AxisName]:

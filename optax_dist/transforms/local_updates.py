@@ -12,6 +12,11 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
+from optax_dist.compression.interface import (
+  Compression,
+  CompressionState,
+  check_compression,
+)
 from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
@@ -26,11 +31,14 @@ class LocalReplica(NamedTuple):
     inner_state: state of the inner transformation.
     dropped_nonfinite: rounds (of a fragment) that the replica took no part in,
       as its parameters were not finite (int32 scalar).
+    residual: with ``compression``, what was not sent yet, for each parameter that
+      takes part; otherwise None.
   """
 
   local_step: jax.Array
   inner_state: Any
   dropped_nonfinite: jax.Array
+  residual: Any = None
 
 
 class LocalUpdatesState(NamedTuple):
@@ -45,6 +53,8 @@ class LocalUpdatesState(NamedTuple):
       :func:`optax_dist.center_params`.
     outer_state: state of the outer transformation, equal on all.
     replica: one :class:`LocalReplica` per replica.
+    shared: with ``compression``, what the method keeps that is equal on all;
+      otherwise None.
   """
 
   global_step: jax.Array
@@ -54,6 +64,7 @@ class LocalUpdatesState(NamedTuple):
   center: Any
   outer_state: Any
   replica: PerReplica
+  shared: Any = None
 
 
 def local_updates(
@@ -67,6 +78,7 @@ def local_updates(
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
   model_axes: axes.AxisNames = (),
+  compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica make steps of its own, then steps with their mean.
 
@@ -117,6 +129,9 @@ def local_updates(
       parameter's own, and float32 where that is narrower.
     model_axes: further axes that each replica's parameters are sharded over: all
       shards of a replica decide alike. Under ``check_vma=True`` their types tell.
+    compression: a method of :mod:`optax_dist.compression`, by which the
+      differences from the start are averaged in fewer bytes; None to send them as
+      they are. A replica that is not finite counts as one that has not moved.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
@@ -169,6 +184,13 @@ def local_updates(
   precision.check_dtype("center_dtype", center_dtype)
   inner = optax.with_extra_args_support(inner)
   averages = inner_state == "averaged"
+  if compression is not None:
+    check_compression(_USER, compression)
+    if averages:
+      raise ValueError(
+        f"{_USER}: `compression` can't be combined with inner_state='averaged':"
+        " the inner state would be sent as it is."
+      )
 
   def period_after(step, last=None):
     if settable and last is not None:
@@ -183,6 +205,11 @@ def local_updates(
     # One array each, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
     own = LocalReplica(zero(), inner.init(params), zero())
+    shared = None
+    if compression is not None:
+      method = compression.init(jax.tree.leaves(center))
+      own = own._replace(residual=method.residual)
+      shared = method.shared
     return LocalUpdatesState(
       global_step=zero(),
       ticks=zero(),
@@ -191,6 +218,7 @@ def local_updates(
       center=center,
       outer_state=outer.init(center),
       replica=replicas.start(own, size),
+      shared=shared,
     )
 
   def update_fn(updates, state, params=None, **extra_args):
@@ -207,12 +235,27 @@ def local_updates(
 
     # 2. and 3. A step of them all.
     def agree(x, own, common):
-      u, dropped = own
-      center, outer_state, floats, _ = common
+      u, dropped, residual = own
+      center, outer_state, floats, _, shared = common
       points = [x + u for x, u in zip(x, u, strict=True)]
-      gap, floats, finite = me.mean_gap(
-        points, leaves.of(center), reject_nonfinite, floats
-      )
+      centers = leaves.of(center)
+      if compression is None:
+        gap, floats, finite = me.mean_gap(
+          points, centers, reject_nonfinite, floats
+        )
+      else:
+        points, finite = me.where_finite(points, centers, reject_nonfinite)
+        # In a tree of all parameters, so that the state always has one form.
+        gaps = leaves.put(
+          jax.tree.map(jnp.zeros_like, center),
+          [c - x for x, c in zip(points, centers, strict=True)],
+        )
+        rounds = CompressionState(residual, shared, state.global_step)
+        gaps, rounds = compression.reduce(
+          jax.tree.leaves(gaps), rounds, replicas.names
+        )
+        gap = [gaps[i] for i in leaves.at]
+        residual, shared = rounds.residual, rounds.shared
       # What takes no part has not moved.
       gradient = leaves.put(jax.tree.map(jnp.zeros_like, center), gap)
       outer_steps, outer_state = outer.update(gradient, outer_state, center)
@@ -224,22 +267,29 @@ def local_updates(
       dropped += (~finite).astype(jnp.int32)
       period = period_after(round_end, state.period)
       center = leaves.put(center, start)
-      return (u, dropped), (center, outer_state, floats, period)
+      common = center, outer_state, floats, period, shared
+      return (u, dropped, residual), common
 
     # Equal on all replicas, so all of them agree or none.
     ends = ticks >= state.period
-    (u, dropped), (center, outer_state, floats, period) = me.change_if(
+    (u, dropped, residual), common = me.change_if(
       True if first == 1 and not settable else ends,
       agree,
-      (replica_params.dense(leaves.of(steps)), own.dropped_nonfinite),
+      (
+        replica_params.dense(leaves.of(steps)),
+        own.dropped_nonfinite,
+        own.residual,
+      ),
       (
         state.center,
         state.outer_state,
         floats if averages else [],
         state.period,
+        state.shared,
       ),
       read=x,
     )
+    center, outer_state, floats, period, shared = common
     if averages:
       new_inner_state = with_floats(floats)
     local_step = optax.safe_increment(own.local_step)
@@ -252,7 +302,10 @@ def local_updates(
       period=period,
       center=center,
       outer_state=outer_state,
-      replica=me.leave(LocalReplica(local_step, new_inner_state, dropped)),
+      replica=me.leave(
+        LocalReplica(local_step, new_inner_state, dropped, residual)
+      ),
+      shared=shared,
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

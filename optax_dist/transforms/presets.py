@@ -6,6 +6,7 @@ from typing import Any, Literal
 import optax
 
 from optax_dist._internal import axes, checks
+from optax_dist.compression.top_k import top_k
 from optax_dist.transforms.local_updates import local_updates
 from optax_dist.transforms.schedules import SettablePeriod
 
@@ -96,6 +97,59 @@ def diloco(
     axis_name,
     communication_period=communication_period,
     num_replicas=num_replicas,
+    **kwargs,
+  )
+
+
+def sparse_loco(
+  inner: optax.GradientTransformation,
+  axis_name: axes.AxisNames,
+  *,
+  communication_period: Period = 30,
+  outer_learning_rate: optax.ScalarOrSchedule = 1.0,
+  density: float = 0.03,
+  bits: Literal[32, 8, 4, 2] = 2,
+  error_feedback: float | None = 0.95,
+  num_replicas: int | None = None,
+  **kwargs: Any,
+) -> optax.GradientTransformationExtraArgs:
+  """Sends the largest few percent of each round's movement, in two bits each.
+
+  What a replica did not send it keeps, lets decay, and adds to its next round; this
+  stands in for the momentum of DiLoCo's outer step.
+
+  Args:
+    inner: the transformation that updates each replica's parameters, such as
+      ``optax.adamw(4e-4)``.
+    axis_name: as in :func:`optax_dist.local_updates`, as are all others.
+    communication_period: steps in a round, or a schedule of them.
+    outer_learning_rate: of the step that a round makes; a schedule counts rounds.
+    density: the share of numbers that is sent, see
+      :func:`optax_dist.compression.top_k`.
+    bits: of each of them.
+    error_feedback: the decay of what was not sent; None to forget it.
+    num_replicas: the number of replicas.
+    **kwargs: further arguments of ``local_updates``.
+
+  Returns:
+    A transformation as of ``local_updates``, which also says what it raises.
+
+  Example:
+    >>> import optax, optax_dist
+    >>> tx = optax_dist.sparse_loco(optax.adamw(4e-4), "data")
+
+  References:
+    Sarfi et al. 2025, `Communication Efficient LLM Pre-training with SparseLoCo
+    <https://arxiv.org/abs/2508.15706>`_.
+  """
+  checks.rate_or_schedule("outer_learning_rate", outer_learning_rate)
+  return local_updates(
+    inner,
+    optax.sgd(outer_learning_rate),
+    axis_name,
+    communication_period=communication_period,
+    num_replicas=num_replicas,
+    compression=top_k(density, bits=bits, error_feedback=error_feedback),
     **kwargs,
   )
 

@@ -1,0 +1,50 @@
+"""Adasum: a sum of gradients that counts what they have in common once."""
+
+import jax
+import jax.numpy as jnp
+
+
+def adasum(rows: jax.Array) -> jax.Array:
+  """Returns the Adasum of gradients, one a row.
+
+  Two gradients a and b give ``(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b``: their
+  sum where they are orthogonal, their mean where they are equal. More are halved,
+  and the results of both halves combined.
+
+  Args:
+    rows: of shape (replicas, ...); the dot products are over all but the first
+      axis, in float32 at least.
+
+  Returns:
+    An array like one row.
+
+  Example:
+    >>> adasum(jnp.array([[1.0, 0.0], [0.0, 2.0]])).tolist()
+    [1.0, 2.0]
+    >>> adasum(jnp.array([[3.0, 4.0], [3.0, 4.0]])).tolist()
+    [3.0, 4.0]
+
+  References:
+    Maleki et al. 2020, `Scaling Distributed Training with Adaptive Summation
+    <https://arxiv.org/abs/2006.02924>`_.
+  """
+  count = rows.shape[0]
+  if count == 1:
+    return rows[0]
+  a, b = adasum(rows[: (count + 1) // 2]), adasum(rows[(count + 1) // 2 :])
+  narrow = jnp.finfo(rows.dtype).bits < 32
+  wide = jnp.float32 if narrow else rows.dtype
+  a, b = a.astype(wide), b.astype(wide)
+  dot = _dot(a, b)
+  total = _share(dot, _dot(a, a)) * a + _share(dot, _dot(b, b)) * b
+  return total.astype(rows.dtype)
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+  return jnp.sum(jnp.real(jnp.conj(a) * b)).astype(a.dtype)
+
+
+def _share(dot: jax.Array, square: jax.Array) -> jax.Array:
+  # A gradient of zeros has no direction to share.
+  some = jnp.real(square) > 0
+  return 1 - jnp.where(some, dot / jnp.where(some, 2 * square, 1), 0)

@@ -1,0 +1,167 @@
+"""Small whole numbers as bytes: fixed widths, and increasing rows of positions."""
+
+import jax
+import jax.numpy as jnp
+
+
+def _count_along_last(like: jax.Array, size: int) -> jax.Array:
+  """Returns 0, 1, ... along the last axis, to be broadcast against ``like``."""
+  shape = (1,) * (like.ndim - 1) + (size,)
+  return jax.lax.broadcasted_iota(like.dtype, shape, like.ndim - 1)
+
+
+def packed_size(count: int, width: int) -> int:
+  """Returns the bytes that ``count`` numbers of ``width`` bits take.
+
+  Example:
+    >>> packed_size(5, 3)
+    2
+  """
+  return -(-count * width // 8)
+
+
+def pack(codes: jax.Array, width: int) -> jax.Array:
+  """Packs numbers of ``width`` bits each, without gaps between them.
+
+  Args:
+    codes: whole numbers from 0 to ``2**width - 1``, of shape (..., n).
+    width: bits of each, from 1 to 32.
+
+  Returns:
+    uint8, of shape (..., :func:`packed_size`).
+
+  Example:
+    >>> pack(jnp.array([1, 2, 3, 0, 3]), 2).tolist()
+    [57, 3]
+  """
+  codes = codes.astype(jnp.uint32)
+  bits = codes[..., None]
+  bits = (bits >> _count_along_last(bits, width)) & jnp.uint32(1)
+  return bits_to_bytes(bits.reshape(*codes.shape[:-1], -1))
+
+
+def unpack(data: jax.Array, width: int, count: int) -> jax.Array:
+  """Undoes :func:`pack`.
+
+  Args:
+    data: uint8, of shape (..., bytes).
+    width: bits of each number.
+    count: how many numbers there are.
+
+  Returns:
+    uint32, of shape (..., count).
+
+  Example:
+    >>> unpack(jnp.array([57, 3], jnp.uint8), 2, 5).tolist()
+    [1, 2, 3, 0, 3]
+  """
+  bits = bytes_to_bits(data)[..., : count * width]
+  bits = bits.reshape(*data.shape[:-1], count, width).astype(jnp.uint32)
+  bits = bits << _count_along_last(bits, width)
+  return jnp.sum(bits, axis=-1, dtype=jnp.uint32)
+
+
+def bits_to_bytes(bits: jax.Array) -> jax.Array:
+  """Returns bits, the lowest of each byte first, as uint8; pads with zeros."""
+  bits = bits.astype(jnp.uint8)
+  spare = -bits.shape[-1] % 8
+  bits = jnp.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, spare)])
+  bits = bits.reshape(*bits.shape[:-1], -1, 8)
+  bits = bits << _count_along_last(bits, 8)
+  return jnp.sum(bits, axis=-1, dtype=jnp.uint8)
+
+
+def bytes_to_bits(data: jax.Array) -> jax.Array:
+  """Undoes :func:`bits_to_bytes`, padding included."""
+  bits = data[..., None]
+  bits = (bits >> _count_along_last(bits, 8)) & jnp.uint8(1)
+  return bits.reshape(*data.shape[:-1], -1)
+
+
+def _low_width(count: int, bound: int) -> int:
+  return max(0, (bound // count).bit_length() - 1)
+
+
+def positions_size(count: int, bound: int) -> int:
+  """Returns the bytes that :func:`pack_positions` needs.
+
+  Example:
+    Of 4,096 places 128: 7 bits for each, where 12 would tell a place alone.
+
+    >>> positions_size(128, 4096) * 8 / 128
+    7.0
+  """
+  low = _low_width(count, bound)
+  high = count + ((bound - 1) >> low) + 1
+  return packed_size(count, low) + packed_size(high, 1)
+
+
+def pack_positions(positions: jax.Array, bound: int) -> jax.Array:
+  """Packs increasing positions in about ``log2(bound / n) + 2`` bits each.
+
+  The low bits of each position are stored as they are; of the high bits, how
+  much they grow from one position to the next, in unary.
+
+  Args:
+    positions: whole numbers below ``bound``, strictly increasing along the last
+      axis, of shape (..., n).
+    bound: see above.
+
+  Returns:
+    uint8, of shape (..., :func:`positions_size`).
+
+  References:
+    Elias 1974, Efficient Storage and Retrieval by Content and Address of Static
+    Files; Fano 1971.
+  """
+  count = positions.shape[-1]
+  width = _low_width(count, bound)
+  positions = positions.astype(jnp.uint32)
+  marks = (positions >> width) + _count_along_last(positions, count)
+  size = count + ((bound - 1) >> width) + 1
+  rows = marks.reshape(-1, count)
+  bits = jnp.zeros((rows.shape[0], size), jnp.uint8)
+  bits = jax.vmap(lambda row, at: row.at[at].set(jnp.uint8(1)))(bits, rows)
+  high = bits_to_bytes(bits.reshape(*positions.shape[:-1], size))
+  if not width:
+    return high
+  low = pack(positions & jnp.uint32((1 << width) - 1), width)
+  return jnp.concatenate([low, high], axis=-1)
+
+
+def unpack_positions(data: jax.Array, count: int, bound: int) -> jax.Array:
+  """Undoes :func:`pack_positions`.
+
+  Args:
+    data: uint8, of shape (..., bytes).
+    count: how many positions there are.
+    bound: as given there.
+
+  Returns:
+    int32, of shape (..., count).
+  """
+  width = _low_width(count, bound)
+  split = packed_size(count, width)
+  size = count + ((bound - 1) >> width) + 1
+  bits = bytes_to_bits(data[..., split:])[..., :size]
+  rows = bits.reshape(-1, size)
+  find = lambda row: jnp.nonzero(row, size=count, fill_value=size - 1)[0]
+  marks = jax.vmap(find)(rows).reshape(*data.shape[:-1], count)
+  positions = (marks - _count_along_last(marks, count)) << width
+  positions = positions.astype(jnp.int32)
+  if width:
+    low = unpack(data[..., :split], width, count)
+    positions |= low.astype(jnp.int32)
+  return positions
+
+
+def floats_to_bytes(x: jax.Array) -> jax.Array:
+  """Returns float32 numbers of shape (..., n) as uint8 of shape (..., 4 * n)."""
+  data = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint8)
+  return data.reshape(*x.shape[:-1], -1)
+
+
+def bytes_to_floats(data: jax.Array) -> jax.Array:
+  """Undoes :func:`floats_to_bytes`."""
+  data = data.reshape(*data.shape[:-1], -1, 4)
+  return jax.lax.bitcast_convert_type(data, jnp.float32)

@@ -1,0 +1,44 @@
+"""What a method does to one leaf: floats to bytes, and back."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Codec(NamedTuple):
+  """Floats as bytes.
+
+  Attributes:
+    encode: takes float32 of shape (n,) and a random key; returns uint8 whose
+      number depends on n alone.
+    decode: takes what ``encode`` returned, and n; returns float32 of shape (n,).
+    size: the number of those bytes, as a function of n.
+  """
+
+  encode: Callable[[jax.Array, jax.Array], jax.Array]
+  decode: Callable[[jax.Array, int], jax.Array]
+  size: Callable[[int], int]
+
+
+def rows_of(x: jax.Array, length: int) -> jax.Array:
+  """Returns ``x`` of shape (n,) in rows of ``length``, padded with zeros."""
+  return jnp.pad(x, (0, -x.size % length)).reshape(-1, length)
+
+
+def check_error_feedback(decay: float | None) -> None:
+  """Checks an argument that many methods take.
+
+  Raises:
+    ValueError: if it is neither None nor from 0 to 1.
+  """
+  if decay is not None and not (
+    isinstance(decay, int | float)
+    and not isinstance(decay, bool)
+    and 0.0 <= decay <= 1.0
+  ):
+    raise ValueError(
+      "`error_feedback` must be a decay from 0 to 1, or None for no error"
+      f" feedback, got {decay!r}."
+    )

@@ -1,0 +1,62 @@
+"""What a compression is: how replicas aggregate in fewer bytes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from optax_dist._internal import axes
+
+
+class CompressionState(NamedTuple):
+  """What one replica keeps between two updates.
+
+  Attributes:
+    residual: for each leaf what was not sent yet (float32, the leaf's shape);
+      None without error feedback. Each replica has its own.
+    shared: what is equal on all replicas, such as PowerSGD's factors.
+    num_updates: updates so far (int32 scalar, equal on all).
+  """
+
+  residual: Any
+  shared: Any
+  num_updates: jax.Array
+
+
+class Compression(NamedTuple):
+  """A way to aggregate the replicas' updates in fewer bytes.
+
+  Attributes:
+    name: of the method, for messages.
+    init: takes a tree like the updates, returns one replica's
+      :class:`CompressionState`.
+    reduce: takes one replica's updates, its state, and the (bound) names of the
+      axes that the replicas lie along; returns the mean, equal on all, and the
+      next state.
+    sent: takes a tree like the updates; returns how many bytes a replica sends
+      in one update.
+    round_trip: takes an array, returns what is left of it when it is sent and
+      nothing is fed back: for looking at a method.
+  """
+
+  name: str
+  init: Callable[[Any], CompressionState]
+  reduce: Callable[
+    [Any, CompressionState, tuple[axes.AxisName, ...]],
+    tuple[Any, CompressionState],
+  ]
+  sent: Callable[[Any], int]
+  round_trip: Callable[[jax.Array], jax.Array]
+
+
+def check_compression(user: str, compression: Any) -> None:
+  """Checks the argument ``compression`` of a transform.
+
+  Raises:
+    TypeError: if it is no method.
+  """
+  if not isinstance(compression, Compression):
+    raise TypeError(
+      f"{user}: `compression` must be a method of optax_dist.compression, such as"
+      f" compression.top_k(0.03), got {compression!r}."
+    )

@@ -1,0 +1,141 @@
+"""Matrices as products of two thin ones, found by one step of power iteration."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import axes, collectives
+from optax_dist.compression import _codec
+from optax_dist.compression._gathered import (
+  add_residuals,
+  as_float32,
+  residuals_like,
+)
+from optax_dist.compression.interface import Compression, CompressionState
+
+
+def power_sgd(
+  rank: int, *, error_feedback: float | None = 1.0, seed: int = 0
+) -> Compression:
+  """Sends an m by n matrix as ``rank * (m + n)`` numbers.
+
+  With M the mean of the replicas' matrices and Q the factor of the update before,
+  ``P = orthogonal(M Q)`` and ``Q' = Mᵀ P``; the result is ``P Q'ᵀ``. Both products
+  are means of the replicas' own, so they are all-reduced, and M is never sent. A
+  matrix of at most this rank comes out exactly.
+
+  A leaf of more than two axes is a matrix of its first axis by the others. Vectors,
+  and matrices of which this would save nothing, are sent whole.
+
+  Args:
+    rank: of the factors; a positive integer.
+    error_feedback: what of its own matrix a replica could not send it adds to its
+      next update, times this decay (0 to 1); None to forget it.
+    seed: of the first factors.
+
+  Returns:
+    A :class:`Compression`, for ``compression=`` of
+    :func:`optax_dist.cross_shard`.
+
+  Raises:
+    ValueError: if an argument is not as above.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from optax_dist import compression
+    >>> method = compression.power_sgd(1, error_feedback=None)
+    >>> x = jnp.outer(jnp.arange(1.0, 5.0), jnp.arange(1.0, 7.0))
+    >>> bool(jnp.allclose(method.round_trip(x), x, atol=1e-5))
+    True
+    >>> method.sent(x) / x.nbytes < 0.5
+    True
+
+  References:
+    Vogels, Karimireddy and Jaggi 2019, `PowerSGD
+    <https://arxiv.org/abs/1905.13727>`_.
+  """
+  if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+    raise ValueError(f"`rank` must be a positive integer, got {rank!r}.")
+  _codec.check_error_feedback(error_feedback)
+
+  def sides(leaf):
+    """The sides of the matrix that a leaf is; None for one that is sent whole."""
+    shape = jnp.shape(leaf)
+    if len(shape) < 2 or 0 in shape:
+      return None
+    m, n = shape[0], math.prod(shape[1:])
+    return (m, n) if rank * (m + n) < m * n and rank < min(m, n) else None
+
+  def init(updates):
+    leaves = jax.tree.leaves(updates)
+    keys = jax.random.split(jax.random.key(seed), max(1, len(leaves)))
+    factors = [
+      jax.random.normal(key, (sides(leaf)[1], rank), jnp.float32)
+      for leaf, key in zip(leaves, keys, strict=False)
+      if sides(leaf)
+    ]
+    return CompressionState(
+      residuals_like(updates, error_feedback), factors, jnp.zeros([], jnp.int32)
+    )
+
+  def reduce(updates, state, names):
+    treedef: Any
+    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
+    leaves = [
+      as_float32("power_sgd", path, leaf) for path, leaf in paths_and_leaves
+    ]
+    leaves = add_residuals(leaves, state.residual, error_feedback)
+    thin = [i for i, leaf in enumerate(leaves) if sides(leaf)]
+    whole = [i for i, leaf in enumerate(leaves) if not sides(leaf)]
+    matrices = [leaves[i].reshape(sides(leaves[i])) for i in thin]
+    size = axes.axes_size(names)
+
+    def mean(values):
+      totals = collectives.sum_leaves(values, [names] * len(values))
+      return [total / size for total in totals]
+
+    # What is sent whole goes with the first of the two messages.
+    first = mean(
+      [m @ q for m, q in zip(matrices, state.shared, strict=True)]
+      + [leaves[i] for i in whole]
+    )
+    bases = [jnp.linalg.qr(p)[0] for p in first[: len(thin)]]
+    own = [m.T @ p for m, p in zip(matrices, bases, strict=True)]
+    factors = mean(own) if own else []
+    results = list(leaves)
+    kept = [jnp.zeros_like(leaf) for leaf in leaves]
+    for i, result in zip(whole, first[len(thin) :], strict=True):
+      results[i] = result
+    for i, m, p, q, mine in zip(
+      thin, matrices, bases, factors, own, strict=True
+    ):
+      results[i] = (p @ q.T).reshape(leaves[i].shape)
+      kept[i] = (m - p @ mine.T).reshape(leaves[i].shape)
+    out = [
+      result.astype(jnp.asarray(given).dtype)
+      for result, (_, given) in zip(results, paths_and_leaves, strict=True)
+    ]
+    residual = None if error_feedback is None else treedef.unflatten(kept)
+    return treedef.unflatten(out), CompressionState(
+      residual, factors, state.num_updates + 1
+    )
+
+  def sent(updates):
+    count = 0
+    for leaf in jax.tree.leaves(updates):
+      shape = sides(leaf)
+      count += rank * sum(shape) if shape else leaf.size
+    return 4 * count
+
+  def round_trip(x):
+    x = jnp.asarray(x, jnp.float32)
+    if not sides(x):
+      return x
+    state = init(x)
+    matrix = x.reshape(sides(x))
+    basis = jnp.linalg.qr(matrix @ state.shared[0])[0]
+    return (basis @ (basis.T @ matrix)).reshape(x.shape)
+
+  return Compression("power_sgd", init, reduce, sent, round_trip)

@@ -1,0 +1,117 @@
+"""One bit for each number: its sign; the replicas vote."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import collectives
+from optax_dist.compression import _bits, _codec
+from optax_dist.compression._gathered import (
+  add_residuals,
+  as_float32,
+  residuals_like,
+)
+from optax_dist.compression.interface import Compression, CompressionState
+
+
+def sign(*, error_feedback: float | None = None) -> Compression:
+  """Sends signs alone; each number of the result is what most replicas say.
+
+  Without error feedback the result is -1, 1, or 0 where the vote is a tie, as in
+  signSGD with majority vote: the learning rate alone says how far a step goes.
+  A number that is zero votes for 1.
+
+  With error feedback a leaf's mean magnitude is sent beside its signs. The result
+  is the vote times the mean of these, and what a replica keeps for its next update
+  is what its own signs times its own mean magnitude left out.
+
+  Args:
+    error_feedback: the decay of what was left out (0 to 1); None to forget it.
+
+  Returns:
+    A :class:`Compression`, for ``compression=`` of
+    :func:`optax_dist.cross_shard`. ``compression.quantize(1)`` is the one that
+    averages scaled signs instead.
+
+  Raises:
+    ValueError: if an argument is not as above.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, optax_dist
+    >>> tx = optax_dist.cross_shard(
+    ...   "data", compression=optax_dist.compression.sign(), num_replicas=3
+    ... )
+    >>> state = tx.init(jnp.zeros(2))
+    >>> axes = optax_dist.state_axes(state)
+    >>> vote = jax.vmap(
+    ...   tx.update, axis_name="data", in_axes=(0, axes), out_axes=(0, axes)
+    ... )
+    >>> gradients = jnp.array([[9.0, -0.1], [-1.0, -0.2], [-2.0, 5.0]])
+    >>> vote(gradients, state)[0][0]
+    Array([-1., -1.], dtype=float32)
+
+  References:
+    Bernstein et al. 2018, `signSGD with Majority Vote
+    <https://arxiv.org/abs/1802.04434>`_; Karimireddy et al. 2019, `Error Feedback
+    Fixes SignSGD <https://arxiv.org/abs/1901.09847>`_.
+  """
+  _codec.check_error_feedback(error_feedback)
+  scaled = error_feedback is not None
+
+  def size(n):
+    return _bits.packed_size(n, 1) + 4 * scaled
+
+  def scale_of(x):
+    return jnp.sum(jnp.abs(x)) / max(1, x.size)
+
+  def encode(x):
+    data = _bits.bits_to_bytes(x >= 0)
+    if scaled:
+      data = jnp.concatenate([data, _bits.floats_to_bytes(scale_of(x)[None])])
+    return data
+
+  def signs_of(data, n):
+    bits = _bits.bytes_to_bits(data[: _bits.packed_size(n, 1)])[:n]
+    return bits.astype(jnp.int32) * 2 - 1
+
+  def init(updates):
+    return CompressionState(
+      residuals_like(updates, error_feedback), None, jnp.zeros([], jnp.int32)
+    )
+
+  def reduce(updates, state, names):
+    treedef: Any
+    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
+    leaves = [as_float32("sign", path, leaf) for path, leaf in paths_and_leaves]
+    leaves = add_residuals(leaves, state.residual, error_feedback)
+    count = state.num_updates + 1
+    if not leaves:
+      return updates, state._replace(num_updates=count)
+    message = jnp.concatenate([encode(x.reshape(-1)) for x in leaves])
+    everyones = collectives.gather_replicas(message, names)
+    out, start = [], 0
+    for x, (_, given) in zip(leaves, paths_and_leaves, strict=True):
+      part = everyones[:, start : start + size(x.size)]
+      votes = jax.vmap(lambda row, n=x.size: signs_of(row, n))(part)
+      result = jnp.sign(jnp.sum(votes, 0)).astype(jnp.float32)
+      if scaled:
+        result *= jnp.mean(_bits.bytes_to_floats(part[:, -4:]))
+      dtype = jnp.asarray(given).dtype
+      out.append(result.reshape(x.shape).astype(dtype))
+      start += size(x.size)
+    residual = state.residual
+    if scaled:
+      residual = treedef.unflatten(
+        x - scale_of(x) * jnp.where(x >= 0, 1.0, -1.0) for x in leaves
+      )
+    return treedef.unflatten(out), CompressionState(residual, None, count)
+
+  def sent(updates):
+    return sum(size(leaf.size) for leaf in jax.tree.leaves(updates))
+
+  def round_trip(x):
+    signs = jnp.where(x >= 0, 1.0, -1.0)
+    return signs * scale_of(x) if scaled else signs
+
+  return Compression("sign", init, reduce, sent, round_trip)

@@ -1,0 +1,94 @@
+"""The transform that aggregates by a compression."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist._internal import axes, provenance, update_leaves
+from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_params import Replicas
+from optax_dist.compression.interface import (
+  Compression,
+  CompressionState,
+  check_compression,
+)
+
+
+class CompressedReplica(NamedTuple):
+  """What one replica of a compressed aggregation holds.
+
+  Attributes:
+    local_step: updates so far (int32 scalar).
+    residual: for each leaf what was not sent yet (float32), or None.
+  """
+
+  local_step: jax.Array
+  residual: Any
+
+
+class CompressedState(NamedTuple):
+  """State of :func:`optax_dist.cross_shard` with ``compression``.
+
+  Attributes:
+    num_updates: updates so far (int32 scalar, equal on all replicas).
+    shared: what the method keeps that is equal on all replicas.
+    replica: one :class:`CompressedReplica` per replica.
+  """
+
+  num_updates: jax.Array
+  shared: Any
+  replica: PerReplica
+
+
+def compressed(
+  user: str,
+  compression: Compression,
+  axis_name: axes.AxisNames,
+  num_replicas: int | None,
+  reduction: Literal["mean", "sum"],
+) -> optax.GradientTransformationExtraArgs:
+  """Replaces updates by their compressed mean or sum over the replicas.
+
+  Args:
+    user: the transform that this is part of, for messages.
+    compression: the method.
+    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    num_replicas: how many there are; None for the size of the axes.
+    reduction: which of the two.
+
+  Raises:
+    TypeError: at construction, if the method is none.
+  """
+  check_compression(user, compression)
+  replicas = Replicas.of(user, axis_name, num_replicas, ())
+
+  def init_fn(params):
+    size = replicas.at_init()
+    state = compression.init(params)
+    own = CompressedReplica(jnp.zeros([], jnp.int32), state.residual)
+    return CompressedState(
+      state.num_updates, state.shared, replicas.start(own, size)
+    )
+
+  def update_fn(updates, state, params=None, **extra_args):
+    del params, extra_args
+    me = replicas.enter(state.replica, state.num_updates)
+    tracked = frozenset(n for n in replicas.names if axes.is_tracked(n))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(updates)[0]:
+      update_leaves.check_own(user, path, leaf, tracked)
+    new, method = compression.reduce(
+      updates,
+      CompressionState(me.own.residual, state.shared, state.num_updates),
+      replicas.names,
+    )
+    with provenance.reduced_over(replicas.names):
+      size = me.size if reduction == "sum" else 1
+      new = jax.tree.map(lambda x: x * jnp.asarray(size, x.dtype), new)
+    own = CompressedReplica(me.own.local_step + 1, method.residual)
+    return new, CompressedState(
+      method.num_updates, method.shared, me.leave(own)
+    )
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,99 @@
+"""Few bits for each number: against the equations, and on average."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_dist import compression
+
+
+def _by_hand(x, bits, block):
+  """The nearest whole multiples, block by block."""
+  out = np.zeros_like(x)
+  most = max(1, 2 ** (bits - 1) - 1)
+  for start in range(0, len(x), block):
+    part = x[start : start + block]
+    if bits == 1:
+      out[start : start + block] = np.where(part >= 0, 1, -1) * np.mean(
+        np.abs(part)
+      )
+    else:
+      scale = np.max(np.abs(part))
+      out[start : start + block] = (
+        np.floor(part / scale * most + np.float32(0.5)) / most * scale
+      )
+  return out
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+@pytest.mark.parametrize("size", [7, 64, 150])
+def test_it_is_the_equation(bits, size):
+  x = np.random.default_rng(bits).normal(size=size).astype(np.float32)
+  method = compression.quantize(bits, block=64)
+  left = method.round_trip(jnp.asarray(x))
+  np.testing.assert_allclose(left, _by_hand(x, bits, 64), rtol=1e-5, atol=1e-6)
+
+
+def test_bytes_are_those_of_the_bits_and_scales():
+  tree = {"a": jnp.zeros((16, 32)), "b": jnp.zeros(5)}
+  for bits in (8, 4, 2, 1):
+    expected = 512 * bits // 8 + 2 * 4 + -(-5 * bits // 8) + 4
+    assert compression.quantize(bits, block=256).sent(tree) == expected
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+def test_stochastic_rounding_is_right_on_average(bits):
+  x = jnp.asarray(np.random.default_rng(0).normal(size=32), jnp.float32)
+  scale = float(jnp.max(jnp.abs(x)))
+  draw = lambda seed: compression.quantize(
+    bits, stochastic=True, seed=seed, error_feedback=None
+  ).round_trip(x)
+  # 400 draws of steps of at most 2 * scale: five standard errors.
+  mean = np.mean([draw(seed) for seed in range(400)], axis=0)
+  step = 2 * scale if bits == 1 else scale / (2 ** (bits - 1) - 1)
+  assert np.max(np.abs(mean - x)) < 5 * 0.5 * step / np.sqrt(400)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_the_error_of_a_number_is_at_most_half_a_step(bits):
+  x = jnp.asarray(np.random.default_rng(3).normal(size=300), jnp.float32)
+  left = compression.quantize(bits, block=300).round_trip(x)
+  step = float(jnp.max(jnp.abs(x))) / (2 ** (bits - 1) - 1)
+  assert float(jnp.max(jnp.abs(left - x))) <= 0.5 * step * 1.0001
+
+
+def test_one_bit_contracts_as_the_paper_says():
+  x = jnp.asarray(np.random.default_rng(4).normal(size=500), jnp.float32)
+  left = compression.quantize(1, block=500).round_trip(x)
+  kept = jnp.sum(jnp.abs(x)) ** 2 / (x.size * jnp.sum(x**2))
+  error = jnp.sum((left - x) ** 2) / jnp.sum(x**2)
+  np.testing.assert_allclose(error, 1 - kept, rtol=1e-4)
+
+
+def test_zeros_and_nothing_come_through():
+  method = compression.quantize(4)
+  np.testing.assert_array_equal(method.round_trip(jnp.zeros((3, 4))), 0.0)
+  assert method.round_trip(jnp.zeros(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"bits": 3}, "`bits` must be 8, 4, 2 or 1, got 3"),
+    ({"bits": 8, "block": 0}, "`block` must be a positive integer, got 0"),
+    ({"bits": 8, "error_feedback": 1.5}, "from 0 to 1, or None.*got 1.5"),
+  ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    compression.quantize(**arguments)
+
+
+def test_integers_are_refused_by_name():
+  method = compression.quantize(8)
+  updates = {"w": jnp.zeros(3, jnp.int32)}
+  with pytest.raises(TypeError, match=r"updates\['w'\] is int32"):
+    jax.vmap(
+      lambda u: method.reduce(u, method.init(u), ("data",)), axis_name="data"
+    )(jax.tree.map(lambda x: x[None], updates))

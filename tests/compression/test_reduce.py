@@ -1,0 +1,131 @@
+"""Every method over replicas: the same numbers under each map, as by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import pytest
+
+from optax_dist import compression
+
+METHODS = {
+  "top_k": compression.top_k(0.2, chunk=16, error_feedback=0.9),
+  "top_k 2 bits": compression.top_k(0.2, chunk=16, bits=2, error_feedback=1.0),
+  "quantize 4": compression.quantize(4, block=16),
+  "quantize 2 stochastic": compression.quantize(
+    2, stochastic=True, error_feedback=None
+  ),
+  "sign": compression.sign(),
+  "sign with feedback": compression.sign(error_feedback=1.0),
+  "power_sgd": compression.power_sgd(1),
+}
+SIZE = 4
+
+
+@functools.cache
+def _gradients():
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: rng.normal(size=(SIZE, *shape)).astype(np.float32)
+  return [{"b": normal(5), "w": normal(6, 8)} for _ in range(3)]
+
+
+def _three_updates(method, *gradients):
+  """The results of three updates, and what is left over after them."""
+  state = method.init(gradients[0])
+  out = []
+  for gradient in gradients:
+    result, state = method.reduce(gradient, state, (maps.AXIS,))
+    out.append(result)
+  return out, state.residual
+
+
+@functools.cache
+def _reference(name):
+  fn = functools.partial(_three_updates, METHODS[name])
+  return jax.vmap(fn, axis_name=maps.AXIS)(*_gradients())
+
+
+@maps.every_map
+@pytest.mark.parametrize("name", ["top_k", "sign with feedback", "power_sgd"])
+def test_the_numbers_are_the_same_under_each_map(map_name, name):
+  fn = functools.partial(_three_updates, METHODS[name])
+  got = maps.run(map_name, fn, *_gradients(), size=SIZE)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5),
+    got,
+    _reference(name),
+  )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_result_is_equal_on_all_replicas(name):
+  results, _ = _reference(name)
+  for leaf in jax.tree.leaves(results):
+    np.testing.assert_array_equal(leaf, np.stack([leaf[0]] * SIZE))
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_k 2 bits", "quantize 4"])
+def test_it_averages_what_was_sent_and_keeps_the_rest(name):
+  """Residual' = u - sent, u = gradient + decay * residual; sent is averaged."""
+  method = METHODS[name]
+  decay = 0.9 if name == "top_k" else 1.0
+  left = [
+    jax.tree.map(lambda x: np.zeros_like(x[0]), _gradients()[0])
+    for _ in range(SIZE)
+  ]
+  results, residual = _reference(name)
+  for gradient, result in zip(_gradients(), results, strict=True):
+    sent = []
+    for i in range(SIZE):
+      u = jax.tree.map(lambda g, e, i=i: g[i] + decay * e, gradient, left[i])
+      sent.append(jax.tree.map(lambda x: np.asarray(method.round_trip(x)), u))
+      left[i] = jax.tree.map(lambda a, b: a - b, u, sent[i])
+    mean = jax.tree.map(lambda *x: np.mean(x, axis=0), *sent)
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-5),
+      result,
+      mean,
+    )
+  for i in range(SIZE):
+    jax.tree.map(
+      lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-5),
+      residual,
+      left[i],
+    )
+
+
+def test_with_feedback_all_is_sent_in_the_end():
+  """Of a gradient that stays the same, nothing is lost over many updates."""
+  gradient = jnp.asarray(np.random.default_rng(5).normal(size=(SIZE, 64)))
+  gradient = gradient.astype(jnp.float32)
+  method = compression.top_k(0.1)
+
+  def many(gradient):
+    def update(state, _):
+      result, state = method.reduce(gradient, state, (maps.AXIS,))
+      return state, result
+
+    _, results = jax.lax.scan(update, method.init(gradient), length=200)
+    return jnp.mean(results, axis=0)
+
+  got = jax.vmap(many, axis_name=maps.AXIS)(gradient)[0]
+  expected = np.mean(gradient, axis=0)
+  error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+  assert error < 0.1
+  forgetful = compression.top_k(0.1, error_feedback=None)
+  lost = jax.vmap(
+    lambda g: forgetful.reduce(g, forgetful.init(g), (maps.AXIS,))[0],
+    axis_name=maps.AXIS,
+  )(gradient)[0]
+  assert np.linalg.norm(lost - expected) / np.linalg.norm(expected) > 0.3
+
+
+def test_all_leaves_travel_in_one_message():
+  for name, most in (("top_k", 1), ("sign", 1), ("power_sgd", 4)):
+    fn = functools.partial(_three_updates, METHODS[name])
+    run = maps.mapped("shard_map", fn, _gradients(), SIZE)
+    text = str(jax.make_jaxpr(run)(*_gradients()))
+    count = text.count("all_gather[") + text.count("psum[")
+    assert 3 <= count <= 3 * most, (name, count)

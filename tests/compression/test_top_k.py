@@ -1,0 +1,74 @@
+"""The largest of each chunk: against NumPy, its exact case, and its contraction."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_dist import compression
+
+
+def _by_hand(x, density, chunk):
+  out = np.zeros_like(x)
+  chunk = min(chunk, len(x))
+  kept = max(1, round(density * chunk))
+  for start in range(0, len(x), chunk):
+    part = x[start : start + chunk]
+    largest = np.argsort(-np.abs(part), kind="stable")[:kept]
+    out[start + largest] = part[largest]
+  return out
+
+
+@pytest.mark.parametrize("size", [5, 64, 200])
+@pytest.mark.parametrize("density", [0.03, 0.3])
+def test_it_is_the_equation(size, density):
+  x = np.random.default_rng(size).normal(size=size).astype(np.float32)
+  method = compression.top_k(density, chunk=64)
+  np.testing.assert_array_equal(
+    method.round_trip(jnp.asarray(x)), _by_hand(x, density, 64)
+  )
+
+
+def test_dense_top_k_is_exact():
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(9, 20)), jnp.float32)
+  left = compression.top_k(1.0, chunk=50).round_trip(x)
+  np.testing.assert_array_equal(left, x)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_kept_values_are_rounded_to_even_levels(bits):
+  x = np.random.default_rng(bits).normal(size=128).astype(np.float32)
+  kept = _by_hand(x, 0.25, 128)
+  scale, most = np.max(np.abs(x)), 2**bits - 1
+  levels = (np.arange(most + 1) * 2 / most - 1) * scale
+  nearest = levels[np.argmin(np.abs(kept[:, None] - levels), axis=1)]
+  expected = np.where(kept != 0, nearest, 0)
+  left = compression.top_k(0.25, bits=bits).round_trip(jnp.asarray(x))
+  np.testing.assert_allclose(left, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("density", [0.1])
+def test_it_contracts_by_the_share_that_is_kept(density):
+  x = jnp.asarray(np.random.default_rng(1).normal(size=1000), jnp.float32)
+  left = compression.top_k(density, chunk=1000).round_trip(x)
+  error = float(jnp.sum((left - x) ** 2) / jnp.sum(x**2))
+  assert error <= 1 - density
+
+
+def test_three_percent_and_two_bits_are_over_97_times_fewer_bytes():
+  x = jnp.zeros((512, 1024))
+  method = compression.top_k(0.03, bits=2)
+  assert x.nbytes / method.sent(x) > 97
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"density": 0.0}, "`density` must be above 0 and at most 1, got 0.0"),
+    ({"density": True}, "`density` must be above 0 and at most 1, got True"),
+    ({"density": 0.1, "chunk": 0.5}, "`chunk` must be a positive integer"),
+    ({"density": 0.1, "bits": 3}, "`bits` must be 32, 8, 4 or 2, got 3"),
+  ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    compression.top_k(**arguments)
