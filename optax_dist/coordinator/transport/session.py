@@ -276,9 +276,13 @@ class Session:
 
   def output(self) -> list[memoryview | bytes]:
     """What is to be written next; see `sent`."""
-    if not self._writing and self._started:
+    if not self._writing and self._started and (self._frames or self._turns):
       self._gather()
     return self._writing
+
+  def has_output(self) -> bool:
+    """Whether there may be something to write."""
+    return bool(self._frames or self._turns or self._writing)
 
   def sent(self, nbytes: int) -> None:
     """So many bytes of `output` have been written."""

@@ -407,7 +407,11 @@ class SocketTransport:
         return
       if mask & selectors.EVENT_READ or link.channel.reads_when_writable:
         self._read(link)
-      if not link.closed:
+      if not link.closed and (
+        link.session is None
+        or link.mask & selectors.EVENT_WRITE
+        or link.session.has_output()
+      ):
         self._write(link)
     except handshake.AlreadyConnected as error:
       self._end(link, "twice", str(error))
