@@ -1,18 +1,23 @@
-"""Transports of threads of one process; arrays are lent, not copied."""
+"""Transports of threads of one process; what is allocated is lent, not copied."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from optax_dist.coordinator.transport import interface, shared_memory
+from optax_dist.coordinator.transport import (
+  handshake,
+  interface,
+  peers,
+  session,
+)
 
-_REMEMBERED = 16384  # Cancelled transfers.
+_FULL = 8 << 20  # Bytes that wait for one who does not poll.
 _numbers = itertools.count(1)
 
 
@@ -25,47 +30,34 @@ class Hub:
     >>> a.connect("b", b.address)
     >>> a.send("b", [b"hel", b"lo"])
     True
+    >>> a.poll(0)
+    [PeerUp(peer='b', near=True)]
     >>> b.poll(0)
     [PeerUp(peer='a', near=True), Message(peer='a', payload=b'hello')]
     >>> b.close("done")
-    >>> a.poll(0)[-1]
-    PeerLost(peer='b', how='left', reason='done')
+    >>> a.poll(0)
+    [PeerLost(peer='b', how='left', reason='done')]
   """
 
   def __init__(self) -> None:
-    self.lock = threading.RLock()
+    self.lock = threading.Lock()
     self.members: dict[str, InProcessTransport] = {}
+    self.links: dict[frozenset[str], _Link] = {}
 
 
 @dataclasses.dataclass(eq=False)
-class _Array:
-  """A transfer, of which one half may be missing yet."""
+class _Link:
+  """What two have in common while they are connected."""
 
-  data: memoryview | None = None
-  expected: int | None = None
-  into: memoryview | None = None
-  since: float = 0.0
-  lent: bool = False
-  region: shared_memory.Region | None = None
-  dead: bool = False  # One side has given it up.
-  silent: bool = False  # Its sender has, while it is lent.
+  ends: tuple[InProcessTransport, InProcessTransport]
+  open: bool = True
+  stalled: bool = False  # Whether one waits until the other has read.
+
+  def other(self, one: InProcessTransport) -> InProcessTransport:
+    return self.ends[self.ends[0] is one]
 
 
-class _Pair:
-  """What two connected transports have in common; arrays by sender and id."""
-
-  def __init__(self) -> None:
-    self.arrays: dict[tuple[str, int], _Array] = {}
-
-
-@dataclasses.dataclass(eq=False)
-class _Dial:
-  address: str
-  until: float
-  waiting: list[Callable[[], object]] = dataclasses.field(default_factory=list)
-
-
-class InProcessTransport:
+class InProcessTransport(peers.Peers):
   """See `interface.Transport`; a thread that stops is not noticed as silent.
 
   Attributes:
@@ -76,176 +68,68 @@ class InProcessTransport:
   def __init__(
     self, name: str, hub: Hub, limits: interface.Limits | None = None
   ):
-    self.name = name
+    super().__init__(handshake.check_name(name), limits, share_memory=False)
     self.address = f"in-process:{next(_numbers)}"
-    self._limits = limits or interface.Limits()
     self._hub = hub
-    self._changed = threading.Condition(hub.lock)
-    self._events: list[interface.Event] = []
-    self._woken = self._closed = False
-    self._pool = shared_memory.Pool(shared=False)
-    self._pairs: dict[str, tuple[_Pair, InProcessTransport]] = {}
-    self._dials: dict[str, _Dial] = {}
-    self._lent: dict[tuple[str, int], _Pair] = {}
+    self._links: dict[str, _Link] = {}
+    self._dials: dict[str, tuple[str, float]] = {}
+    self._changed = threading.Condition()
+    # What has come: bytes, or what has happened to the link.
+    self._inbox: collections.deque[tuple[_Link, bytes | str]] = (
+      collections.deque()
+    )
+    self._waiting = 0
+    self._woken = False
     with hub.lock:
+      others = list(hub.members.values())
       hub.members[self.address] = self
-      for member in list(hub.members.values()):
-        member._try_dials()
+    for other in others:
+      other.wake()  # It may have been dialing this one.
 
   def connect(self, peer: str, address: str) -> None:
+    self._check_open()
     if not address.startswith("in-process:"):
       raise ValueError(
         f"An address here is in-process:number; got {address!r:.200}."
       )
-    with self._hub.lock:
-      self._check_open()
-      if peer not in self._pairs and peer not in self._dials:
-        until = time.monotonic() + self._limits.connect
-        self._dials[peer] = _Dial(address, until)
-        self._try_dials()
+    if peer not in self._sessions:
+      self._sessions[peer] = self._new_session(peer)
+      self._dials[peer] = address, time.monotonic() + self._limits.connect
 
   def disconnect(self, peer: str, reason: str = "") -> None:
-    with self._hub.lock:
-      self._check_open()
-      if self._dials.pop(peer, None) is None and peer not in self._pairs:
-        return
-      self._part(peer, "left", reason)
-      self._events = [e for e in self._events if e.peer != peer]
+    self._check_open()
+    if peer not in self._sessions:
+      return
+    found = self._forget(peer)
+    link = self._links.get(peer)
+    if link is not None:
+      found.say_goodbye(reason)
+      self._deliver(link, found, everything=True)
+    self._disconnected(peer)
+    found.close("", silently=True)
 
   def peers(self) -> list[str]:
-    with self._hub.lock:
-      return list(self._pairs)
-
-  def send(self, peer: str, payload: Sequence[interface.Buffer]) -> bool:
-    body = b"".join(payload)
-    if len(body) > self._limits.max_message:
-      raise ValueError(
-        f"A message has at most {self._limits.max_message:,} bytes"
-        f" (Limits.max_message), got {len(body):,}."
-      )
-    with self._hub.lock:
-      self._check_open()
-      if self._waits(peer, lambda: self.send(peer, [body])):
-        return True
-      if peer not in self._pairs:
-        return False
-      self._pairs[peer][1]._emit(interface.Message(self.name, body))
-      return True
-
-  def allocate(self, nbytes: int) -> memoryview:
-    with self._hub.lock:
-      return self._pool.allocate(nbytes)
-
-  def free(self, memory: memoryview) -> None:
-    with self._hub.lock:
-      self._pool.free(memory)
-
-  def send_array(
-    self, peer: str, transfer: int, data: interface.Buffer
-  ) -> None:
-    with self._hub.lock:
-      if self._waits(peer, lambda: self.send_array(peer, transfer, data)):
-        return
-      found = self._begin(peer, self.name, transfer, True)
-      if found is not None:
-        found.data = memoryview(data).cast("B")
-        found.region = self._pool.find(found.data)
-        self._match(peer, transfer, sending=True)
-
-  def expect(
-    self,
-    peer: str,
-    transfer: int,
-    nbytes: int,
-    into: interface.Buffer | None = None,
-  ) -> None:
-    memory = None if into is None else memoryview(into).cast("B")
-    if memory is not None and (memory.readonly or memory.nbytes != nbytes):
-      raise ValueError(
-        f"into must be writable and have {nbytes:,} bytes, has"
-        f" {memory.nbytes:,}."
-      )
-    with self._hub.lock:
-      if self._waits(peer, lambda: self.expect(peer, transfer, nbytes, into)):
-        return
-      found = self._begin(peer, peer, transfer, False)
-      if found is not None:
-        found.expected, found.into = nbytes, memory
-        found.since = time.monotonic()
-        self._match(peer, transfer, sending=False)
-
-  def progress(self, peer: str, transfer: int) -> interface.Progress | None:
-    with self._hub.lock:
-      pair = self._pairs.get(peer)
-      found = pair[0].arrays.get((peer, transfer)) if pair else None
-      if found is None or found.expected is None or found.lent:
-        return None
-      return interface.Progress(0, time.monotonic() - found.since)
-
-  def release(self, peer: str, transfer: int) -> bool:
-    with self._hub.lock:
-      lender = self._lent.pop((peer, transfer), None)
-      if lender is None:
-        return True
-      pair, other = self._pairs.get(peer, (None, self))
-      if pair is not lender:
-        return False
-      found = lender.arrays.pop((peer, transfer))
-      other._returned(found)
-      if not found.silent:
-        other._emit(interface.ArraySent(self.name, transfer))
-      return True
-
-  def cancel(self, peer: str, transfer: int) -> None:
-    with self._hub.lock:
-      self._check_open()
-      if self._waits(peer, lambda: self.cancel(peer, transfer)):
-        return
-      if peer not in self._pairs:
-        return
-      pair, other = self._pairs[peer]
-      for sender in (self.name, peer):
-        found = pair.arrays.get((sender, transfer))
-        if found is not None and found.lent:
-          found.silent |= sender == self.name
-          continue
-        sending = sender != self.name
-        begun = found is not None and (
-          (found.data if sending else found.expected) is not None
-        )
-        pair.arrays.pop((sender, transfer), None)
-        if begun:
-          other._emit(
-            interface.ArrayFailed(
-              self.name, transfer, sending, f"{self.name!r} has given it up"
-            )
-          )
-          continue
-        pair.arrays[sender, transfer] = _Array(dead=True)
-        dead = [key for key, a in pair.arrays.items() if a.dead]
-        if len(dead) > _REMEMBERED:
-          del pair.arrays[dead[0]]
-    self.release(peer, transfer)
+    return list(self._links)
 
   def poll(self, timeout: float | None) -> list[interface.Event]:
     end = None if timeout is None else time.monotonic() + timeout
-    with self._changed:
-      while True:
-        self._check_open()
-        now = time.monotonic()
-        for peer, dial in list(self._dials.items()):
-          if now >= dial.until:
-            del self._dials[peer]
-            reason = f"nobody at {dial.address} for {self._limits.connect:g} s"
-            self._emit(interface.PeerLost(peer, "unreachable", reason))
-        if self._events or self._woken or (end is not None and now >= end):
-          self._woken = False
-          events, self._events = self._events, []
-          return events
-        times = [dial.until for dial in self._dials.values()]
-        if end is not None:
-          times.append(end)
-        self._changed.wait(min(times) - now if times else None)
+    while True:
+      self._check_open()
+      self._dial()
+      self._write()
+      self._read()
+      self._write()
+      now = time.monotonic()
+      if self._events or self._woken or (end is not None and now >= end):
+        self._woken = False
+        events, self._events = self._events, []
+        return events
+      times = [until for _, until in self._dials.values()]
+      if end is not None:
+        times.append(end)
+      with self._changed:
+        if not (self._inbox or self._woken):
+          self._changed.wait(min(times) - now if times else None)
 
   def wake(self) -> None:
     with self._changed:
@@ -253,123 +137,125 @@ class InProcessTransport:
       self._changed.notify()
 
   def close(self, reason: str = "") -> None:
-    self._close("left", reason)
+    if self._closed:
+      return
+    self._vanish()
+    for peer in list(self._sessions):
+      self.disconnect(peer, reason)
+    self._closed = True
 
   def kill(self) -> None:
     """Ends it as a crash would: peers lose it without a goodbye."""
-    self._close("broken", "it has ended")
+    self._vanish()
+    for link in self._links.values():
+      self._end(link)
+    self._links.clear()
+    self.close()
 
-  def _close(self, how: interface.How, reason: str) -> None:
+  def _vanish(self) -> None:
+    """Nobody finds this one any more; those who have are known."""
     with self._hub.lock:
-      if self._closed:
-        return
-      for peer in list(self._pairs):
-        self._part(peer, how, reason)
-      self._closed = True
-      del self._hub.members[self.address]
-      self._dials.clear()
-      self._changed.notify_all()
+      self._hub.members.pop(self.address, None)
+    self._read()
 
-  def _part(self, peer: str, how: interface.How, reason: str) -> None:
-    if peer not in self._pairs:
-      return
-    pair, other = self._pairs.pop(peer)
-    del other._pairs[self.name]
-    told = f"{self.name!r} is lost: {reason}"
-    for (sender, transfer), found in pair.arrays.items():
-      (self if sender == self.name else other)._returned(found)
-      sending = sender == peer
-      mine = found.data is not None if sending else found.expected is not None
-      if mine and not found.dead and not (found.lent and not sending):
-        other._emit(interface.ArrayFailed(self.name, transfer, sending, told))
-    other._emit(interface.PeerLost(self.name, how, reason))
+  def _new_session(self, peer: str) -> session.Session:
+    return session.Session(
+      peer, self._limits, self._pool, self._emit, self._map
+    )
 
-  def _try_dials(self) -> None:
-    for peer, dial in list(self._dials.items()):
-      found = self._hub.members.get(dial.address)
-      if found is None:
-        continue
-      del self._dials[peer]
-      if found.name != peer or found is self:
+  def _map(self, peer: str, number: int) -> np.ndarray:
+    return self._links[peer].other(self)._pool.seen(number)
+
+  def _to_write(self, peer: str) -> None:
+    pass
+
+  def _is_connected(self, peer: str) -> bool:
+    return peer in self._links and self._links[peer].open
+
+  def _disconnected(self, peer: str) -> None:
+    self._dials.pop(peer, None)
+    link = self._links.pop(peer, None)
+    if link is not None:
+      self._end(link)
+
+  def _dial(self) -> None:
+    now = time.monotonic()
+    for peer, (address, until) in list(self._dials.items()):
+      with self._hub.lock:
+        found = self._hub.members.get(address)
+        if found is not None and found.name == peer and found is not self:
+          key = frozenset((self.name, peer))
+          link = self._hub.links.get(key)
+          if link is None or not link.open:
+            self._hub.links[key] = link = _Link((self, found))
+            for end in link.ends:
+              end._put(link, "up")
+          del self._dials[peer]
+          continue
+      if found is not None:
         reason = f"{found.name!r} is at the address of {peer!r}"
-        self._emit(interface.PeerLost(peer, "refused", reason))
-        continue
-      dials = [dial, found._dials.pop(self.name, None)]
-      pair = _Pair()
-      self._pairs[peer], found._pairs[self.name] = (pair, found), (pair, self)
-      self._emit(interface.PeerUp(peer, True))
-      found._emit(interface.PeerUp(self.name, True))
-      for waiting in [w for d in dials if d for w in d.waiting]:
-        waiting()
+        self._lose(peer, "refused", reason)
+      elif now >= until:
+        reason = f"nobody at {address} for {self._limits.connect:g} s"
+        self._lose(peer, "unreachable", reason)
 
-  def _waits(self, peer: str, action: Callable[[], object]) -> bool:
-    """Keeps what is to be done until the peer is up, if it is being dialed."""
-    if peer in self._dials:
-      self._dials[peer].waiting.append(action)
-    return peer in self._dials
+  def _read(self) -> None:
+    while self._inbox:
+      with self._changed:
+        link, data = self._inbox.popleft()
+        if isinstance(data, bytes):
+          self._waiting -= len(data)
+      other = link.other(self)
+      peer = other.name
+      if data == "up":
+        self._dials.pop(peer, None)
+        self._links[peer] = link
+        self._events.append(interface.PeerUp(peer, True))
+        found = self._sessions.setdefault(peer, self._new_session(peer))
+        found.start(None, near=True)
+      elif self._links.get(peer) is not link:
+        continue  # The connection has ended here.
+      elif data == "ended":
+        self._lose(peer, "broken", "it has ended")
+      elif isinstance(data, bytes):
+        found = self._sessions[peer]
+        found.feed(data)
+        if found.ended is not None:
+          self._lose(peer, "left", found.ended)
+        elif link.stalled and not self._inbox:
+          link.stalled = False
+          other._put(link, "go on")
 
-  def _begin(
-    self, peer: str, sender: str, transfer: int, sending: bool
-  ) -> _Array | None:
-    self._check_open()
-    if not 0 <= transfer < 2**63:
-      raise ValueError(f"transfer must be from 0 to 2**63 - 1, got {transfer}.")
-    if peer not in self._pairs:
-      reason = f"{peer!r} is not connected"
-      self._emit(interface.ArrayFailed(peer, transfer, sending, reason))
-      return None
-    arrays = self._pairs[peer][0].arrays
-    found = arrays.setdefault((sender, transfer), _Array())
-    if found.dead:
-      del arrays[sender, transfer]
-      reason = f"{peer!r} has given it up"
-      self._emit(interface.ArrayFailed(peer, transfer, sending, reason))
-      return None
-    if (found.data if sending else found.expected) is not None:
-      raise ValueError(f"Transfer {transfer} with {peer!r} is under way.")
-    return found
+  def _write(self) -> None:
+    for peer, link in self._links.items():
+      self._deliver(link, self._sessions[peer])
 
-  def _match(self, peer: str, transfer: int, sending: bool) -> None:
-    """Hands the array over, if both halves are here."""
-    pair, other = self._pairs[peer]
-    sender, receiver = (self, other) if sending else (other, self)
-    key = sender.name, transfer
-    found = pair.arrays[key]
-    if found.data is None or found.expected is None:
-      return
-    sent, expected = found.data.nbytes, found.expected
-    if sent != expected:
-      del pair.arrays[key]
-      reason = f"{sent:,} bytes were sent where {expected:,} were expected"
-      for one, two in ((sender, receiver), (receiver, sender)):
-        one._emit(
-          interface.ArrayFailed(two.name, transfer, one is sender, reason)
-        )
-    elif found.into is not None:
-      np.copyto(np.frombuffer(found.into, np.uint8), _bytes(found.data))
-      del pair.arrays[key]
-      receiver._emit(interface.ArrayReceived(sender.name, transfer, found.into))
-      sender._emit(interface.ArraySent(receiver.name, transfer))
-    else:
-      found.lent = True
-      if found.region is not None:
-        found.region.lent += 1
-      receiver._lent[key] = pair
-      data = found.data.toreadonly()
-      receiver._emit(interface.ArrayReceived(sender.name, transfer, data))
+  def _deliver(
+    self, link: _Link, found: session.Session, everything: bool = False
+  ) -> None:
+    other = link.other(self)
+    while found.has_output():
+      if other._waiting > _FULL and not everything:
+        link.stalled = True
+        return
+      output = found.output()
+      if not output:
+        return
+      data = b"".join(output)
+      found.sent(len(data))
+      other._put(link, data)
 
-  def _returned(self, found: _Array) -> None:
-    if found.lent and found.region is not None:
-      self._pool.returned(found.region)
+  def _end(self, link: _Link) -> None:
+    link.open = False
+    key = frozenset(end.name for end in link.ends)
+    with self._hub.lock:
+      if self._hub.links.get(key) is link:
+        del self._hub.links[key]
+    link.other(self)._put(link, "ended")
 
-  def _emit(self, event: interface.Event) -> None:
-    self._events.append(event)
-    self._changed.notify()
-
-  def _check_open(self) -> None:
-    if self._closed:
-      raise RuntimeError("This transport is closed.")
-
-
-def _bytes(data: memoryview) -> np.ndarray:
-  return np.frombuffer(data, np.uint8)
+  def _put(self, link: _Link, data: bytes | str) -> None:
+    with self._changed:
+      self._inbox.append((link, data))
+      if isinstance(data, bytes):
+        self._waiting += len(data)
+      self._changed.notify()

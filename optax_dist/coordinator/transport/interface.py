@@ -180,7 +180,9 @@ class Transport(Protocol):
   """One process's connections to its peers.
 
   One thread owns it and calls everything; only `wake` may be called from any
-  thread, and from signal handlers. Nothing but `poll` ever waits. A deadline
+  thread, and from signal handlers. If that thread is the main one, an exception
+  that a signal handler raises (Ctrl-C) while bytes are moved costs the
+  connection they belong to, and no other. Nothing but `poll` ever waits. A deadline
   on an array belongs on `progress(...).idle`, so that it cuts off what stands
   still and not what is merely long.
 

@@ -33,6 +33,7 @@ _AHEAD = 128  # Bytes read beyond a piece of an array: the next header.
 _HEADER = struct.Struct("<IBQ")
 _WORD = struct.Struct("<Q")
 _PLACE = struct.Struct("<QQQ")
+_REGION_BODY = struct.Struct("<QQ")
 _TAG = 16
 (
   _MESSAGE,
@@ -42,7 +43,7 @@ _TAG = 16
   _CHUNK,
   _READY,  # An array is expected.
   _CANCEL,
-  _REGION,  # A buffer's descriptor comes with this frame; its size.
+  _REGION,  # A buffer's descriptor comes with this frame; its size and inode.
   _UNMAPPED,  # It could not be mapped: send what was offered in it.
   _DROP,  # A buffer is gone.
   _OFFER,  # An array lies in a buffer; which, where, how long.
@@ -103,7 +104,18 @@ class Session:
     limits: interface.Limits,
     pool: shared_memory.Pool,
     emit: Callable[[interface.Event], None],
+    see: Callable[[str, int], np.ndarray] | None = None,
   ):
+    """Makes one that waits for its connection.
+
+    Args:
+      peer: the other side's name.
+      limits: bounds on memory.
+      pool: what is lent comes from here.
+      emit: is called with each event.
+      see: finds a peer's buffer, by its number, if it is in this process;
+        otherwise descriptors come with the frames.
+    """
     self.peer = peer
     self.near = self._lends = False
     self.backlog = 0
@@ -112,6 +124,7 @@ class Session:
     self._limits = limits
     self._pool = pool
     self._emit = emit
+    self._see = see
     self._keys: tuple[bytes, bytes] | None = None
     self._started = False
     self._sent_frames = self._received_frames = 0
@@ -304,7 +317,7 @@ class Session:
 
   def _gather(self) -> None:
     small: list[bytes] = []
-    while self._frames and len(small) < 256:
+    while self._frames and len(small) < 512:
       kind, number, body, file = self._frames[0]
       if file is not None:
         if small:
@@ -356,14 +369,15 @@ class Session:
     if not self._lends or out.data.nbytes < _SHARED:
       return False
     region = self._pool.find(out.data)
-    if region is None or region.file < 0:
+    if region is None or (region.file < 0 and self._see is None):
       return False
     out.begun, out.region = True, region
     region.lent += 1
     if region.number not in self._shown:
       self._shown.add(region.number)
-      raw = _WORD.pack(region.array.size)
-      self._put(_REGION, region.number, raw, region.file)
+      raw = _REGION_BODY.pack(region.array.size, region.inode)
+      file = region.file if region.file >= 0 else None
+      self._put(_REGION, region.number, raw, file)
     start = shared_memory.address_within(out.data, region)
     self._put(
       _OFFER, transfer, _PLACE.pack(region.number, start, out.data.nbytes)
@@ -491,7 +505,7 @@ class Session:
     return bytes(self._staging[start:end]), bytes(self._staging[end:body])
 
   def _check(self, head: bytes, tag: bytes, body: bytes) -> None:
-    if self._keys is None:
+    if self._keys is None:  # Nothing is signed.
       return
     text = _WORD.pack(self._received_frames) + head + body
     self._received_frames += 1
@@ -533,7 +547,9 @@ class Session:
     elif kind == _CANCEL:
       self._cancelled(number)
     elif kind == _REGION:
-      self._map(number, *_word(body))
+      if len(body) != _REGION_BODY.size:
+        raise Faulty("a buffer that can't be read")
+      self._map(number, *_REGION_BODY.unpack(body))
     elif kind == _UNMAPPED:
       self._send_instead(number)
     elif kind == _DROP:
@@ -596,14 +612,17 @@ class Session:
 
   # Shared memory.
 
-  def _map(self, number: int, nbytes: int) -> None:
+  def _map(self, number: int, nbytes: int, inode: int) -> None:
     if len(self._mapped) >= _REGIONS or number in self._mapped:
       raise Faulty("too many buffers")
+    if self._see is not None:
+      self._mapped[number] = self._see(self.peer, number)
+      return
     file = self._files.popleft() if self._files else -1
     try:
       if file < 0 or not self.near:
         raise OSError("no descriptor came")
-      self._mapped[number] = shared_memory.map_file(file, nbytes)
+      self._mapped[number] = shared_memory.map_file(file, nbytes, inode)
     except (OSError, ValueError):
       self._mapped[number] = None
       self._put(_UNMAPPED, number)

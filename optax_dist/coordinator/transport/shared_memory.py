@@ -27,6 +27,7 @@ class Region:
   Attributes:
     number: names it to peers.
     file: its descriptor; -1 where memory can't be shared.
+    inode: tells it from other files; 0 where it can't be shared.
     array: its bytes.
     lent: how many readers it has.
     free: whether its owner has given it back.
@@ -40,6 +41,7 @@ class Region:
       if self.file < 0
       else np.frombuffer(mmap.mmap(self.file, nbytes), np.uint8)
     )
+    self.inode = os.fstat(self.file).st_ino if self.file >= 0 else 0
     self.start = _address(self.array)
     self.lent = 0
     self.free = False
@@ -66,13 +68,13 @@ class Pool:
     self.dropped = dropped
     self._shared = shared
     self._numbers = itertools.count(1)
-    self._regions: list[Region] = []
+    self._regions: dict[int, Region] = {}
 
   def allocate(self, nbytes: int) -> memoryview:
     """See `Transport.allocate`."""
     fitting = [
       r
-      for r in self._regions
+      for r in self._regions.values()
       if r.free and not r.lent and nbytes <= r.array.size <= 2 * nbytes + 65536
     ]
     if fitting:
@@ -80,7 +82,7 @@ class Pool:
     else:
       whole = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
       region = Region(next(self._numbers), whole, self._shared)
-      self._regions.append(region)
+      self._regions[region.number] = region
     region.free = False
     return region.array.data[:nbytes]
 
@@ -95,10 +97,16 @@ class Pool:
   def find(self, memory: memoryview) -> Region | None:
     """The buffer that these bytes lie in."""
     start = _address(np.frombuffer(memory, np.uint8)) if memory.nbytes else 0
-    for region in self._regions:
+    for region in self._regions.values():
       if 0 <= start - region.start < region.array.size:
         return region
     return None
+
+  def seen(self, number: int) -> np.ndarray:
+    """A buffer as others see it: for reading."""
+    array = self._regions[number].array.view()
+    array.flags.writeable = False
+    return array
 
   def returned(self, region: Region) -> None:
     """A reader has done with it, or is lost."""
@@ -106,26 +114,28 @@ class Pool:
     self._trim()
 
   def _trim(self) -> None:
-    idle = [r for r in self._regions if r.free and not r.lent]
+    idle = [r for r in self._regions.values() if r.free and not r.lent]
     for region in idle[:-_KEPT]:
-      self._regions.remove(region)
+      del self._regions[region.number]
       region.close()
       self.dropped(region.number)
 
   def close(self) -> None:
     """Ends sharing."""
-    for region in self._regions:
+    for region in self._regions.values():
       region.close()
     self._regions.clear()
 
 
-def map_file(file: int, nbytes: int) -> np.ndarray:
+def map_file(file: int, nbytes: int, inode: int) -> np.ndarray:
   """A peer's buffer, for reading; the descriptor stays the caller's.
 
   Raises:
-    OSError: it can't be mapped, or could shrink while it is read, which would
-      end the reader's process.
+    OSError: it can't be mapped, is another one, or could shrink while it is
+      read, which would end the reader's process.
   """
+  if os.fstat(file).st_ino != inode:
+    raise OSError("the descriptor is of another file")
   seals = fcntl.fcntl(file, _GET_SEALS)
   if not seals & _SEAL_SHRINK or os.fstat(file).st_size < nbytes:
     raise OSError("the peer's memory could shrink")

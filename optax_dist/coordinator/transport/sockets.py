@@ -26,8 +26,8 @@ from optax_dist.coordinator.transport import (
   channels,
   handshake,
   interface,
+  peers,
   session,
-  shared_memory,
 )
 
 DEFAULT_PORTS = range(29400, 29500)
@@ -70,16 +70,7 @@ class _Dial:
   found: list[addresses.Endpoint] | None = None  # What a name stands for.
 
 
-@dataclasses.dataclass(eq=False)
-class _Peer:
-  """A peer that is connected or being dialed."""
-
-  session: session.Session
-  link: _Link | None = None
-  dial: _Dial | None = None
-
-
-class SocketTransport:
+class SocketTransport(peers.Peers):
   """See `interface.Transport`.
 
   Attributes:
@@ -134,16 +125,13 @@ class SocketTransport:
       [PeerUp(peer='a', near=True), Message(peer='a', payload=b'hello')]
       >>> a.close(); b.close()
     """
-    self.name = handshake.check_name(name)
+    super().__init__(handshake.check_name(name), limits, share_memory=True)
     self._secret = secret
     self._key = handshake.job_key(secret, run)
     self._signs = bool(secret)
-    self._limits = limits or interface.Limits()
     self._tls = certificates.contexts() if certificates else None
-    self._closed = False
-    self._events: list[interface.Event] = []
-    self._pool = shared_memory.Pool(self._region_dropped)
-    self._peers: dict[str, _Peer] = {}
+    self._up_links: dict[str, _Link] = {}
+    self._dials: dict[str, _Dial] = {}
     self._links: set[_Link] = set()
     self._strangers: dict[_Link, None] = {}
     self._dirty: set[_Link] = set()
@@ -151,7 +139,6 @@ class SocketTransport:
     self._last: dict[str, bytes] = {}
     self._deaf: list[tuple[float, socket.socket]] = []
     self._listeners: list[socket.socket] = []
-    self._lent: dict[tuple[str, int], session.Session] = {}
     self._next_check = self._polled = time.monotonic()
     self._absent = 0.0  # Seconds in which this process did not listen.
     self._woken = False
@@ -233,97 +220,30 @@ class SocketTransport:
     ways = addresses.parse(address)
     if peer == self.name:
       raise ValueError(f"{peer!r} is this process.")
-    if peer in self._peers:
+    if peer in self._sessions:
       return
     now = time.monotonic()
     dial = _Dial(ways, now + self._limits.connect, now)
-    self._peers[peer] = _Peer(self._new_session(peer), dial=dial)
+    self._sessions[peer] = self._new_session(peer)
+    self._dials[peer] = dial
     self._try(peer, dial)
 
   def disconnect(self, peer: str, reason: str = "") -> None:
     self._check_open()
-    found = self._peers.pop(peer, None)
-    if found is None:
+    if peer not in self._sessions:
       return
-    if found.dial is not None and found.dial.link is not None:
-      self._close(found.dial.link)
-    link = found.link
-    for event in self._events:
-      if event.peer == peer and isinstance(event, interface.ArrayReceived):
-        self._lent.pop((peer, event.transfer), None)
-    self._events = [e for e in self._events if e.peer != peer]
+    found = self._forget(peer)
+    link = self._up_links.pop(peer, None)
+    self._disconnected(peer)
     if link is None:
-      found.session.close("", silently=True)
+      found.close("", silently=True)
       return
-    found.session.say_goodbye(reason)
+    found.say_goodbye(reason)
     link.leaving, link.until = True, time.monotonic() + self._limits.handshake
     self._guarded(link, selectors.EVENT_WRITE)
 
   def peers(self) -> list[str]:
-    return [name for name, peer in self._peers.items() if peer.link]
-
-  def send(self, peer: str, payload: Sequence[interface.Buffer]) -> bool:
-    self._check_open()
-    found = self._peers.get(peer)
-    if found is None:
-      return False
-    found.session.send(payload)
-    if found.session.backlog > self._limits.max_queued:
-      self._lose(
-        peer,
-        "overflow",
-        f"more than {self._limits.max_queued:,} bytes wait for it",
-      )
-      return False
-    if found.link:
-      self._dirty.add(found.link)
-    return True
-
-  def allocate(self, nbytes: int) -> memoryview:
-    return self._pool.allocate(nbytes)
-
-  def free(self, memory: memoryview) -> None:
-    self._pool.free(memory)
-
-  def send_array(
-    self, peer: str, transfer: int, data: interface.Buffer
-  ) -> None:
-    found = self._transferring(peer, transfer, True)
-    if found is not None:
-      found.send_array(transfer, data)
-
-  def expect(
-    self,
-    peer: str,
-    transfer: int,
-    nbytes: int,
-    into: interface.Buffer | None = None,
-  ) -> None:
-    found = self._transferring(peer, transfer, False)
-    if found is not None:
-      found.expect(transfer, nbytes, into)
-
-  def progress(self, peer: str, transfer: int) -> interface.Progress | None:
-    found = self._peers.get(peer)
-    return found.session.progress(transfer) if found else None
-
-  def release(self, peer: str, transfer: int) -> bool:
-    lender = self._lent.pop((peer, transfer), None)
-    if lender is None:
-      return True
-    found = self._peers.get(peer)
-    if found is None or found.link is None or found.session is not lender:
-      return False
-    if _is_cut(found.link.sock):
-      return False
-    found.session.release(transfer)
-    self._dirty.add(found.link)
-    return True
-
-  def cancel(self, peer: str, transfer: int) -> None:
-    found = self._transferring(peer, transfer, None)
-    if found is not None:
-      found.cancel(transfer)
+    return list(self._up_links)
 
   def wake(self) -> None:
     with contextlib.suppress(OSError):
@@ -332,7 +252,7 @@ class SocketTransport:
   def close(self, reason: str = "") -> None:
     if self._closed:
       return
-    for peer in list(self._peers):
+    for peer in list(self._sessions):
       self.disconnect(peer, reason)
     self._closed = True
     _living.discard(self)
@@ -359,7 +279,10 @@ class SocketTransport:
         until = self._next_check if end is None else min(end, self._next_check)
         wait = max(0.0, until - now)
       for key, mask in self._selector.select(wait):
-        self._ready(key, mask)
+        if key.data is not None:
+          self._guarded(key.data, mask)
+        else:
+          self._woken |= self._come(key.fileobj)
       if self._again:
         again, self._again = self._again, set()
         for link in again:
@@ -385,17 +308,16 @@ class SocketTransport:
       if not link.closed:
         self._guarded(link, selectors.EVENT_WRITE)
 
-  def _ready(self, key: selectors.SelectorKey, mask: int) -> None:
-    if key.data is not None:
-      self._guarded(key.data, mask)
-    elif key.fileobj is self._wake_read:
-      with contextlib.suppress(BlockingIOError):
-        while self._wake_read.recv(4096):
-          pass
-      self._woken = True
-    else:
-      assert isinstance(key.fileobj, socket.socket)
-      self._accept(key.fileobj)
+  def _come(self, source: object) -> bool:
+    """Somebody wants to connect, or else to wake this thread."""
+    if source is not self._wake_read:
+      assert isinstance(source, socket.socket)
+      self._accept(source)
+      return False
+    with contextlib.suppress(BlockingIOError):
+      while self._wake_read.recv(4096):
+        pass
+    return True
 
   def _guarded(self, link: _Link, mask: int) -> None:
     """Reads and writes; whatever goes wrong ends this connection alone."""
@@ -409,6 +331,7 @@ class SocketTransport:
         self._read(link)
       if not link.closed and (
         link.session is None
+        or (link.handshake is not None and link.handshake.output)
         or link.mask & selectors.EVENT_WRITE
         or link.session.has_output()
       ):
@@ -441,12 +364,10 @@ class SocketTransport:
       if got is None:
         return
       if not got:
-        for file in channel.files:
-          os.close(file)
         reason = "it closed the connection"
-        if link.session is None:
+        if current is None:
           reason += " during the handshake"
-          if isinstance(channel, channels.Plain) and not link.endpoint:
+          if link.endpoint is not None and link.endpoint.host:
             reason += " (does one side have certificates, the other none?)"
         raise OSError(reason)
       link.heard = time.monotonic() - self._absent
@@ -471,8 +392,7 @@ class SocketTransport:
     assert shake is not None
     shake.feed(data)
     if shake.undecided:
-      current = self._peers.get(shake.peer)
-      other = current.link if current else None
+      other = self._up_links.get(shake.peer)
       if other is not None and (
         link.endpoint is not None or self._last_of(other) != shake.last
       ):
@@ -531,10 +451,7 @@ class SocketTransport:
       elif now - link.sent >= limits.heartbeat:
         link.session.ping()
         self._dirty.add(link)
-    for peer, found in list(self._peers.items()):
-      dial = found.dial
-      if dial is None:
-        continue
+    for peer, dial in list(self._dials.items()):
       if now >= dial.until:
         self._lose(
           peer,
@@ -650,19 +567,17 @@ class SocketTransport:
   def _up(self, link: _Link, shake: handshake.Handshake) -> None:
     peer, keys = shake.peer, shake.keys
     assert keys is not None
-    found = self._peers.get(peer)
-    if found is not None and found.link is not None:
+    if peer in self._up_links:
       self._lose(peer, "replaced", "it has connected anew")
-      found = None
-    if found is None:
-      found = self._peers[peer] = _Peer(self._new_session(peer))
-    dial, found.dial, found.link = found.dial, None, link
+    found = self._sessions.setdefault(peer, self._new_session(peer))
+    dial = self._dials.pop(peer, None)
     if dial is not None and dial.link not in (None, link):
       assert dial.link is not None
       self._close(dial.link)
+    self._up_links[peer] = link
     self._strangers.pop(link, None)
     assert link.channel is not None
-    link.peer, link.session = peer, found.session
+    link.peer, link.session = peer, found
     link.sent = time.monotonic()
     link.heard = link.sent - self._absent
     unix = link.sock.family == socket.AF_UNIX
@@ -672,24 +587,24 @@ class SocketTransport:
     if len(self._last) > _FORGOTTEN:
       del self._last[next(iter(self._last))]
     self._events.append(interface.PeerUp(peer, unix))
-    found.session.start((keys.send, keys.receive) if signed else None, unix)
+    found.start((keys.send, keys.receive) if signed else None, unix)
     link.channel.passes_files = unix
-    found.session.feed(shake.rest)
+    found.feed(shake.rest)
     self._dirty.add(link)
 
   # Ends.
 
   def _end(self, link: _Link, how: str, reason: str) -> None:
     """A connection, or an attempt at one, has come to its end."""
-    peer = self._peers.get(link.peer)
-    if peer is not None and peer.link is link:
+    if self._up_links.get(link.peer) is link:
       if how in ("refused", "twice"):
         how = "broken"
       self._lose(link.peer, how, reason)  # type: ignore[arg-type]
       return
     self._close(link)
-    if peer is not None and peer.dial is not None and peer.dial.link is link:
-      self._failed(link.peer, peer.dial, how, reason)
+    dial = self._dials.get(link.peer)
+    if dial is not None and dial.link is link:
+      self._failed(link.peer, dial, how, reason)
 
   def _failed(self, peer: str, dial: _Dial, how: str, reason: str) -> None:
     """An attempt has failed: the next one, or no more."""
@@ -705,14 +620,19 @@ class SocketTransport:
       dial.pause = min(2 * dial.pause, _PAUSES[1])
     self._next_check = min(self._next_check, dial.at)
 
-  def _lose(self, peer: str, how: interface.How, reason: str) -> None:
-    found = self._peers.pop(peer)
-    for link in (found.link, found.dial.link if found.dial else None):
-      if link is not None:
-        # Before lent memory is given out again, so that readers can tell.
-        self._close(link)
-    found.session.close(f"{peer!r} is lost: {reason}")
-    self._events.append(interface.PeerLost(peer, how, reason))
+  def _disconnected(self, peer: str) -> None:
+    link, dial = self._up_links.pop(peer, None), self._dials.pop(peer, None)
+    for each in (link, dial.link if dial else None):
+      if each is not None:
+        self._close(each)
+
+  def _is_connected(self, peer: str) -> bool:
+    link = self._up_links.get(peer)
+    return link is not None and not _is_cut(link.sock)
+
+  def _to_write(self, peer: str) -> None:
+    if peer in self._up_links:
+      self._dirty.add(self._up_links[peer])
 
   def _close(self, link: _Link) -> None:
     if link.closed:
@@ -728,6 +648,9 @@ class SocketTransport:
       # A forked process may hold it too.
       link.sock.shutdown(socket.SHUT_RDWR)
     link.sock.close()
+    if link.channel is not None:
+      for file in link.channel.take_files():
+        os.close(file)
     if link.leaving and link.session is not None:
       link.session.close("", silently=True)
 
@@ -751,42 +674,9 @@ class SocketTransport:
   def _new_session(self, peer: str) -> session.Session:
     return session.Session(peer, self._limits, self._pool, self._emit)
 
-  def _emit(self, event: interface.Event) -> None:
-    self._events.append(event)
-    if isinstance(event, interface.ArrayReceived) and event.data.readonly:
-      lender = self._peers[event.peer].session
-      self._lent[event.peer, event.transfer] = lender
-
-  def _transferring(
-    self, peer: str, transfer: int, sending: bool | None
-  ) -> session.Session | None:
-    self._check_open()
-    if not 0 <= transfer < 2**63:
-      raise ValueError(f"transfer must be from 0 to 2**63 - 1, got {transfer}.")
-    found = self._peers.get(peer)
-    if found is None:
-      if sending is not None:
-        self._events.append(
-          interface.ArrayFailed(
-            peer, transfer, sending, f"{peer!r} is not connected"
-          )
-        )
-      return None
-    if found.link:
-      self._dirty.add(found.link)
-    return found.session
-
-  def _region_dropped(self, number: int) -> None:
-    for peer in self._peers.values():
-      peer.session.drop_region(number)
-
   def _last_of(self, link: _Link) -> bytes:
     shake = link.handshake
     return shake.keys.session if shake and shake.keys else b""
-
-  def _check_open(self) -> None:
-    if self._closed:
-      raise RuntimeError("This transport is closed, or its process has forked.")
 
 
 def _look_up(transport: weakref.ref[SocketTransport], dial: _Dial) -> None:

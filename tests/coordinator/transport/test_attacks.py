@@ -221,6 +221,8 @@ def test_someone_in_between_can_change_nothing(new_world):
   for message in world.of("b", interface.Message):
     assert message.payload == bytes(1000)
   for sock in socks:
+    with contextlib.suppress(OSError):
+      sock.shutdown(socket.SHUT_RDWR)
     sock.close()
   for thread in threads:
     thread.join(10)

@@ -157,6 +157,7 @@ def test_random_bytes_are_refused_or_do_nothing(seed, signed):
     (4, 9, b"a piece of nothing"),
     (4, 9, b""),
     (7, 1, bytes(3)),
+    (7, 1, bytes(8)),
     (10, 1, bytes(24)),
     (10, 1, bytes(5)),
     (11, 1, b""),

@@ -17,7 +17,7 @@ def test_what_is_written_is_seen_and_can_not_be_written_there():
   pool = shared_memory.Pool()
   memory = pool.allocate(10_000)
   region = pool.find(memory)
-  seen = shared_memory.map_file(region.file, region.array.size)
+  seen = shared_memory.map_file(region.file, region.array.size, region.inode)
   memory[:5] = b"hello"
   assert bytes(seen[:5]) == b"hello"
   assert not seen.flags.writeable
@@ -63,13 +63,14 @@ def test_memory_that_could_shrink_is_not_mapped():
   file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
   os.ftruncate(file, mmap.PAGESIZE)
   with pytest.raises(OSError, match="shrink"):
-    shared_memory.map_file(file, mmap.PAGESIZE)
+    shared_memory.map_file(file, mmap.PAGESIZE, os.fstat(file).st_ino)
   os.close(file)
-  region = shared_memory.Pool().allocate(1)
   pool = shared_memory.Pool()
   region = pool.find(pool.allocate(1))
   with pytest.raises(OSError, match="shrink"):
-    shared_memory.map_file(region.file, region.array.size + 1)
+    shared_memory.map_file(region.file, region.array.size + 1, region.inode)
+  with pytest.raises(OSError, match="another file"):
+    shared_memory.map_file(region.file, region.array.size, 0)
   with pytest.raises(OSError, match="Operation not permitted"):
     os.ftruncate(region.file, 0)
   pool.close()

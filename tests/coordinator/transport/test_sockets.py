@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from optax_dist.coordinator.transport import interface, sockets
+from optax_dist.coordinator.transport import interface, session, sockets
 from tests.coordinator.transport import proxies, worlds
 
 _QUICK = interface.Limits(heartbeat=0.1, silence=0.6, connect=3, handshake=1)
@@ -426,10 +426,10 @@ def test_ctrl_c_leaves_connections_as_they_were(tcp):
 
 
 def test_who_can_not_map_the_memory_is_sent_the_array(alone, monkeypatch):
-  def fail(file, nbytes):
+  def fail(file, nbytes, inode):
     raise OSError("not here")
 
-  monkeypatch.setattr(sockets.shared_memory, "map_file", fail)
+  monkeypatch.setattr(session.shared_memory, "map_file", fail)
   with _process(alone, "while True: t.poll(None)"):
     _until(alone, interface.Message)
     alone.expect("child", 1, 1_000_000)
