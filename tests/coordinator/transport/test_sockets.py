@@ -408,7 +408,7 @@ def test_an_exception_in_a_living_process_is_told(alone):
     assert "in the loss" in lost.reason
 
 
-def test_ctrl_c_leaves_connections_as_they_were(tcp):
+def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp):
   a, b = tcp.pair()
   timer = threading.Timer(
     0.1,
@@ -416,7 +416,7 @@ def test_ctrl_c_leaves_connections_as_they_were(tcp):
   )
   timer.start()
   with pytest.raises(KeyboardInterrupt):
-    tcp.run(30)
+    a.poll(None)
   timer.join(10)
   data = np.arange(500_000)
   a.send_array("b", 1, data.data)
