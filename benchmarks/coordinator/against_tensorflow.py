@@ -38,7 +38,7 @@ def _one_size(params: int, args: argparse.Namespace) -> Iterator[Line]:
     for wire in args.wire:
       ours[f"{wire}, {arrays}"] = (
         "replicas.py",
-        {**common, "leaves": arrays, "wire": wire, "exchange": args.exchange},
+        {**common, "leaves": arrays, "wire": wire},
       )
   runs = side_by_side.in_turns(ours | theirs, args.repeats)
   rates = {

@@ -27,7 +27,6 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
           "params": params,
           "leaves": arrays,
           "seconds": args.seconds,
-          "exchange": args.exchange,
         },
       )
       for arrays in ARRAYS
@@ -60,7 +59,7 @@ def _stalls(args: argparse.Namespace) -> Iterator[Line]:
       {
         "ours": (
           "replicas.py",
-          {"replicas": replicas, "exchange": args.exchange, **kill},
+          {"replicas": replicas, **kill},
         ),
         "torchft": (
           "torchft_peer.py",

@@ -28,7 +28,6 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
         "wire": wire,
         "replicas": replicas,
         "aggregate": k,
-        "exchange": args.exchange,
         "steps": args.steps or 20,
         "latency": "constant:0.05",
         "slow": slow,

@@ -56,7 +56,6 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
             "cancel": cancel,
             "steps": args.steps or 100,
             "seed": lambda i: i,
-            "exchange": args.exchange,
           },
         )
         for k, cancel in cases

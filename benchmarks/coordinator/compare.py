@@ -47,7 +47,6 @@ def main() -> int:
   add("--mean", type=float, default=0.1, help="of closed-form, in seconds")
   add("--params", type=int, action="append", help="may be repeated")
   add("--wire", action="append", help="may be repeated")
-  add("--exchange", default="auto", help="shared_memory or transfer")
   add("--json", type=pathlib.Path, metavar="FILE", help="also write them here")
   args = parser.parse_args()
   args.wire = args.wire or ["float32", "bfloat16"]

@@ -30,7 +30,7 @@ WARM_UP = 10
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-  """Runs the service and the replicas.
+  """Runs the store and the replicas.
 
   Args:
     args: those of the command line.
@@ -50,11 +50,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     "replicas": args.replicas,
     "aggregate": args.aggregate,
     "wire": args.wire,
-    "exchange": args.exchange,
   }
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    board = stack.enter_context(
+    store = stack.enter_context(
       store_process.start(b"", bind=processes.HOST, port=0)
     )
     group = stack.enter_context(processes.group(args.timeout))
@@ -63,7 +62,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         f"replica {i}",
         [
           *(args.python, os.path.abspath(__file__), *sys.argv[1:]),
-          *("--role", str(i), "--address", board.address.partition(",")[0]),
+          *("--role", str(i), "--address", store.address.partition(",")[0]),
           *("--journal", f"{folder}/journal"),
         ],
         {"JAX_PLATFORMS": "cpu"},
@@ -228,7 +227,6 @@ def _parser() -> argparse.ArgumentParser:
   add("--replicas", type=int, default=2)
   add("--aggregate", type=int, help="gradients in a step; by default all")
   add("--wire", default="float32")
-  add("--exchange", default="auto")
   add("--seconds", type=float, default=5.0)
   add("--steps", type=int, default=0)
   add("--latency", help="as `optax-dist simulate` takes it, or outliers:MEAN")

@@ -129,10 +129,12 @@ def _latency(blocks: int) -> None:
       stack.callback(store.close)
       stores[name] = _putter(store, woken)
 
-    board = _jax_client(stack.enter_context(_jax_service()), 1)
-    stack.callback(board.shutdown)  # Or the service's end would be this one's.
+    service = _jax_client(stack.enter_context(_jax_service()), 1)
+    stack.callback(
+      service.shutdown
+    )  # Or the service's end would be this one's.
     stores["JAX's coordination service"] = lambda number: (
-      board.key_value_set_bytes(f"log/{number}", _VALUE)
+      service.key_value_set_bytes(f"log/{number}", _VALUE)
     )
     served = stack.enter_context(process.start(_SECRET, port=0))
     for way in served.address.split(","):
@@ -173,8 +175,8 @@ def _latency(blocks: int) -> None:
 def _use(kind: str, address: str) -> None:
   """A client that puts all the time; tells the longest that a put took."""
   if kind == "jax":
-    board = _jax_client(address, 1)
-    put = lambda n: board.key_value_set_bytes(f"log/{n}", _VALUE)
+    service = _jax_client(address, 1)
+    put = lambda n: service.key_value_set_bytes(f"log/{n}", _VALUE)
   else:
     woken = threading.Event()
     transport = sockets.SocketTransport("user", secret=_SECRET)

@@ -18,7 +18,6 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
     "aggregate": 3,
     "steps": args.steps or 200,
     "latency": f"constant:{COMPUTE}",
-    "exchange": args.exchange,
   }
   runs = side_by_side.in_turns(
     {

@@ -1,8 +1,8 @@
 """The coordinator of replicas that are processes of their own.
 
 Replicas on different hosts train one model: each computes gradients on its own
-devices, k of N fresh ones make a step, and whoever is slow, stopped or killed
-does not hold up the others. docs/coordinator.md tells how.
+devices, a step is taken from k of N fresh ones, and a replica that is slow,
+stopped or killed does not hold up the others. docs/coordinator.md tells how.
 
 Example:
   Two replicas, here as threads of one process; `join` makes a process one.

@@ -124,9 +124,9 @@ class Child:
         with contextlib.suppress(OSError):
           stream.close()
 
-  def fate(self) -> str:
+  def ending(self) -> str:
     """How it ended, in words."""
-    return fate(self.popen)
+    return ending(self.popen)
 
   def where(self) -> str:
     """What it does now: the stack of each of its threads."""
@@ -199,7 +199,7 @@ def _end_with_launcher() -> None:
     os._exit(1)
 
 
-def fate(process: subprocess.Popen) -> str:
+def ending(process: subprocess.Popen) -> str:
   """How a process ended, in words."""
   code = process.poll()
   if code is None:

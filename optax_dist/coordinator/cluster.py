@@ -1,4 +1,4 @@
-"""Where the service is, how many replicas there are, and which one this is."""
+"""Where the store is, how many replicas there are, and which one this is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def detect(
   processes has to be told by the first two.
 
   Args:
-    coordinator_address: ``host:port`` of the service.
+    coordinator_address: ``host:port`` of the store.
     num_replicas: how many replicas the job has.
     replica: the number of this one, from 0.
 

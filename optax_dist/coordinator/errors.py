@@ -12,7 +12,7 @@ class JoinRefused(CoordinatorError):
 
 
 class RunFinished(CoordinatorError):
-  """The run has ended in good order before this replica could take part."""
+  """The run has ended gracefully before this replica could take part."""
 
 
 class Diverged(CoordinatorError):

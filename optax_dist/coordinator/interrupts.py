@@ -1,4 +1,4 @@
-"""Signals that end a program, heeded where it can be left in order.
+"""Signals that end a program, handled where a program can stop gracefully.
 
 What a signal's handler raises can come up anywhere: in the midst of taking a
 lock, or where Python drops it (a finalizer, a callback of the garbage
@@ -47,7 +47,7 @@ class Interrupts:
 
 
 @contextlib.contextmanager
-def heeded() -> Iterator[Interrupts]:
+def handled() -> Iterator[Interrupts]:
   """Takes SIGTERM and Ctrl-C while the block runs.
 
   A Ctrl-C that the program ignores, or has a handler of its own for, is left to
@@ -55,7 +55,7 @@ def heeded() -> Iterator[Interrupts]:
 
   Example:
     >>> import os
-    >>> with heeded() as interrupts:
+    >>> with handled() as interrupts:
     ...   interrupts.at_once = False
     ...   os.kill(os.getpid(), signal.SIGTERM)
     ...   interrupts.check()

@@ -31,7 +31,7 @@ def join(
   coordinator_address: str | None = None,
   store: str | None = None,
   replica: int | None = None,
-  policy: strategies.Factory | None = None,
+  strategy: strategies.Factory | None = None,
   max_staleness: int = 0,
   staleness_weight: str | None = None,
   lower_on_leave: bool = True,
@@ -55,17 +55,17 @@ def join(
   go on as they are; between replicas nothing runs but this.
 
   Args:
-    opt: what is applied to the mean gradient; for a policy that trains
+    opt: what is applied to the mean gradient; for a strategy that trains
       locally, what each replica applies to its own.
     params: a tree of arrays of floating dtypes; their shardings are kept.
-    replicas_to_aggregate: gradients that make a step; by default all. More
+    replicas_to_aggregate: gradients in a step; by default all. More
       than `total_num_replicas` are shared out: a replica sums several.
     total_num_replicas: replicas expected at the start.
     coordinator_address: ``host:port`` of the store process.
     store: another kind of store, ``etcd://a:2379,b:2379,c:2379``; then there is
       no store process.
     replica: this one's number, from 0.
-    policy: `elastic_average(...)` or `local_updates(...)`; by default
+    strategy: `elastic_average(...)` or `local_updates(...)`; by default
       gradients are averaged (sync replicas).
     max_staleness: steps by which a gradient may be late and still count.
     staleness_weight: None, or "inverse" for 1 / max(1, staleness).
@@ -92,7 +92,7 @@ def join(
 
   Raises:
     ValueError, TypeError: an argument is not what it must be.
-    JoinRefused: the job differs in parameters, optimizer, policy or wire.
+    JoinRefused: the job differs in parameters, optimizer, strategy or wire.
     CoordinatorError: nobody answers within `timeout` seconds.
   """
   address, total, number = _place(
@@ -100,9 +100,9 @@ def join(
     total_num_replicas,
     replica,
   )
-  chosen = _policy(
+  chosen = _strategy(
     opt,
-    policy,
+    strategy,
     strategies.Quorum(
       total if replicas_to_aggregate is None else replicas_to_aggregate,
       total,
@@ -135,7 +135,7 @@ def join(
         advertise,
         certificates,
       ),
-      told.chief_timeout,
+      told.leader_timeout,
     )
     try:
       made = replicas.Replica(
@@ -164,7 +164,7 @@ def run_embedded(
   params: Any,
   *,
   replicas_to_aggregate: int | None = None,
-  policy: strategies.Factory | None = None,
+  strategy: strategies.Factory | None = None,
   max_staleness: int = 0,
   staleness_weight: str | None = None,
   lower_on_leave: bool = True,
@@ -183,7 +183,7 @@ def run_embedded(
     opt: see `join`.
     params: see `join`.
     replicas_to_aggregate: see `join`.
-    policy: see `join`.
+    strategy: see `join`.
     max_staleness: see `join`.
     staleness_weight: see `join`.
     lower_on_leave: see `join`.
@@ -231,7 +231,7 @@ def run_embedded(
     try:
       one = replicas.Replica(
         world.connect(str(index)),
-        _policy(opt, policy, quorum),
+        _strategy(opt, strategy, quorum),
         params,
         replica=index,
         settings=told,
@@ -292,11 +292,11 @@ def _is_of_this_host(host: str) -> bool:
   return True
 
 
-def _policy(
+def _strategy(
   opt: optax.GradientTransformation,
   factory: strategies.Factory | None,
   quorum: strategies.Quorum,
-) -> strategies.Policy:
+) -> strategies.Strategy:
   rules.check_sync_arguments(
     quorum.replicas_to_aggregate,
     quorum.total_num_replicas,

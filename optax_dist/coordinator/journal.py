@@ -1,6 +1,6 @@
 """The journal of a run: one line of JSON for each thing that happened.
 
-The chief, or whoever holds a run, writes it; replay, plots and the simulator
+The leader writes it; replay, plots and the simulator
 read it. docs/simulate.md has the records. Times are seconds since the run's
 start, on the writer's clock.
 """
@@ -51,7 +51,7 @@ KINDS: dict[str, dict[str, str]] = {
   "run": {
     "version": _INT,
     "unix_time": _NUMBER + "?",
-    "policy": _TEXT,
+    "strategy": _TEXT,
     "replicas_to_aggregate": _INT + "?",
     "total_num_replicas": _INT + "?",
     "max_staleness": _INT + "?",
@@ -61,13 +61,13 @@ KINDS: dict[str, dict[str, str]] = {
     "wire": _TEXT + "?",
     "config": _OBJECT + "?",
   },
-  "chief": {"replica": _ID, "term": _INT + "?"} | _STEP,
+  "leader": {"replica": _ID, "term": _INT + "?"} | _STEP,
   "join": _REPLICA | _STEP,
   "drop": _STEP | _GRADIENT | {"reason": _TEXT},
   "commit": _STEP
   | {"attempt": _INT, "attempt_time": _NUMBER + "?", "members": _LIST},
   "abandon": _STEP
-  | {"attempt": _INT, "culprit": _ID + "?", "reason": _TEXT + "?"},
+  | {"attempt": _INT, "failed_replica": _ID + "?", "reason": _TEXT + "?"},
   "leave": _REPLICA | _STEP,
   "lost": _REPLICA | _STEP | {"reason": _TEXT + "?"},
   "stall": _STEP | {"waited": _NUMBER, "missing": _OBJECT},
@@ -126,7 +126,7 @@ class Journal:
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp(), "run.jsonl")
     >>> with Journal(path) as journal:
-    ...   journal.write("run", policy="sync_replicas", step=0)
+    ...   journal.write("run", strategy="sync_replicas", step=0)
     ...   journal.write("join", replica=0, incarnation=0, step=0)
     >>> [record["kind"] for record in read(path).records]
     ['run', 'join']

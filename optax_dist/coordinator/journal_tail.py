@@ -18,7 +18,7 @@ class Tail:
     >>> tail.read()
     []
     >>> with journal.Journal(path) as written:
-    ...   written.write("run", policy="sync_replicas", step=0)
+    ...   written.write("run", strategy="sync_replicas", step=0)
     ...   [record["kind"] for record in tail.read()]
     ['run']
   """

@@ -10,13 +10,13 @@ class LaunchError(RuntimeError):
   """A launched run can't go on.
 
   Attributes:
-    culprit: whose fault it was: "replica 2", "the service", or "" where that
+    failed: what failed: "replica 2", "the store", or "" where that
       is not known.
   """
 
-  def __init__(self, culprit: str, message: str):
+  def __init__(self, failed: str, message: str):
     super().__init__(message)
-    self.culprit = culprit
+    self.failed = failed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Loss:
   Attributes:
     replica: its number.
     incarnation: how often it had been started before.
-    fate: how it ended, in words.
+    ending: how it ended, in words.
     tail: the last lines of its output.
     seconds: when, since the launch.
   """
 
   replica: int
   incarnation: int
-  fate: str
+  ending: str
   tail: str
   seconds: float
 

@@ -1,6 +1,6 @@
 """Starts a job's replicas as processes of this machine, and looks after them.
 
-The service gets a free port on loopback, and the job a fresh secret. Whoever
+The store gets a free port on loopback, and the job a fresh secret. Whoever
 dies is started again if asked for; when the run can't go on, the error says
 whose fault it was, with the last lines of its output. Nothing outlives the
 launcher, however it ends.
@@ -143,11 +143,11 @@ class Launcher:
       The report, if at least one replica ended well.
 
     Raises:
-      LaunchError: the run can't go on; it names the culprit.
+      LaunchError: the run can't go on; it names what failed.
       KeyboardInterrupt: at Ctrl-C; SIGTERM raises a SystemExit.
     """
     self._folder.mkdir(parents=True, exist_ok=True)
-    with interrupts.heeded() as told:
+    with interrupts.handled() as told:
       try:
         self._launch()
         told.at_once = False
@@ -217,9 +217,9 @@ class Launcher:
       if now >= when:
         self._to_continue.remove((when, process))
         process.signal(signal.SIGCONT)
-    self._mind_the_store()
+    self._check_store()
     self._restart_the_lost()
-    self._mind_the_clock()
+    self._check_deadline()
 
   def _take(
     self, replica: int, process: child.Child, event: child.Event
@@ -238,11 +238,11 @@ class Launcher:
     return None
 
   def _ended(self, replica: int | None, process: child.Child) -> None:
-    fate, code = process.fate(), process.popen.poll()
+    ending, code = process.ending(), process.popen.poll()
     process.kill()
     if replica is None:
       self._spares.remove(process)
-      _log.warning("a spare process %s\n%s", fate, process.tail())
+      _log.warning("a spare process %s\n%s", ending, process.tail())
       self._spares_wanted = 0
       return
     place = self._places[replica]
@@ -253,12 +253,12 @@ class Launcher:
     loss = Loss(
       replica,
       place.incarnation,
-      fate,
+      ending,
       process.tail(),
       time.monotonic() - self._start,
     )
     self._losses.append(loss)
-    _log.info("replica %d %s", replica, fate)
+    _log.info("replica %d %s", replica, ending)
     place.empty_since = time.monotonic()
     place.failed = code is not None and code > 0
 
@@ -305,37 +305,37 @@ class Launcher:
     for loss in self._losses:
       if loss.incarnation == self._places[loss.replica].incarnation:
         final[loss.replica] = loss
-    by_itself = [x for x in final.values() if "exit code" not in x.fate]
+    by_itself = [x for x in final.values() if "exit code" not in x.ending]
     first = (by_itself or list(final.values()))[0]
     name = f"replica {first.replica}"
-    told = f"{what}: {name} {first.fate} after {first.seconds:.1f} s."
+    told = f"{what}: {name} {first.ending} after {first.seconds:.1f} s."
     if first.tail:
       told += f" Its last words:\n{first.tail}"
     others = [x for x in final.values() if x is not first]
     for loss in others:
-      told += f"\nreplica {loss.replica} {loss.fate}."
+      told += f"\nreplica {loss.replica} {loss.ending}."
     if not self.processes:
       told += "\nTo go on, start the job again from its last checkpoint."
     return LaunchError(name, told)
 
-  def _mind_the_store(self) -> None:
+  def _check_store(self) -> None:
     host = self.store.process
     if host.poll() is None or self._over_since is not None:
       return
     # They may have had words of their own.
     end = time.monotonic() + self._grace
-    fates = [f"replica {i}" for i in self.processes]
+    endings = [f"replica {i}" for i in self.processes]
     for process in self.processes.values():
       with contextlib.suppress(Exception):
         process.popen.wait(max(0.1, end - time.monotonic()))
     raise LaunchError(
       "the store",
-      f"The store of the job (process {host.pid}) {child.fate(host)}, and with"
-      f" it {', '.join(fates) or 'the run'}: replicas can't go on without it."
+      f"The store of the job (process {host.pid}) {child.ending(host)}, and with"
+      f" it {', '.join(endings) or 'the run'}: replicas can't go on without it."
       " Start the job again from its last checkpoint.",
     )
 
-  def _mind_the_clock(self) -> None:
+  def _check_deadline(self) -> None:
     now = time.monotonic()
     if self._over_since is not None:
       if now - self._over_since > self._grace:

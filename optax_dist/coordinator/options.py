@@ -17,32 +17,30 @@ class Options:
   Attributes:
     timeout: how long the run may make no progress while someone waits.
     attempt_timeout: how long one aggregation may take.
-    chief_timeout: silence of the chief after which another takes its role.
+    leader_timeout: silence of the leader after which another takes its role.
     stall_warning: waiting time after which it is logged who is waited for.
-    inline_bytes: gradients up to this size ride in the messages.
+    inline_bytes: gradients up to this size are sent inline, in the messages.
     wire: how gradients travel; one of `wire_formats.WIRES`.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
-    journal: where the chief writes what happens; None for nowhere.
+    journal: where the leader writes what happens; None for nowhere.
     config: free, for the journal.
-    secret: of the job; who does not have it is not listened to.
-    run: a name that keeps runs on one board apart: two models that train at the
-      same time, or a job that starts anew while its service goes on.
+    run: a name that keeps runs on one store apart: two models that train at the
+      same time, or a job that starts anew while its store goes on.
   """
 
   timeout: float = 300.0
   attempt_timeout: float = 10.0
-  chief_timeout: float = 5.0
+  leader_timeout: float = 5.0
   stall_warning: float = 10.0
   inline_bytes: int = 64 << 10
   wire: str = "float32"
   fingerprint_every: int = 0
   journal: str | os.PathLike[str] | None = None
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  secret: bytes = b""
   run: str = ""
 
   def __post_init__(self) -> None:
-    for name in ("timeout", "attempt_timeout", "chief_timeout"):
+    for name in ("timeout", "attempt_timeout", "leader_timeout"):
       value = getattr(self, name)
       if not value > 0:
         raise ValueError(f"{name} must be positive seconds, got {value!r}.")

@@ -11,7 +11,7 @@ class Outcome(NamedTuple):
   """What became of one call of `Replica.step`.
 
   Attributes:
-    accepted: whether the gradient was part of a committed step. For a policy
+    accepted: whether the gradient was part of a committed step. For a strategy
       that trains locally, and while gradients are summed, True as well for
       what has not been sent yet.
     reason: why it was dropped, a value of `rules.Reason`; "" otherwise.

@@ -43,6 +43,6 @@ def listen(listener: Callable[[str, object], None] | None) -> None:
 
 
 def reach(phase: str, replica: object) -> None:
-  """A replica enters a phase; "committing" is entered by the chief."""
+  """A replica enters a phase; "committing" is entered by the leader."""
   if _listener is not None:
     _listener(phase, replica)

@@ -45,7 +45,7 @@ class Replica:
   def __init__(
     self,
     place: endpoint.Endpoint,
-    policy: strategies.Policy,
+    strategy: strategies.Strategy,
     params: Any,
     *,
     replica: quorum.Replica,
@@ -54,9 +54,9 @@ class Replica:
     global_step: int = 0,
   ):
     self.replica = replica
-    self._policy, self._settings = policy, settings
+    self._strategy, self._settings = strategy, settings
     params = trees.as_params(params)
-    shared = policy.shared(params)
+    shared = strategy.shared(params)
     if opt_state is not None:
       shared = shared._replace(opt_state=opt_state)
     self._template = trees.Template(params)
@@ -64,12 +64,12 @@ class Replica:
     nbytes = self._encoder.place.nbytes
     self._inline = nbytes <= settings.inline_bytes
     self._compile(shared)
-    numbers = policy.quorum
+    numbers = strategy.quorum
     self._config = config.Config(
       process=place.transport.name,
       replica=replica,
       address=place.transport.address,
-      agreement=agreement.agreement(policy, shared, params, settings),
+      agreement=agreement.agreement(strategy, shared, params, settings),
       step=global_step,
       digest=fingerprint(shared),
       replicas_to_aggregate=numbers.replicas_to_aggregate,
@@ -79,10 +79,10 @@ class Replica:
       lower_on_leave=numbers.lower_on_leave,
       lower_on_loss=numbers.lower_on_loss,
       inline_bytes=nbytes if self._inline else None,
-      alone=policy.alone,
+      alone=strategy.alone,
       timeout=settings.timeout,
       attempt_timeout=settings.attempt_timeout,
-      leader_timeout=settings.chief_timeout,
+      leader_timeout=settings.leader_timeout,
       stall_warning=settings.stall_warning,
       fingerprint_every=settings.fingerprint_every,
     )
@@ -101,12 +101,12 @@ class Replica:
       inline=self._inline,
       journal=journal_lines.JournalLines(settings.journal, self._describe()),
       attempt_timeout=settings.attempt_timeout,
-      store_timeout=min(settings.chief_timeout, settings.attempt_timeout),
+      store_timeout=min(settings.leader_timeout, settings.attempt_timeout),
     )
     self._handover = self._driver.handover
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._pinned, self._based_on = shared, global_step
-    self._local: Any = policy.local(shared)
+    self._local: Any = strategy.local(shared)
     self._admission = 0
     self._sequence = 0
     self._pending = self._taken = -1  # Sequences of submissions.
@@ -121,9 +121,9 @@ class Replica:
     self._computed = 0.0
 
   def _describe(self) -> dict[str, Any]:
-    numbers = self._policy.quorum
+    numbers = self._strategy.quorum
     return {
-      "policy": self._policy.name,
+      "strategy": self._strategy.name,
       "replicas_to_aggregate": numbers.replicas_to_aggregate,
       "total_num_replicas": numbers.total_num_replicas,
       "max_staleness": numbers.max_staleness,
@@ -136,23 +136,23 @@ class Replica:
   def _compile(self, shared: Any) -> None:
     """Has the update compiled now: in an attempt the others would wait."""
     nothing = np.zeros(self._encoder.mean_place.nbytes, np.uint8)
-    members = self._policy.quorum.replicas_to_aggregate
+    members = self._strategy.quorum.replicas_to_aggregate
     self._apply(shared, self._encoder.read(nothing), members)
 
   def _apply(self, shared: Any, leaves: Any, parts: int) -> Any:
     """The shared state after a commit; called by the event loop's side."""
     mean = self._template.unflatten(leaves)
-    policy = self._policy
-    if policy.sums and parts != policy.quorum.replicas_to_aggregate:
+    strategy = self._strategy
+    if strategy.sums and parts != strategy.quorum.replicas_to_aggregate:
       # Some have left.
-      return jax.block_until_ready(policy.apply(shared, mean, parts))
-    return jax.block_until_ready(policy.apply(shared, mean))
+      return jax.block_until_ready(strategy.apply(shared, mean, parts))
+    return jax.block_until_ready(strategy.apply(shared, mean))
 
   def start(self) -> Replica:
     """Asks to be let in, and waits until it is.
 
     Raises:
-      JoinRefused: the job differs in parameters, optimizer or policy.
+      JoinRefused: the job differs in parameters, optimizer or strategy.
       RunFinished: the run has ended.
       CoordinatorError: nobody answers within `timeout` seconds.
     """
@@ -172,7 +172,7 @@ class Replica:
     except BaseException:
       self.close()
       raise
-    self._local = self._policy.local(self._pinned)
+    self._local = self._strategy.local(self._pinned)
     self._token_time = time.monotonic()
     return self
 
@@ -181,7 +181,7 @@ class Replica:
   @property
   def params(self) -> Any:
     """The parameters to compute the next gradient on: a tree of arrays."""
-    return self._policy.params(self._pinned, self._local)
+    return self._strategy.params(self._pinned, self._local)
 
   @property
   def center(self) -> Any:
@@ -205,10 +205,10 @@ class Replica:
     A training step in micro-batches can ask between them, and `abandon`.
     """
     late = self._handover.published.step - self._based_on
-    return late > self._policy.quorum.max_staleness
+    return late > self._strategy.quorum.max_staleness
 
   @property
-  def is_chief(self) -> bool:
+  def is_leader(self) -> bool:
     """Whether this process is the leader now."""
     return self._handover.leads
 
@@ -261,8 +261,8 @@ class Replica:
       # An earlier call was interrupted; what it had submitted counts first.
       self._conclude(self._pending)
       return self._start_over("stale")
-    self._mind_the_taken()
-    payload, self._local = self._policy.contribute(
+    self._account_for_prefetched()
+    payload, self._local = self._strategy.contribute(
       self._pinned, self._local, grads
     )
     if payload is None:
@@ -290,7 +290,7 @@ class Replica:
       return over
     if self._pending >= 0:
       self._conclude(self._pending)
-    self._mind_the_taken()
+    self._account_for_prefetched()
     if self.is_stale:
       self._batches.append("null")
       # How long it would have taken is not known.
@@ -330,7 +330,7 @@ class Replica:
     return self._pinned, self._based_on
 
   def finish(self, reason: str = "finished") -> None:
-    """Ends the run in good order, for all replicas.
+    """Ends the run gracefully, for all replicas.
 
     Their parameters are then the same; here at once, elsewhere after `step`.
 
@@ -487,7 +487,7 @@ class Replica:
     self._count("applied", counted)
     self._clear()
     self._take_current()
-    self._local = self._policy.settle(
+    self._local = self._strategy.settle(
       answer.before.get(), self._pinned, self._local, mine=True
     )
     self._token_time = time.monotonic()
@@ -511,7 +511,7 @@ class Replica:
     self._count(answer.resolved.reason or "applied", sent)
     return sent
 
-  def _mind_the_taken(self) -> None:
+  def _account_for_prefetched(self) -> None:
     """Where more was asked for, what was in may have its outcome by now."""
     if self._taken < 0 or not isinstance(
       self._handover.outcome(self._taken), handover.Outcome
@@ -566,7 +566,7 @@ class Replica:
       self._raise_failure()
     before = self._pinned
     self._take_current()
-    self._local = self._policy.settle(
+    self._local = self._strategy.settle(
       before, self._pinned, self._local, mine=False
     )
     self._token_time = time.monotonic()

@@ -159,23 +159,23 @@ class Draft:
       held.incarnation,
     )
 
-  def abandon(self, culprit: ev.Replica, reason: ev.Reason) -> None:
+  def abandon(self, failed_replica: ev.Replica, reason: ev.Reason) -> None:
     """Ends the attempt without a trace; survivors' gradients stay in."""
     attempt = self.attempt
     assert attempt is not None
-    self.emit(ev.Abandon(self.step, attempt.number, culprit))
+    self.emit(ev.Abandon(self.step, attempt.number, failed_replica))
     self.attempt = None
     for replica in ev.ordered(self.early):
       self.unpark(replica, ev.Reason.ABANDONED)
     for member in attempt.members:
       record = self.replicas.get(member.replica)
       here = record.live and record.incarnation == member.incarnation
-      if here and member.replica != culprit:
+      if here and member.replica != failed_replica:
         self.inside = self.inside.set(member.replica, member)
         self.gathered += member.count
         continue
       gone = ev.Reason.LEFT if record.left else ev.Reason.LOST
-      why = reason if member.replica == culprit else gone
+      why = reason if member.replica == failed_replica else gone
       self.drop(member.replica, member.local_step, why, member.count)
       if here:
         # The same step may be tried again.

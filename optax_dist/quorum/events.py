@@ -96,14 +96,14 @@ class Failed:
     replica: the member that reports.
     step: the step of the attempt.
     attempt: the number of the attempt.
-    culprit: whose gradient is to be left out of the next attempt; None: the
+    failed_replica: whose gradient is to be left out of the next attempt; None: the
       reporter's own.
   """
 
   replica: Replica
   step: int
   attempt: int
-  culprit: Replica | None = None
+  failed_replica: Replica | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class Abandon:
 
   step: int
   attempt: int
-  culprit: Replica
+  failed_replica: Replica
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

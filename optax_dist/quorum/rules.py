@@ -259,10 +259,10 @@ def _failed(draft: Draft, event: ev.Failed) -> None:
   members = attempt.incarnations
   if event.replica not in members:
     return
-  culprit = event.replica
-  if event.culprit is not None and event.culprit in members:
-    culprit = event.culprit
-  draft.abandon(culprit, ev.Reason.FAILED)
+  failed_replica = event.replica
+  if event.failed_replica is not None and event.failed_replica in members:
+    failed_replica = event.failed_replica
+  draft.abandon(failed_replica, ev.Reason.FAILED)
   draft.advance()
   _complain(draft)
 

@@ -21,7 +21,7 @@ from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint
 
-QUICK = {"timeout": 10.0, "attempt_timeout": 2.0, "chief_timeout": 0.5}
+QUICK = {"timeout": 10.0, "attempt_timeout": 2.0, "leader_timeout": 0.5}
 PARAMS = {"b": jnp.linspace(0.5, 1.0, 70), "w": jnp.ones((5, 30))}
 
 
@@ -82,7 +82,7 @@ def make(
   n: int,
   params: Any = None,
   opt: Any = None,
-  policy: Any = None,
+  strategy: Any = None,
   quorum: dict[str, Any] | None = None,
   opt_state: Any = None,
   global_step: int = 0,
@@ -91,7 +91,7 @@ def make(
 ) -> Replica:
   """A replica that has yet to start."""
   numbers = strategies.Quorum(k, n, **(quorum or {}))
-  chosen = (policy or _sync)(opt or OPT, numbers)
+  chosen = (strategy or _sync)(opt or OPT, numbers)
   return Replica(
     world.connect(name or str(index)),
     chosen,
@@ -275,7 +275,7 @@ def _apply(opt: Any) -> Callable[..., Any]:
 def check_ledger(
   results: dict[int, Result], found: list[dict[str, Any]]
 ) -> None:
-  """Every gradient of a survivor has one fate, and the journal says the same."""
+  """Every gradient of a survivor has one ending, and the journal says the same."""
   applied: collections.Counter = collections.Counter()
   for record in found:
     if record["kind"] == "commit":
@@ -287,7 +287,7 @@ def check_ledger(
 
 
 def coordinator_threads(patience: float = 3.0) -> list[threading.Thread]:
-  """Threads of replicas and chiefs that are still there after a while."""
+  """Threads of replicas and leaders that are still there after a while."""
   end = time.monotonic() + patience
   while True:
     left = [t for t in threading.enumerate() if t.name.startswith("optax-dist")]

@@ -172,7 +172,7 @@ class Run:
       "inline_bytes": 0,
       "timeout": TIMEOUT,
       "attempt_timeout": 5.0,
-      "chief_timeout": 2.0,
+      "leader_timeout": 2.0,
     } | options
 
   def add(self, replica, incarnation=0, process=None, **job):
@@ -208,7 +208,7 @@ class Run:
 
     Args:
       n: how many.
-      first_alone: whether replica 0 is there first, and so is chief.
+      first_alone: whether replica 0 is there first, and so is leader.
       **jobs: what is special about some, by ``replica_<number>``.
     """
     for replica in range(n):

@@ -8,7 +8,7 @@ import pytest
 from optax_dist.cli.chaos import cases as chaos_cases
 from optax_dist.cli.chaos import run as chaos_run
 
-# Each phase, each fault, replicas and chiefs, in few runs.
+# Each phase, each fault, replicas and leaders, in few runs.
 _SEEDS = (0, 1, 2, 5, 7, 8, 65, 14, 15, 28, 34, 44, 45, 53)
 
 

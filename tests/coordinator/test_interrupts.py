@@ -31,7 +31,7 @@ def _come(number):
   [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)],
 )
 def test_a_signal_raises_where_it_is_asked_for(number, error):
-  with interrupts.heeded() as told:
+  with interrupts.handled() as told:
     told.at_once = False
     told.check()
     _come(number)
@@ -48,7 +48,7 @@ def test_a_signal_raises_where_it_is_asked_for(number, error):
 
 
 def test_one_that_was_dropped_where_it_came_is_not_lost(monkeypatch):
-  with interrupts.heeded() as told:
+  with interrupts.handled() as told:
 
     def collected(phase, info):
       if phase == "start":
@@ -68,7 +68,7 @@ def test_one_that_was_dropped_where_it_came_is_not_lost(monkeypatch):
 
 
 def test_handlers_are_put_back(handlers):
-  with interrupts.heeded():
+  with interrupts.handled():
     assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
   assert signal.getsignal(signal.SIGTERM) == handlers[signal.SIGTERM]
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -76,7 +76,7 @@ def test_handlers_are_put_back(handlers):
 
 def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it():
   signal.signal(signal.SIGINT, signal.SIG_IGN)
-  with interrupts.heeded() as told:
+  with interrupts.handled() as told:
     _come(signal.SIGINT)
     told.check()
 
@@ -86,7 +86,7 @@ def test_other_threads_get_no_signals():
 
   def run():
     try:
-      with interrupts.heeded() as told:
+      with interrupts.handled() as told:
         told.check()
     except BaseException as error:
       errors.append(error)

@@ -188,7 +188,7 @@ def test_a3_steps_commit_in_order_each_once(options, choices):
     for member in before.attempt.members:
       record = after.replicas.get(member.replica)
       alive = record.live and record.incarnation == member.incarnation
-      if alive and member.replica != failed[0].culprit:
+      if alive and member.replica != failed[0].failed_replica:
         assert held[member.replica] == member
 
 
@@ -279,7 +279,7 @@ def test_a6_every_wait_has_a_deadline(phase):
   When one passes, the error names what was waited for, for how long, and which
   replicas are missing.
   """
-  patience = {"timeout": 0.8, "attempt_timeout": 0.4, "chief_timeout": 0.3}
+  patience = {"timeout": 0.8, "attempt_timeout": 0.4, "leader_timeout": 0.3}
   released, began = threading.Event(), []
 
   def hang():
@@ -303,7 +303,7 @@ def test_a6_every_wait_has_a_deadline(phase):
     released.set()
     runs.finish(threads)
   assert began, "nobody hung"
-  # A replica's own patience is somewhat longer than the chief's.
+  # A replica's own patience is somewhat longer than the leader's.
   assert ended - began[0] < 0.8 + 3 * 0.3 + 0.4 + 1.5
   assert isinstance(results[1].error, coordinator.CoordinatorError)
   told = str(results[1].error)

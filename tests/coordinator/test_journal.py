@@ -43,7 +43,7 @@ def path(tmp_path):
 def test_what_is_written_is_read(path):
   clock = Clock()
   with journal.Journal(path, clock=clock, unix_clock=Clock(5.0)) as writer:
-    writer.write("run", policy="sync_replicas", step=0, config={"a": [1]})
+    writer.write("run", strategy="sync_replicas", step=0, config={"a": [1]})
     clock.now += 1.23456789
     weight = 1 / 3
     members = [_member(0, weight=weight), _member("b", arrived=0.12345678)]
@@ -66,7 +66,7 @@ def test_what_is_written_is_read(path):
 @pytest.mark.parametrize(
   ("kind", "fields", "said"),
   [
-    ("jump", {}, "kind must be one of run, chief"),
+    ("jump", {}, "kind must be one of run, leader"),
     ("join", {"replica": 0}, "join: no step"),
     ("join", {"replica": 0.5, "step": 0}, "replica must be a whole number or"),
     ("join", {"replica": 0, "step": True}, "step must be a whole number"),
@@ -99,7 +99,7 @@ def test_numpy_values_are_plain_ones(path):
 
 def test_a_half_written_line_spoils_only_itself(path):
   with journal.Journal(path) as writer:
-    writer.write("run", policy="sync_replicas", step=0)
+    writer.write("run", strategy="sync_replicas", step=0)
   with path.open("a") as file:
     file.write('{"kind": "join", "ti')
   cut = journal.read(path)
@@ -122,7 +122,7 @@ _RUN = {
   "kind": "run",
   "time": 0.0,
   "version": 1,
-  "policy": "sync_replicas",
+  "strategy": "sync_replicas",
   "step": 0,
 }
 
@@ -181,7 +181,7 @@ def test_a_journal_begins_with_a_run(path):
 
 def test_threads_do_not_mix_lines(path):
   with journal.Journal(path) as writer:
-    writer.write("run", policy="sync_replicas", step=0)
+    writer.write("run", strategy="sync_replicas", step=0)
 
     def work(replica):
       for step in range(50):
@@ -201,16 +201,16 @@ def test_threads_do_not_mix_lines(path):
 
 def test_who_takes_over_goes_on_with_the_time(path):
   with journal.Journal(path, clock=Clock(7.0), unix_clock=Clock(50.0)) as first:
-    first.write("run", policy="sync_replicas", step=0)
+    first.write("run", strategy="sync_replicas", step=0)
   # Another machine's clock, 3 seconds later.
   with journal.Journal(
     path, clock=Clock(1.0), unix_clock=Clock(53.0)
   ) as second:
-    second.write("chief", replica=1, term=2, step=0)
-    second.write("run", policy="sync_replicas", step=4)
+    second.write("leader", replica=1, term=2, step=0)
+    second.write("run", strategy="sync_replicas", step=4)
   parts = journal.segments(journal.read(path, strict=True).records)
   assert [[r["kind"] for r in part] for part in parts] == [
-    ["run", "chief"],
+    ["run", "leader"],
     ["run"],
   ]
   assert parts[0][1]["time"] == 3.0
@@ -219,7 +219,7 @@ def test_who_takes_over_goes_on_with_the_time(path):
 
 def test_time_does_not_go_back_with_the_wall_clock(path):
   with journal.Journal(path, clock=Clock(0.0), unix_clock=Clock(50.0)) as first:
-    first.write("run", policy="sync_replicas", step=0)
+    first.write("run", strategy="sync_replicas", step=0)
     first.write("join", replica=0, step=0, time=9.0)
   with journal.Journal(
     path, clock=Clock(0.0), unix_clock=Clock(10.0)

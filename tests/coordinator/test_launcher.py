@@ -52,26 +52,26 @@ def test_who_dies_is_started_again_by_a_spare(tmp_path):
   assert report.restarts == 1
   [loss] = report.losses
   assert (loss.replica, loss.incarnation) == (1, 0)
-  assert loss.fate == "was ended by SIGKILL"
+  assert loss.ending == "was ended by SIGKILL"
   placed = [(r, i) for r, i, event in told if event["event"] == "placed"]
   assert sorted(placed) == [(0, 0), (1, 0), (1, 1)]
   assert made.store.process.returncode is not None
 
 
 @pytest.mark.parametrize(
-  ("what", "fate", "words"),
+  ("what", "ending", "words"),
   [
     ("fail", "exit code 3", "the disk of replica one is full"),
     ("always", "SIGKILL", "1 replicas are left of 2 needed"),
   ],
 )
-def test_when_it_can_not_go_on_the_culprit_is_named(
-  tmp_path, what, fate, words
+def test_when_it_can_not_go_on_the_failed_replica_is_named(
+  tmp_path, what, ending, words
 ):
   made = _launcher(tmp_path, what, needed=2)
-  with pytest.raises(launcher.LaunchError, match=fate) as caught:
+  with pytest.raises(launcher.LaunchError, match=ending) as caught:
     made.run()
-  assert caught.value.culprit == "replica 1"
+  assert caught.value.failed == "replica 1"
   assert words in str(caught.value)
   assert not made.processes or all(
     p.popen.returncode is not None for p in made.processes.values()
@@ -102,7 +102,7 @@ def test_the_launcher_says_that_the_store_has_died(tmp_path):
   start = time.monotonic()
   with pytest.raises(launcher.LaunchError, match="SIGKILL") as caught:
     made.run()
-  assert caught.value.culprit == "the store"
+  assert caught.value.failed == "the store"
   assert "last checkpoint" in str(caught.value)
   assert len(steps) >= 5
   assert time.monotonic() - start < 60.0

@@ -71,31 +71,31 @@ def test_data_runs_out_on_some_replicas_first(machine, tmp_path):
   assert not run.records("lost")
 
 
-def test_the_chief_is_killed(machine, tmp_path):
-  """TensorFlow issues 7970 and 16213: without the chief nobody went on."""
+def test_the_leader_is_killed(machine, tmp_path):
+  """TensorFlow issues 7970 and 16213: without the leader nobody went on."""
   run = process_runs.Run(machine, tmp_path, 3, 3, lower_on_loss=True)
   fault = {"phase": "committing", "time": 5, "what": "kill"}
   first, *others = run.start(3, first_alone=True, replica_0={"fault": fault})
-  machine.wait(lambda: first.over, "the death of the chief")
+  machine.wait(lambda: first.over, "the death of the leader")
   run.wait_steps(5, others)
   # It comes back under its number, and has nothing to do with the past.
   run.add(0, incarnation=1)
   run.wait_steps(5)
   run.finish()
   run.check()
-  one, two = run.records("chief")
+  one, two = run.records("leader")
   assert (one["replica"], one["step"]) == (0, 0)
-  # Four steps were committed, and the next chief begins after them.
+  # Four steps were committed, and the next leader begins after them.
   assert (two["replica"] in (1, 2), two["step"]) == (True, 4)
   after = {key[:2] for step, key in run.gradients() if step >= 4}
   assert after == {(1, 0), (2, 0), (0, 1)}
 
 
-def test_the_chief_leaves_in_good_order(machine, tmp_path):
-  """The same issues: when the chief had done its steps the others hung."""
+def test_the_leader_leaves_gracefully(machine, tmp_path):
+  """The same issues: when the leader had done its steps the others hung."""
   run = process_runs.Run(machine, tmp_path, 3, 3)
   first, *others = run.start(3, first_alone=True, replica_0={"gradients": 4})
-  machine.wait(lambda: first.over, "the end of the chief's data")
+  machine.wait(lambda: first.over, "the end of the leader's data")
   run.wait_steps(5, others)
   run.finish()
   run.check()
@@ -103,7 +103,7 @@ def test_the_chief_leaves_in_good_order(machine, tmp_path):
   assert who[:4] == [[0, 1, 2]] * 4
   assert len(who) >= 9
   assert all(members == [1, 2] for members in who[4:])
-  one, two = run.records("chief")
+  one, two = run.records("leader")
   assert (one["replica"], two["replica"] in (1, 2)) == (0, True)
   assert not run.records("lost")
 
@@ -136,7 +136,7 @@ def test_a_network_stall_in_mid_push(machine, tmp_path):
 def test_two_optimizers_in_one_job(machine, tmp_path):
   """TensorFlow issue 11071: two optimizers shared one queue of tokens.
 
-  Two processes train two models each, at the same time and over one service.
+  Two processes train two models each, at the same time and over one store.
   """
   one = process_runs.Run(machine, tmp_path, 2, 2, name="one")
   two = process_runs.Run(machine, tmp_path, 2, 2, name="two", width=900)
@@ -215,20 +215,20 @@ def test_when_all_need_a_stuck_replica_each_says_its_name(machine, tmp_path):
 def test_a_restart_averages_in_nothing_old(machine, tmp_path, checkpointed):
   """TensorFlow's accumulators outlived a restart, and old gradients counted.
 
-  The service goes on; a gradient of the first life has arrived at its chief, and
+  The store goes on; a gradient of the first life has arrived at its leader, and
   its replica wakes up while the second life trains.
   """
   path = tmp_path / "checkpoint"
   first = process_runs.Run(machine, tmp_path, 2, 2, name="first")
   fault = {"phase": "arrived", "time": 7, "what": "stop"}
-  chief, ghost = first.start(
+  leader, ghost = first.start(
     2,
     first_alone=True,
     replica_0={"save": [4, str(path)]},
     replica_1={"fault": fault},
   )
   machine.wait(lambda: ghost.said("struck"), "a gradient of the first life")
-  chief.kill()
+  leader.kill()
   before = first.records()
   second = process_runs.Run(machine, tmp_path, 2, 2, name="second")
   job = {"incarnation": 1, "restore": str(path) if checkpointed else None}

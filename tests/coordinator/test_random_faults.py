@@ -5,7 +5,7 @@ joins late. Checked after each run: every replica's parameters and optimizer sta
 after each step are what the journal's gradients, each taken as a whole, make of
 them (a gradient counts whole or not at all, and all replicas are alike); steps are
 committed in order, each once, by enough gradients that are fresh enough; every
-gradient has one fate; no wait passes its deadline, and no thread is left.
+gradient has one outcome; no wait passes its deadline, and no thread is left.
 """
 
 import contextlib

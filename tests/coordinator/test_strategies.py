@@ -50,11 +50,16 @@ def rounds(number):
 @pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
 def test_asynchronous_elastic_averaging(inline, tmp_path):
   path = tmp_path / "run.jsonl"
-  policy = strategies.elastic_average(
+  strategy = strategies.elastic_average(
     moving_rate=RATE, communication_period=PERIOD
   )
   results = runs.run(
-    rounds(4), 3, policy=policy, opt=INNER, inline_bytes=inline, journal=path
+    rounds(4),
+    3,
+    strategy=strategy,
+    opt=INNER,
+    inline_bytes=inline,
+    journal=path,
   )
   assert [r.error for r in results] == [None] * 3
   # One exchange at a time, in the order of the commits.
@@ -75,10 +80,10 @@ def test_asynchronous_elastic_averaging(inline, tmp_path):
 
 
 def test_synchronous_elastic_averaging():
-  policy = strategies.elastic_average(
+  strategy = strategies.elastic_average(
     moving_rate=RATE, communication_period=PERIOD, synchronous=True
   )
-  results = runs.run(rounds(3), 3, policy=policy, opt=INNER)
+  results = runs.run(rounds(3), 3, strategy=strategy, opt=INNER)
   assert [r.error for r in results] == [None] * 3
   center, own = runs.PARAMS, [runs.PARAMS] * 3
   for turn in range(3):
@@ -95,14 +100,14 @@ def test_synchronous_elastic_averaging():
 
 
 def test_a_synchronous_center_is_pulled_by_those_who_are_there():
-  policy = strategies.elastic_average(
+  strategy = strategies.elastic_average(
     moving_rate=RATE, communication_period=PERIOD, synchronous=True
   )
 
   def train(replica, result):
     return rounds(1 if replica.replica else 2)(replica, result)
 
-  results = runs.run(train, 2, policy=policy, opt=INNER)
+  results = runs.run(train, 2, strategy=strategy, opt=INNER)
   assert [r.error for r in results] == [None] * 2
   one = [local_steps(runs.PARAMS, i, 0) for i in range(2)]
   met = [elastic_exchange(x, runs.PARAMS, RATE) for x in one]
@@ -115,8 +120,8 @@ def test_a_synchronous_center_is_pulled_by_those_who_are_there():
 
 def test_local_updates_are_diloco_by_hand():
   outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
-  policy = strategies.local_updates(outer, communication_period=PERIOD)
-  results = runs.run(rounds(3), 2, policy=policy, opt=INNER, inline_bytes=0)
+  strategy = strategies.local_updates(outer, communication_period=PERIOD)
+  results = runs.run(rounds(3), 2, strategy=strategy, opt=INNER, inline_bytes=0)
   assert [r.error for r in results] == [None] * 2
   center = runs.PARAMS
   velocity = jax.tree.map(jnp.zeros_like, center)
@@ -138,7 +143,7 @@ def test_local_updates_are_diloco_by_hand():
 
 
 def test_local_updates_that_come_too_late_begin_again():
-  policy = strategies.local_updates(communication_period=2)
+  strategy = strategies.local_updates(communication_period=2)
 
   def train(replica, result):
     if replica.replica < 2:
@@ -155,7 +160,7 @@ def test_local_updates_that_come_too_late_begin_again():
     )
     return None
 
-  results = runs.run(train, 3, k=2, policy=policy, opt=INNER)
+  results = runs.run(train, 3, k=2, strategy=strategy, opt=INNER)
   assert [r.error for r in results] == [None] * 3
 
 

@@ -171,10 +171,10 @@ def test_a_death_after_done_does_not_undo_the_commit():
   assert [c.replica for c in decisions[0].members] == [0, 1]
 
 
-def test_a_failed_part_leaves_only_the_culprit_out():
+def test_a_failed_part_leaves_only_the_failed_replica_out():
   state = started(2, 3, two_phase=True)
   state, _ = run(state, *(quorum.Arrive(r, 0) for r in range(3)))
-  state, decisions = run(state, quorum.Failed(0, 0, 1, culprit=1))
+  state, decisions = run(state, quorum.Failed(0, 0, 1, failed_replica=1))
   assert kinds(decisions) == ["Abandon", "Drop", "Token", "StartAttempt"]
   assert decisions[1:3] == (
     quorum.Drop(1, 0, Reason.FAILED),

@@ -617,8 +617,8 @@ class World:
   ) -> None:
     aggregation.ended = True
     process.aggregations.pop(aggregation.attempt, None)
-    culprit = aggregation.parts[j].incarnation
-    failed = ins.AggregateFailed(aggregation.attempt, culprit, reason)
+    failed_replica = aggregation.parts[j].incarnation
+    failed = ins.AggregateFailed(aggregation.attempt, failed_replica, reason)
     self.at(self.now, self.input, process, failed)
 
   # Snapshots.

@@ -8,11 +8,11 @@ import random
 from optax_dist.coordinator.phases import PHASES
 
 FAULTS = ("kill", "stop", "delay", "disconnect", "corrupt")
-WHO = ("replica", "chief")
+WHO = ("replica", "leader")
 
 # Phases that are only reached when somebody joins a run that goes on.
 _JOINING = ("joining", "serving", "fetching_snapshot")
-# Phases of which the gradients must be too large to ride in messages.
+# Phases of which the gradients must be too large to be sent inline.
 _LARGE = ("reduce_scatter", "gather", "done")
 
 
@@ -24,12 +24,12 @@ class Case:
     seed: it is made of.
     phase: when the fault strikes.
     fault: what happens.
-    who: whom it strikes: the chief, or a replica that is not.
+    who: whom it strikes: the leader, or a replica that is not.
     after: steps before it strikes.
     seconds: of a stop or delay.
-    inline: whether gradients ride in the messages.
-    transfer: whether arrays go by `jax.experimental.transfer`.
-    max_staleness: of the rules.
+    inline: whether gradients are sent inline, in the messages.
+    loopback: whether replicas listen at 127.0.0.1 by `bind`.
+    max_staleness: of the quorum.
     everyone: whether all replicas that are there are needed for a step.
   """
 
@@ -40,7 +40,7 @@ class Case:
   after: int
   seconds: float
   inline: bool
-  transfer: bool
+  loopback: bool
   max_staleness: int
   everyone: bool
 
@@ -52,7 +52,7 @@ class Case:
   @property
   def remote(self) -> bool:
     """Whether another process than the one in the phase is struck."""
-    if self.who == "chief":
+    if self.who == "leader":
       return self.joins
     return self.phase == "committing"
 
@@ -85,7 +85,7 @@ def case(seed: int) -> Case:
     after=rng.randint(2, 5),
     seconds=rng.choice((0.3, 1.0, 2.5)),
     inline=not large and rng.random() < 0.5,
-    transfer=rng.random() < 0.2,
+    loopback=rng.random() < 0.2,
     max_staleness=rng.choice((0, 0, 1)),
     everyone=rng.random() < 0.4,
   )

@@ -14,12 +14,12 @@ from optax_dist.cli import errors, installed, output_files, parser
 _DESCRIPTION = """\
 Starts replicas as processes on this machine and has faults strike them: SIGKILL,
 SIGSTOP and SIGCONT, delays, connections that are cut, and forged messages, in each
-phase of a step, a replica's or the chief's. After each run it checks that steps were
+phase of a step, a replica's or the leader's. After each run it checks that steps were
 committed once and in order, that all replicas held the same parameters and optimizer
 state after each step, that every gradient was applied once, dropped for a reason or
 lost with its process, that no wait passed its deadline, and that no process is left.
 A seed is a run; 110 in a row are the whole matrix (11 phases, 5 faults, and whether
-the chief is struck). The exit code is 1 if anything was wrong."""
+the leader is struck). The exit code is 1 if anything was wrong."""
 
 _FAILED = 1
 
@@ -141,7 +141,7 @@ def _show(results: list[Any]) -> None:
     f"{len(results)} runs in {sum(r.seconds for r in results):.0f} s:"
     f" {counts['ok']} ok, {counts['hang']} hangs, {counts['diverged']}"
     f" divergences, {counts['wrong']} wrong, {counts['not struck']} not struck;"
-    f" the chief was struck in {sum(r.case.who == 'chief' for r in results)};"
+    f" the leader was struck in {sum(r.case.who == 'leader' for r in results)};"
     f" {sum(r.steps for r in results):,} steps"
   )
 

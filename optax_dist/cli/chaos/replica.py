@@ -114,13 +114,13 @@ class _Work:
         secret=job["secret"],
         run=job["run"],
         start_store=False,
-        bind="127.0.0.1" if job["transfer"] else None,
+        bind="127.0.0.1" if job["loopback"] else None,
         inline_bytes=(64 << 10) if job["inline"] else 0,
         journal=job["journal"],
         fingerprint_every=1,
         timeout=job["timeout"],
         attempt_timeout=job["attempt_timeout"],
-        chief_timeout=job["chief_timeout"],
+        leader_timeout=job["leader_timeout"],
       ) as replica:
         self._replica = replica
         seen["prints"][replica.global_step] = replica.fingerprint()
@@ -140,7 +140,7 @@ class _Work:
           seen["waited"] = max(seen["waited"], outcome.waited)
           seen["prints"][outcome.global_step] = replica.fingerprint()
           self.channel.say(
-            "step", step=outcome.global_step, chief=replica.is_chief
+            "step", step=outcome.global_step, leader=replica.is_leader
           )
           if (
             job["checkpoints"]
@@ -161,11 +161,11 @@ class _Work:
     job = self._job
     if self._over or phase != job["phase"] or not self._is_time(job):
       return
-    chief = self._replica is not None and self._replica.is_chief
-    if not job["remote"] and chief != (job["who"] == "chief"):
+    leader = self._replica is not None and self._replica.is_leader
+    if not job["remote"] and leader != (job["who"] == "leader"):
       return
     with self._lock:
-      self.channel.say("reached", phase=phase, chief=chief)
+      self.channel.say("reached", phase=phase, leader=leader)
       reply = self.replies.get(timeout=_REPLY)
     if reply == "strike":
       self.inflict()

@@ -15,10 +15,10 @@ from optax_dist.cli.chaos.pool import REPLICAS, Pool
 from optax_dist.coordinator import child
 
 AGGREGATE = 2
-TIMEOUT, ATTEMPT, CHIEF = 20.0, 1.5, 1.0
+TIMEOUT, ATTEMPT, LEADER = 20.0, 1.5, 1.0
 # A run that is not over by then hangs.
 DEADLINE = 45.0
-# How often a replica is started in a run; several newcomers may be needed until
+# How often a replica is started in a run; several joining replicas may be needed until
 # the right one serves.
 _LIVES = 20
 # Steps that are to follow a fault.
@@ -69,8 +69,8 @@ class _Member:
     return steps[-1] if steps else 0
 
   @property
-  def is_chief(self) -> bool:
-    told = [e["chief"] for e in self.events if e["event"] == "step"]
+  def is_leader(self) -> bool:
+    told = [e["leader"] for e in self.events if e["event"] == "step"]
     return bool(told and told[-1])
 
   @property
@@ -142,7 +142,7 @@ class _Run:
         "journal": str(self._journal),
         "timeout": TIMEOUT,
         "attempt_timeout": ATTEMPT,
-        "chief_timeout": CHIEF,
+        "leader_timeout": LEADER,
         "checkpoints": str(folder / f"checkpoints-{case.seed}")
         if case.phase == "checkpointing"
         else "",
@@ -202,15 +202,15 @@ class _Run:
       return
     victim = member
     if case.remote:
-      want = case.who == "chief"
-      others = [m for m in self._members if not m.over and m.is_chief == want]
+      want = case.who == "leader"
+      others = [m for m in self._members if not m.over and m.is_leader == want]
       victim = next((m for m in others if m is not member), member)
       # Who fetches a snapshot has no state: with the last one that has, the run
       # would end.
       lacks = member if case.phase == "fetching_snapshot" else None
       held = [m for m in everyone if m not in (lacks, victim) and m.step]
       last = case.fault in ("kill", "disconnect") and not held
-      if last or (victim is member and member.is_chief != want):
+      if last or (victim is member and member.is_leader != want):
         member.process.send({"do": "go"})
         return
     self._result.struck = True
@@ -239,14 +239,14 @@ class _Run:
     )
     if not expected:
       self._result.problems.append(
-        f"{member.process.name} {member.process.fate()}:"
+        f"{member.process.name} {member.process.ending()}:"
         f" {member.process.tail(4)}"
       )
     self._pool.discard(member.process)
     self._replace(member)
 
   def _failed(self, member: _Member, error: str) -> None:
-    if self._case.fault == "disconnect" and "board" in error:
+    if self._case.fault == "disconnect" and "store" in error:
       self._replace(member)
     else:
       self._result.problems.append(f"{member.process.name}: {error}")
@@ -264,12 +264,12 @@ class _Run:
     furthest = max(m.step for m in live)
     all_there = all(m.step for m in live)
     if not self._primed and all_there and furthest >= self._case.after:
-      others = [m for m in live if not m.is_chief]
-      if others and any(m.is_chief for m in live):
+      others = [m for m in live if not m.is_leader]
+      if others and any(m.is_leader for m in live):
         self._primed = True
         others[-1].process.signal(signal.SIGKILL)
     if self._primed and self._case.joins and self._struck_at is None:
-      # The chief may have served the newcomer, or nobody: try another.
+      # The leader may have served the joining replica, or nobody: try another.
       told = [e for e in self._members[-1].events if e["event"] == "step"]
       if self._members[-1].incarnation and len(told) > 5:
         self._primed = False

@@ -104,13 +104,13 @@ def join_arguments(config: Config) -> dict[str, Any]:
         found["staleness_weight"] = "inverse"
     case "elastic-average":
       rate = config["moving_rate"] or 0.9 / config["replicas"]
-      found["policy"] = coordinator.elastic_average(
+      found["strategy"] = coordinator.elastic_average(
         moving_rate=rate, communication_period=period
       )
     case "local-sgd":
-      found["policy"] = coordinator.local_updates(communication_period=period)
+      found["strategy"] = coordinator.local_updates(communication_period=period)
     case "diloco":
-      found["policy"] = coordinator.local_updates(
+      found["strategy"] = coordinator.local_updates(
         optax.sgd(
           config["outer_learning_rate"],
           momentum=config["outer_momentum"],
@@ -125,7 +125,7 @@ def first_state(config: Config, params: Any) -> Any:
   """What all replicas share before the first step."""
   from optax_dist.coordinator import strategies
 
-  factory = join_arguments(config).get("policy", strategies.SyncReplicas)
+  factory = join_arguments(config).get("strategy", strategies.SyncReplicas)
   quorum = strategies.Quorum(1, config["replicas"])
   return factory(make_optimizer(config), quorum).shared(params)
 

@@ -53,7 +53,7 @@ def main() -> int:
       fingerprint_every=told["fingerprint_every"],
       timeout=told["timeout"],
       attempt_timeout=told["attempt_timeout"],
-      chief_timeout=told["chief_timeout"],
+      leader_timeout=told["leader_timeout"],
     ) as joined:
       channel.say("joined", step=joined.global_step)
       # Told to end by itself, it lets the others save first.

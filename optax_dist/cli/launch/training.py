@@ -167,7 +167,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       "fingerprint_every": 1,
       "timeout": args.timeout,
       "attempt_timeout": min(5.0, args.timeout),
-      "chief_timeout": min(2.0, args.timeout),
+      "leader_timeout": min(2.0, args.timeout),
     }
     before = _metrics_before(paths[0], checkpoint)
     lines = stack.enter_context(metrics.JsonLines(paths[0]))

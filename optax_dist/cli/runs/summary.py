@@ -55,7 +55,7 @@ class RunSummary:
     run: the record that began it, or None.
     replicas: by number.
     step: committed steps.
-    chief: the replica that has the role.
+    leader: the replica that has the role.
     terms: how often it was taken.
     abandoned: attempts that failed.
     time: of the last record, in seconds since the start.
@@ -72,7 +72,7 @@ class RunSummary:
     self.run = run
     self.replicas: dict[int | str, ReplicaSummary] = {}
     self.step = run["step"] if run else 0
-    self.chief: int | str | None = None
+    self.leader: int | str | None = None
     self.terms = 0
     self.abandoned = 0
     self.time = self.committed = 0.0
@@ -104,7 +104,7 @@ class RunSummary:
     until = self.now() if self.finish is None else self._commits[-1]
     return (len(self._commits) - 1) / max(until - self._commits[0], 1e-9)
 
-  def culprit(self) -> str:
+  def waiting_for(self) -> str:
     """Who the run waits for now; "" if it goes on."""
     if self.finish is not None:
       return ""
@@ -136,8 +136,8 @@ class RunSummary:
     found.seen = max(found.seen, record.get("arrived") or record["time"])
     return found
 
-  def _on_chief(self, record: Record) -> None:
-    self.chief = record["replica"]
+  def _on_leader(self, record: Record) -> None:
+    self.leader = record["replica"]
     self.terms += 1
 
   def _on_join(self, record: Record) -> None:
@@ -158,7 +158,7 @@ class RunSummary:
 
   def _on_commit(self, record: Record) -> None:
     if record["step"] < self.step:
-      return  # A new chief has told it again.
+      return  # A new leader has told it again.
     self.step = record["step"] + 1
     self.committed = record["time"]
     self._commits.append(record["time"])

@@ -26,8 +26,8 @@ def table(summary: RunSummary, steps: int | None = None) -> rich.table.Table:
   """
   of = f" of {steps:,}" if steps else ""
   title = f"step {summary.step:,}{of}, {summary.rate():.1f} steps/s"
-  if summary.chief is not None:
-    title += f", chief {summary.chief} (term {summary.terms})"
+  if summary.leader is not None:
+    title += f", leader {summary.leader} (term {summary.terms})"
   if summary.abandoned:
     title += f", {summary.abandoned} attempts abandoned"
   if summary.finish is not None:
@@ -58,9 +58,9 @@ def table(summary: RunSummary, steps: int | None = None) -> rich.table.Table:
       f"{max(0.0, now - one.seen):.1f} s ago",
       ", ".join(f"{n} {reason}" for reason, n in one.dropped.most_common(3)),
     )
-  culprit = summary.culprit()
+  awaited = summary.waiting_for()
   shown.caption = rich.text.Text(
-    f"waiting for {culprit}" if culprit else "", style="bold red"
+    f"waiting for {awaited}" if awaited else "", style="bold red"
   )
   shown.caption_justify = "left"
   return shown
@@ -126,5 +126,5 @@ def _line(summary: RunSummary, steps: int | None) -> str:
     f"step {summary.step}{of}  {summary.rate():.1f} steps/s  {present} replicas"
     f"  {dropped} dropped  {lost} lost"
   )
-  culprit = summary.culprit()
-  return f"{line}  waiting for {culprit}" if culprit else line
+  awaited = summary.waiting_for()
+  return f"{line}  waiting for {awaited}" if awaited else line

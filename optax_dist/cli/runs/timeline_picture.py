@@ -81,11 +81,11 @@ def draw_timeline(
     label="lost",
   )
   for record in records:
-    if record["kind"] == "chief":
+    if record["kind"] == "leader":
       axes.axvline(record["time"], color="#4a5568", linewidth=1, linestyle=":")
   axes.set_yticks(list(rows.values()), [f"{name}" for name in rows])
   axes.set_title("What each replica did")
-  axes.set_xlabel("seconds (dotted: a chief takes the role)")
+  axes.set_xlabel("seconds (dotted: a leader takes the role)")
   axes.set_ylabel("replica")
   axes.grid(axis="y", visible=False)
   axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)

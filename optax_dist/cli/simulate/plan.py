@@ -1,4 +1,4 @@
-"""``optax-dist plan``: how many gradients should make a step."""
+"""``optax-dist plan``: how many gradients a step should have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optax_dist.cli import errors, installed, output_files, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
-Recommends how many gradients should make a step of sync replicas, for given
+Recommends how many gradients there should be in a step of sync replicas, for given
 latencies, and shows the table behind it. More of them wait for stragglers, fewer
 leave work unused. Progress counts steps per second, each weighed by the gradients
 in it: a step from k of them makes k / (k + B) of the progress of a noiseless one,
@@ -24,7 +24,7 @@ def add_parser(commands) -> None:
     commands,
     "plan",
     run,
-    help="recommend how many gradients make a step",
+    help="recommend how many gradients a step should have",
     description=_DESCRIPTION,
   )
   command.add_argument(

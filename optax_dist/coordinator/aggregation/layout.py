@@ -97,7 +97,7 @@ class Layout:
     """Cuts the elements into nearly equal parts: `parts + 1` positions.
 
     A cut lies where every codec allows one, and, between two, where a leaf
-    ends if that is nearly the middle, so that leaves need not be mended.
+    ends if that is nearly the middle, so that leaves need not be put together.
     """
     if parts not in self._cuts:
       self._cuts[parts] = self._find_cuts(parts)

@@ -502,10 +502,12 @@ class Aggregations:
   def _has_mean(self, attempt: _Attempt) -> bool:
     return all(part.has_mean for part in attempt.parts)
 
-  def _fail(self, attempt: _Attempt, culprit: int | None, reason: str) -> None:
+  def _fail(
+    self, attempt: _Attempt, failed_replica: int | None, reason: str
+  ) -> None:
     if not attempt.answered:
       attempt.answered = True
-      failed = inputs.AggregateFailed(attempt.id, culprit, reason)
+      failed = inputs.AggregateFailed(attempt.id, failed_replica, reason)
       self.answers.append(failed)
 
   def _is_timed(self, attempt: _Attempt) -> bool:

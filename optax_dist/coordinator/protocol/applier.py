@@ -220,7 +220,7 @@ class Applier:
       return
     work.status = "failed"
     if work.answers and not work.committed:
-      self.tell(Failed(failed.attempt, failed.culprit, failed.reason))
+      self.tell(Failed(failed.attempt, failed.failed_replica, failed.reason))
     self.pump()
 
   def _drop(self, attempt: AttemptId) -> None:

@@ -20,7 +20,7 @@ class Config:
       text that people can read.
     step: how many steps the state has that the replica starts with.
     digest: of that state: equal for equal states.
-    replicas_to_aggregate: gradients that make a step.
+    replicas_to_aggregate: gradients in a step.
     total_num_replicas: replicas expected at the start.
     max_staleness: steps by which a gradient may be late.
     weight: None, or "inverse" for 1 / max(1, staleness).

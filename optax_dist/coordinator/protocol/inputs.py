@@ -143,12 +143,12 @@ class AggregateFailed:
 
   Attributes:
     attempt: which one.
-    culprit: the member whose bytes did not come; None if none is to blame.
+    failed_replica: the member whose bytes did not come; None if none is to blame.
     reason: in words, for people.
   """
 
   attempt: AttemptId
-  culprit: Incarnation | None
+  failed_replica: Incarnation | None
   reason: str
 
 

@@ -870,7 +870,7 @@ class Leader:
       named = [
         p.replica
         for p in attempt.message.parts
-        if p.incarnation == message.culprit
+        if p.incarnation == message.failed_replica
       ]
       id_ = attempt.message.attempt
       self._step(
@@ -885,19 +885,21 @@ class Leader:
 
   def _strike(self, seat: _Seat, message: msg.Failed) -> None:
     """Two that can't exchange: neither is dead, or the leader would know."""
-    culprit = self._seats.get(
-      -1 if message.culprit is None else message.culprit
+    failed_replica = self._seats.get(
+      -1 if message.failed_replica is None else message.failed_replica
     )
-    if culprit is None or culprit is seat:
+    if failed_replica is None or failed_replica is seat:
       return
-    pair = frozenset((seat.member.incarnation, culprit.member.incarnation))
+    pair = frozenset(
+      (seat.member.incarnation, failed_replica.member.incarnation)
+    )
     self._strikes[pair] = self._strikes.get(pair, 0) + 1
     if self._strikes[pair] >= _STRIKES and self._config.lower_on_loss:
       # The others can go on without it; when it joins again it pauses longer
       # each time, so the two don't replace each other indefinitely.
       del self._strikes[pair]
       self._remove(
-        culprit,
+        failed_replica,
         f"replica {seat.member.replica!r} can't reach it: {message.reason}",
       )
 
@@ -915,8 +917,8 @@ class Leader:
       notes.AttemptAbandoned(
         abandon.step,
         abandon.attempt,
-        abandon.culprit,
-        f"replica {abandon.culprit!r} could not do its part",
+        abandon.failed_replica,
+        f"replica {abandon.failed_replica!r} could not do its part",
       )
     )
     for seat in self._seats.values():

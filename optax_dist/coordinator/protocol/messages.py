@@ -45,7 +45,7 @@ class Hello:
   Attributes:
     version: `PROTOCOL_VERSION`.
     agreement: what all replicas must have in common, as pairs of a name and a
-      text: parameters, optimizer, policy, versions, options.
+      text: parameters, optimizer, strategy, versions, options.
     replica: the sender's id.
     address: where it listens.
     incarnation: of its membership, as far as it knows; -1 for none.
@@ -113,12 +113,12 @@ class Failed:
   Attributes:
     attempt: which one. An optimistic one is then attempted as usual; nobody is
       blamed.
-    culprit: the member whose bytes did not come; None: nobody else is to blame.
+    failed_replica: the member whose bytes did not come; None: nobody else is to blame.
     reason: in words, for people.
   """
 
   attempt: AttemptId
-  culprit: Incarnation | None
+  failed_replica: Incarnation | None
   reason: str
 
 

@@ -92,7 +92,7 @@ class AttemptAbandoned:
 
   step: int
   attempt: int
-  culprit: ReplicaId | None
+  failed_replica: ReplicaId | None
   reason: str
 
 

@@ -12,7 +12,7 @@ from optax_dist.coordinator import options, strategies
 
 
 def agreement(
-  policy: strategies.Policy,
+  strategy: strategies.Strategy,
   shared: Any,
   params: Any,
   settings: options.Options,
@@ -26,12 +26,12 @@ def agreement(
   shapes = ", ".join(_leaves(params))
   state = "\n".join(_leaves(shared))
   mean = jax.eval_shape(lambda x: x, params)
-  program = str(jax.make_jaxpr(policy.apply)(shared, mean))
+  program = str(jax.make_jaxpr(strategy.apply)(shared, mean))
   # Addresses of functions differ between processes.
   program = re.sub(r"0x[0-9a-f]+", "0x", program)
   return (
     ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
-    ("policy", f"{policy.name} {tuple(policy.quorum)}"),
+    ("strategy", f"{strategy.name} {tuple(strategy.quorum)}"),
     ("optimizer state", _digest(state)),
     ("wire", settings.wire),
     ("inline_bytes", str(settings.inline_bytes)),

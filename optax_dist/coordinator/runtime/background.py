@@ -37,7 +37,7 @@ class Background:
     self._queue.put((work, done))
 
   def close(self, patience: float) -> None:
-    """Ends the thread, and waits for it, but not for ever."""
+    """Ends the thread, and waits for it, but not indefinitely."""
     if self._thread is not None:
       self._queue.put(None)
       self._thread.join(patience)

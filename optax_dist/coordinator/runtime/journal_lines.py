@@ -77,7 +77,7 @@ class JournalLines:
       case notes.RunBegins(step):
         return "run", {**self._describe, "step": step}
       case notes.LeaderBegins(replica, term, step):
-        return "chief", {"replica": replica, "term": term, "step": step}
+        return "leader", {"replica": replica, "term": term, "step": step}
       case notes.MemberJoined(replica, incarnation, step):
         return "join", _member(replica, incarnation, step)
       case notes.MemberRemoved(replica, incarnation, step, left, reason):
@@ -97,11 +97,11 @@ class JournalLines:
           "compute": note.compute,
           "arrived": _ago(now, note.age),
         }
-      case notes.AttemptAbandoned(step, attempt, culprit, reason):
+      case notes.AttemptAbandoned(step, attempt, failed_replica, reason):
         return "abandon", {
           "step": step,
           "attempt": attempt,
-          "culprit": culprit,
+          "failed_replica": failed_replica,
           "reason": reason,
         }
       case notes.StepStalled(step, waited, computing, reporting, absent):

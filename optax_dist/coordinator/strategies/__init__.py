@@ -10,9 +10,9 @@ from optax_dist.coordinator.strategies.local_updates import (
 )
 from optax_dist.coordinator.strategies.strategy import (
   Factory,
-  Policy,
   Quorum,
   SharedState,
+  Strategy,
 )
 from optax_dist.coordinator.strategies.sync_replicas import SyncReplicas
 
@@ -20,9 +20,9 @@ __all__ = [
   "ElasticAverage",
   "Factory",
   "LocalUpdates",
-  "Policy",
   "Quorum",
   "SharedState",
+  "Strategy",
   "SyncReplicas",
   "elastic_average",
   "local_updates",

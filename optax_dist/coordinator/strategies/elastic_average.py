@@ -89,7 +89,7 @@ def elastic_average(
   communication_period: int = 10,
   synchronous: bool = False,
 ) -> strategy.Factory:
-  """Elastic averaging, as the `policy` of `join` and `run_embedded`.
+  """Elastic averaging, as the `strategy` of `join` and `run_embedded`.
 
   Every `communication_period` steps a replica exchanges with the center:
   ``diff = params - center; params -= moving_rate * diff; center +=

@@ -65,7 +65,7 @@ def local_updates(
   *,
   communication_period: int = 10,
 ) -> strategy.Factory:
-  """Local updates, as the `policy` of `join` and `run_embedded`.
+  """Local updates, as the `strategy` of `join` and `run_embedded`.
 
   A replica makes `communication_period` steps with the optimizer alone; then
   the outer optimizer is given the mean of ``center - params`` over

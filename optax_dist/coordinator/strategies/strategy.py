@@ -1,6 +1,6 @@
 """What replicas agree on, what each keeps for itself, and what they send.
 
-A policy has a *shared* state, bit-identical on all replicas and changed only by
+A strategy has a *shared* state, bit-identical on all replicas and changed only by
 commits, and a *local* one. The coordinator knows no more of a strategy.
 """
 
@@ -20,7 +20,7 @@ class Quorum(NamedTuple):
   """The numbers of the rules; see `optax_dist.quorum.init`.
 
   Attributes:
-    replicas_to_aggregate: gradients that make a step.
+    replicas_to_aggregate: gradients in a step.
     total_num_replicas: replicas expected at the start.
     max_staleness: steps by which a gradient may be late.
     weight: None, or "inverse" for 1 / max(1, staleness).
@@ -52,7 +52,7 @@ class Quorum(NamedTuple):
     )
 
 
-class Policy(Protocol):
+class Strategy(Protocol):
   """What the coordinator asks of a strategy.
 
   Attributes:
@@ -134,4 +134,4 @@ def owned(mean: Any, params: Any) -> Any:
   return jax.tree.map(one, mean, params)
 
 
-Factory = Callable[[optax.GradientTransformation, Quorum], Policy]
+Factory = Callable[[optax.GradientTransformation, Quorum], Strategy]

@@ -655,7 +655,7 @@ class SocketTransport(peers.Peers):
       link.session.close("", silently=True)
 
   def _close_files(self) -> None:
-    """Closes all descriptors, without a word to anyone."""
+    """Closes all descriptors, without notice."""
     for link in self._links:
       link.sock.close()
     for sock in (*self._listeners, self._wake_read, self._wake_write):

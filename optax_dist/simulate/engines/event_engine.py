@@ -20,7 +20,7 @@ from optax_dist.simulate.engines.draws import Draws
 from optax_dist.simulate.strategy import Strategy
 
 _ARRIVE, _FAIL, _RETURN = range(3)
-_POLICIES = {
+_STRATEGIES = {
   "gradient": "sync_replicas",
   "exchange": "elastic_average",
   "change": "local_updates",
@@ -292,7 +292,7 @@ def run(
   )
   engine.write(
     "run",
-    policy=_POLICIES[strategy.kind],
+    strategy=_STRATEGIES[strategy.kind],
     replicas_to_aggregate=strategy.replicas_to_aggregate,
     total_num_replicas=replicas,
     max_staleness=strategy.max_staleness,

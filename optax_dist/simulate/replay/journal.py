@@ -93,7 +93,7 @@ def replay(
 
   Example:
     >>> records = [
-    ...   {"kind": "run", "policy": "sync_replicas", "step": 0},
+    ...   {"kind": "run", "strategy": "sync_replicas", "step": 0},
     ...   {"kind": "commit", "step": 0, "members": [
     ...     {"replica": 0, "local_step": 0, "batches": [3]}]},
     ...   {"kind": "fingerprint", "step": 1, "replica": 0, "params": "2"},
@@ -151,9 +151,9 @@ def _history(
     run = part[0]
     if run["kind"] != "run":
       raise ValueError("the journal does not begin with a run.")
-    if run["policy"] != "sync_replicas":
+    if run["strategy"] != "sync_replicas":
       raise ValueError(
-        f"the journal is of {run['policy']}, which has no commits to replay;"
+        f"the journal is of {run['strategy']}, which has no commits to replay;"
         " only sync_replicas can be replayed."
       )
     begin = run["step"]

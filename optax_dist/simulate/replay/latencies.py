@@ -90,7 +90,7 @@ def _strategy(
 ) -> Strategy:
   k = run.get("replicas_to_aggregate") or 1
   late = min(run.get("max_staleness") or 0, strategies.UNBOUNDED)
-  if run["policy"] == "elastic_average":
+  if run["strategy"] == "elastic_average":
     # A time in the journal is that of a whole period.
     made = strategies.elastic_average(1)._replace(name="recorded: elastic")
     if k > 1:  # They exchange at the same time.
@@ -100,7 +100,7 @@ def _strategy(
   cancel = bool(drops) and all(r.get("compute") is None for r in drops)
   made = strategies.sync_replicas(k, max_staleness=late, cancel=cancel)
   kind: strategies.Kind = "gradient"
-  if run["policy"] == "local_updates":
+  if run["strategy"] == "local_updates":
     kind = "change"
   return made._replace(name=f"recorded: {made.name}", kind=kind)
 
@@ -112,7 +112,7 @@ class _Turn(NamedTuple):
     replica: its id.
     compute: seconds.
     gradients: that were summed in it.
-    delay: seconds from what it follows until it began, as the chief saw it,
+    delay: seconds from what it follows until it began, as the leader saw it,
       messages included; None where that is not known.
     after_commit: whether it follows the last arrival of a step that the replica
       took part in, rather than a gradient that was dropped.

@@ -55,12 +55,12 @@ def replay_run(
   place = layouts.layout(leaves, wire)
   mean_place = layouts.layout(leaves, wires.mean_wire(wire), like=place)
   # How many are needed is behind us: the journal has who was in.
-  policy = strategies.SyncReplicas(optimizer, strategies.Quorum(1, 1))
+  strategy = strategies.SyncReplicas(optimizer, strategies.Quorum(1, 1))
   add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
   errors: dict[Any, np.ndarray] = {}
 
   def init() -> strategies.SharedState:
-    shared = policy.shared(params)
+    shared = strategy.shared(params)
     return shared if opt_state is None else shared._replace(opt_state=opt_state)
 
   def encoded(state: strategies.SharedState, member: Record) -> np.ndarray:
@@ -101,7 +101,7 @@ def replay_run(
     init=init,
     gradient=encoded,
     aggregate=mean,
-    apply=lambda state, of: jax.block_until_ready(policy.apply(state, of)),
+    apply=lambda state, of: jax.block_until_ready(strategy.apply(state, of)),
     fingerprint=lambda state: {
       "params": fingerprint(state.params),
       "state": fingerprint(state),

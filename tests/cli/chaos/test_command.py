@@ -105,7 +105,7 @@ def test_seeds_in_a_row_are_the_whole_matrix():
 
 
 def test_the_command_runs_a_case_and_prints_the_table(tmp_path, capsys):
-  # The chief is killed while it aggregates: seed 58.
+  # The leader is killed while it aggregates: seed 58.
   case = chaos_cases.case(58)
   assert str(case) == "reduce_scatter/kill/replica" or case.fault == "kill"
   report = tmp_path / "report.json"

@@ -11,7 +11,7 @@ _RUN = {
   "kind": "run",
   "time": 0,
   "version": 1,
-  "policy": "sync_replicas",
+  "strategy": "sync_replicas",
   "step": 0,
 }
 

@@ -29,8 +29,8 @@ def _member(replica, step, arrived, compute=0.5):
 
 
 def _begin(written, replicas=3):
-  written.write("run", policy="sync_replicas", step=0)
-  written.write("chief", replica=0, term=0, step=0, time=0.0)
+  written.write("run", strategy="sync_replicas", step=0)
+  written.write("leader", replica=0, term=0, step=0, time=0.0)
   for replica in range(replicas):
     written.write(
       "join", replica=replica, incarnation=replica, step=0, time=0.1
@@ -81,7 +81,7 @@ def test_the_summary_counts_by_replica(path):
   assert [summary.replicas[i].state for i in range(3)] == ["in", "lost", "in"]
   assert summary.replicas[0].wait == pytest.approx(0.2)
   assert summary.now() == 6.0
-  assert summary.culprit() == ""
+  assert summary.waiting_for() == ""
   # A resumed run begins anew.
   summary.update([{"kind": "run", "time": 0.0, "step": 2, "unix_time": None}])
   assert (summary.step, summary.replicas) == (2, {})
@@ -95,18 +95,18 @@ def test_who_is_waited_for_is_told(tmp_path):
       _commit(written, step, 0, 1, 2, at=1.0 + step)
     summary = run_summary.RunSummary()
     summary.update(journal.read(path).records)
-    assert summary.culprit().startswith("replica 0, 1, 2, for 5")
+    assert summary.waiting_for().startswith("replica 0, 1, 2, for 5")
     missing = {"computing": [2], "reporting": [], "absent": []}
     written.write("stall", step=3, waited=10.0, missing=missing, time=13.0)
     summary.update(journal.read(path).records[-1:])
-    assert summary.culprit().startswith("replica 2, for 5")
+    assert summary.waiting_for().startswith("replica 2, for 5")
 
 
 def test_it_is_shown_once_with_a_picture(path, tmp_path, capsys):
   picture = tmp_path / "timeline.png"
   assert main.main(["watch", str(path), "--once", "--save", str(picture)]) == 0
   shown = capsys.readouterr().out
-  assert "step 4, 1.0 steps/s, chief 0 (term 1); ended: finished" in shown
+  assert "step 4, 1.0 steps/s, leader 0 (term 1); ended: finished" in shown
   row = next(line for line in shown.splitlines() if line.startswith(" 2 "))
   assert row.split()[:5] == ["2", "in", "0", "4", "0"]
   assert "4 stale" in row
@@ -139,7 +139,7 @@ def test_lines_come_once_they_are_whole(tmp_path):
     _begin(written, 1)
   whole = path.read_bytes()
   path.write_bytes(whole[:-5])
-  assert [r["kind"] for r in tail.read()] == ["run", "chief"]
+  assert [r["kind"] for r in tail.read()] == ["run", "leader"]
   path.write_bytes(whole + b"nonsense\n")
   assert [r["kind"] for r in tail.read()] == ["join"]
   assert tail.bad_lines == 1

@@ -81,7 +81,7 @@ def test_what_cannot_be_done_is_one_line(
   monkeypatch.chdir(tmp_path)
   (tmp_path / "empty.jsonl").write_text("")
   (tmp_path / "alone.jsonl").write_text(
-    '{"kind": "run", "time": 0, "version": 1, "policy": "x", "step": 0}\n'
+    '{"kind": "run", "time": 0, "version": 1, "strategy": "x", "step": 0}\n'
   )
   assert main.main(["simulate", "--steps", "1", *more]) == 2
   last = capsys.readouterr().err.splitlines()[-1]

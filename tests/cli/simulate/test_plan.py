@@ -66,7 +66,7 @@ def test_what_cannot_be_done_is_one_line(
 ):
   monkeypatch.chdir(tmp_path)
   lines = [
-    {"kind": "run", "version": 1, "policy": "elastic_average"},
+    {"kind": "run", "version": 1, "strategy": "elastic_average"},
     {"kind": "exchange", "replica": 0, "local_step": 1, "compute": 1.0},
   ]
   (tmp_path / "elastic.jsonl").write_text(

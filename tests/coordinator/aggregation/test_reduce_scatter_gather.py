@@ -189,7 +189,7 @@ def test_one_that_begins_late_is_waited_for():
   assert all(len(side.answers) == 1 for side in group.sides)
 
 
-def test_a_lost_member_is_the_culprit_for_all():
+def test_a_lost_member_is_reported_as_failed_by_all():
   group = Group(3, readers=1)
   group.begin(0)
   group.begin(2)
@@ -200,7 +200,7 @@ def test_a_lost_member_is_the_culprit_for_all():
   for who in (0, 2, 3):
     (answer,) = group.sides[who].answers
     assert isinstance(answer, inputs.AggregateFailed)
-    assert answer.culprit == 1
+    assert answer.failed_replica == 1
 
 
 def test_what_fails_does_not_put_the_blame_on_those_who_wait():
@@ -213,7 +213,7 @@ def test_what_fails_does_not_put_the_blame_on_those_who_wait():
   group.pump(without=[1, 2])
   # Now the first has failed; the other hears of both.
   group.pump(without=[1])
-  assert [a.culprit for a in group.sides[2].answers] == [1]
+  assert [a.failed_replica for a in group.sides[2].answers] == [1]
 
 
 def test_silence_is_given_up_and_named():
@@ -227,7 +227,7 @@ def test_silence_is_given_up_and_named():
     side = group.sides[who]
     side.all.check()
     (answer,) = side.all.answers
-    assert answer.culprit == 1
+    assert answer.failed_replica == 1
     assert "no byte of its gradient came for 0.1 s" in answer.reason
     assert side.all.deadline() is None
 
@@ -317,4 +317,4 @@ def test_a_lender_that_is_lost_while_it_is_read_spoils_the_mean():
   group.sides[1].transport.kill()
   group.pump(without=[1])
   (answer,) = group.sides[0].answers
-  assert (type(answer), answer.culprit) == (inputs.AggregateFailed, 1)
+  assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)

@@ -14,9 +14,11 @@ _SGD = optax.sgd(0.1)
 
 
 def agreed(opt=_SGD, params=runs.PARAMS, k=2, **settings):
-  policy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
+  strategy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
   told = options.Options(**settings)
-  return dict(agreement.agreement(policy, policy.shared(params), params, told))
+  return dict(
+    agreement.agreement(strategy, strategy.shared(params), params, told)
+  )
 
 
 def test_what_differs_is_told_apart():
@@ -24,7 +26,7 @@ def test_what_differs_is_told_apart():
   assert agreed() == ours
   for name, other in {
     "parameters": agreed(params={"b": jnp.zeros(3), "w": jnp.ones((5, 30))}),
-    "policy": agreed(k=1),
+    "strategy": agreed(k=1),
     "optimizer state": agreed(opt=optax.sgd(0.1, momentum=0.9)),
     "optimizer": agreed(opt=optax.sgd(0.2)),
     "wire": agreed(wire="int8"),

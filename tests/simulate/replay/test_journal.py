@@ -162,7 +162,7 @@ def _without(records, step):
     (lambda r: r[1:], "does not begin with a run"),
     (lambda r: _without(r, 7), "lacks the commit of step 7: .* of step 8"),
     (
-      lambda r: [r[0] | {"policy": "elastic_average"}, *r[1:]],
+      lambda r: [r[0] | {"strategy": "elastic_average"}, *r[1:]],
       "of elastic_average, which has no commits",
     ),
     (lambda r: [*r, r[0] | {"step": 90}], "goes on at step 90"),

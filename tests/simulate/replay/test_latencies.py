@@ -77,7 +77,7 @@ def _run(**fields):
   return {
     "kind": "run",
     "time": 0.0,
-    "policy": "sync_replicas",
+    "strategy": "sync_replicas",
     "replicas_to_aggregate": 1,
     "max_staleness": 0,
     "step": 0,
@@ -86,7 +86,7 @@ def _run(**fields):
 
 def test_elastic_exchanges_are_steps_of_one():
   exchange = {"kind": "exchange", "replica": 0, "local_step": 10, "step": 1}
-  records = [_run(policy="elastic_average")]
+  records = [_run(strategy="elastic_average")]
   records += [
     exchange | {"time": 2.0 * i, "compute": 1.5} for i in range(1, 11)
   ]
@@ -106,7 +106,7 @@ def test_replicas_that_exchange_together_wait_for_each_other():
       for i in range(3)
     ],
   }
-  run = _run(policy="elastic_average", replicas_to_aggregate=3)
+  run = _run(strategy="elastic_average", replicas_to_aggregate=3)
   recorded = simulate.from_journal([run, commit])
   assert recorded.strategy.kind == "exchange"
   assert recorded.strategy.replicas_to_aggregate == 3

@@ -18,9 +18,9 @@ _LABELS = {
 class SyncReplicas(strategy.Strategy):
   """Training with :func:`optax_dist.sync_replicas`, with simulated stragglers.
 
-  A step of the command is a tick: the replicas that arrive hand in a gradient.
+  A step of the command is a tick: the replicas that arrive submit a gradient.
   One that does not arrive goes on computing on the parameters that it took with
-  its last token, and hands in their gradient when it arrives at last.
+  its last token, and submits their gradient when it arrives at last.
   """
 
   summary = "k of N fresh gradients make an update; late ones are dropped"
