@@ -188,17 +188,7 @@ class Replica:
   def all_finite(self, tree: Any) -> jax.Array:
     """Whether every element is finite, on all shards of this replica."""
     leaves = dense_values(tree)
-    return self._all([jnp.all(jnp.isfinite(x)) for x in leaves], leaves)
-
-  def surely_finite(self, tree: Any) -> jax.Array:
-    """As :meth:`all_finite`, but it may be False where all are large.
-
-    A sum is finite only if all of it is, and takes a third of the time on a CPU.
-    """
-    leaves = dense_values(tree)
-    return self._all([jnp.isfinite(jnp.sum(x)) for x in leaves], leaves)
-
-  def _all(self, finite: list[jax.Array], leaves: list) -> jax.Array:
+    finite = [jnp.all(jnp.isfinite(x)) for x in leaves]
     if not finite:
       return jnp.asarray(True)
     flag = jnp.all(jnp.stack(_of_one_type(finite)))

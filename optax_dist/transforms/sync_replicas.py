@@ -234,7 +234,7 @@ def sync_replicas(
       replica=replicas.start(own, size),
     )
 
-  def add_up(me, total, updates, on_time, weight=None, check_sum=False):
+  def add_up(me, total, updates, on_time, weight=None):
     """1. and 2.: The gradient, added up on this replica if it counts."""
     yes = jnp.asarray(True)
     if total is None:
@@ -248,43 +248,11 @@ def sync_replicas(
       return held, _Verdict(yes, yes, yes, yes)
     finite = yes
     if reject_nonfinite:
-      finite = me.all_finite(held if check_sum else updates)
+      finite = me.all_finite(updates)
     here, fresh = on_time
     verdict = _Verdict(here, fresh, finite, me.agree(fits, updates))
     # A dropped gradient may hold NaN, so it is never computed with.
     return _where(verdict.accepted, held, before), verdict
-
-  def add_up_and_reduce(me, at_most, updates, on_time):
-    """1. to 3. for k = N: one message, and one look at what comes back.
-
-    A sum is finite only if all that is in it is. So in the common case, where
-    each replica's gradient counts and none holds another, no gradient is looked
-    at before it is sent, and none is kept. Else all is done again, one by one.
-    """
-    own = me.own
-    here, fresh = on_time
-    mine = gradient_sum.cast(updates, own.gradient_sum)
-    total, all_in = gradient_sum.reduce(
-      mine, updates, (here & fresh).astype(jnp.int32), names
-    )
-    whole = (at_most == me.size) & (all_in == me.size)
-    if reject_nonfinite:
-      whole &= me.surely_finite(total)
-
-    def one_by_one(_, carry, common):
-      # What a loop does not change, compilers compute outside of it, in every
-      # step: so it is the sum, which changes, that is looked at and sent.
-      held, verdict = add_up(me, carry[0], updates, on_time, check_sum=True)
-      count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
-      return (held, verdict), gradient_sum.reduce(held, updates, count, names)
-
-    yes = jnp.asarray(True)
-    return me.change_if(
-      ~whole,
-      one_by_one,
-      (own.gradient_sum, _Verdict(here, fresh, yes, yes)),
-      (total, all_in),
-    )
 
   def update_fn(
     updates, state, params=None, *, arrived=None, local_step=None, **extra_args
@@ -308,21 +276,11 @@ def sync_replicas(
     sparse = _has_slices(updates)
 
     # 1. and 2. Each replica adds its gradient up, if it counts.
-    if needed == me.size and not (all_arrive or weight_of or sparse):
-      (held, verdict), reduced = add_up_and_reduce(
-        me, at_most, updates, (here, fresh)
-      )
-    else:
-      held, verdict = add_up(
-        me, own.gradient_sum, updates, (here, fresh), weight
-      )
-      reduced = None
+    held, verdict = add_up(me, own.gradient_sum, updates, (here, fresh), weight)
     count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
 
     # 3. Enough? Then aggregate once, and apply.
     def aggregate():
-      if reduced is not None:
-        return apply_if_enough(*reduced)
       counted = None if all_arrive else count
       total, all_in = gradient_sum.reduce(held, updates, counted, names)
       return apply_if_enough(total, at_most if all_arrive else all_in)
