@@ -7,10 +7,12 @@ on as many replicas as one likes.
 from __future__ import annotations
 
 import os
+import pathlib
 from typing import Any
 
 import jax
 
+from optax_dist._internal import durable
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.replica import Replica
 
@@ -19,7 +21,8 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
   """Writes parameters, optimizer state and step of all replicas.
 
   After an `Outcome` with `save` it is the common step that is written, also by
-  a replica that has gone on meanwhile.
+  a replica that has gone on meanwhile. The folder appears once all of it is on
+  the disk, and only its owner may read it.
 
   Args:
     path: a folder that does not exist yet.
@@ -30,15 +33,19 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
 
   Raises:
     ModuleNotFoundError: orbax-checkpoint is not installed.
-    ValueError: the folder exists.
+    FileExistsError: the folder exists.
   """
   import orbax.checkpoint as ocp
 
   shared, step = replica.state_to_save()
   phases.reach("checkpointing", replica.replica)
-  with ocp.StandardCheckpointer() as checkpointer:
+  path = pathlib.Path(os.path.abspath(path))
+  if path.exists():
+    raise FileExistsError(f"There is a checkpoint at {path} already.")
+  # Left in this order: it must be whole before it gets its name.
+  with durable.folder(path) as new, ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(
-      os.path.abspath(path),
+      new,
       {
         "params": shared.params,
         "opt_state": shared.opt_state,

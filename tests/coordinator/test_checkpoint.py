@@ -1,5 +1,7 @@
 """Checkpoints by orbax: saved by any replica, restored on as many as one likes."""
 
+import stat
+
 import embedded_runs as runs
 import jax
 import pytest
@@ -48,6 +50,28 @@ def test_a_run_goes_on_from_a_checkpoint_with_other_replicas(tmp_path):
   assert sorted(again[0].prints) == [step + 1, step + 2, step + 3]
   commits = [r["step"] for r in runs.records(rest) if r["kind"] == "commit"]
   assert commits == [step, step + 1, step + 2]
+
+
+def test_it_is_its_owners_alone_and_replaces_no_other(tmp_path):
+  path = tmp_path / "saved"
+
+  def train(replica, result):
+    replica.step(*runs.compute(replica, 0)[:1])
+    checkpoint.save(path, replica)
+    before = _files(path)
+    with pytest.raises(FileExistsError, match="checkpoint"):
+      checkpoint.save(path, replica)
+    assert _files(path) == before
+
+  [result] = runs.run(train, 1)
+  assert result.error is None
+  modes = {stat.S_IMODE(p.stat().st_mode) for p in path.rglob("*")}
+  assert modes == {0o600, 0o700}
+  assert [p.name for p in tmp_path.iterdir()] == ["saved"]
+
+
+def _files(path):
+  return {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 def test_what_is_not_there_is_told(tmp_path):

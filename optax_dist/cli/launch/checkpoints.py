@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import pathlib
 import re
 from typing import Any
 
+from optax_dist._internal import durable
+
+_log = logging.getLogger("optax_dist.cli")
 _NAME = re.compile(r"step-(\d{8})\.msgpack")
 _KEPT = 3
 
@@ -14,7 +17,8 @@ _KEPT = 3
 def save(folder: pathlib.Path, replica: Any) -> None:
   """Saves what all replicas share, unless another replica has.
 
-  The file appears whole or not at all, whenever this process is killed.
+  The file appears whole or not at all, whenever this process is killed or the
+  machine loses its power, and only its owner may read it.
 
   Args:
     folder: where to; made if it is missing.
@@ -25,7 +29,7 @@ def save(folder: pathlib.Path, replica: Any) -> None:
   from optax_dist.coordinator import phases
 
   phases.reach("checkpointing", replica.replica)
-  folder.mkdir(parents=True, exist_ok=True)
+  folder.mkdir(mode=0o700, parents=True, exist_ok=True)
   path = path_of(folder, replica.global_step)
   if path.exists():
     return
@@ -34,9 +38,7 @@ def save(folder: pathlib.Path, replica: Any) -> None:
     "opt_state": replica.opt_state,
     "step": replica.global_step,
   }
-  partial = path.with_suffix(f".{os.getpid()}")
-  partial.write_bytes(serialization.to_bytes(state))
-  partial.replace(path)
+  durable.write(path, serialization.to_bytes(state))
   for old in steps(folder)[:-_KEPT]:
     path_of(folder, old).unlink(missing_ok=True)
 
@@ -60,6 +62,36 @@ def step_of(path: pathlib.Path) -> int:
   if match is None:
     raise ValueError(f"{path} is not named as a checkpoint is.")
   return int(match[1])
+
+
+def newest(folder: pathlib.Path) -> pathlib.Path | None:
+  """The newest checkpoint that can be read; None if there is none.
+
+  Those after it are empty or broken, and get another name, so that the run
+  which goes on can save those steps.
+  """
+  from flax import serialization
+
+  for step in reversed(steps(folder)):
+    path = path_of(folder, step)
+    try:
+      found = serialization.msgpack_restore(path.read_bytes())
+      if found["step"] == step and {"params", "opt_state"} <= set(found):
+        return path
+      reason = "it is not of that step"
+    except OSError:
+      raise  # It may well be whole.
+    except Exception as error:
+      reason = f"{type(error).__name__}: {error}"
+    broken = path.with_suffix(".broken")
+    path.replace(broken)
+    _log.warning(
+      "The checkpoint of step %d can't be read (%s); it is now %s.",
+      step,
+      reason,
+      broken,
+    )
+  return None
 
 
 def load(path: pathlib.Path, like: Any) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
   add(
     "--resume",
     action="store_true",
-    help="go on from the last checkpoint in --output",
+    help="go on from the last checkpoint in --output; without it, an --output"
+    " that has an earlier run is refused",
   )
   parser.add_number(
     group,
@@ -137,9 +138,9 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
 
   train, test = digits.load()
   config = process_plan.make(args, len(train.labels))
+  checkpoint = _checkpoint(args)
   folder = args.output / "replicas"
   folder.mkdir(parents=True, exist_ok=True)
-  checkpoint = _checkpoint(args)
   if checkpoint is None:
     paths[2].unlink(missing_ok=True)
   chaos = faults.Faults(**(args.chaos or {}), seed=args.seed)
@@ -204,26 +205,49 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       raise errors.CommandError(str(error), exit_code=1) from error
     except KeyboardInterrupt:
       raise errors.Interrupted(
-        f"interrupted after {collected.steps} steps; --resume goes on from the"
+        f"interrupted at step {collected.steps}; --resume goes on from the"
         f" last checkpoint in {args.output}"
       ) from None
     collected.flush()
-  return _conclude(args, config, paths, report, collected, picture)
+  began = 0
+  if checkpoint is not None:
+    from optax_dist.cli.launch import checkpoints
+
+    began = checkpoints.step_of(checkpoint)
+  return _conclude(args, config, paths, report, collected, picture, began)
 
 
 def _checkpoint(args: argparse.Namespace) -> pathlib.Path | None:
+  """What to go on from; refuses to delete what another run has written."""
   from optax_dist.cli.launch import checkpoints
 
-  if not args.resume:
-    for step in checkpoints.steps(args.output / "checkpoints"):
-      checkpoints.path_of(args.output / "checkpoints", step).unlink()
-    return None
-  found = checkpoints.steps(args.output / "checkpoints")
-  if not found:
+  folder = args.output / "checkpoints"
+  if args.resume:
+    found = checkpoints.newest(folder)
+    if found is None:
+      raise errors.CommandError(f"--resume: there is no checkpoint in {folder}")
+    return found
+  steps = checkpoints.steps(folder)
+  if steps:
     raise errors.CommandError(
-      f"--resume: there is no checkpoint in {args.output / 'checkpoints'}"
+      f"--output {args.output} has the checkpoints of an earlier run, up to step"
+      f" {steps[-1]:,}; --resume goes on from there, or give another folder"
     )
-  return checkpoints.path_of(args.output / "checkpoints", found[-1])
+  if _has_commits(args.output / FILES[2]):
+    raise errors.CommandError(
+      f"--output {args.output} has the journal of an earlier run; give another"
+      " folder"
+    )
+  return None
+
+
+def _has_commits(path: pathlib.Path) -> bool:
+  from optax_dist.coordinator import journal
+
+  try:
+    return any(r["kind"] == "commit" for r in journal.read(path).records)
+  except FileNotFoundError:
+    return False
 
 
 def _metrics_before(
@@ -314,6 +338,7 @@ def _conclude(
   report: Any,
   collected: _Collected,
   picture: Any,
+  began: int,
 ) -> int:
   finals = list(collected.finals.values())
   if not finals:
@@ -328,10 +353,11 @@ def _conclude(
     picture.save(paths[1], collected.records, title)
   final = finals[0]
   faults = ", ".join(f"{n} x {name}" for name, n in collected.faults.items())
+  after = f" after the {began:,} of the checkpoint" if began else ""
   print(
-    f"{args.strategy}, {args.replicas} processes: {final['step']:,} steps in"
-    f" {report.seconds:.1f} s; faults: {faults or 'none'}; {report.restarts}"
-    " processes restarted"
+    f"{args.strategy}, {args.replicas} processes: {final['step'] - began:,}"
+    f" steps{after} in {report.seconds:.1f} s; faults: {faults or 'none'};"
+    f" {report.restarts} processes restarted"
   )
   print(
     f"{len(finals)} replicas hold the same parameters, fingerprint"

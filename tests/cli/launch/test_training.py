@@ -68,7 +68,7 @@ def test_local_strategies_train_between_processes(tmp_path, capsys, flags):
   assert len(commits) >= (1437 // 96) // int(flags[-1])
 
 
-def test_when_the_store_is_killed_it_can_be_resumed(tmp_path):
+def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
   command = [sys.executable, "-m", "optax_dist", "train"]
   command += ["--output", str(tmp_path), *_QUICK, *_SYNC]
   command += ["--epochs", "6", "--checkpoint-every", "5"]
@@ -90,12 +90,23 @@ def test_when_the_store_is_killed_it_can_be_resumed(tmp_path):
   assert "The store of the job" in err
   assert "was ended by SIGKILL" in err
   saved = checkpoints.steps(folder)[-1]
+  # Without --resume nothing of it is deleted.
+  assert _train(tmp_path, *_SYNC, "--epochs", "1") == 2
+  assert "--resume goes on from there" in capsys.readouterr().err
+  assert checkpoints.steps(folder)[-1] == saved
+  # The newest one was empty when the power failed.
+  checkpoints.path_of(folder, saved + 1).touch()
   assert _train(tmp_path, *_SYNC, "--epochs", "6", "--resume") == 0
+  whole = 6 * (1437 // 96)
+  claim = f"{whole - saved} steps after the {saved} of the checkpoint"
+  assert claim in capsys.readouterr().out
   parts = journal.segments(journal.read(tmp_path / "journal.jsonl").records)
   assert len(parts) == 2
   assert parts[1][0]["step"] == saved
   commits = [r["step"] for r in parts[1] if r["kind"] == "commit"]
-  assert commits == list(range(saved, 6 * (1437 // 96)))
+  assert commits == list(range(saved, whole))
+  # The ledger's, too.
+  assert parts[1][-1]["ledger"]["applied"] == 3 * (whole - saved)
   # The metrics of the steps before the checkpoint are still there.
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
   steps = [json.loads(line)["step"] for line in lines]

@@ -1,0 +1,70 @@
+"""The run's last line counts every gradient, whoever was leader meanwhile."""
+
+import threading
+
+import embedded_runs as runs
+import jax
+import jax.numpy as jnp
+import pytest
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_the_ledger_counts_the_whole_run(tmp_path, inline):
+  """Two of three are needed; the leader is killed after a gradient's drop."""
+  path = tmp_path / "journal.jsonl"
+  world = runs.endpoint.World()
+  dropped_at = []
+  broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), runs.PARAMS)
+
+  def train(replica, result):
+    # The leader goes on until it is killed.
+    while replica.replica == 0 or replica.global_step < 100:
+      grads, batch = runs.compute(replica, result.computed)
+      if replica.replica == 1 and result.computed == 2:
+        grads = broken  # One that is dropped under the first leader.
+      result.computed += 1
+      outcome = replica.step(grads, batch=batch)
+      if outcome.reason == "non_finite":
+        dropped_at.append(outcome.global_step)
+      # A drop is in the log with the commit after it.
+      late = dropped_at and outcome.global_step > dropped_at[0] + 1
+      if replica.replica == 0 and late:
+        raise runs.Killed
+    replica.finish()
+
+  options = {
+    "n": 3,
+    "k": 2,
+    "journal": path,
+    "inline_bytes": 64 << 10 if inline else 0,
+  }
+  results = [runs.Result() for _ in range(3)]
+  first = runs.make(world, 0, **options)
+  threads = [runs.start(first, train, results[0])]
+  wait = threading.Event()
+  while not first.is_leader and not wait.wait(0.01):
+    pass
+  threads += [
+    runs.start(runs.make(world, i, **options), train, results[i])
+    for i in (1, 2)
+  ]
+  runs.finish(threads)
+  assert isinstance(results[0].error, runs.Killed)
+  assert [r.error for r in results[1:]] == [None, None]
+  found = runs.records(path)
+  leaders = [r["replica"] for r in found if r["kind"] == "leader"]
+  assert leaders[0] == 0
+  assert len(leaders) > 1
+  counted = sum(
+    m["count"] for r in found if r["kind"] == "commit" for m in r["members"]
+  )
+  dropped = {}
+  for record in found:
+    if record["kind"] == "drop":
+      reason = record["reason"]
+      dropped[reason] = dropped.get(reason, 0) + record["count"]
+  [end] = [r for r in found if r["kind"] == "finish"]
+  assert end["ledger"]["applied"] == counted
+  told = end["ledger"]["dropped"]
+  assert told["non_finite"] == dropped["non_finite"] == 1
+  assert told.get("stale", 0) <= dropped.get("stale", 0)
