@@ -92,7 +92,7 @@ def test_a_journal_without_checkpoints_is_not_deleted_either(tmp_path):
   path = tmp_path / "journal.jsonl"
   assert training._checkpoint(_arguments(tmp_path)) is None
   with journal.Journal(path) as file:
-    file.write("run", policy="sync_replicas", step=0)
+    file.write("run", strategy="sync_replicas", step=0)
     assert training._checkpoint(_arguments(tmp_path)) is None
     file.write("commit", step=0, attempt=0, attempt_time=0.1, members=[])
   with_commit = path.read_text()
