@@ -121,7 +121,7 @@ def join(
   if start_store is None:
     start_store = number == 0 and _is_of_this_host(host)
   if start_store and isinstance(place, urls.Tcp):
-    hosted = _start_store(place.address, key)
+    hosted = _start_store(place.address, key, certificates)
   try:
     where = endpoint.connect(
       place,
@@ -267,12 +267,19 @@ def _place(
   return cluster.detect(address, total, number)
 
 
-def _start_store(address: str, secret: bytes) -> process.StoreProcess | None:
+def _start_store(
+  address: str, secret: bytes, certificates: channels.Certificates | None
+) -> process.StoreProcess | None:
   host, _, port = address.rpartition(":")
   host = host.removeprefix("[").removesuffix("]")
   with contextlib.suppress(RuntimeError):  # It runs already.
     return process.start(
-      secret, bind=host, port=int(port), lifeline=False, idle=_IDLE
+      secret,
+      bind=host,
+      port=int(port),
+      certificates=certificates,
+      lifeline=False,
+      idle=_IDLE,
     )
   return None
 
