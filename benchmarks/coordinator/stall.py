@@ -19,7 +19,7 @@ def watch(step: Callable[[], bool]) -> None:
   """Makes steps for some seconds, says when each was committed, and ends.
 
   Args:
-    step: makes a step; whether it was committed.
+    step: takes a step; whether it was committed.
   """
   times = [time.monotonic()]
   processes.say(ready=True)

@@ -56,7 +56,7 @@ def test_a_replica_takes_a_token_and_dies(machine, tmp_path, then):
 
 
 def test_data_runs_out_on_some_replicas_first(machine, tmp_path):
-  """TensorFlow issue 20342: the others waited for ever."""
+  """TensorFlow issue 20342: the others waited indefinitely."""
   run = process_runs.Run(machine, tmp_path, 3, 3)
   run.start(3, replica_1={"gradients": 7}, replica_2={"gradients": 3})
   machine.wait(lambda: len(run.live) == 1, "the end of two replicas' data")

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.coordinator import strategies
+from optax_dist.coordinator import journal, strategies
 from optax_dist.coordinator.runtime import endpoint
 
 WAYS = pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
@@ -147,7 +147,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_mean(inline, tmp_path):
 
 
 def test_data_that_runs_out_on_some_replicas_first(tmp_path):
-  # TensorFlow issue 20342: the others waited for ever.
+  # TensorFlow issue 20342: the others waited indefinitely.
   path = tmp_path / "run.jsonl"
 
   def train(replica, result):
@@ -256,6 +256,19 @@ def test_all_replicas_save_after_the_same_step():
   assert sorted(saved) == [0, 1, 2]
   assert len(set(saved.values())) == 1
   assert 6 <= saved[0][0] < 20
+
+
+def test_the_journal_has_a_join_of_each_replica_and_the_first_leader(tmp_path):
+  path = tmp_path / "journal"
+
+  def train(replica):
+    while replica.global_step < 3:
+      replica.step(jnp.ones(2))
+
+  coordinator.run_embedded(train, 3, optax.sgd(0.1), jnp.zeros(2), journal=path)
+  records = journal.read(path, strict=True).records
+  joined = [r["replica"] for r in records if r["kind"] == "join"]
+  assert sorted(joined) == [0, 1, 2]
 
 
 def test_bad_gradients_are_refused_where_they_are_given():

@@ -38,7 +38,7 @@ class Setting:
 
   Attributes:
     replicas: how many there are.
-    needed: gradients that make a step.
+    needed: gradients in a step.
     inline: whether gradients are sent inline.
     alone: whether replicas take part one at a time.
     max_staleness: steps by which a gradient may be late.

@@ -192,6 +192,10 @@ class Leader:
     if term.fresh:
       self._note(notes.RunBegins(view.step))
     self._note(notes.LeaderBegins(config.replica, view.term, view.step))
+    if view.membership == self._first:
+      # Its membership began with its leadership, and stands in no `Joined`.
+      joined = notes.MemberJoined(config.replica, term.incarnation, view.step)
+      self._note(joined)
     # What members have under way may be as old as it was.
     late = config.max_staleness
     self._quorum = self._quorum._replace(step=view.step - late)
