@@ -232,12 +232,7 @@ class _Run:
   def _died(self, member: _Member) -> None:
     member.killed = True
     member.process.popen.wait(5.0)
-    code = member.process.popen.returncode
-    expected = code == -signal.SIGKILL or (
-      # JAX may end a process whose connection is cut.
-      self._case.fault == "disconnect" and self._result.struck
-    )
-    if not expected:
+    if member.process.popen.returncode != -signal.SIGKILL:
       self._result.problems.append(
         f"{member.process.name} {member.process.ending()}:"
         f" {member.process.tail(4)}"
@@ -246,10 +241,7 @@ class _Run:
     self._replace(member)
 
   def _failed(self, member: _Member, error: str) -> None:
-    if self._case.fault == "disconnect" and "store" in error:
-      self._replace(member)
-    else:
-      self._result.problems.append(f"{member.process.name}: {error}")
+    self._result.problems.append(f"{member.process.name}: {error}")
 
   def _replace(self, member: _Member) -> None:
     again = [m for m in self._members if m.replica == member.replica]
