@@ -14,7 +14,7 @@ from optax_dist.coordinator.store import interface, outbox, wire
 from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
-_PAUSES = (0.05, 1.0)  # Before it connects again, from and to.
+_PAUSES = (0.05, 0.3)  # Before it connects again, from and to.
 
 
 @dataclasses.dataclass

@@ -33,7 +33,7 @@ from optax_dist.coordinator.transport import (
 DEFAULT_PORTS = range(29400, 29500)
 
 _TURN = 2 << 20  # Bytes read or written before others have their turn.
-_PAUSES = (0.05, 1.0)  # Between attempts to connect, from and to.
+_PAUSES = (0.05, 0.3)  # Between attempts to connect, from and to.
 _FORGOTTEN = 1024  # Ended connections whose names are kept.
 
 

@@ -1,0 +1,303 @@
+"""What a run must stand: bad members, forks, exceptions, other versions.
+
+Replicas are threads that speak over sockets, as processes do.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator.protocol import follower, messages
+from optax_dist.coordinator.runtime import agreement
+from optax_dist.coordinator.store import process as store_process
+
+SECRET = "a secret of enough bytes"
+QUICK = {"timeout": 20.0, "attempt_timeout": 5.0, "leader_timeout": 4.0}
+PARAMS = {"w": jnp.ones(40)}
+OPT = optax.sgd(0.1)
+
+
+@pytest.fixture
+def job():
+  """A store, and what to join a run by."""
+  store = store_process.start(SECRET.encode(), port=0)
+  yield {
+    "coordinator_address": store.address.partition(",")[0],
+    "secret": SECRET,
+    "start_store": False,
+    "total_num_replicas": 2,
+  } | QUICK
+  store.stop()
+
+
+class Loop(threading.Thread):
+  """A replica that trains until it is told to stop."""
+
+  def __init__(self, number, options, act=lambda replica, step: None):
+    super().__init__(daemon=True)
+    self.number, self.options, self.act = number, options, act
+    self.stopping = threading.Event()
+    self.joined = threading.Event()
+    self.replica, self.step, self.error, self.moved = None, 0, None, 0.0
+    self.longest = 0.0
+
+  def run(self):
+    try:
+      with coordinator.join(
+        OPT, PARAMS, replica=self.number, **self.options
+      ) as self.replica:
+        self.joined.set()
+        while not (self.stopping.is_set() or self.replica.finished):
+          self.act(self.replica, self.step)
+          self.replica.step(jax.tree.map(jnp.ones_like, self.replica.params))
+          now = time.monotonic()
+          if self.step:
+            self.longest = max(self.longest, now - self.moved)
+          self.moved, self.step = now, self.replica.global_step
+    except BaseException as error:
+      self.error = error
+    finally:
+      self.joined.set()
+
+
+def until(ready, seconds=20.0):
+  end = time.monotonic() + seconds
+  while not ready():
+    assert time.monotonic() < end
+    time.sleep(0.01)
+
+
+def stop(*loops):
+  for loop in loops:
+    loop.stopping.set()
+  for loop in loops:
+    loop.join(20.0)
+    assert not loop.is_alive()
+
+
+@pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
+def test_an_exception_in_a_living_process_is_told_at_once(job, inline_bytes):
+  job |= {"lower_on_loss": True, "inline_bytes": inline_bytes}
+
+  def fail(replica, step):
+    if step >= 5:
+      raise ZeroDivisionError
+
+  one, two = Loop(0, job), Loop(1, job, fail)
+  one.start()
+  one.joined.wait(20.0)
+  until(lambda: one.replica.is_leader)
+  two.start()
+  two.join(20.0)
+  assert isinstance(two.error, ZeroDivisionError)
+  step = one.step
+  until(lambda: one.step > step + 5)
+  stop(one)
+  assert one.error is None
+  # Far below the silence after which a peer is lost.
+  assert one.longest < 2.0
+
+
+def test_a_journal_that_can_not_be_opened_ends_nothing(job, tmp_path, caplog):
+  job |= {"journal": str(tmp_path / "none" / "journal.jsonl")}
+  loops = Loop(0, job), Loop(1, job)
+  for loop in loops:
+    loop.start()
+  until(lambda: min(loop.step for loop in loops) > 5)
+  stop(*loops)
+  assert [loop.error for loop in loops] == [None, None]
+  assert "training goes on without it" in caplog.text
+
+
+def test_a_malformed_message_is_refused_and_counted(job, caplog):
+  """Signed as a member's, and of another version or of plain nonsense."""
+  loops = Loop(0, job), Loop(1, job)
+  for loop in loops:
+    loop.start()
+  until(lambda: min(loop.step for loop in loops) > 3)
+  leader = next(x for x in loops if x.replica.is_leader)
+  other = next(x for x in loops if x is not leader)
+  transport = other.replica._driver._transport
+  target = leader.replica._config.process
+
+  def attack():
+    for raw in (b"", b"\xff" * 50, b'{"a": 1}'):
+      transport.send(target, [raw])
+    hello = messages.Leave(False, "x")
+    bad = dataclasses.replace(hello, lost=-3)
+    with contextlib.suppress(Exception):
+      transport.send(target, messages.MESSAGES.parts(bad))
+
+  other.replica._driver.post(attack)
+  step = leader.step
+  until(lambda: leader.step > step + 10)
+  stop(*loops)
+  assert [loop.error for loop in loops] == [None, None]
+  assert "bad message 3, of" in caplog.text
+  assert "has rejected a message" in caplog.text
+
+
+def test_a_secret_of_one_character_is_refused(job):
+  with pytest.raises(ValueError, match="at least 16 bytes, got 1"):
+    coordinator.join(OPT, PARAMS, replica=0, **(job | {"secret": "x"}))
+
+
+_DIFFERENT = {
+  "version of JAX": None,
+  "inline_bytes": {"inline_bytes": 1000},
+  "fingerprint_every": {"fingerprint_every": 7},
+  "wire": {"wire": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("name", _DIFFERENT)
+def test_what_must_agree_is_refused_by_name(job, monkeypatch, name):
+  first = Loop(0, job)
+  first.start()
+  first.joined.wait(20.0)
+  until(lambda: first.replica.is_leader)
+  if name == "version of JAX":
+    monkeypatch.setattr(agreement.jax, "__version__", "0.0.1")
+  with pytest.raises(coordinator.JoinRefused, match=name):
+    coordinator.join(OPT, PARAMS, replica=1, **(job | (_DIFFERENT[name] or {})))
+  monkeypatch.undo()
+  # The run is none the worse for it.
+  second = Loop(1, job)
+  second.start()
+  until(lambda: first.step > 2)
+  stop(first, second)
+  assert (first.error, second.error) == (None, None)
+
+
+def test_another_version_of_the_protocol_is_refused_by_name(job, monkeypatch):
+  first = Loop(0, job)
+  first.start()
+  first.joined.wait(20.0)
+  until(lambda: first.replica.is_leader)
+  # What the other replica's follower takes for its own version.
+  other = type(messages)("messages")
+  other.__dict__.update(vars(messages), PROTOCOL_VERSION=99)
+  monkeypatch.setattr(follower, "msg", other)
+  with pytest.raises(
+    coordinator.JoinRefused, match="version 99 of the protocol"
+  ):
+    coordinator.join(OPT, PARAMS, replica=1, **job)
+  monkeypatch.undo()
+  second = Loop(1, job)
+  second.start()
+  until(lambda: first.step > 2)
+  stop(first, second)
+  assert (first.error, second.error) == (None, None)
+
+
+_FORKS = """
+import multiprocessing, os, sys, time
+import jax.numpy as jnp, optax
+from optax_dist import coordinator
+
+how, address, secret = sys.argv[1:]
+with coordinator.join(
+  optax.sgd(0.1), {"w": jnp.ones(40)}, replica=1, total_num_replicas=2,
+  coordinator_address=address, secret=secret, start_store=False,
+  timeout=20.0, attempt_timeout=5.0, leader_timeout=15.0, lower_on_loss=True,
+) as replica:
+  for i in range(5):
+    replica.step({"w": jnp.ones(40)})
+  if how == "fork":
+    child = os.fork()
+    if not child:
+      time.sleep(60)
+      os._exit(0)
+  else:
+    made = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    made.start()
+    child = made.pid
+  print(child, flush=True)
+  while True:
+    replica.step({"w": jnp.ones(40)})
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+def test_a_forked_child_does_not_hide_its_parents_death(job, how):
+  job |= {"lower_on_loss": True, "leader_timeout": 15.0}
+  one = Loop(0, job)
+  one.start()
+  one.joined.wait(20.0)
+  process = subprocess.Popen(
+    [sys.executable, "-c", _FORKS, how, job["coordinator_address"], SECRET],
+    stdout=subprocess.PIPE,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+  child = int(process.stdout.readline())
+  try:
+    step = one.step
+    until(lambda: one.step > step + 5)
+    process.kill()
+    process.wait()
+    killed, one.longest = time.monotonic(), 0.0
+    step = one.step
+    until(lambda: one.step > step + 10)
+    # By a broken connection, not by silence.
+    assert time.monotonic() - killed < 5.0
+    os.kill(child, 0)  # It was there all the time.
+  finally:
+    process.kill()
+    process.stdout.close()
+    os.kill(child, signal.SIGKILL)
+  stop(one)
+  assert one.error is None
+
+
+@pytest.mark.parametrize("width", [40, 100_000])
+def test_an_interrupted_step_goes_on(job, width):
+  """Ctrl-C in `step`, and the next one: inline gradients, and exchanged ones."""
+  params = {"w": jnp.ones(width)}
+  grads = {"w": jnp.ones(width)}
+  wait = threading.Event()
+  done = {}
+
+  def slow():
+    with coordinator.join(OPT, params, replica=1, **job) as replica:
+      number = 0
+      while not replica.finished:
+        if number == 3:
+          wait.wait(20.0)
+        replica.step(grads)
+        number += 1
+      done["print"] = replica.fingerprint()
+
+  other = threading.Thread(target=slow, daemon=True)
+  other.start()
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    with coordinator.join(OPT, params, replica=0, **job) as replica:
+      for _ in range(3):
+        assert replica.step(grads).accepted
+      timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+      timer.start()
+      with pytest.raises(KeyboardInterrupt):
+        replica.step(grads)
+      timer.join()
+      wait.set()
+      accepted = sum(replica.step(grads).accepted for _ in range(6))
+      assert accepted >= 4
+      assert replica.global_step >= 7
+      replica.finish()
+      assert sum(replica.stats()["gradients"].values()) >= 10
+      found = replica.fingerprint()
+  finally:
+    signal.signal(signal.SIGINT, before)
+  other.join(20.0)
+  assert done["print"] == found
