@@ -69,14 +69,18 @@ def test_over_ip_version_6():
 
 def test_with_certificates(tmp_path):
   made = worlds.certificates(tmp_path)
-  _train(
-    {
-      "coordinator_address": f"127.0.0.1:{etcd_cluster.free_ports(1)[0]}",
-      "secret": _SECRET,
-      "certificates": made,
-      "bind": "127.0.0.1",
-    }
-  )
+  with store_process.start(
+    _SECRET.encode(), port=0, certificates=made
+  ) as store:
+    _train(
+      {
+        "coordinator_address": store.address.partition(",")[0],
+        "secret": _SECRET,
+        "certificates": made,
+        "bind": "127.0.0.1",
+        "start_store": False,
+      }
+    )
 
 
 @etcd_cluster.needs_etcd
