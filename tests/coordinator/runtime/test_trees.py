@@ -1,10 +1,15 @@
 """Parameters and gradients as trees of any library."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from flax import nnx
 
+from optax_dist import coordinator
 from optax_dist.coordinator.runtime import trees
 
 
@@ -39,3 +44,49 @@ def test_other_containers_with_the_same_keys_will_do():
   found = template.fit(grads)
   assert type(found) is dict
   assert found["b"]["c"].shape == (3,)
+
+
+def _trains(params, grads):
+  """Two replicas make three steps; what they end with."""
+
+  def train(replica):
+    for _ in range(3):
+      assert replica.step(grads).accepted
+    assert jax.tree.structure(replica.params) == jax.tree.structure(params)
+    return replica.params
+
+  one, two = coordinator.run_embedded(train, 2, optax.sgd(0.5), params)
+  jax.tree.map(np.testing.assert_array_equal, one, two)
+  return one
+
+
+def test_a_frozen_dict_trains():
+  from flax.core import FrozenDict
+
+  params = FrozenDict({"a": jnp.ones(2), "b": {"c": jnp.ones(3)}})
+  found = _trains(params, jax.tree.map(jnp.ones_like, params))
+  assert isinstance(found, FrozenDict)
+  np.testing.assert_array_equal(found["b"]["c"], jnp.full(3, -0.5))
+
+
+def test_an_nnx_state_trains():
+  params = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
+  found = _trains(params, jax.tree.map(jnp.ones_like, params))
+  assert isinstance(found, nnx.State)
+
+
+def test_a_module_with_leaves_that_are_no_arrays_trains_without_them():
+  """As equinox has them: its filter leaves None where no array is."""
+
+  @jax.tree_util.register_dataclass
+  @dataclasses.dataclass
+  class Module:
+    weight: object
+    activation: object
+
+  module = Module(jnp.ones(3), jnp.tanh)
+  with pytest.raises(TypeError, match=r"activation must be .* eqx\.filter"):
+    coordinator.run_embedded(lambda _: None, 1, optax.sgd(0.5), module)
+  params = Module(jnp.ones(3), None)
+  found = _trains(params, Module(jnp.ones(3), None))
+  np.testing.assert_array_equal(found.weight, jnp.full(3, -0.5))

@@ -1,0 +1,93 @@
+"""Replicas that come and go leave nothing behind in their process."""
+
+import gc
+import os
+import sys
+import threading
+import time
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator.store import process as store_process
+
+_SECRET = "a secret of enough bytes"
+_PARAMS = {"w": jnp.ones(1000)}
+
+
+def _counts():
+  gc.collect()
+  return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def _settled(most, seconds=10.0):
+  """The counts, as soon as they are no more than so many, or in the end."""
+  end = time.monotonic() + seconds
+  while True:
+    found = _counts()
+    if all(f <= m for f, m in zip(found, most, strict=True)):
+      return found
+    if time.monotonic() > end:
+      return found
+    time.sleep(0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc/self/fd")
+@pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
+def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes):
+  """One stays; the other leaves, or raises, and joins again."""
+  with store_process.start(_SECRET.encode(), port=0) as store:
+    options = {
+      "coordinator_address": store.address.partition(",")[0],
+      "secret": _SECRET,
+      "bind": "127.0.0.1",
+      "start_store": False,
+      "total_num_replicas": 2,
+      "replicas_to_aggregate": 1,
+      "lower_on_loss": True,
+      "inline_bytes": inline_bytes,
+      "timeout": 20.0,
+      "attempt_timeout": 5.0,
+    }
+
+    def come_and_go(count):
+      for number in range(count):
+        try:
+          with coordinator.join(
+            optax.sgd(0.1), _PARAMS, replica=1, **options
+          ) as replica:
+            for _ in range(3):
+              replica.step(_PARAMS)
+            if number % 2:
+              raise ZeroDivisionError
+        except ZeroDivisionError:
+          pass
+
+    before_all = _counts()
+    with coordinator.join(
+      optax.sgd(0.1), _PARAMS, replica=0, **options
+    ) as replica:
+      over = threading.Event()
+
+      def go_on():
+        while not over.is_set():
+          replica.step(_PARAMS)
+
+      other = threading.Thread(target=go_on)
+      other.start()
+      try:
+        come_and_go(4)
+        before = _settled((0, 0), 1.0)
+        come_and_go(30)
+        # The last one's connection may not have ended yet.
+        after = _settled(before)
+      finally:
+        over.set()
+        other.join(20.0)
+    assert after[0] <= before[0] + 2
+    assert after[1] <= before[1] + 1
+    at_end = _settled(before_all)
+    assert at_end[0] <= before_all[0] + 2
+    assert at_end[1] <= before_all[1]
