@@ -186,8 +186,8 @@ def test_going_on_without_resizing_is_an_error(name, saved):
   ("name", "resize", "words"),
   [
     ("cross_shard", "resize_replicas", "no state of sync_replicas"),
-    ("cross_shard", "resize_from_center", "must be one state with a center"),
-    ("sync_replicas", "resize_from_center", "must be one state with a center"),
+    ("cross_shard", "resize_from_center", "must be a state with a center"),
+    ("sync_replicas", "resize_from_center", "must be a state with a center"),
     ("elastic_average", "resize_replicas", "no state of sync_replicas"),
   ],
 )

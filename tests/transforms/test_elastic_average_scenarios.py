@@ -252,7 +252,7 @@ def test_a_state_without_a_center(op):
     op.split()[0], lambda: center_params(state)
   )
   assert "empty" in error
-  with pytest.raises(ValueError, match=r"one state with a center.*there are 0"):
+  with pytest.raises(ValueError, match=r"a state with a center.*there are 0"):
     ask()
 
 

@@ -16,15 +16,6 @@ from optax_dist.transforms.elastic_exchange import (
 )
 
 
-def test_every_recording_is_replayed_or_named():
-  listed = [
-    *elastic_recordings.STEPS,
-    *elastic_recordings.FACTS,
-    *elastic_recordings.NOT_REPLAYED,
-  ]
-  assert sorted(listed) == sorted(elastic_recordings.ELASTIC)
-
-
 @pytest.mark.parametrize("id", elastic_recordings.STEPS)
 def test_recorded_steps(id):
   """TensorFlow's workers, which meet the center one at a time, to the bit."""

@@ -614,6 +614,9 @@ class Leader:
         self._report(other)
       if not late or self._now >= since + self._config.attempt_timeout:
         self._remove(seat, "left", left=True)
+        if not self._seats:
+          # Nobody has the state any more: one that joins now comes too late.
+          self._record_end("all replicas have left", "")
 
   # Gradients.
 

@@ -120,11 +120,12 @@ class JournalLines:
           "final": note.final,
         }
       case notes.FingerprintSeen(step, replica, digest):
+        params, state = digest.split("-")
         return "fingerprint", {
           "step": step,
           "replica": replica,
-          "params": None,
-          "state": digest,
+          "params": params,
+          "state": state,
         }
       case notes.RunEnds():
         ledger = {"applied": note.applied, "dropped": dict(note.dropped)}

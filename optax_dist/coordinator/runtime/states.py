@@ -139,7 +139,7 @@ class States:
         raise error
       done(found[0])
 
-    work = lambda: found.append(fingerprint(state.get()))
+    work = lambda: found.append(digest_of(state.get()))
     if self._background is None:
       work()
       finish(None)
@@ -182,3 +182,8 @@ def _like(array: np.ndarray, leaf: Any) -> Any:
   # device only if the leaf is: programs would be compiled anew for it.
   where = leaf.sharding if leaf.committed else None
   return jax.device_put(array.copy(), where)
+
+
+def digest_of(shared: Any) -> str:
+  """Two fingerprints in one text: of the parameters, and of the whole state."""
+  return f"{fingerprint(shared.params)}-{fingerprint(shared)}"

@@ -12,7 +12,8 @@ from optax_dist.cli.train import strategies, strategy
 _PULL_TO_CENTER = '''
   """Replicas train apart; a pull holds them near their center."""
 
-  from optax_dist.cli import errors, strategy
+  from optax_dist.cli import errors
+  from optax_dist.cli.train import strategy
 
 
   class PullToCenter(strategy.Strategy):
