@@ -376,6 +376,8 @@ class Driver:
       case fx.Disconnect(peer, reason):
         self._transport.disconnect(peer, reason)
       case fx.Send(peer, message):
+        if isinstance(message, messages.Hello):
+          phases.reach("joining", self._replica)
         self._send(peer, message)
       case fx.Put(request, key, value, overwrite):
         self._put(request, key, value, overwrite)
