@@ -72,6 +72,14 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
   reason = _fault(draft, event, record)
   if reason is not None:
     draft.drop(replica, local_step, reason, count)
+    inside = draft.inside.get(replica)
+    if (
+      reason is ev.Reason.NON_FINITE
+      and inside is not None
+      and inside.local_step == local_step
+    ):
+      # The sum goes on from what is in, so that can't count either.
+      draft.withdraw(replica, ev.Reason.SUPERSEDED)
     if draft.finished:
       draft.emit(ev.Finished(draft.step))
     elif record is None or not record.live:

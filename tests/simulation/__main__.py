@@ -1,13 +1,24 @@
-"""Runs schedules from the command line; see `python -m tests.simulation -h`."""
+"""Runs schedules from the command line.
+
+python -m tests.simulation --schedules 20000 --seed 7 --workers 2
+python -m tests.simulation --replay 7000123
+python -m tests.simulation --planted all
+python -m tests.simulation --exhaustive
+"""
 
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import sys
 import time
 
-from tests.simulation import faults
+from tests.simulation import explore, faults, planted, shrink
+
+# So that no two `--seed`s share a schedule.
+_SPREAD = 1_000_000
+_BATCH = 100
 
 
 def _batch(
@@ -25,44 +36,109 @@ def _batch(
   return steps, events, ended, bad
 
 
-def main() -> int:
-  parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-  parser.add_argument("--schedules", type=int, default=2000)
-  parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--workers", type=int, default=1)
-  parser.add_argument("--replay", type=int)
-  options = parser.parse_args()
-  if options.replay is not None:
-    result = faults.run(faults.schedule(options.replay), trace=True)
-    print(result.schedule)
-    print("\n".join(result.trace))
-    print(result.violation or "no violation")
-    return int(bool(result.violation))
+def _schedules(count: int, seed: int, workers: int) -> int:
   began = time.perf_counter()
-  first = options.seed * 1_000_000
-  size = 100
-  batches = [
-    (first + at, min(size, options.schedules - at))
-    for at in range(0, options.schedules, size)
-  ]
+  first = seed * _SPREAD
+  starts = range(first, first + count, _BATCH)
+  sizes = [min(_BATCH, first + count - start) for start in starts]
   steps = events = ended = 0
   bad: list[tuple[int, str]] = []
-  if options.workers > 1:
-    with concurrent.futures.ProcessPoolExecutor(options.workers) as pool:
-      results = list(pool.map(_batch, *zip(*batches, strict=True)))
-  else:
-    results = [_batch(*batch) for batch in batches]
-  for s, e, d, b in results:
-    steps, events, ended = steps + s, events + e, ended + d
-    bad += b
+  with concurrent.futures.ProcessPoolExecutor(workers) as pool:
+    for s, e, d, b in pool.map(_batch, starts, sizes):
+      steps, events, ended = steps + s, events + e, ended + d
+      for at, violation in b:
+        print(f"seed {at}: {violation}", flush=True)
+      bad += b
   took = time.perf_counter() - began
-  for seed, violation in bad[:20]:
-    print(f"seed {seed}: {violation}")
   print(
-    f"{options.schedules} schedules, {steps} steps committed, {ended} ended "
-    f"well, {events} events, {len(bad)} violations, {took:.1f} s"
+    f"{count} schedules (seeds {first} to {first + count - 1}), {steps} steps "
+    f"committed, {ended} runs ended well, {events} events, {len(bad)} "
+    f"violations, {took:.1f} s"
   )
+  if bad:
+    print(f"python -m tests.simulation --replay {bad[0][0]}")
   return int(bool(bad))
+
+
+def _replay(seed: int) -> int:
+  schedule = faults.schedule(seed)
+  result = faults.run(schedule)
+  if result.violation:
+    what = result.violation.partition(":")[0]
+    schedule = shrink.shrink(
+      schedule, lambda s: faults.run(s).violation.startswith(what)
+    )
+  result = faults.run(schedule, trace=True)
+  print("\n".join(result.trace))
+  print(f"\nseed {seed}: {schedule.setting}")
+  for at, kind, details in schedule.faults:
+    print(f"  {at:.4f} s: {kind} {details}")
+  print(result.violation or f"no violation, {result.steps} steps committed")
+  return int(bool(result.violation))
+
+
+def _planted(which: str, most: int) -> int:
+  chosen = [f for f in planted.FAULTS if which in ("all", f.name)]
+  missed = 0
+  for fault in chosen:
+    began = time.perf_counter()
+    found = planted.find(fault, 0, most)
+    took = time.perf_counter() - began
+    if found is None:
+      missed += 1
+      print(f"NOT FOUND in {most} schedules ({took:.0f} s): {fault.name}")
+    else:
+      print(
+        f"found by seed {found.schedule.seed} ({took:.1f} s): {fault.name}: "
+        f"{found.violation:.100}",
+        flush=True,
+      )
+  print(f"{len(chosen) - missed} of {len(chosen)} planted faults found")
+  return int(bool(missed))
+
+
+def _exhaustive(most: int) -> int:
+  bad = 0
+  for space in explore.SPACES:
+    began = time.perf_counter()
+    found = explore.explore(space, most)
+    took = time.perf_counter() - began
+    kinds = collections.Counter(found.violations)
+    bad += len(kinds)
+    print(
+      f"{space.name}: {found.states} states, {found.ends} ends"
+      f"{'' if found.complete else ' (stopped there)'}, "
+      f"{len(found.violations)} violations, {took:.1f} s",
+      flush=True,
+    )
+    for text, times in kinds.most_common(5):
+      print(f"  {times} times {text}")
+  return int(bool(bad))
+
+
+def main() -> int:
+  """The exit status: 1 where there is a violation, or a fault is missed."""
+  parser = argparse.ArgumentParser(
+    prog="python -m tests.simulation",
+    description="Runs the coordinator's protocol in a world of faults.",
+  )
+  add = parser.add_argument
+  add("--schedules", type=int, default=2000, help="how many to run")
+  add("--seed", type=int, default=0, help="which ones")
+  add("--workers", type=int, default=1, help="processes to run them in")
+  add("--replay", type=int, metavar="SEED", help="prints one, made small")
+  add("--planted", metavar="NAME", help="a planted fault's name, or all")
+  add("--within", type=int, default=20_000, help="schedules to find it in")
+  add("--exhaustive", action="store_true", help="every interleaving")
+  add("--states", type=int, default=2_000_000, help="at most, in each space")
+  options = parser.parse_args()
+  if options.replay is not None:
+    return _replay(options.replay)
+  if options.planted is not None:
+    return _planted(options.planted, options.within)
+  if options.exhaustive:
+    return _exhaustive(options.states)
+  return _schedules(options.schedules, options.seed, options.workers)
 
 
 if __name__ == "__main__":

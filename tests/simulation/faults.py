@@ -122,8 +122,8 @@ def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
   long = r.choice((SILENCE + 1.0, 3 * LEADER_TIMEOUT, 45.0))
   match kind:
     case "kill" | "kill leader":
-      # After how long a new process takes its place; or never.
-      return (a, r.choice((0.0, 0.5, 10.0)))
+      # After how long a new process takes its place; negative: never.
+      return (a, r.choice((0.0, 0.5, 10.0, -1.0)))
     case "restart":
       return (a, r.choice((0.0, 0.02)))
     case "pause" | "pause leader":
@@ -153,6 +153,21 @@ def _living(world: World, index: int) -> Process | None:
   return None
 
 
+def _can_spare_one(world: World) -> bool:
+  """Whether steps go on without a replica that just died, for good."""
+  setting = world.setting
+  if len({p.index for p in world.all if p.alive}) != setting.replicas - 1:
+    return False
+  if any(p.wants_leave or p.over for p in world.all):
+    return False
+  if setting.needed < setting.replicas:
+    return True
+  # One that is still expected is waited for.
+  joined = set(world.checker.processes.values())
+  known = {p.index for p in world.all if p.name in joined}
+  return setting.lower_on_loss and len(known) == setting.replicas
+
+
 def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   """Lets a fault happen, where there is something for it to strike."""
   index = details[0]
@@ -165,7 +180,11 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   match kind:
     case "kill" | "kill leader" | "restart":
       world.kill(process)
-      world.at(world.now + details[1], world.start, process.index)
+      delay = details[1]
+      if delay < 0.0 and not _can_spare_one(world):
+        delay = 0.5
+      if delay >= 0.0:
+        world.at(world.now + delay, world.start, process.index)
     case "pause" | "pause leader" | "stop":
       world.pause(process, details[1])
     case "break":

@@ -136,6 +136,8 @@ class Checker:
       self.fail("A2", f"step {step} has {total} gradients")
     if setting.alone and len(commit.parts) != 1:
       self.fail("A2", f"step {step} has {len(commit.parts)} replicas' work")
+    if not commit.inline:
+      self.held_by_all(commit)
     for part in commit.parts:
       # It may have gone since it did its part.
       process = self.processes.get(part.incarnation)
@@ -160,8 +162,18 @@ class Checker:
         self.fail("A1", f"{key} was {submitted}, and counts as {part}")
       if not submitted.finite:
         self.fail("A1", f"{key} is not finite")
-      if found.outcome is not None:
+      # "Lost" says that it isn't known; it was given up, and may count yet.
+      if found.outcome is not None and found.outcome.reason != "lost":
         self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
+
+  def held_by_all(self, commit: Committed) -> None:
+    """Each member that lives has the mean of what is committed."""
+    for part in commit.parts:
+      process = self.world.by_name.get(self.members.get(part.incarnation))
+      if process is not None and process.alive and not process.over:
+        aggregation = process.aggregations.get(commit.attempt)
+        if aggregation is None or len(aggregation.means) < len(commit.parts):
+          self.fail("A1", f"{process.name} has no mean of {commit.attempt}")
 
   # State.
 
@@ -204,7 +216,7 @@ class Checker:
         self.fail("A7", f"{key} is told before its step is applied")
       if outcome.step != commit.attempt.step + 1:
         self.fail("A7", f"{key} was told the wrong step: {outcome}")
-    elif commit is not None and outcome.reason != "lost":
+    elif commit is not None and outcome.reason not in ("lost", "superseded"):
       self.fail("A7", f"{key} counts, and is told {outcome.reason!r}")
 
   # Journal.
@@ -244,8 +256,9 @@ class Checker:
     latest = len(self.commits)
     # With the means in the log, an older state will do if the log goes on from it.
     held = max([s for s, names in self.holders.items() if names], default=-1)
+    goes_on = self.positions[held - 1] + 1 if held > 0 else 0
     lost = held < latest and not (
-      self.setting.inline and held >= 0 and self.positions[held] >= self.trimmed
+      self.setting.inline and held >= 0 and goes_on >= self.trimmed
     )
     if lost:
       self.excused = "nobody holds the latest state"

@@ -72,6 +72,7 @@ class Setting:
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
 SILENCE, CONNECT, STORE_TIMEOUT = 5.0, 10.0, 2.0
 BLOCK = 4
+MOST_EVENTS = 300_000
 
 
 class Connection:
@@ -235,6 +236,7 @@ class World:
         return
       self.now = time
       self.events += 1
+      assert self.events < MOST_EVENTS, "busy without end"
       action(*args)
       if done():
         return
@@ -819,12 +821,15 @@ class World:
   def on_resolved(self, process: Process, effect: fx.Resolved) -> None:
     if self.checker is not None:
       self.checker.resolved(process, effect)
-    process.gradients.pop(effect.sequence, None)
-    if process.taken is not None and (
-      process.taken.sequence == effect.sequence or not effect.reason
+    for sequence in [s for s in process.gradients if s <= effect.sequence]:
+      if sequence == effect.sequence or not effect.apart:
+        del process.gradients[sequence]
+    taken = process.taken
+    if taken is not None and (
+      taken.sequence == effect.sequence or not effect.apart
     ):
-      process.gradients.pop(process.taken.sequence, None)
       process.taken = None
+      self.at(self.now, self.next_gradient, process)
     if (
       process.pending is not None
       and process.pending.sequence == effect.sequence
@@ -861,6 +866,7 @@ class World:
       or process.busy
       or process.suspended
       or process.pending is not None
+      or process.taken is not None
     ):
       return
     if process.wants_leave:
@@ -871,7 +877,7 @@ class World:
         process.wants_finish = True
         self.input(process, ins.FinishWanted("enough"))
     else:
-      self.compute(process, process.asked, process.taken)
+      self.compute(process, process.asked, None)
 
   def compute(
     self, process: Process, count: int, more_of: ins.Submitted | None

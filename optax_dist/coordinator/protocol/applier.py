@@ -130,8 +130,13 @@ class Applier:
     self._todo.clear()
 
   def end(self) -> None:
-    """The replica takes part no more, or anew."""
-    self.abandon_all()
+    """The replica takes part no more, or anew.
+
+    What it has reported to have it keeps: that may be committed yet.
+    """
+    for attempt, work in list(self._work.items()):
+      if not work.committed and not (work.answers and work.status == "done"):
+        self._drop(attempt)
     self.new_leader()
     self.needs = ""
 

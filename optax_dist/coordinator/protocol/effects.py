@@ -343,7 +343,7 @@ class Resolved:
   Attributes:
     sequence: which one.
     reason: "" if it was part of a commit; otherwise why not, a value of
-      `quorum.Reason`.
+      `quorum.Reason`. "lost": it isn't known to count, nor that it doesn't.
     step: if it was part of a commit, how many steps there were after that.
     members: the ids of the replicas in that commit.
     staleness: by how many steps it was late.

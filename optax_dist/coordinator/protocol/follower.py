@@ -100,6 +100,7 @@ class Follower:
     self._asked = 1
     self._optimistic_at = (-1, -1)
     self._leaving: str | None = None
+    self._leave_by = math.inf
     self._finishing: str | None = None
     self._saving = False
     self._waiting_since: float | None = None
@@ -118,9 +119,11 @@ class Follower:
     """When `TimePassed` is to be the next input, at the latest."""
     if self.over:
       return math.inf
-    times = [self._run_at]
-    if self._called != self._config.process:
-      times.append(self._search.deadline(self._situation()))
+    times = [
+      self._search.deadline(self._situation()),
+      self._run_at,
+      self._leave_by,
+    ]
     if self._called:
       times.append(self._called_at + self._config.attempt_timeout)
     if self._waiting_since is not None:
@@ -141,10 +144,15 @@ class Follower:
       return
     if self._called and now >= self._called_at + self._config.attempt_timeout:
       self._lose_leader(self._called, now)
+    if now >= self._leave_by + self._config.leader_timeout:
+      # It was this process that stood still.
+      self._leave_by = now + 2 * self._config.attempt_timeout
+    elif now >= self._leave_by:
+      self._leave()
+      return
     if now >= self._run_at:
       self._get_run()
-    if self._called != self._config.process:
-      self._out += self._search.proceed(now, self._situation())
+    self._out += self._search.proceed(now, self._situation())
     self._check_waiting(now)
 
   def _handle(self, input_: Input, now: float) -> None:
@@ -185,11 +193,12 @@ class Follower:
       case ins.Submitted():
         self._submit(input_)
       case ins.LeaveWanted(reason):
+        # One that is no member has to become one: others may wait for it.
         self._leaving = reason
-        if self.incarnation < 0:
-          self._leave()
-        else:
-          self._tell(msg.Leave(False, reason))
+        config = self._config
+        patience = 2 * (config.leader_timeout + config.attempt_timeout)
+        self._leave_by = now + patience
+        self._tell(msg.Leave(False, reason))
       case ins.FinishWanted(reason):
         self._finishing = reason
         self._tell(msg.Finish(reason))
@@ -263,7 +272,7 @@ class Follower:
     """The log has gone on without this replica, so others did."""
     self._end_membership()
     self.applier.skip()
-    self._out += self.session.lost(quorum.Reason.LOST.value, counted=True)
+    self._out += self.session.lost(quorum.Reason.LOST.value)
     self._position, self._complete = -1, False
 
   def _call(self, process: Process, address: str, now: float) -> None:
@@ -564,7 +573,7 @@ class Follower:
   def _removed(self, left: bool, reason: str, now: float) -> None:
     self._out += self.session.lost(quorum.Reason.LOST.value)
     self._end_membership()
-    if self._leaving is not None:
+    if left:
       self._leave()
       return
     config = self._config

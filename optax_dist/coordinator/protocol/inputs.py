@@ -213,7 +213,10 @@ class Submitted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaveWanted:
-  """The replica is to leave gracefully; answered by `Left`, or the run's end."""
+  """The replica is to leave gracefully; answered by `Left`, or the run's end.
+
+  If nobody can take note of it, `Left` is said after a while all the same.
+  """
 
   reason: str = "left"
 

@@ -221,6 +221,13 @@ class Leader:
       self._handle(input_)
     return self._finish_step()
 
+  def resign(self) -> list[Effect]:
+    """Another process is known to be leader: tells those who follow this one."""
+    if not self.over:
+      self._resign("another process is leader")
+    effects, self._out = self._out, []
+    return effects
+
   def _finish_step(self) -> list[Effect]:
     if not self.over:
       self._proceed()
@@ -236,6 +243,9 @@ class Leader:
     times = [self._beat_at, self._retry_at]
     if self._log.record is not None:
       times.append(self._log.since + config.leader_timeout)
+    times += [until for until, _ in self._rivals.values()]
+    if self._ended:
+      return min(times)
     attempt = self._attempt
     if attempt is not None:
       factor = 0.25 if attempt.optimistic else 1.5
@@ -246,9 +256,8 @@ class Leader:
       times.append(since + config.timeout)
     if self._lacking_since is not None:
       times.append(self._lacking_since + config.timeout)
-    if self._ending is not None and not self._ended:
+    if self._ending is not None:
       times.append(self._ending + config.attempt_timeout)
-    times += [until for until, _ in self._rivals.values()]
     for seat in self._seats.values():
       times.append(seat.until)
       if seat.leaving is not None:
@@ -433,7 +442,9 @@ class Leader:
         return seat
     return None
 
-  def _hello(self, peer: Process, hello: msg.Hello) -> None:
+  def _hello(
+    self, peer: Process, hello: msg.Hello, waited: bool = False
+  ) -> None:
     why = _difference(self._config.agreement, hello)
     if why:
       self._send(peer, msg.Refused(why))
@@ -456,16 +467,11 @@ class Leader:
       self._stream(peer, hello, -1)
       return  # It will read of the end.
     rival = self._seat_by_id(hello.replica)
-    if rival is not None and rival.member.process in self._streams.keys() - {
-      peer
-    }:
+    rivals = self._streams.keys() - {peer}
+    if not waited and rival is not None and rival.member.process in rivals:
       # One of the two is dead, most likely, and will be noticed to be.
-      until = self._now + self._config.leader_timeout
-      until = min(until, self._rivals.get(peer, (until, hello))[0])
-      self._rivals[peer] = (until, hello)
-      if self._now < until:
-        return
-    self._rivals.pop(peer, None)
+      self._rivals[peer] = (self._now + self._config.leader_timeout, hello)
+      return
     if seat is not None and seat.member.replica != hello.replica:
       self._remove(seat, "its process has joined as another replica")
     incarnation = self._next_incarnation
@@ -1062,7 +1068,8 @@ class Leader:
     for peer, (until, hello) in list(self._rivals.items()):
       rival = self._seat_by_id(hello.replica)
       if rival is None or rival.member.process == peer or now >= until:
-        self._hello(peer, hello)
+        del self._rivals[peer]
+        self._hello(peer, hello, waited=True)
     for seat in list(self._seats.values()):
       if now >= seat.until:
         self._remove(seat, "it has not come to the new leader")

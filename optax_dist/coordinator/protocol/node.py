@@ -7,7 +7,6 @@ the same way as any message, only without a connection.
 from __future__ import annotations
 
 import collections
-import itertools
 
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
@@ -42,9 +41,14 @@ class Node:
 
   def __init__(self, config: Config):
     self._config = config
-    self._count = itertools.count(1).__next__
+    self._requests = 0
     self.follower = Follower(config, self._count)
     self.leader: Leader | None = None
+
+  def _count(self) -> int:
+    """Numbers a request to the store."""
+    self._requests += 1
+    return self._requests
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
@@ -82,6 +86,7 @@ class Node:
       leader.over or self.follower.view.term > leader.term
     ):
       self.leader = None
+      effects += leader.resign()
       effects.append(fx.LeadershipChanged(False, leader.term))
       effects.append(fx.CloseJournal())
       if self.follower.view.term == leader.term:

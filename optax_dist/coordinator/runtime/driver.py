@@ -548,7 +548,8 @@ class Driver:
   def _resolve(self, resolved: fx.Resolved) -> None:
     # A sum contains what was submitted before.
     for sequence in [s for s in self._gradients if s <= resolved.sequence]:
-      self._gradients.pop(sequence).resolve()
+      if sequence == resolved.sequence or not resolved.apart:
+        self._gradients.pop(sequence).resolve()
     outcome = handover.Outcome(resolved, self._states.before)
     self.handover.resolve(resolved.sequence, outcome)
     self._tell = True

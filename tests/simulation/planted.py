@@ -1,0 +1,264 @@
+"""Faults planted into the protocol: the simulation must find every one.
+
+Each is a change of a few words in the source of the core, made while schedules
+run and taken back afterwards. A text that isn't there any more is an error, so
+the list can't rot unnoticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterator
+
+from tests.simulation import faults
+
+_PACKAGE = "optax_dist.coordinator.protocol"
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted:
+  """A fault.
+
+  Attributes:
+    name: in a few words.
+    changes: module, the text there, and what stands there instead.
+  """
+
+  name: str
+  changes: tuple[tuple[str, str, str], ...]
+
+
+def _one(name: str, module: str, old: str, new: str) -> Planted:
+  return Planted(name, ((module, old, new),))
+
+
+FAULTS = (
+  _one(
+    "terms are trimmed like other records (the old loss of safety)",
+    "log",
+    "for p in positions if p not in kept",
+    "for p in positions",
+  ),
+  _one(
+    "who claims leadership forgets the fence",
+    "search",
+    """      if answer.value is None and not answer.occupied:
+        return [], [Elected""",
+    """      if True:
+        return [], [Elected""",
+  ),
+  _one(
+    "who reads the log forgets the fence",
+    "log",
+    "      if answer.value is not None or answer.occupied:\n        return FellOff",
+    "      if False:\n        return FellOff",
+  ),
+  _one(
+    "a step is committed before all are done",
+    "leader",
+    "if attempt.reported >= {p.incarnation for p in attempt.message.parts}:",
+    "if attempt.reported:",
+  ),
+  _one(
+    "a commit in an attempt that was told does not wait for all",
+    "leader",
+    "            self._step(self._report_done(part))\n          else:",
+    "            self._step(*map(self._report_done, attempt.message.parts))\n"
+    "          else:",
+  ),
+  _one(
+    "a token is lost: a drop is not told",
+    "leader",
+    "      self._say(seat, msg.Dropped(arrival.message.sequence, reason, count))",
+    "      pass",
+  ),
+  _one(
+    "what rests on a decision is said before it stands in the log",
+    "log",
+    "    if self._queue:\n      self._queue[-1][1].append(effect)",
+    "    if True:\n      effects.append(effect)",
+  ),
+  _one(
+    "a proposal is taken for the commit",
+    "follower",
+    "        if position == self._position:\n"
+    "          self.applier.proposed(record)",
+    "        self._recorded(position, record, now)",
+  ),
+  Planted(
+    "a stale snapshot is served, and taken",
+    (
+      (
+        "applier",
+        "if self.sound and not self.needs and self.step >= serve.at_least:",
+        "if self.sound:",
+      ),
+      ("applier", "if found.step < fetch.at_least:", "if False:"),
+      (
+        "applier",
+        "      if step < self.step and self.sound:",
+        "      if False:",
+      ),
+      (
+        "applier",
+        "    if step > self.step:\n      self._need(",
+        "    if False:\n      self._need(",
+      ),
+    ),
+  ),
+  _one(
+    "a conflict is taken for success",
+    "log",
+    'case PutAnswered(_, "done"):',
+    'case PutAnswered(_, "done" | "conflict"):',
+  ),
+  _one(
+    "an unknown answer is taken for success",
+    "log",
+    'case PutAnswered(_, "done"):',
+    'case PutAnswered(_, "done" | "unknown"):',
+  ),
+  _one(
+    "after an unknown answer the record is put at the next place",
+    "log",
+    "      case GetAnswered(_, _, None):\n        self.again = True",
+    "      case GetAnswered(_, _, None):\n"
+    "        self.position += 1\n"
+    "        return self._put(self.record)",
+  ),
+  _one(
+    "a run that has begun is begun anew",
+    "search",
+    "fit = situation.holds or view.untouched",
+    "fit = True",
+  ),
+  _one(
+    "a gradient in a commit is sent to the next leader again",
+    "session",
+    "      if self.pending is not None and self.pending.sequence == part.sequence:"
+    "\n        self.pending = None",
+    "      if False:\n        self.pending = None",
+  ),
+  _one(
+    "a new leader takes old gradients for fresh ones",
+    "leader",
+    "    local_step = message.local_step\n",
+    "    local_step = self._quorum.step\n",
+  ),
+  _one(
+    "what was computed ahead is published, whatever is decided",
+    "applier",
+    "      if self._ahead != commit:",
+    "      if self._ahead is None:",
+  ),
+  _one(
+    "a gap in the log is jumped over",
+    "follower",
+    "    if position > self._position >= 0 or record is None:",
+    "    self._position = max(self._position, position)\n"
+    "    if record is None:",
+  ),
+  _one(
+    "an old membership goes on over a new connection",
+    "follower",
+    "    if self.incarnation != self._promised:\n      # A membership",
+    "    if False:\n      # A membership",
+  ),
+  _one(
+    "an optimistic mean is dropped after it was reported",
+    "follower",
+    "    self._proposed = None\n    self._search.heard(now)\n",
+    "    self._proposed = None\n    self._search.heard(now)\n"
+    "    if any(isinstance(e, Joined) for e in record.entries):\n"
+    "      self.applier.abandon_all()\n",
+  ),
+  _one(
+    "the journal tells of what might not have been",
+    "leader",
+    "    self._log.say(self._out, fx.WriteJournal(note))",
+    "    self._out.append(fx.WriteJournal(note))",
+  ),
+  _one(
+    "an idle leader never learns that it was replaced",
+    "leader",
+    "      probe = self._log.probe()",
+    "      probe = None",
+  ),
+  _one(
+    "a lost member is not noticed",
+    "leader",
+    '        if seat is not None:\n          self._remove(seat, f"its conn',
+    '        if False:\n          self._remove(seat, f"its conn',
+  ),
+  _one(
+    "two memberships get one number",
+    "leader",
+    "    self._next_incarnation += 1\n    self._seats",
+    "    self._seats",
+  ),
+  _one(
+    "a replaced leader goes on after the other's record",
+    "log",
+    "      case GetAnswered():\n        self.deposed = True",
+    "      case GetAnswered():\n"
+    "        self.position += 1\n"
+    "        return self._put(self.record)",
+  ),
+)
+
+
+def _patched(source: str, changes: list[tuple[str, str]], where: str) -> str:
+  for old, new in changes:
+    if source.count(old) != 1:
+      raise ValueError(
+        f"{where} has {source.count(old)} times the text {old!r}: bring the "
+        "planted fault up to date."
+      )
+    source = source.replace(old, new)
+  return source
+
+
+@contextlib.contextmanager
+def plant(fault: Planted) -> Iterator[None]:
+  """Has the fault in the protocol for as long as the context lasts."""
+  by_module: dict[str, list[tuple[str, str]]] = {}
+  for name, old, new in fault.changes:
+    by_module.setdefault(name, []).append((old, new))
+  undo = []
+  for name, changes in by_module.items():
+    module = importlib.import_module(f"{_PACKAGE}.{name}")
+    source = _patched(inspect.getsource(module), changes, name)
+    namespace: dict[str, object] = dict(vars(module))
+    exec(compile(source, f"<{fault.name}>", "exec"), namespace)
+    for key, new_class in namespace.items():
+      old_class = vars(module).get(key)
+      if (
+        not inspect.isclass(new_class)
+        or not inspect.isclass(old_class)
+        or old_class.__module__ != module.__name__
+        or new_class is old_class
+      ):
+        continue
+      for attribute, function in vars(new_class).items():
+        before = vars(old_class).get(attribute)
+        if inspect.isfunction(function) and inspect.isfunction(before):
+          undo.append((before, before.__code__))
+          before.__code__ = function.__code__
+  try:
+    yield
+  finally:
+    for before, code in undo:
+      before.__code__ = code
+
+
+def find(fault: Planted, first: int, most: int) -> faults.Result | None:
+  """The first schedule that finds the fault; None if none of them does."""
+  with plant(fault):
+    for seed in range(first, first + most):
+      result = faults.run(faults.schedule(seed))
+      if result.violation:
+        return result
+  return None
