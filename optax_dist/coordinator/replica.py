@@ -482,6 +482,14 @@ class Replica:
       return self._start_over("finished", counted, waited)
     resolved = answer.resolved
     self._encoder.settle(applied=not resolved.reason)
+    if resolved.reason == "stale":
+      # The next gradient on these parameters would be stale as well.
+      old, admission = self._based_on, self._handover.admission
+      newer = lambda: (
+        self._handover.published.step > old
+        or self._handover.admission > admission
+      )
+      self._wait(newer, "for newer parameters than its stale gradient's")
     if resolved.reason:
       return self._start_over(resolved.reason, counted, waited)
     self._count("applied", counted)
