@@ -219,6 +219,14 @@ class Checker:
     elif commit is not None and outcome.reason not in ("lost", "superseded"):
       self.fail("A7", f"{key} counts, and is told {outcome.reason!r}")
 
+  # Waits.
+
+  def no_deadline(self, process: Any) -> None:
+    """A process that has nothing to do later must not be waiting."""
+    waits = process.suspended or process.pending is not None
+    if waits and process.alive and not process.node.follower.over:
+      self.fail("A6", f"{process.name} waits without a deadline")
+
   # Journal.
 
   def journal_opened(self, effect: fx.OpenJournal) -> None:

@@ -282,6 +282,8 @@ class World:
       if time < process.timer - 1e-9:
         process.timer = time
         self.at(time + 1e-6, self.ring, process, time)
+    elif self.checker is not None:
+      self.checker.no_deadline(process)
 
   def ring(self, process: Process, time: float) -> None:
     if process.timer == time:

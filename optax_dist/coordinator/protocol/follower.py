@@ -104,7 +104,7 @@ class Follower:
     self._finishing: str | None = None
     self._saving = False
     self._waiting_since: float | None = None
-    self._missing = ""
+    self._missing, self._store_silent = "", False
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
@@ -175,6 +175,7 @@ class Follower:
         else:
           self._searched(*self._search.put_answered(input_, now), now=now)
       case ins.GetAnswered():
+        self._store_silent = not input_.known
         if input_.request == self._run_request:
           self._run_found(input_, now)
         else:
@@ -734,7 +735,7 @@ class Follower:
   def _check_waiting(self, now: float) -> None:
     """Whoever waits for too long raises an error, whatever the leader says."""
     waits = (
-      self.incarnation < 0
+      self._admitted < 0
       or self.session.waits
       or bool(self.applier.needs)
       or self._leaving is not None
@@ -750,7 +751,8 @@ class Follower:
 
   def _what_is_missing(self, now: float) -> str:
     config, view = self._config, self.view
-    waited = now - (self._waiting_since or now)
+    since = self._waiting_since
+    waited = 0.0 if since is None else now - since
     leader = view.of_process(view.leader)
     who = "no leader" if leader is None else f"replica {leader.replica!r}"
     if self.incarnation < 0:
@@ -766,7 +768,11 @@ class Follower:
       what = "to be let go"
     else:
       what = "for the end of the run"
+    why = self._missing or f"Its leader, {who}, says nothing"
+    if leader is None and not self._missing:
+      why = "There is no leader"
+    if self._store_silent:
+      why = "The store doesn't answer"
     return (
-      f"Replica {config.replica!r} has waited {waited:.1f} s {what}. "
-      f"{self._missing or f'Its leader, {who}, says nothing'}."
+      f"Replica {config.replica!r} has waited {waited:.1f} s {what}. {why}."
     )

@@ -116,6 +116,7 @@ class Search:
     self._beat: tuple[int, int] | None = None
     self._lost_at = self._heard = 0.0
     self._votes: dict[Incarnation, bool] = {}
+    self._fresh: set[Incarnation] = set()
     self._canvass_at = math.inf
     self._look_at = math.inf
     self._hint_request = -1
@@ -133,6 +134,7 @@ class Search:
     self.active, self._trusting = True, False
     self._lost_at = now
     self._votes = {}
+    self._fresh = set()
     self._at_end = False
     self._canvass_at = self._look_at = now if when is None else when
 
@@ -158,6 +160,7 @@ class Search:
   def voted(self, incarnation: Incarnation, hears: bool) -> None:
     """A member has the leader, or has lost it as well."""
     self._votes[incarnation] = hears
+    self._fresh.add(incarnation)
 
   def deadline(self, situation: Situation) -> float:
     """When `proceed` has something to do."""
@@ -186,7 +189,9 @@ class Search:
     effects: list[Effect] = []
     if situation.me >= 0 and now >= self._canvass_at and not self._trusting:
       self._canvass_at = now + self._config.leader_timeout / 2
-      self._votes = {}
+      # Who has not answered since the last time may be dead by now.
+      self._votes = {i: v for i, v in self._votes.items() if i in self._fresh}
+      self._fresh.clear()
       effects += self._canvass(situation)
     idle = self._hint_request < 0 and not self._reader.busy
     if now >= self._claim_at(situation):

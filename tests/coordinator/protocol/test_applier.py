@@ -1,0 +1,174 @@
+"""From commits to the state: in order, once, speculative until it is decided."""
+
+import pytest
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.applier import Applier
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Committed,
+  Member,
+  Part,
+  Record,
+)
+from optax_dist.coordinator.protocol.session import Session
+
+MEMBERS = {i: Member(i, i, f"p{i}", f"at p{i}") for i in range(3)}
+
+
+class Driven:
+  """An applier of replica 0, with what it says and does."""
+
+  def __init__(self, sound=True):
+    self.out, self.told, self.session = [], [], Session()
+    config = Config("p0", 0, "at p0", digest="s")
+    self.applier = Applier(config, self.session, self.out)
+    self.applier.tell = self.told.append
+    self.applier.begin(0, 0, "s" if sound else "another")
+    self.told.clear()
+
+  def did(self):
+    done, self.out[:] = self.out[:], []
+    return done
+
+
+def attempt_id(step=0, number=1, term=0):
+  return AttemptId(term, step, number, 0)
+
+
+def committed(step, mean=b"m", attempt=None):
+  parts = (Part(1, 1, step, step, 0, 1, 1.0),)
+  attempt = attempt or attempt_id(step)
+  return Committed(attempt, parts, (), bool(mean), mean, False, (), ())
+
+
+def attempt(step=0, number=1, readers=(), witness=None, parts=(0, 1)):
+  made = tuple(Part(i, i, 0, step, 0, 1, 1.0) for i in parts)
+  return msg.Attempt(attempt_id(step, number), made, readers, witness, 0)
+
+
+def submit(driven):
+  driven.session.submit(ins.Submitted(0, -1, 1, 0, 1, True, b"", "g"))
+
+
+def test_a_proposal_is_computed_and_shown_once_it_is_decided():
+  driven = Driven()
+  commit = committed(0)
+  driven.applier.proposed(Record(0, (commit,)))
+  assert driven.did() == [fx.Apply(0, b"m", True, 1)]
+  driven.applier.committed(commit)
+  assert driven.did() == [fx.Publish(1, False)]
+
+
+def test_what_was_decided_counts_and_not_what_was_proposed():
+  driven = Driven()
+  driven.applier.proposed(Record(0, (committed(0),)))
+  driven.applier.committed(committed(0, b"other"))
+  *_, apply, publish = driven.did()
+  assert apply == fx.Apply(0, b"other", True, 1)
+  assert publish == fx.Publish(1, False)
+
+
+def test_a_member_reports_before_it_applies():
+  driven = Driven()
+  submit(driven)
+  driven.applier.attempt(attempt(), 0, MEMBERS)
+  (aggregate,) = driven.did()
+  assert isinstance(aggregate, fx.Aggregate)
+  assert (aggregate.me, aggregate.sequence) == (0, 0)
+  driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  assert driven.told == [msg.Done(attempt_id())]
+  assert driven.did() == [fx.Apply(0, "mean", False, 2)]
+  driven.applier.committed(committed(0, b""))
+  assert driven.did()[0] == fx.Publish(1, False)
+
+
+def test_a_reader_collects_and_only_a_witness_reports():
+  for witness in (None, 2):
+    driven = Driven()
+    message = attempt(readers=(2,), witness=witness)
+    driven.applier.attempt(message, 2, MEMBERS)
+    (collect,) = driven.did()
+    assert isinstance(collect, fx.Collect)
+    driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+    assert bool(driven.told) == (witness == 2)
+
+
+def test_a_commit_waits_for_its_mean_and_those_behind_it_wait_too():
+  driven = Driven()
+  driven.applier.attempt(attempt(readers=(2,)), 2, MEMBERS)
+  driven.applier.committed(committed(0, b""))
+  driven.applier.committed(committed(1))
+  driven.did()
+  driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  published = [e for e in driven.did() if isinstance(e, fx.Publish)]
+  assert [e.step for e in published] == [1, 2]
+
+
+def test_without_its_mean_a_snapshot_is_needed_and_later_commits_follow_it():
+  driven = Driven()
+  driven.applier.committed(committed(0, b""))
+  assert isinstance(driven.told[-1], msg.NeedsSnapshot)
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
+  driven.applier.committed(committed(1))
+  driven.applier.committed(committed(2))
+  driven.did()
+  driven.applier.fetched(ins.SnapshotFetched(9, 2, "state"))
+  did = driven.did()
+  assert fx.Restore(2, "state") in did
+  assert did[-1] == fx.Publish(3, False)
+  assert driven.told[-1] == msg.Applied(3)
+
+
+def test_a_stale_snapshot_is_not_taken():
+  driven = Driven(sound=False)
+  driven.applier.fetch(msg.Fetch(9, "p1", "at p1", 2))
+  driven.did()
+  driven.applier.fetched(ins.SnapshotFetched(9, 1, "state"))
+  assert driven.did() == []
+  assert isinstance(driven.told[-1], msg.NeedsSnapshot)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_snapshot_is_served_as_soon_as_it_is_of_use(steps):
+  driven = Driven()
+  driven.applier.serve(msg.Serve(4, "p2", "at p2", steps))
+  serve = fx.ServeSnapshot(4, "p2", "at p2", steps)
+  assert (serve in driven.did()) == (steps == 0)
+  driven.applier.committed(committed(0))
+  assert (serve in driven.did()) == (steps == 1)
+
+
+def test_what_was_reported_is_kept_when_the_membership_ends():
+  driven = Driven()
+  submit(driven)
+  driven.applier.attempt(attempt(), 0, MEMBERS)
+  driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  driven.applier.end()
+  driven.did()
+  driven.applier.committed(committed(0, b""))
+  assert fx.Publish(1, False) in driven.did()
+
+
+def test_means_are_released_when_nobody_can_need_them():
+  driven = Driven()
+  driven.applier.attempt(attempt(readers=(2,)), 2, MEMBERS)
+  driven.applier.aggregated(ins.Aggregated(attempt_id(), "mean"))
+  driven.applier.committed(committed(0, b""))
+  released = []
+  for step in range(1, 5):
+    driven.applier.committed(committed(step))
+    released += [e for e in driven.did() if isinstance(e, fx.Release)]
+  assert released == [fx.Release(attempt_id())]
+
+
+def test_another_attempt_ends_the_one_before():
+  driven = Driven()
+  submit(driven)
+  driven.applier.attempt(attempt(), 0, MEMBERS)
+  driven.applier.attempt(attempt(number=2), 0, MEMBERS)
+  cancelled = [e for e in driven.did() if isinstance(e, fx.Cancel)]
+  assert cancelled == [fx.Cancel(attempt_id())]

@@ -1,0 +1,298 @@
+"""The leader: what it says is what stands in the log, and bad input harms none."""
+
+import itertools
+
+import pytest
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Committed,
+  Ended,
+  Joined,
+  Record,
+  Removed,
+  Term,
+)
+from optax_dist.coordinator.protocol.leader import Leader
+from optax_dist.coordinator.protocol.membership import View
+
+
+class Driven:
+  """A leader, replica 0 in process "p0", with a store that says yes at once."""
+
+  def __init__(self, **options):
+    options = {"replicas_to_aggregate": 2, "total_num_replicas": 2} | options
+    self.config = Config(
+      "p0", 0, "at p0", agreement=(("optimizer", "sgd"),), **options
+    )
+    term = Term(0, "p0", "at p0", True, 0, 0, 0, "s")
+    record, view = Record(0, (term,)), View()
+    view.apply(0, record)
+    count = itertools.count(1).__next__
+    self.leader = Leader(self.config, view, 0, record, (), count)
+    self.sent: list[tuple[str, msg.Message]] = []
+    self.log: list[object] = []
+    self.did: list[fx.Effect] = []
+    self.holds: list[fx.Put] | None = None
+    self.now = 0.0
+    self.carry_out(self.leader.begin(0.0))
+    self.hello("p0", incarnation=0)
+
+  def give(self, input_):
+    self.carry_out(self.leader.step(input_, self.now))
+
+  def carry_out(self, effects):
+    for effect in effects:
+      self.did.append(effect)
+      match effect:
+        case fx.Send(peer, message):
+          self.sent.append((peer, message))
+        case fx.Put(request, _, Record(_, entries)):
+          if self.holds is not None:
+            self.holds.append(effect)
+            continue
+          self.log += entries
+          self.give(ins.PutAnswered(request, "done"))
+        case fx.Average(task):
+          self.give(ins.Averaged(task, b"mean"))
+
+  def say(self, peer, message):
+    self.give(ins.Received(peer, message))
+
+  def hello(
+    self, peer, incarnation=-1, agreement=None, version=1, replica=None
+  ):
+    agreement = self.config.agreement if agreement is None else agreement
+    replica = int(peer[1]) if replica is None else replica
+    self.say(
+      peer,
+      msg.Hello(
+        version, agreement, replica, f"at {peer}", incarnation, -1, 0, True, 1
+      ),
+    )
+
+  def arrive(self, peer, sequence=0, step=0, payload=b"", **changes):
+    fields = {
+      "total": 1,
+      "count": 1,
+      "finite": True,
+      "applied": step,
+      "optimistic": None,
+    } | changes
+    self.say(
+      peer,
+      msg.Arrive(
+        sequence, step, payload=payload, batches="", compute=None, **fields
+      ),
+    )
+
+  def sent_to(self, peer, kind):
+    return [m for p, m in self.sent if p == peer and isinstance(m, kind)]
+
+  def logged(self, kind):
+    return [e for e in self.log if isinstance(e, kind)]
+
+
+def inline(**options):
+  driven = Driven(inline_bytes=1, **options)
+  driven.hello("p1")
+  return driven
+
+
+def test_it_admits_who_agrees_and_refuses_the_others_by_name():
+  driven = Driven()
+  driven.hello("p1", agreement=(("optimizer", "adam"),))
+  (refused,) = driven.sent_to("p1", msg.Refused)
+  assert "optimizer" in refused.reason
+  assert "adam" in refused.reason
+  assert "sgd" in refused.reason
+  driven.hello("p2", version=2, replica=1)
+  assert "version 2" in driven.sent_to("p2", msg.Refused)[0].reason
+  assert driven.logged(Joined) == []
+  driven.hello("p3", replica=1)
+  (joined,) = driven.logged(Joined)
+  assert (joined.member.process, joined.member.incarnation) == ("p3", 1)
+  (welcome,) = driven.sent_to("p3", msg.Welcome)
+  assert (welcome.call, welcome.incarnation) == (1, 1)
+
+
+def test_inline_gradients_are_proposed_and_told_when_they_stand():
+  driven = inline()
+  driven.holds = []
+  driven.arrive("p0", payload=b"a")
+  driven.arrive("p1", payload=b"b")
+  (put,) = driven.holds
+  (commit,) = put.value.entries
+  assert (commit.inline, commit.mean) == (True, b"mean")
+  (proposed,) = driven.sent_to("p1", msg.Proposed)
+  assert proposed.record is put.value
+  told = len(driven.sent_to("p1", msg.Recorded))
+  driven.give(ins.PutAnswered(put.request, "done"))
+  *_, recorded = driven.sent_to("p1", msg.Recorded)
+  assert len(driven.sent_to("p1", msg.Recorded)) == told + 1
+  assert recorded == msg.Recorded(proposed.position, None)
+
+
+def test_nothing_is_said_that_rests_on_what_does_not_stand_yet():
+  driven = inline()
+  driven.holds = []
+  driven.arrive("p0", payload=b"a")
+  driven.arrive("p1", payload=b"b")
+  driven.arrive("p1", sequence=1, payload=b"c")  # It is stale by now.
+  assert driven.sent_to("p1", msg.Dropped) == []
+  driven.give(ins.PutAnswered(driven.holds[0].request, "done"))
+  assert driven.sent_to("p1", msg.Dropped) == [msg.Dropped(1, "stale", 1)]
+
+
+def test_an_exchange_is_committed_when_all_have_reported():
+  driven = Driven()
+  driven.hello("p1")
+  driven.arrive("p0")
+  driven.arrive("p1")
+  (attempt,) = driven.sent_to("p1", msg.Attempt)
+  driven.say("p0", msg.Done(attempt.attempt))
+  assert driven.logged(Committed) == []
+  driven.say("p1", msg.Done(attempt.attempt))
+  (commit,) = driven.logged(Committed)
+  assert commit.attempt == attempt.attempt
+
+
+def optimistic(driven, *peers, membership=1):
+  number = AttemptId(0, 0, 0, membership)
+  for peer in peers:
+    driven.arrive(peer, optimistic=number)
+  return number
+
+
+def test_an_optimistic_exchange_needs_no_message():
+  driven = Driven()
+  driven.hello("p1")
+  number = optimistic(driven, "p0", "p1")
+  assert driven.sent_to("p1", msg.Attempt) == []
+  driven.say("p0", msg.Done(number))
+  driven.say("p1", msg.Done(number))
+  (commit,) = driven.logged(Committed)
+  assert commit.attempt == number
+
+
+@pytest.mark.parametrize("how", ["failed", "time", "other members"])
+def test_an_optimistic_exchange_that_does_not_work_out_is_told(how):
+  driven = Driven()
+  driven.hello("p1")
+  number = optimistic(driven, "p0")
+  number = optimistic(
+    driven, "p1", membership=1 if how != "other members" else 0
+  )
+  if how == "failed":
+    driven.say("p1", msg.Failed(number, 0, "cut off"))
+  if how == "time":
+    driven.now = driven.leader.deadline()
+    while not driven.sent_to("p1", msg.Attempt):
+      driven.now = driven.leader.deadline()
+      driven.give(ins.TimePassed())
+    assert driven.now <= driven.config.attempt_timeout / 4
+  (attempt,) = driven.sent_to("p1", msg.Attempt)
+  assert attempt.attempt.number == 1
+  driven.say("p0", msg.Done(number))  # Of what is void now.
+  driven.say("p1", msg.Done(number))
+  assert driven.logged(Committed) == []
+
+
+def test_a_lost_connection_is_a_lost_member():
+  driven = inline()
+  driven.give(ins.PeerLost("p1", "broken", "reset"))
+  (removed,) = driven.logged(Removed)
+  assert (removed.incarnation, removed.left) == (1, False)
+
+
+def test_a_member_that_fails_by_an_exception_is_told_at_once():
+  driven = inline()
+  driven.say("p1", msg.Leave(True, "an exception"))
+  assert [r.left for r in driven.logged(Removed)] == [False]
+
+
+def test_who_leaves_waits_for_those_who_lack_its_state():
+  driven = Driven(replicas_to_aggregate=1)
+  driven.hello("p1")
+  driven.say("p1", msg.NeedsSnapshot(0, "new"))
+  driven.say("p0", msg.Leave(False, "left"))
+  assert driven.logged(Removed) == []
+  driven.say("p1", msg.Applied(0))
+  assert [r.left for r in driven.logged(Removed)] == [True]
+  # The leader itself has left: the others are to find another one.
+  assert driven.leader.over
+  assert driven.sent_to("p1", msg.NotLeader)
+
+
+def test_two_processes_of_one_id_wait_for_one_of_them_to_be_lost():
+  driven = inline()
+  driven.hello("p7", replica=1)
+  assert len(driven.logged(Joined)) == 1
+  driven.give(ins.PeerLost("p1", "broken", "killed"))
+  assert len(driven.logged(Joined)) == 2
+  assert driven.sent_to("p7", msg.Welcome)
+
+
+@pytest.mark.parametrize(
+  "bad",
+  [
+    msg.Arrive(0, 0, 1, 1, True, 0, None, b"too long", "", None),
+    msg.Arrive(0, 0, 1, 2, True, 0, None, b"x", "", None),
+    msg.Welcome(1, 0, None, -1),
+    msg.Recorded(3, None),
+    msg.Done(AttemptId(9, 9, 9, 9)),
+    msg.Failed(AttemptId(0, 0, 0, 0), 99, "?"),
+    msg.Applied(10**9),
+    msg.Fingerprint(10**9, "x"),
+    msg.NeedsSnapshot(10**9, ""),
+  ],
+  ids=lambda bad: type(bad).__name__,
+)
+def test_nonsense_of_a_member_ends_no_leader(bad):
+  driven = inline()
+  driven.say("p1", bad)
+  driven.give(ins.Malformed("p1", "not a message"))
+  driven.say("stranger", bad)
+  assert not driven.leader.over
+  assert driven.sent_to("p1", msg.Rejected)
+  driven.hello("p2")
+  assert driven.sent_to("p2", msg.Welcome)
+
+
+def test_another_leader_s_record_ends_its_office():
+  driven = inline()
+  driven.holds = []
+  driven.arrive("p0", payload=b"a")
+  driven.arrive("p1", payload=b"b")
+  (put,) = driven.holds
+  driven.give(ins.PutAnswered(put.request, "conflict"))
+  get = next(e for e in driven.did[::-1] if isinstance(e, fx.Get))
+  other = Record(1, (Term(1, "p1", "at p1", False, 1, 1, 0, ""),))
+  driven.give(ins.GetAnswered(get.request, True, other))
+  assert driven.leader.over
+  assert driven.sent_to("p1", msg.NotLeader)
+  assert driven.leader.deadline() == float("inf")
+
+
+def test_a_step_that_makes_no_progress_ends_the_run_and_names_who_is_missing():
+  driven = inline(timeout=30.0)
+  driven.arrive("p0", payload=b"a")
+  while not driven.logged(Ended):
+    driven.now = driven.leader.deadline()
+    driven.give(ins.TimePassed())
+  (ended,) = driven.logged(Ended)
+  assert "computing: replica 1" in ended.reason
+  assert driven.now == pytest.approx(30.0)
+  assert "replica 1" in driven.sent_to("p1", msg.Stalled)[0].missing
+
+
+def test_different_states_end_the_run():
+  driven = inline()
+  driven.say("p0", msg.Fingerprint(1, "x"))
+  driven.say("p1", msg.Fingerprint(1, "y"))
+  (ended,) = driven.logged(Ended)
+  assert ended.error == "Diverged"

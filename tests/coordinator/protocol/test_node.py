@@ -1,0 +1,218 @@
+"""Whole processes, without a network: messages and store are carried by hand."""
+
+import collections
+
+import pytest
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.node import Node
+
+
+class Cluster:
+  """Nodes whose effects are carried out at once, in order."""
+
+  def __init__(self, replicas=2, **options):
+    options = {
+      "replicas_to_aggregate": replicas,
+      "total_num_replicas": replicas,
+      "inline_bytes": 1,
+    } | options
+    self.store, self.now, self.down = {}, 0.0, set()
+    self.did = collections.defaultdict(list)
+    self.todo = collections.deque()
+    self.nodes = {}
+    self.options = options
+    for replica in range(replicas):
+      self.start(replica, f"p{replica}")
+
+  def start(self, replica, process):
+    config = Config(
+      process, replica, f"at {process}", digest="s", **self.options
+    )
+    self.nodes[process] = Node(config)
+    self.give(process, ins.Started(f"nonce of {process}"))
+
+  def give(self, process, input_):
+    self.todo.append((process, input_))
+    while self.todo:
+      process, input_ = self.todo.popleft()
+      if process in self.nodes and process not in self.down:
+        for effect in self.nodes[process].step(input_, self.now):
+          self.did[process].append(effect)
+          self.carry_out(process, effect)
+
+  def carry_out(self, process, effect):
+    answer = None
+    match effect:
+      case fx.Send(peer, message):
+        if peer in self.down:
+          return
+        self.todo.append((peer, ins.Received(process, message)))
+      case fx.Connect(peer) if peer in self.down:
+        answer = ins.PeerLost(peer, "broken", "refused")
+      case fx.Put(request, key, value, overwrite):
+        free = overwrite or key not in self.store
+        if free:
+          self.store[key] = value
+        answer = ins.PutAnswered(request, "done" if free else "conflict")
+      case fx.Get(request, key):
+        answer = ins.GetAnswered(request, True, self.store.get(key))
+      case fx.Average(task):
+        answer = ins.Averaged(task, b"mean")
+    if answer is not None:
+      self.todo.append((process, answer))
+
+  def pass_time(self, until):
+    while True:
+      due = {
+        p: n.deadline() for p, n in self.nodes.items() if p not in self.down
+      }
+      process = min(due, key=due.get)
+      if due[process] > until:
+        self.now = until
+        return
+      self.now = max(self.now, due[process])
+      self.give(process, ins.TimePassed())
+
+  def submit(self, process, sequence, step, admission=1):
+    self.give(
+      process,
+      ins.Submitted(sequence, -1, admission, step, 1, True, b"g", None),
+    )
+
+  def done(self, process, kind):
+    return [e for e in self.did[process] if isinstance(e, kind)]
+
+  def kill(self, process):
+    self.down.add(process)
+    for other in self.nodes:
+      self.give(other, ins.PeerLost(process, "broken", "killed"))
+
+  def leaders(self):
+    return [p for p, n in self.nodes.items() if n.leader and p not in self.down]
+
+
+def test_they_start_together_and_make_steps():
+  cluster = Cluster(3)
+  assert cluster.leaders() == ["p0"]
+  for step in range(3):
+    for process in cluster.nodes:
+      cluster.submit(process, step, step)
+  for process in cluster.nodes:
+    assert [e.step for e in cluster.done(process, fx.Publish)] == [1, 2, 3]
+    assert [e.reason for e in cluster.done(process, fx.Resolved)] == [""] * 3
+  nonces = {e.nonce for p in cluster.nodes for e in cluster.done(p, fx.UseRun)}
+  assert nonces == {"nonce of p0"}
+
+
+def test_a_node_never_sends_to_itself():
+  cluster = Cluster(3)
+  for process in cluster.nodes:
+    assert all(e.peer != process for e in cluster.done(process, fx.Send))
+
+
+def test_when_the_leader_dies_the_next_goes_on_and_nothing_is_lost():
+  cluster = Cluster(3, replicas_to_aggregate=2, lower_on_loss=True)
+  cluster.submit("p1", 0, 0)
+  cluster.kill("p0")
+  cluster.pass_time(1.0)
+  assert cluster.leaders() == ["p1"]
+  cluster.submit("p2", 0, 0)
+  for process in ("p1", "p2"):
+    (outcome,) = cluster.done(process, fx.Resolved)
+    assert (outcome.reason, outcome.members) == ("", (1, 2))
+
+
+def test_the_dead_one_s_id_can_join_again():
+  cluster = Cluster(2, lower_on_loss=True)
+  cluster.kill("p1")
+  cluster.start(1, "p9")
+  (admitted,) = cluster.done("p9", fx.Admitted)
+  assert admitted.incarnation == 2
+  cluster.submit("p0", 0, 0)
+  cluster.submit("p9", 0, 0)
+  assert cluster.done("p9", fx.Publish)
+
+
+def test_a_finish_reaches_all():
+  cluster = Cluster(3)
+  cluster.give("p2", ins.FinishWanted("enough"))
+  for process in cluster.nodes:
+    assert cluster.done(process, fx.Finished) == [fx.Finished(0, "enough")]
+
+
+def test_all_save_the_same_step():
+  cluster = Cluster(2)
+  cluster.give("p1", ins.SaveWanted())
+  for step in range(2):
+    for process in cluster.nodes:
+      cluster.submit(process, step, step)
+  for process in cluster.nodes:
+    assert [e.save for e in cluster.done(process, fx.Publish)] == [True, False]
+
+
+def test_who_leaves_is_let_go_and_the_others_go_on():
+  cluster = Cluster(2)
+  cluster.give("p0", ins.LeaveWanted())
+  assert cluster.done("p0", fx.Left)
+  cluster.pass_time(1.0)
+  assert cluster.leaders() == ["p1"]
+  cluster.submit("p1", 0, 0)
+  assert cluster.done("p1", fx.Publish)
+
+
+def test_a_submission_of_an_old_admission_is_lost():
+  cluster = Cluster(2)
+  cluster.submit("p1", 0, 0, admission=0)
+  (outcome,) = cluster.done("p1", fx.Resolved)
+  assert outcome.reason == "lost"
+
+
+def test_whoever_cannot_reach_the_store_says_so_in_the_end():
+  node = Node(Config("p0", 0, "at p0"))
+  effects = node.step(ins.Started("n"), 0.0)
+  now, fail = 0.0, []
+  while not fail:
+    for effect in effects:
+      if isinstance(effect, fx.Get):
+        unknown = ins.GetAnswered(effect.request, False, None)
+        effects = node.step(unknown, now)
+        break
+    else:
+      now = node.deadline()
+      effects = node.step(ins.TimePassed(), now)
+    fail = [e for e in effects if isinstance(e, fx.Fail)]
+  assert now == pytest.approx(325.0)
+  assert "has waited 325.0 s to be let in" in fail[0].reason
+  assert "The store doesn't answer" in fail[0].reason
+
+
+@pytest.mark.parametrize(
+  "message",
+  [
+    msg.Recorded(99, None),
+    msg.Proposed(0, Cluster(1).store["log/0"]),
+    msg.Serve(1, "x", "at x", 0),
+    msg.Fetch(1, "x", "at x", 0),
+    msg.Dropped(0, "stale", 1),
+    msg.Asked(0, 5),
+    msg.Standing(0, False),
+    msg.Canvass(0),
+    msg.NotLeader("no"),
+    msg.Refused("no"),
+    msg.Welcome(0, 0, None, 0),
+    msg.Done(msg.AttemptId(0, 0, 0, 0)),
+  ],
+  ids=lambda m: type(m).__name__,
+)
+def test_a_stranger_s_word_counts_for_nothing(message):
+  cluster = Cluster(2)
+  for process in cluster.nodes:
+    cluster.give(process, ins.Received("stranger", message))
+  for process in cluster.nodes:
+    cluster.submit(process, 0, 0)
+  for process in cluster.nodes:
+    assert [e.reason for e in cluster.done(process, fx.Resolved)] == [""]

@@ -1,0 +1,106 @@
+"""Submissions: one outcome each, and never one that the log doesn't have."""
+
+from optax_dist.coordinator.protocol.effects import Resolved, Taken
+from optax_dist.coordinator.protocol.entries import AttemptId, Committed, Part
+from optax_dist.coordinator.protocol.inputs import Submitted
+from optax_dist.coordinator.protocol.session import Session
+
+ME = 7
+
+
+def submission(sequence, total=1, extends=-1):
+  return Submitted(sequence, extends, 1, 0, total, True, b"", sequence)
+
+
+def commit(sequence, step=0):
+  parts = (
+    Part(3, 0, 9, step, 0, 1, 1.0),
+    Part(ME, 1, sequence, step - 1, 1, 1, 0.5),
+  )
+  return Committed(
+    AttemptId(0, step, 1, 0), parts, (), True, b"", False, (), ()
+  )
+
+
+def test_a_commit_is_told_once_its_step_is_published():
+  session = Session()
+  assert session.submit(submission(0)) == []
+  assert session.committed(commit(0, step=4), ME)
+  assert session.pending is None
+  assert session.waits
+  assert session.published(4) == []
+  assert session.published(5) == [Resolved(0, "", 5, (0, 1), 1)]
+  assert not session.waits
+
+
+def test_another_membership_s_part_is_not_its_own():
+  session = Session()
+  session.submit(submission(0))
+  assert not session.committed(commit(0), ME + 1)
+  assert session.pending is not None
+
+
+def test_a_drop_is_told_at_once_and_only_of_what_is_there():
+  session = Session()
+  session.submit(submission(3))
+  assert session.dropped(2, "stale") == []
+  assert session.dropped(3, "stale") == [Resolved(3, "stale", 0)]
+  assert session.dropped(3, "stale") == []
+
+
+def test_a_sum_is_taken_in_and_goes_on():
+  session = Session()
+  session.submit(submission(0, total=2))
+  assert session.count() == 2
+  assert session.asked_for_more(0, 1) == [Taken(0, 1)]
+  assert session.pending is None
+  assert session.submit(submission(1, total=3, extends=0)) == []
+  assert session.count() == 1
+  assert session.find(0) is not None
+  session.committed(commit(1), ME)
+  (outcome,) = session.published(1)
+  assert (outcome.sequence, outcome.reason, outcome.apart) == (1, "", False)
+  assert session.taken is None
+
+
+def test_what_is_taken_in_may_be_decided_by_itself():
+  session = Session()
+  session.submit(submission(0, total=2))
+  session.asked_for_more(0, 1)
+  session.committed(commit(0), ME)
+  (told,) = session.submit(submission(1, total=3, extends=0))
+  assert (told.sequence, told.reason, told.apart) == (1, "superseded", True)
+  assert [o.sequence for o in session.published(1)] == [0]
+
+
+def test_a_new_leader_is_sent_the_whole_sum():
+  session = Session()
+  session.submit(submission(0, total=2))
+  session.asked_for_more(0, 1)
+  session.submit(submission(1, total=3, extends=0))
+  assert session.new_leader() == []
+  assert session.count() == 3
+
+
+def test_a_new_leader_can_not_wait_for_what_the_old_one_had():
+  session = Session()
+  session.submit(submission(0, total=2))
+  session.asked_for_more(0, 1)
+  assert session.new_leader() == [Resolved(0, "lost", 0)]
+
+
+def test_what_is_lost_is_told_and_what_counts_is_kept():
+  session = Session()
+  session.submit(submission(0))
+  session.committed(commit(0), ME)
+  session.submit(submission(1))
+  assert session.lost("lost") == [Resolved(1, "lost", 0)]
+  assert [o.sequence for o in session.published(1)] == [0]
+
+
+def test_a_commit_of_what_was_given_up_tells_nothing():
+  session = Session()
+  session.submit(submission(0))
+  session.lost("lost")
+  assert session.committed(commit(0), ME)
+  assert session.published(1) == []
