@@ -78,8 +78,13 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
       and inside is not None
       and inside.local_step == local_step
     ):
-      # The sum goes on from what is in, so that can't count either.
+      # The sum goes on from what is in, so that can't count either, and the
+      # same step may be tried again.
       draft.withdraw(replica, ev.Reason.SUPERSEDED)
+      record = record._replace(
+        counted=local_step - 1, asked=record.asked + inside.count
+      )
+      draft.replicas = draft.replicas.set(replica, record)
     if draft.finished:
       draft.emit(ev.Finished(draft.step))
     elif record is None or not record.live:

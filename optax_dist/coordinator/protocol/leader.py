@@ -1007,7 +1007,10 @@ class Leader:
   def _record_end(
     self, reason: str, error: Literal["", "CoordinatorError", "Diverged"]
   ) -> None:
+    if self._ended:
+      return
     self._ended = True
+    self._ending = self._now if self._ending is None else self._ending
     self._waiting_since = None
     dropped = tuple(sorted(self._dropped.items()))
     step = self._quorum.step
@@ -1020,10 +1023,8 @@ class Leader:
     reason: str,
     error: Literal["CoordinatorError", "Diverged"] = "CoordinatorError",
   ) -> None:
-    if not self._ended:
-      self._ending = self._now
-      self._attempt = None
-      self._record_end(reason, error)
+    self._attempt = None
+    self._record_end(reason, error)
 
   def _cannot_proceed(self, decision: quorum.CannotProceed) -> None:
     self._note(
