@@ -360,7 +360,9 @@ class Search:
         self._beat = (beat.term, beat.count)
       known = situation.complete and beat.term <= situation.view.term
       reachable = self.may_call(beat.leader, now)
-      if reachable and (not known or situation.me < 0):
+      # What a new leader has read before is to be read here as well: the means
+      # of steps that were missed may be in it.
+      if reachable and (not situation.complete or (known and situation.me < 0)):
         found.append(LeaderFound(beat.leader, beat.address))
       if position < 0 and reachable:
         self._look_again(now)
