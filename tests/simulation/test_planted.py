@@ -6,16 +6,10 @@ import pytest
 
 from tests.simulation import faults, planted, shrink
 
-# All are found within 20,000 schedules (`--planted all`); here is time for those
-# that take fewer than this, and a check of the seeds of the others.
-_MOST = 120
-_LATER = {
-  "terms are trimmed like other records (the old loss of safety)": 234,
-  "who claims leadership forgets the fence": 173,
-  "what was computed ahead is published, whatever is decided": 477,
-  "an idle leader never learns that it was replaced": 1358,
-  "a lost member is not noticed": 506,
-}
+# Each is found within so many schedules, from the seed given or from 0; where a
+# change of the core moves that, `--planted all` says where they are found now.
+_MOST = 800
+_FIRST = {"an idle leader never learns that it was replaced": 1300}
 
 
 def test_there_are_enough():
@@ -25,8 +19,7 @@ def test_there_are_enough():
 
 @pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda f: f.name)
 def test_a_planted_fault_is_found(fault):
-  first = _LATER.get(fault.name, 0)
-  found = planted.find(fault, first, 1 if first else _MOST)
+  found = planted.find(fault, _FIRST.get(fault.name, 0), _MOST)
   assert found is not None
   assert not faults.run(found.schedule).violation  # Without the fault.
 
