@@ -6,8 +6,9 @@ gradient that is ready. Time passes only when nothing else can happen. Within
 each space there may be one kill, one stop (others find the process silent, and
 it may go on at any time) and one answer of the store that is lost.
 
-States are compared by value, so that orders which lead to the same one are
-followed once.
+The leader's sign of life in the store is read and written at once: it is a
+hint, and decides nothing. States are compared by value, so that orders which
+lead to the same one are followed once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import pickle
 import types
 from typing import Any
 
+from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.log import LEADER_KEY
 from tests.simulation import world as worlds
 from tests.simulation.invariants import Checker, Violation
 
@@ -133,6 +136,19 @@ class _World(worlds.World):
 
   def delay(self, mean: float) -> float:
     return 0.0
+
+  def request(self, process: worlds.Process, effect: Any) -> None:
+    if effect.key != LEADER_KEY:
+      super().request(process, effect)
+      return
+    if isinstance(effect, fx.Put):
+      self.store[effect.key] = effect.value
+      answer: ins.Input = ins.PutAnswered(effect.request, "done")
+    else:
+      value = self.store.get(effect.key)
+      answer = ins.GetAnswered(effect.request, True, value)
+    key = ("local", process.name)
+    self.queues.setdefault(key, []).append(("input", (process, answer)))
 
   def choices(self) -> list[tuple[Any, ...]]:
     """What may happen next."""
