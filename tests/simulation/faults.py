@@ -183,6 +183,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       delay = details[1]
       if delay < 0.0 and not _can_spare_one(world):
         delay = 0.5
+      world.spared = world.spared or delay < 0.0
       if delay >= 0.0:
         world.at(world.now + delay, world.start, process.index)
     case "pause" | "pause leader" | "stop":
@@ -217,7 +218,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "snapshot":
       process.fail_snapshots += details[1]
     case "leave":
-      process.wants_leave = True
+      # With one that is dead for good there may be too few.
+      process.wants_leave = not world.spared
     case "save":
       from optax_dist.coordinator.protocol import inputs as ins
 

@@ -211,7 +211,8 @@ class World:
     self.events = 0
     self.trace: list[str] | None = None
     self.checker = checker
-    self.quiet = False
+    # Whether a process was killed for good.
+    self.spared = False
     for index in range(setting.replicas):
       self.start(index)
 

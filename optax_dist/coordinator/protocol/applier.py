@@ -259,7 +259,9 @@ class Applier:
       commit = self._todo[0]
       step = commit.attempt.step
       if step < self.step and self.sound:
+        # A snapshot had it already.
         self._todo.popleft()
+        self._out += self._session.published(self.step)
         continue
       if not self.sound or self.needs or not self._take(commit):
         return

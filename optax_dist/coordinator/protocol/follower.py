@@ -250,8 +250,8 @@ class Follower:
         case StartAt(position):
           self._position, self._complete = position, position == 0
         case FellOff(position):
-          # A leader that is being called may know better.
-          if not self._called:
+          # A leader that is followed, or being called, knows better.
+          if not self._called and not self._leader:
             self._fall_off()
             self._position = position
         case Elected(position, record):
