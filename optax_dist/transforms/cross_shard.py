@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, collectives, provenance, update_leaves
+from optax_dist._internal import (
+  axes,
+  checks,
+  collectives,
+  provenance,
+  update_leaves,
+)
 from optax_dist._internal.adasum import adasum
 from optax_dist.compression.interface import Compression
 from optax_dist.compression.transform import compressed
@@ -119,8 +125,8 @@ def cross_shard(
     <https://www.tensorflow.org/api_docs/python/tf/compat/v1/tpu/CrossShardOptimizer>`_.
   """
   names = axes.canonical_names(axis_name)
-  _check_choice("reduction", reduction, _REDUCTIONS)
-  _check_choice("invariant_updates", invariant_updates, _INVARIANT_UPDATES)
+  checks.one_of("reduction", reduction, _REDUCTIONS)
+  checks.one_of("invariant_updates", invariant_updates, _INVARIANT_UPDATES)
   collectives.check_groups(axis_index_groups)
   groups = axis_index_groups or None
   if groups and len(names) > 1:
@@ -207,12 +213,6 @@ def cross_shard(
     return treedef.unflatten(results), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-  if value not in choices:
-    accepted = ", ".join(map(repr, choices))
-    raise ValueError(f"`{name}` must be one of {accepted}, got {value!r}.")
 
 
 def _check_own(path, leaf, missing) -> None:
