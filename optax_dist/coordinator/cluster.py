@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
+from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.transport import addresses
 
-ADDRESS = "OPTAX_DIST_COORDINATOR_ADDRESS"
-NUM_REPLICAS = "OPTAX_DIST_NUM_REPLICAS"
-REPLICA = "OPTAX_DIST_REPLICA"
+ADDRESS = environment.variable("coordinator_address")
+NUM_REPLICAS = environment.variable("num_replicas")
+REPLICA = environment.variable("replica")
 
 
 def detect(
@@ -39,9 +38,10 @@ def detect(
     >>> detect("10.0.0.1:29400", num_replicas=4, replica=1)
     ('10.0.0.1:29400', 4, 1)
   """
-  address = coordinator_address or os.environ.get(ADDRESS)
-  count = _number(NUM_REPLICAS) if num_replicas is None else num_replicas
-  index = _number(REPLICA) if replica is None else replica
+  told = environment.Environment.read()
+  address = coordinator_address or told.coordinator_address
+  count = told.num_replicas if num_replicas is None else num_replicas
+  index = told.replica if replica is None else replica
   if address is None or count is None or index is None:
     found = detect_cluster() or (None, None, None)
     address = found[0] if address is None else address
@@ -67,15 +67,6 @@ def detect(
       f" replica {index}."
     )
   return address, count, index
-
-
-def _number(name: str) -> int | None:
-  text = os.environ.get(name)
-  if not text:
-    return None
-  if not text.isdecimal():
-    raise ValueError(f"{name} must be a whole number; got {text!r}.")
-  return int(text)
 
 
 def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:

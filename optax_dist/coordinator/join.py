@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import optax
 from optax_dist import quorum as rules
 from optax_dist.coordinator import errors, options, strategies
 from optax_dist.coordinator import replica as replicas
+from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
@@ -35,7 +35,7 @@ def join(
   max_staleness: int = 0,
   staleness_weight: str | None = None,
   lower_on_leave: bool = True,
-  lower_on_loss: bool = False,
+  lower_on_loss: bool | None = None,
   opt_state: Any = None,
   global_step: int = 0,
   secret: bytes | str | None = None,
@@ -49,17 +49,18 @@ def join(
   """Makes this process a replica of a run, and waits until it is let in.
 
   The replicas find each other by the store at `coordinator_address`, or by the
-  environment variables OPTAX_DIST_COORDINATOR_ADDRESS, OPTAX_DIST_NUM_REPLICAS
-  and OPTAX_DIST_REPLICA, or by what JAX knows of the cluster (SLURM, GKE, TPU
-  pods, Open MPI). Inside a replica `shard_map` and `jit` over its own devices
-  go on as they are; between replicas nothing runs but this.
+  environment variables that `optax-dist launch` sets (OPTAX_DIST_REPLICA and
+  others: `launch.environment.Environment`), or by what JAX knows of the cluster
+  (SLURM, GKE, TPU pods, Open MPI). Inside a replica `shard_map` and `jit` over
+  its own devices go on as they are; between replicas nothing runs but this.
 
   Args:
     opt: what is applied to the mean gradient; for a strategy that trains
       locally, what each replica applies to its own.
     params: a tree of arrays of floating dtypes; their shardings are kept.
-    replicas_to_aggregate: gradients in a step; by default all. More
-      than `total_num_replicas` are shared out: a replica sums several.
+    replicas_to_aggregate: gradients in a step; by default
+      OPTAX_DIST_REPLICAS_TO_AGGREGATE, or all. More than `total_num_replicas`
+      are shared out: a replica sums several.
     total_num_replicas: replicas expected at the start.
     coordinator_address: ``host:port`` of the store process.
     store: another kind of store, ``etcd://a:2379,b:2379,c:2379``; then there is
@@ -71,11 +72,13 @@ def join(
     staleness_weight: None, or "inverse" for 1 / max(1, staleness).
     lower_on_leave: whether replicas that leave gracefully (out of data) lower
       the quorum to those who are left.
-    lower_on_loss: whether lost replicas lower it, too.
+    lower_on_loss: whether lost replicas lower it, too; by default if
+      OPTAX_DIST_MIN_REPLICAS is less than `replicas_to_aggregate`.
     opt_state: of a checkpoint; by default `opt.init(params)`.
     global_step: of a checkpoint.
-    secret: of the job, at least 16 bytes; by default OPTAX_DIST_SECRET. Needed
-      where others than this host can connect.
+    secret: of the job, at least 16 bytes; by default OPTAX_DIST_SECRET, or what
+      is in the file OPTAX_DIST_SECRET_FILE. Needed where others than this host
+      can connect.
     certificates: files by which all that leaves this host is encrypted.
     bind: host name or address that this process listens at; by default this
       host only, if the store is on loopback, and all addresses otherwise.
@@ -83,8 +86,10 @@ def join(
     advertise: the address that others are told, as a host or ``host:port``; by
       default the one by which this host reaches the store.
     start_store: whether replica 0 starts the store process, if nothing listens
-      at its address; by default, if the address is one of this host.
-    **settings: fields of `Options`: deadlines, `wire`, `journal` and others.
+      at its address; by default, if the address is one of this host, and no
+      launcher has started one.
+    **settings: fields of `Options`: deadlines, `wire`, `journal` and others; by
+      default `journal` is OPTAX_DIST_JOURNAL and `run` OPTAX_DIST_RUN.
 
   Returns:
     The replica, a context manager: leaving it takes the replica out of the
@@ -95,16 +100,26 @@ def join(
     JoinRefused: the job differs in parameters, optimizer, strategy or wire.
     CoordinatorError: nobody answers within `timeout` seconds.
   """
+  launched = Environment.read()
+  if store is None and coordinator_address is None:
+    store = launched.store
   address, total, number = _place(
     coordinator_address if store is None else "127.0.0.1:1",
     total_num_replicas,
     replica,
   )
+  if replicas_to_aggregate is None:
+    replicas_to_aggregate = launched.replicas_to_aggregate or total
+  if lower_on_loss is None:
+    fewest = launched.min_replicas or replicas_to_aggregate
+    lower_on_loss = fewest < min(replicas_to_aggregate, total)
+  settings.setdefault("journal", launched.journal)
+  settings.setdefault("run", launched.run or "")
   chosen = _strategy(
     opt,
     strategy,
     strategies.Quorum(
-      total if replicas_to_aggregate is None else replicas_to_aggregate,
+      replicas_to_aggregate,
       total,
       max_staleness,
       staleness_weight,
@@ -116,10 +131,14 @@ def join(
   place = urls.parse(store or f"tcp://{address}")
   host = endpoint.store_host(place)
   local = addresses.is_loopback(host) and bind is None
+  if secret is None:
+    secret = launched.find_secret()
   key = _secret(secret, local or certificates is not None)
   hosted = None
   if start_store is None:
-    start_store = number == 0 and _is_of_this_host(host)
+    start_store = (
+      launched.channel is None and number == 0 and _is_of_this_host(host)
+    )
   if start_store and isinstance(place, urls.Tcp):
     hosted = _start_store(place.address, key, certificates)
   try:
@@ -315,8 +334,7 @@ def _strategy(
 
 
 def _secret(secret: bytes | str | None, loopback: bool) -> bytes:
-  if secret is None:
-    secret = os.environ.get(SECRET_VARIABLE, "")
+  secret = secret or b""
   if not secret and not loopback:
     raise ValueError(
       "A job that listens beyond loopback needs a secret: pass secret= or set "

@@ -58,6 +58,7 @@ def test_what_is_missing_is_named(monkeypatch):
   monkeypatch.setenv(cluster.REPLICA, "first")
   with pytest.raises(ValueError, match=r"OPTAX_DIST_REPLICA.*'first'"):
     cluster.detect("h:1", 2)
+  monkeypatch.delenv(cluster.REPLICA)
   with pytest.raises(ValueError, match=r"0 to 1.*got replica 2"):
     cluster.detect("h:1", 2, 2)
   with pytest.raises(ValueError, match="host:port"):

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist import coordinator
+from optax_dist.coordinator import journal as journals
+from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.store import process
 from tests.coordinator.transport import worlds
 
@@ -47,3 +49,43 @@ def test_a_store_that_join_starts_has_the_same_certificates(
     assert replica.step(jnp.ones(2)).accepted
   (store,) = started
   store.stop()
+
+
+def test_what_is_not_passed_is_taken_from_the_environment(
+  tmp_path, monkeypatch
+):
+  secret = "a secret of enough bytes"
+  (tmp_path / "secret").write_text(secret)
+  journal = tmp_path / "journal.jsonl"
+  with process.start(secret.encode(), port=0) as store:
+    told = Environment(
+      coordinator_address=store.address.partition(",")[0],
+      secret_file=str(tmp_path / "secret"),
+      run="of two",
+      num_replicas=2,
+      replica=1,
+      replicas_to_aggregate=2,
+      min_replicas=1,
+      journal=str(journal),
+      channel=99,
+    )
+    for name, value in told.variables().items():
+      monkeypatch.setenv(name, value)
+    quick = {"timeout": 5.0, "attempt_timeout": 2.0, "leader_timeout": 2.0}
+    # Replica 0 is passed what the other one takes from the environment.
+    with (
+      coordinator.join(
+        optax.sgd(0.5),
+        jnp.zeros(2),
+        replica=0,
+        total_num_replicas=2,
+        replicas_to_aggregate=2,
+        lower_on_loss=True,
+        **quick,
+      ) as first,
+      coordinator.join(optax.sgd(0.5), jnp.zeros(2), **quick) as second,
+    ):
+      assert (first.replica, second.replica) == (0, 1)
+      first.finish()
+  (run, *_) = journals.read(journal).records
+  assert (run["replicas_to_aggregate"], run["total_num_replicas"]) == (2, 2)

@@ -1,0 +1,175 @@
+"""What a launched process is told: the environment variables `OPTAX_DIST_*`.
+
+`optax-dist launch` sets them, and `coordinator.join` takes from them what it is
+not given. Whoever starts replicas by other means can set them, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+PREFIX = "OPTAX_DIST_"
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+  """The variables of one process; what is None is not set.
+
+  A field's variable is its name in capitals, after ``OPTAX_DIST_``.
+
+  Attributes:
+    coordinator_address: ``host:port`` of the store process.
+    store: another kind of store, ``etcd://a:2379,b:2379,c:2379``.
+    secret: of the job, at least 16 bytes.
+    secret_file: a file with the secret, if it is not in the environment.
+    run: a name that keeps runs on one store apart.
+    num_replicas: replicas of the job.
+    replica: the number of this one, from 0.
+    replicas_to_aggregate: gradients in a step.
+    min_replicas: replicas with which the job still goes on.
+    restarts: how often this replica was started before.
+    num_processes: processes of each replica.
+    process_index: the number of this process in its replica, from 0.
+    group_address: ``host:port`` at which the processes of this replica meet,
+      for `jax.distributed.initialize`; set if there are several.
+    output: the folder of the job, for example for checkpoints.
+    journal: the file in which the leader writes what happens.
+    grace: seconds from SIGTERM to SIGKILL.
+    faults: to inflict, for tests; see `optax_dist.coordinator.faults`.
+    channel: the number of the file descriptor that leads to the launcher.
+
+  Example:
+    >>> told = Environment(num_replicas=4, replica=2)
+    >>> told.variables()
+    {'OPTAX_DIST_NUM_REPLICAS': '4', 'OPTAX_DIST_REPLICA': '2'}
+    >>> Environment.read(told.variables()) == told
+    True
+  """
+
+  coordinator_address: str | None = None
+  store: str | None = dataclasses.field(default=None, repr=False)
+  secret: str | None = dataclasses.field(default=None, repr=False)
+  secret_file: str | None = None
+  run: str | None = None
+  num_replicas: int | None = None
+  replica: int | None = None
+  replicas_to_aggregate: int | None = None
+  min_replicas: int | None = None
+  restarts: int | None = None
+  num_processes: int | None = None
+  process_index: int | None = None
+  group_address: str | None = None
+  output: str | None = None
+  journal: str | None = None
+  grace: float | None = None
+  faults: str | None = None
+  channel: int | None = None
+
+  def __post_init__(self) -> None:
+    for name in ("num_replicas", "replicas_to_aggregate", "num_processes"):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ValueError(f"{variable(name)} must be at least 1, got {value}.")
+    for name, of in (
+      ("replica", "num_replicas"),
+      ("process_index", "num_processes"),
+    ):
+      value, count = getattr(self, name), getattr(self, of)
+      if value is not None and count is not None and not 0 <= value < count:
+        raise ValueError(
+          f"{variable(name)} must be from 0 to {count - 1}, for"
+          f" {variable(of)} is {count}; got {value}."
+        )
+    if (self.num_processes or 1) > 1 and (
+      self.process_index is None or self.group_address is None
+    ):
+      raise ValueError(
+        f"{variable('num_processes')} is {self.num_processes}; then"
+        f" {variable('process_index')} and {variable('group_address')} must be"
+        " set, too."
+      )
+
+  @classmethod
+  def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
+    """Reads the variables; empty ones count as not set.
+
+    Args:
+      environ: by default those of this process.
+
+    Raises:
+      ValueError: a variable is not what it must be; its name is in the error.
+    """
+    environ = os.environ if environ is None else environ
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+      text = environ.get(variable(field.name), "")
+      if text:
+        found[field.name] = _parse(field, text)
+    return cls(**found)
+
+  def variables(self) -> dict[str, str]:
+    """The variables, as the environment of a process has them."""
+    values = dataclasses.asdict(self)
+    return {
+      variable(name): f"{value:g}" if isinstance(value, float) else str(value)
+      for name, value in values.items()
+      if value is not None
+    }
+
+  def find_secret(self) -> str | None:
+    """The secret, out of its variable or its file.
+
+    Raises:
+      ValueError: the file can't be read, or is empty.
+    """
+    if self.secret is not None or self.secret_file is None:
+      return self.secret
+    return read_secret(self.secret_file)
+
+
+def variable(field: str) -> str:
+  """The name of a field's variable.
+
+  Example:
+    >>> variable("num_replicas")
+    'OPTAX_DIST_NUM_REPLICAS'
+  """
+  return PREFIX + field.upper()
+
+
+def read_secret(path: str | os.PathLike[str]) -> str:
+  """The secret in a file, without the white space around it.
+
+  Raises:
+    ValueError: it can't be read, or is empty.
+  """
+  try:
+    text = pathlib.Path(path).read_text().strip()
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f"The secret in {path} can't be read: {error}.") from None
+  if not text:
+    raise ValueError(f"The secret's file {path} is empty.")
+  return text
+
+
+def _parse(field: dataclasses.Field[Any], text: str) -> Any:
+  kind = str(field.type).partition(" ")[0]
+  name = variable(field.name)
+  if kind == "int":
+    if not text.isdecimal():
+      raise ValueError(f"{name} must be a whole number; got {text!r}.")
+    return int(text)
+  if kind == "float":
+    try:
+      number = float(text)
+    except ValueError:
+      number = math.nan
+    if not 0 <= number < math.inf:
+      raise ValueError(f"{name} must be a number, 0 or more; got {text!r}.")
+    return number
+  return text

@@ -1,0 +1,84 @@
+"""The variables are read as they were written, and wrong ones are named."""
+
+import dataclasses
+
+import pytest
+
+from optax_dist.coordinator.launch import environment
+from optax_dist.coordinator.launch.environment import Environment
+
+_FULL = Environment(
+  coordinator_address="10.0.0.1:29300",
+  store="etcd://a:2379",
+  secret="sixteen bytes or more",
+  secret_file="/run/secrets/job",
+  run="a run",
+  num_replicas=4,
+  replica=3,
+  replicas_to_aggregate=3,
+  min_replicas=2,
+  restarts=1,
+  num_processes=2,
+  process_index=1,
+  group_address="127.0.0.1:1234",
+  output="/out",
+  journal="/out/journal.jsonl",
+  grace=2.5,
+  faults='{"kill": 0.1}',
+  channel=7,
+)
+
+
+@pytest.mark.parametrize("told", [_FULL, Environment(), Environment(grace=0.0)])
+def test_what_is_written_is_read(told):
+  assert Environment.read(told.variables()) == told
+
+
+def test_every_field_has_a_variable():
+  names = {f.name for f in dataclasses.fields(Environment)}
+  assert None not in dataclasses.astuple(_FULL)
+  assert set(_FULL.variables()) == {f"OPTAX_DIST_{n.upper()}" for n in names}
+
+
+def test_it_is_read_from_this_process_by_default(monkeypatch):
+  monkeypatch.setenv("OPTAX_DIST_REPLICA", "5")
+  monkeypatch.setenv("OPTAX_DIST_NUM_REPLICAS", "")  # As if it were not set.
+  assert Environment.read() == Environment(replica=5)
+
+
+@pytest.mark.parametrize(
+  ("variables", "words"),
+  [
+    ({"REPLICA": "-1"}, "OPTAX_DIST_REPLICA must be a whole number; got '-1'"),
+    ({"GRACE": "inf"}, "OPTAX_DIST_GRACE must be a number"),
+    ({"GRACE": "soon"}, "OPTAX_DIST_GRACE must be a number"),
+    ({"NUM_REPLICAS": "0"}, "OPTAX_DIST_NUM_REPLICAS must be at least 1"),
+    ({"NUM_REPLICAS": "2", "REPLICA": "2"}, "REPLICA must be from 0 to 1"),
+    ({"NUM_PROCESSES": "2", "PROCESS_INDEX": "0"}, "OPTAX_DIST_GROUP_ADDRESS"),
+  ],
+)
+def test_wrong_variables_are_named(variables, words):
+  named = {f"OPTAX_DIST_{name}": text for name, text in variables.items()}
+  with pytest.raises(ValueError, match=words):
+    Environment.read(named)
+
+
+def test_the_secret_may_be_in_a_file(tmp_path):
+  file = tmp_path / "secret"
+  file.write_text(" a secret of enough bytes\n")
+  told = Environment(secret_file=str(file))
+  assert told.find_secret() == "a secret of enough bytes"
+  assert Environment(secret="here", secret_file="nowhere").find_secret() == (
+    "here"
+  )
+  assert Environment().find_secret() is None
+  file.write_text("\n")
+  with pytest.raises(ValueError, match="is empty"):
+    told.find_secret()
+  with pytest.raises(ValueError, match="can't be read"):
+    environment.read_secret(tmp_path / "missing")
+
+
+def test_secrets_are_not_shown():
+  assert "sixteen" not in repr(_FULL)
+  assert "etcd" not in repr(_FULL)
