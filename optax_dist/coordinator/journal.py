@@ -43,6 +43,7 @@ _GRADIENT = _REPLICA | {
   "batches": _LIST + "?",
   "compute": _NUMBER + "?",
   "arrived": _NUMBER + "?",
+  "timings": _OBJECT + "?",
 }
 _MEMBER = _GRADIENT | {"staleness": _INT, "weight": _NUMBER}
 _STEP = {"step": _INT}
@@ -59,6 +60,7 @@ KINDS: dict[str, dict[str, str]] = {
     "weight": _TEXT + "?",
     "step": _INT,
     "wire": _TEXT + "?",
+    "gradient_bytes": _INT + "?",
     "config": _OBJECT + "?",
   },
   "leader": {"replica": _ID, "term": _INT + "?"} | _STEP,
@@ -80,8 +82,22 @@ KINDS: dict[str, dict[str, str]] = {
   "finish": _STEP | {"reason": _TEXT + "?", "ledger": _OBJECT + "?"},
 }
 
-_SECONDS = frozenset({"time", "attempt_time", "arrived", "compute", "waited"})
+# What a contribution was made of, where its replica has told.
+TIMINGS = (
+  "start",
+  "sent",
+  "compiled",
+  "encoded",
+  "waited",
+  "exchanged",
+  "applied",
+)
+_TIMINGS = dict.fromkeys(TIMINGS, _NUMBER)
+_SECONDS = frozenset(
+  {"time", "attempt_time", "arrived", "compute", "waited", *TIMINGS}
+)
 _DECIMALS = 6
+_AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
 class JournalError(ValueError):
@@ -197,7 +213,7 @@ class Journal:
         self._start = self._clock()
         fields = {"version": VERSION, "unix_time": self._unix_clock()} | fields
       record = {"kind": kind, "time": fields.pop("time", self.time())} | fields
-      record = json.loads(json.dumps(_rounded(record), default=_plain))
+      record = {key: _as_json(item, key) for key, item in record.items()}
       wrong = _fault(record)
       if wrong:
         raise ValueError(f"{kind}: {wrong}.")
@@ -340,16 +356,24 @@ def _fault(record: Record) -> str:
   if type(record.get("kind")) is not str:
     return "no kind"
   fields = KINDS.get(record["kind"], {})
-  wrong = _fault_of_fields(record, _COMMON | fields)
+  wrong = _fault_of_fields(record, _COMMON | fields) or _timings_fault(record)
   if wrong or record["kind"] != "commit":
     return wrong
   for i, member in enumerate(record["members"]):
     if type(member) is not dict:
       return f"members[{i}] must be an object, got {member!r:.40}"
-    wrong = _fault_of_fields(member, _MEMBER)
+    wrong = _fault_of_fields(member, _MEMBER) or _timings_fault(member)
     if wrong:
       return f"members[{i}]: {wrong}"
   return ""
+
+
+def _timings_fault(record: Record) -> str:
+  found = record.get("timings")
+  if type(found) is not dict:
+    return ""
+  wrong = _fault_of_fields(found, _TIMINGS)
+  return wrong and f"timings: {wrong}"
 
 
 def _fault_of_fields(record: Record, fields: dict[str, str]) -> str:
@@ -371,21 +395,25 @@ def _fill(record: Record, fields: dict[str, str]) -> None:
       record.setdefault(name, None)
 
 
-def _rounded(value: Any, name: Any = None) -> Any:
-  """Rounds times; a weight stays exact, for replay multiplies by it."""
+def _as_json(value: Any, name: Any = None) -> Any:
+  """A value as JSON has it; NumPy's and jax's scalars and arrays too.
+
+  Times are rounded; a weight stays exact, for replay multiplies by it.
+  """
+  kind = type(value)
+  if kind is float:
+    return round(value, _DECIMALS) if name in _SECONDS else value
+  if kind in _AS_THEY_ARE:
+    return value
   if isinstance(value, dict):
-    return {key: _rounded(item, key) for key, item in value.items()}
+    return {key: _as_json(item, key) for key, item in value.items()}
   if isinstance(value, (list, tuple)):
-    return [_rounded(item) for item in value]
-  if name in _SECONDS and isinstance(value, float):
-    return round(value, _DECIMALS)
-  return value
-
-
-def _plain(value: Any) -> Any:
-  """NumPy's and jax's scalars and arrays as JSON has them."""
+    return [_as_json(item) for item in value]
   if hasattr(value, "tolist"):
-    return value.tolist()
+    return _as_json(value.tolist(), name)
+  for plain in (str, int, float):
+    if isinstance(value, plain):
+      return plain(value)
   raise TypeError(f"{value!r:.60} is none of JSON's values.")
 
 

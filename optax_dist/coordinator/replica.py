@@ -26,6 +26,7 @@ from optax_dist.coordinator.runtime import (
   endpoint,
   handover,
   journal_lines,
+  timings,
   trees,
 )
 
@@ -117,8 +118,13 @@ class Replica:
     self._counts: dict[str, int] = {"applied": 0}
     self._saved = -1
     self._left = False
-    self._token_time = time.monotonic()
     self._computed = 0.0
+    # When what is computed now was begun, and jax's time for programs by then.
+    self._began = self._token_time = time.monotonic()
+    self._compiled = timings.compiled()
+    # Of the submission before: when it was sent, and its parts until now.
+    self._sent: float | None = None
+    self._waited = self._apply_time = 0.0
 
   def _describe(self) -> dict[str, Any]:
     numbers = self._strategy.quorum
@@ -130,6 +136,7 @@ class Replica:
       "lower_on_leave": numbers.lower_on_leave,
       "weight": numbers.weight and "inverse_staleness",
       "wire": self._settings.wire,
+      "gradient_bytes": self._encoder.place.nbytes,
       "config": dict(self._settings.config),
     }
 
@@ -141,12 +148,16 @@ class Replica:
 
   def _apply(self, shared: Any, leaves: Any, parts: int) -> Any:
     """The shared state after a commit; called by the event loop's side."""
+    start = time.monotonic()
     mean = self._template.unflatten(leaves)
     strategy = self._strategy
     if strategy.sums and parts != strategy.quorum.replicas_to_aggregate:
       # Some have left.
-      return jax.block_until_ready(strategy.apply(shared, mean, parts))
-    return jax.block_until_ready(strategy.apply(shared, mean))
+      found = jax.block_until_ready(strategy.apply(shared, mean, parts))
+    else:
+      found = jax.block_until_ready(strategy.apply(shared, mean))
+    self._apply_time = time.monotonic() - start
+    return found
 
   def start(self) -> Replica:
     """Asks to be let in, and waits until it is.
@@ -173,7 +184,7 @@ class Replica:
       self.close()
       raise
     self._local = self._strategy.local(self._pinned)
-    self._token_time = time.monotonic()
+    self._begin()
     return self
 
   # What a training loop reads.
@@ -299,7 +310,7 @@ class Replica:
       return self._start_over("abandoned")
     # What is summed already is still as good as it was.
     self._count("abandoned", 1)
-    self._token_time = time.monotonic()
+    self._begin()
     return self._outcome("abandoned")
 
   def wait_until_stale(self, timeout: float) -> bool:
@@ -393,6 +404,32 @@ class Replica:
       return self._start_over("lost", self._counted + gradients)
     return None
 
+  def _begin(self) -> None:
+    """Computing begins, or goes on."""
+    now = self._token_time = time.monotonic()
+    if self._sent is not None:
+      self._waited += now - self._sent
+      self._sent = None
+    if not self._counted:
+      self._began = now
+      self._compiled = timings.compiled()
+
+  def _timings(self, sequence: int, now: float, encoded: float) -> bytes:
+    """What the journal tells of a submission that is sent now."""
+    exchanged, seconds = self._driver.exchanged
+    waited = self._waited
+    made = timings.Timings(
+      self._began,
+      now,
+      timings.compiled() - self._compiled,
+      encoded,
+      waited,
+      seconds if exchanged == sequence - 1 else 0.0,
+      min(self._apply_time, waited),
+    )
+    self._sent, self._waited = now, 0.0
+    return made.pack()
+
   def _submit(self) -> Outcome:
     memory, payload = None, b""
     if self._inline:
@@ -408,7 +445,13 @@ class Replica:
         memory = None
     start = time.monotonic()
     sequence = self._say(
-      self._computed, self._counted, finite, payload, memory, self._taken
+      self._computed,
+      self._counted,
+      finite,
+      payload,
+      memory,
+      self._taken,
+      start,
     )
     return self._conclude(sequence, start)
 
@@ -420,6 +463,7 @@ class Replica:
     payload: bytes,
     memory: memoryview | None,
     extends: int,
+    now: float,
   ) -> int:
     sequence = self._sequence
     self._sequence += 1
@@ -437,6 +481,7 @@ class Replica:
         sequence,
         batches,
         compute,
+        self._timings(sequence, now, now - self._token_time),
       ),
       memory,
     )
@@ -467,7 +512,7 @@ class Replica:
     if isinstance(answer, effects.Taken):
       # It is in, and its sum will be submitted again with what is asked for.
       self._taken, self._unsent = sequence, 0
-      self._token_time = time.monotonic()
+      self._begin()
       return self._outcome("", accepted=True, waited=waited)
     counted = self._counted
     if answer is not None and answer.resolved.apart:
@@ -498,7 +543,7 @@ class Replica:
     self._local = self._strategy.settle(
       answer.before.get(), self._pinned, self._local, mine=True
     )
-    self._token_time = time.monotonic()
+    self._begin()
     return Outcome(
       True,
       "",
@@ -536,7 +581,8 @@ class Replica:
   def _say_it_is_stale(self, compute: float | None) -> Outcome:
     """Its outcome is known; the leader need only know of it."""
     count = self._unsent + 1
-    sequence = self._say(compute, count, True, b"", None, -1)
+    now = time.monotonic()
+    sequence = self._say(compute, count, True, b"", None, -1, now)
     answered = lambda: self._handover.outcome(sequence) is not None
     self._wait(answered, "for the answer to a stale gradient")
     self._handover.take(sequence)
@@ -577,7 +623,7 @@ class Replica:
     self._local = self._strategy.settle(
       before, self._pinned, self._local, mine=False
     )
-    self._token_time = time.monotonic()
+    self._begin()
     finished = self.finished
     return self._outcome(reason, waited=waited, finished=finished)
 

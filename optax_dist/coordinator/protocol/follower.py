@@ -655,6 +655,7 @@ class Follower:
         pending.payload,
         pending.batches,
         pending.compute,
+        pending.timings,
       )
     )
     if attempt is not None:

@@ -197,6 +197,7 @@ class Submitted:
     gradient: otherwise; the driver keeps it until `Resolved`.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
+    timings: for the journal, as the driver encodes them.
   """
 
   sequence: int
@@ -209,6 +210,7 @@ class Submitted:
   gradient: Handle
   batches: str = ""
   compute: float | None = None
+  timings: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

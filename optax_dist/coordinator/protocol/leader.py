@@ -729,6 +729,7 @@ class Leader:
         arrival.message.batches if arrival else "",
         arrival.message.compute if arrival else None,
         self._now - arrival.at if arrival else None,
+        arrival.message.timings if arrival else b"",
       )
     )
 
@@ -970,7 +971,8 @@ class Leader:
       self._out.append(fx.Average(task, parts, payloads))
     else:
       self._log.add(entry)
-    self._note(notes.StepCommitted(entry, age))
+    timings = tuple(a.message.timings for a in arrivals)
+    self._note(notes.StepCommitted(entry, age, timings))
     self._waiting_since, self._warned = None, 0.0
     if self._arrivals:
       self._waiting_since = self._now

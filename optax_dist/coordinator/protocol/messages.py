@@ -85,6 +85,7 @@ class Arrive:
     payload: the gradient, where gradients are sent inline and it is finite.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
+    timings: for the journal; nobody else reads them.
   """
 
   sequence: Natural
@@ -97,6 +98,7 @@ class Arrive:
   payload: bytes
   batches: str
   compute: float | None
+  timings: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

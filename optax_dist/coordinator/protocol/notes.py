@@ -59,10 +59,12 @@ class StepCommitted:
   Attributes:
     commit: the entry of the log.
     age: seconds since its attempt began; None if that is not known.
+    timings: of each of its parts, as they came; empty where they are not known.
   """
 
   commit: Committed
   age: float | None
+  timings: tuple[bytes, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class GradientDropped:
     step: the global step at that time.
     age: seconds since it arrived; None if it did not.
     batches: as JSON text; "" for none.
+    timings: as they came; empty where they are not known.
   """
 
   step: int
@@ -84,6 +87,7 @@ class GradientDropped:
   batches: str
   compute: float | None
   age: float | None
+  timings: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class Driver:
   Attributes:
     handover: what the training loop reads.
     rejoins: how often the replica was let in anew.
+    exchanged: the latest submission that was exchanged, and the seconds that
+      its exchange took.
   """
 
   def __init__(
@@ -104,6 +106,9 @@ class Driver:
       store_timeout: seconds after which the store's answer is unknown.
     """
     self.rejoins = 0
+    # How long the latest exchange of a gradient took, and of which submission.
+    self.exchanged = -1, 0.0
+    self._exchange: tuple[entries.AttemptId, int, float] | None = None
     self._core, self._transport, self._store = core, transport, store
     self._replica, self._nonce, self._prefix = replica, nonce, prefix
     self._use_run, self._encoder = use_run, encoder
@@ -310,6 +315,9 @@ class Driver:
     for answer in (*self._aggregations.answers, *self._snapshots.answers):
       if isinstance(answer, inputs.Aggregated):
         phases.reach("done", self._replica)
+        if self._exchange is not None and self._exchange[0] == answer.attempt:
+          _, sequence, began = self._exchange
+          self.exchanged = sequence, time.monotonic() - began
       self._inputs.append(answer)
     self._aggregations.answers.clear()
     self._snapshots.answers.clear()
@@ -515,6 +523,7 @@ class Driver:
         inputs.AggregateFailed(effect.attempt, None, "it has no such gradient")
       )
       return
+    self._exchange = effect.attempt, effect.sequence, time.monotonic()
     self._aggregations.begin(effect, gradient)
 
   def _apply(self, effect: fx.Apply) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
+from optax_dist.coordinator.runtime import timings
 
 _log = logging.getLogger("optax_dist.coordinator")
 
@@ -30,6 +31,7 @@ class JournalLines:
     """
     self._path, self._describe = path, describe
     self._file: journal.Journal | None = None
+    self._clocks = timings.Clocks()
 
   def open(self, commits: Sequence[entries.Committed]) -> None:
     """Opens the file, if it can be, and writes the commits that it lacks."""
@@ -75,6 +77,7 @@ class JournalLines:
   def _line(self, note: notes.Note, now: float) -> tuple[str, dict[str, Any]]:
     match note:
       case notes.RunBegins(step):
+        self._clocks = timings.Clocks()
         return "run", {**self._describe, "step": step}
       case notes.LeaderBegins(replica, term, step):
         return "leader", {"replica": replica, "term": term, "step": step}
@@ -82,11 +85,12 @@ class JournalLines:
         return "join", _member(replica, incarnation, step)
       case notes.MemberRemoved(replica, incarnation, step, left, reason):
         fields = _member(replica, incarnation, step)
+        self._clocks.forget(incarnation)
         if left:
           return "leave", fields
         return "lost", fields | {"reason": reason}
       case notes.StepCommitted():
-        return "commit", _commit(note, now)
+        return "commit", self._commit(note, now)
       case notes.GradientDropped():
         fields = _member(note.replica, note.incarnation, note.step)
         return "drop", fields | {
@@ -96,6 +100,9 @@ class JournalLines:
           "batches": _json(note.batches),
           "compute": note.compute,
           "arrived": _ago(now, note.age),
+          "timings": self._timings(
+            note.incarnation, note.timings, _ago(now, note.age)
+          ),
         }
       case notes.AttemptAbandoned(step, attempt, failed_replica, reason):
         return "abandon", {
@@ -135,34 +142,47 @@ class JournalLines:
           "ledger": None if note.error else ledger,
         }
 
+  def _commit(self, note: notes.StepCommitted, now: float) -> dict[str, Any]:
+    commit = note.commit
+    # Those that an earlier leader has committed come without.
+    raw = note.timings or (b"",) * len(commit.parts)
+    members = []
+    for part, details, one in zip(
+      commit.parts, commit.details, raw, strict=True
+    ):
+      arrived = _ago(now, details.age)
+      members.append(
+        {
+          "replica": part.replica,
+          "incarnation": part.incarnation,
+          "local_step": part.local_step,
+          "count": part.count,
+          "weight": part.weight,
+          "staleness": part.staleness,
+          "batches": _json(details.batches),
+          "compute": details.compute,
+          "arrived": arrived,
+          "timings": self._timings(part.incarnation, one, arrived),
+        }
+      )
+    return {
+      "step": commit.attempt.step,
+      "attempt": commit.attempt.number,
+      "attempt_time": _ago(now, note.age),
+      "members": members,
+    }
+
+  def _timings(
+    self, incarnation: int, raw: bytes, arrived: float | None
+  ) -> dict[str, Any] | None:
+    found = timings.Timings.unpack(raw)
+    if found is None or arrived is None:
+      return None
+    return self._clocks.align(incarnation, found, arrived)
+
 
 def _member(replica: Any, incarnation: int, step: int) -> dict[str, Any]:
   return {"replica": replica, "incarnation": incarnation, "step": step}
-
-
-def _commit(note: notes.StepCommitted, now: float) -> dict[str, Any]:
-  commit = note.commit
-  members = []
-  for part, details in zip(commit.parts, commit.details, strict=True):
-    members.append(
-      {
-        "replica": part.replica,
-        "incarnation": part.incarnation,
-        "local_step": part.local_step,
-        "count": part.count,
-        "weight": part.weight,
-        "staleness": part.staleness,
-        "batches": _json(details.batches),
-        "compute": details.compute,
-        "arrived": _ago(now, details.age),
-      }
-    )
-  return {
-    "step": commit.attempt.step,
-    "attempt": commit.attempt.number,
-    "attempt_time": _ago(now, note.age),
-    "members": members,
-  }
 
 
 def _ago(now: float, age: float | None) -> float | None:

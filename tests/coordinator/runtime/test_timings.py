@@ -1,0 +1,133 @@
+"""What replicas measure of their steps, and what the journal makes of it."""
+
+import math
+import threading
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.protocol import entries, notes
+from optax_dist.coordinator.runtime import journal_lines, timings
+
+ONE = timings.Timings(5.0, 6.0, 0.25, 0.125, 0.5, 0.25, 0.125)
+
+
+def test_what_is_no_timings_is_none():
+  assert timings.Timings.unpack(ONE.pack()) == ONE
+  assert timings.Timings.unpack(b"") is None
+  assert timings.Timings.unpack(ONE.pack()[1:]) is None
+  for bad in (math.nan, math.inf):
+    worse = timings.Timings(bad, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert timings.Timings.unpack(worse.pack()) is None
+
+
+def test_the_fastest_message_sets_a_clock():
+  clocks = timings.Clocks()
+  # This replica's clock is 4 ahead of the leader's; messages take 0.5 or more.
+  assert clocks.align(1, ONE, 6.0 - 4.0 + 0.75)["sent"] == 2.75
+  assert clocks.align(1, ONE, 6.0 - 4.0 + 0.5)["sent"] == 2.5
+  assert clocks.align(1, ONE, 6.0 - 4.0 + 3.0)["start"] == 1.5
+  # Another membership has a clock of its own.
+  assert clocks.align(2, ONE, 9.0)["sent"] == 9.0
+  clocks.forget(1)
+  assert clocks.align(1, ONE, 8.0)["sent"] == 8.0
+
+
+def test_compiling_counts_in_the_thread_that_does_it():
+  before = timings.compiled()
+  jax.jit(lambda x: x * 3.5 + 1)(np.ones(3)).block_until_ready()
+  mine = timings.compiled() - before
+  assert mine > 0
+  theirs = []
+  thread = threading.Thread(target=lambda: theirs.append(timings.compiled()))
+  thread.start()
+  thread.join()
+  assert theirs == [0.0]
+  assert timings.compiled() - before == mine
+
+
+@pytest.mark.parametrize(
+  ("nbytes", "k"),
+  [(64, 2), (64, 1), (64, 4), (400_000, 2)],
+  ids=["inline", "backup", "sums", "exchanged"],
+)
+def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
+  """start, computing, encoding and waiting follow each other without a gap."""
+  zeros = np.zeros(nbytes // 4, np.float32)
+
+  def train(replica):
+    while replica.global_step < 6 and not replica.finished:
+      time.sleep(0.01)
+      replica.step(zeros)
+    if not replica.finished:
+      replica.finish()
+
+  coordinator.run_embedded(
+    train,
+    2,
+    optax.sgd(0.1),
+    zeros,
+    replicas_to_aggregate=k,
+    journal=tmp_path / "run.jsonl",
+    timeout=60.0,
+  )
+  records = journal.read(tmp_path / "run.jsonl", strict=True).records
+  assert records[0]["gradient_bytes"] >= nbytes
+  before = {}
+  seen = 0
+  for record in records:
+    members = record["members"] if record["kind"] == "commit" else ()
+    for one in (record,) if record["kind"] == "drop" else members:
+      told = one["timings"]
+      if told is None:
+        # A gradient that went with its replica, or had not come.
+        assert record["kind"] == "drop"
+        continue
+      seen += 1
+      assert tuple(told) == journal.TIMINGS
+      assert one["compute"] >= 0.01 * (one["local_step"] >= 0)
+      assert told["sent"] <= one["arrived"] + 1e-5
+      busy = one["compute"] + told["encoded"]
+      if k <= 2:
+        assert told["start"] + busy == pytest.approx(told["sent"], abs=1e-5)
+      assert told["compiled"] <= told["sent"] - told["start"] + 1e-5
+      assert told["exchanged"] + told["applied"] <= told["waited"] + 1e-5
+      last = before.get(one["replica"])
+      if last is not None and last["local_step"] < one["local_step"]:
+        assert told["waited"] > 0
+        if nbytes > 4096:
+          assert told["exchanged"] > 0
+      before[one["replica"]] = one
+  assert seen >= 6
+
+
+def test_what_an_earlier_leader_has_committed_comes_without(tmp_path):
+  lines = journal_lines.JournalLines(tmp_path / "run.jsonl", {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
+  commit = entries.Committed(
+    entries.AttemptId(0, 0, 1, 0),
+    (part,),
+    (),
+    True,
+    b"",
+    False,
+    (entries.Details("", 0.5, 0.0),),
+    (),
+  )
+  lines.write(notes.StepCommitted(commit, None))
+  lines.write(notes.StepCommitted(commit, None, (b"nonsense",)))
+  lines.write(notes.StepCommitted(commit, None, (ONE.pack(),)))
+  lines.close()
+  found = [
+    record["members"][0]["timings"]
+    for record in journal.read(tmp_path / "run.jsonl", strict=True).records[1:]
+  ]
+  assert found[:2] == [None, None]
+  assert found[2]["sent"] - found[2]["start"] == pytest.approx(1.0)
