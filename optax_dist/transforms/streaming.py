@@ -13,6 +13,11 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
+from optax_dist.compression.interface import (
+  Compression,
+  CompressionState,
+  check_compression,
+)
 from optax_dist.transforms.local_updates import LocalReplica
 
 _USER = "streaming_updates"
@@ -32,7 +37,10 @@ class StreamingUpdatesState(NamedTuple):
     pending: the mean of what the replicas have moved since, sent and not yet
       applied, equal on all; None without a delay.
     outer_state: one state of the outer transformation per fragment, equal on all.
-    replica: one :class:`optax_dist.transforms.local_updates.LocalReplica` per replica.
+    replica: one :class:`optax_dist.transforms.local_updates.LocalReplica` per replica;
+      with ``compression``, ``residual`` has a list of arrays for each fragment.
+    shared: what a compression keeps that is equal on all replicas, for each
+      fragment; None without one.
   """
 
   ticks: jax.Array
@@ -41,6 +49,7 @@ class StreamingUpdatesState(NamedTuple):
   pending: Any
   outer_state: tuple
   replica: PerReplica
+  shared: Any = None
 
 
 def streaming_updates(
@@ -56,6 +65,7 @@ def streaming_updates(
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
   model_axes: axes.AxisNames = (),
+  compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """As ``local_updates``, but a group of the parameters at a time.
 
@@ -88,6 +98,9 @@ def streaming_updates(
     reject_nonfinite: whether replicas that are not finite are left out.
     center_dtype: dtype of the common start and of what is sent.
     model_axes: further axes that each replica's parameters are sharded over.
+    compression: a method of :mod:`optax_dist.compression`, by which what a
+      fragment has moved is averaged in fewer bytes, with error feedback of its
+      own; None to send it as it is.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
@@ -125,6 +138,8 @@ def streaming_updates(
   checks.fraction("mix", mix)
   precision.check_dtype("center_dtype", center_dtype)
   inner = optax.with_extra_args_support(inner)
+  if compression is not None:
+    check_compression(_USER, compression)
 
   def init_fn(params):
     size = replicas.at_init()
@@ -133,6 +148,12 @@ def streaming_updates(
     members = _members(fragments, center)
     zero = lambda: jnp.zeros([], jnp.int32)
     own = LocalReplica(zero(), inner.init(params), zero())
+    shared = None
+    if compression is not None:
+      leaves = jax.tree.leaves(center)
+      methods = [compression.init([leaves[i] for i in at]) for at in members]
+      own = own._replace(residual=tuple(m.residual for m in methods))
+      shared = tuple(m.shared for m in methods)
     return StreamingUpdatesState(
       ticks=zero(),
       syncs=jnp.zeros([len(members)], jnp.int32),
@@ -140,7 +161,18 @@ def streaming_updates(
       pending=jax.tree.map(jnp.zeros_like, center) if delay else None,
       outer_state=tuple(outer.init(_only(center, at)) for at in members),
       replica=replicas.start(own, size),
+      shared=shared,
     )
+
+  def compressed_gap(compression, points, centers, leaves, of, method):
+    """What a fragment has moved, as the replicas hear of it."""
+    # Always all of the fragment's parameters, so that the state has one form.
+    at = [of.index(i) for i in leaves.at]
+    gaps = [jnp.zeros_like(c) for c in centers.whole]
+    for i, x, c in zip(at, points, centers.moving, strict=True):
+      gaps[i] = c - x
+    gaps, method = compression.reduce(gaps, method, replicas.names)
+    return [gaps[i] for i in at], method
 
   def outer_step(center, start, gap, leaves, outer_state, of):
     """The new start of a fragment: a step of the outer transformation."""
@@ -152,44 +184,66 @@ def streaming_updates(
     )
     return leaves.of(optax.apply_updates(start, steps)), outer_state
 
-  def turn(me, params, leaves, of, sends, applies, fragment):
+  def turn(me, params, leaves, of, count, sends, applies, fragment):
     """One fragment's part of a step."""
-    steps, center, pending, outer_state, dropped = fragment
+    steps, center, pending, outer_state, dropped, residual, shared = fragment
     x, u, start = leaves.of(params), leaves.of(steps), leaves.of(center)
     gap = leaves.of(pending) if delay else []
 
-    def send(_, own, last):
+    def send(_, own, common):
       """The mean of what the replicas have moved since the common start."""
-      points, dropped = own
-      gap, _, finite = me.mean_gap(points, leaves.of(center), reject_nonfinite)
+      points, dropped, residual = own
+      last, shared = common
+      moving = leaves.of(center)
+      if compression is None:
+        gap, _, finite = me.mean_gap(points, moving, reject_nonfinite)
+      else:
+        there, finite = me.where_finite(points, moving, reject_nonfinite)
+        whole = jax.tree.leaves(center)
+        centers = _Centers([whole[i] for i in of], moving)
+        method = CompressionState(residual, shared, count)
+        gap, method = compressed_gap(
+          compression, there, centers, leaves, of, method
+        )
+        residual, shared = method.residual, method.shared
       # What a loop does not change, compilers compute outside of it, in every
       # step: so something else takes the place of the points.
       other = [cast_like(g, x) for g, x in zip(last, points, strict=True)]
-      return (other, dropped + (~finite).astype(jnp.int32)), gap
+      dropped += (~finite).astype(jnp.int32)
+      return (other, dropped, residual), (gap, shared)
 
     def apply(x, own, common):
       """The fragment's new start, and from there the replica's parameters."""
-      u, dropped = own
-      start, outer_state, gap = common
+      u, dropped, residual = own
+      start, outer_state, gap, shared = common
       points = [x + u for x, u in zip(x, u, strict=True)]
       if not delay:
-        (_, dropped), gap = send(x, (points, dropped), start)
+        (_, dropped, residual), (gap, shared) = send(
+          x, (points, dropped, residual), (start, shared)
+        )
       start, outer_state = outer_step(
         center, start, gap, leaves, outer_state, of
       )
       u = [_towards(*xs, mix) for xs in zip(x, u, points, start, strict=True)]
-      return (u, dropped), (start, outer_state, gap if delay else [])
+      gap = gap if delay else []
+      return (u, dropped, residual), (start, outer_state, gap, shared)
 
     if delay:
       # Sent when the round ends; applied later, once something was sent.
       points = [x + u for x, u in zip(x, u, strict=True)]
-      (_, dropped), gap = me.change_if(sends, send, (points, dropped), gap)
+      (_, dropped, residual), (gap, shared) = me.change_if(
+        sends, send, (points, dropped, residual), (gap, shared)
+      )
       pending = leaves.put(pending, gap)
-    (u, dropped), (start, outer_state, _) = me.change_if(
-      applies, apply, (u, dropped), (start, outer_state, gap), read=x
+    (u, dropped, residual), (start, outer_state, _, shared) = me.change_if(
+      applies,
+      apply,
+      (u, dropped, residual),
+      (start, outer_state, gap, shared),
+      read=x,
     )
     steps, center = leaves.put(steps, u), leaves.put(center, start)
-    return steps, center, pending, outer_state, dropped
+    return steps, center, pending, outer_state, dropped, residual, shared
 
   def update_fn(updates, state, params=None, **extra_args):
     me, moving, _, _, _ = replicas.enter_with_params(state, params, updates)
@@ -206,6 +260,8 @@ def streaming_updates(
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
     center, pending, syncs = state.center, state.pending, state.syncs
     outer_states, dropped = list(state.outer_state), own.dropped_nonfinite
+    residuals = list(own.residual or [None] * len(members))
+    shareds = list(state.shared or [None] * len(members))
     ticks = (state.ticks + 1) % period
 
     for i, of in enumerate(members):
@@ -213,37 +269,50 @@ def streaming_updates(
       sends = applies = ticks == end % period
       if delay:
         applies = (ticks == (end + delay) % period) & (syncs[i] > 0)
-      fragment = steps, center, pending, outer_states[i], dropped
-      steps, center, pending, outer_states[i], dropped = turn(
-        me, params, moving.among(of), of, sends, applies, fragment
+      fragment = (
+        *(steps, center, pending, outer_states[i], dropped),
+        *(residuals[i], shareds[i]),
       )
+      fragment = turn(
+        me, params, moving.among(of), of, syncs[i], sends, applies, fragment
+      )
+      steps, center, pending, outer_states[i], dropped = fragment[:5]
+      residuals[i], shareds[i] = fragment[5:]
       sent = sends & (jnp.arange(len(members)) == i)
       syncs = jnp.where(sent, optax.safe_increment(syncs), syncs)
 
     local_step = optax.safe_increment(own.local_step)
+    own = LocalReplica(local_step, inner_state, dropped)
+    if compression is not None:
+      own = own._replace(residual=tuple(residuals))
     return steps, StreamingUpdatesState(
       ticks=ticks,
       syncs=syncs,
       center=center,
       pending=pending,
       outer_state=tuple(outer_states),
-      replica=me.leave(LocalReplica(local_step, inner_state, dropped)),
+      replica=me.leave(own),
+      shared=None if compression is None else tuple(shareds),
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def streaming_traffic(state: Any, fragments: Fragments) -> np.ndarray:
+def streaming_traffic(
+  state: Any, fragments: Fragments, compression: Compression | None = None
+) -> np.ndarray:
   """Returns the bytes that each replica has handed over, of each fragment.
 
   Args:
     state: a state with one of :func:`streaming_updates` in it, as a whole.
     fragments: as given to ``streaming_updates``.
+    compression: as given there.
 
   Returns:
     An int64 array of one element per fragment: how often it was sent, times the
-    bytes of its parameters. What a collective moves for that depends on how it is
-    made; a ring moves about twice as much.
+    bytes of its parameters, or of what the compression makes of them. What a
+    collective moves for that depends on how it is made; a ring moves about twice
+    as much.
 
   Raises:
     ValueError: if there is not exactly one such state.
@@ -256,11 +325,21 @@ def streaming_traffic(state: Any, fragments: Fragments) -> np.ndarray:
       f" {len(found)}."
     )
   leaves = jax.tree.leaves(found[0].center)
-  sizes = [
-    sum(leaves[i].nbytes for i in at)
-    for at in _members(fragments, found[0].center)
+  members = [
+    [leaves[i] for i in at] for at in _members(fragments, found[0].center)
   ]
+  if compression is None:
+    sizes = [sum(x.nbytes for x in member) for member in members]
+  else:
+    sizes = [compression.sent(member) for member in members]
   return np.asarray(found[0].syncs, np.int64) * np.asarray(sizes, np.int64)
+
+
+class _Centers(NamedTuple):
+  """The centers of a fragment's parameters: of all, and of those that move."""
+
+  whole: list
+  moving: list
 
 
 def _members(fragments: Fragments, params: optax.Params) -> list[list[int]]:

@@ -1,0 +1,219 @@
+"""Tests of streaming_updates with a compression, in every map."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import optax_dist
+from optax_dist import compression
+from optax_dist.transforms.streaming import streaming_traffic
+
+N = 4
+RATE = 0.1
+PERIOD = 4
+METHODS = {
+  "top_k": compression.top_k(0.3, bits=2, error_feedback=0.9),
+  "sign": compression.sign(error_feedback=1.0),
+  "power_sgd": compression.power_sgd(1),
+}
+
+
+def _normal(seed, *shape):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def _start():
+  return {"a": _normal(0, 6, 5), "b": _normal(1, 7), "c": _normal(2, 2)}
+
+
+def _fragment_of(params):
+  # c belongs to the first, as does a; its gradient is None.
+  return {k: "acb".index(k) // 2 for k in params}
+
+
+def _gradients(seed):
+  return {"a": _normal(seed, N, 6, 5), "b": _normal(seed + 9, N, 7), "c": None}
+
+
+def _stack(tree):
+  return jax.tree.map(lambda x: np.stack([x] * N), tree)
+
+
+def _tx(method, delay=0, **kwargs):
+  return optax_dist.streaming_updates(
+    optax.sgd(RATE),
+    optax.sgd(0.5),
+    maps.AXIS,
+    communication_period=PERIOD,
+    fragments=_fragment_of,
+    delay=delay,
+    num_replicas=N,
+    compression=method,
+    **kwargs,
+  )
+
+
+def _step(tx, state, params, gradients):
+  updates, state = tx.update(gradients, state, params)
+  updates = {k: 0 * params[k] if u is None else u for k, u in updates.items()}
+  return optax.apply_updates(params, updates), state
+
+
+@functools.cache
+def _reduce(name):
+  method = METHODS[name]
+  return jax.jit(
+    jax.vmap(lambda x, s: method.reduce(x, s, ("data",)), axis_name="data")
+  )
+
+
+@functools.cache
+def _expected(name, delay):
+  """By a loop in NumPy around the method, a fragment at a time."""
+  method, start = METHODS[name], _start()
+  params, center, pending, out = _stack(start), dict(start), {}, []
+  # A parameter without a gradient is part of what its fragment sends.
+  fragments = {2: ("a", "c"), 0: ("b",)}
+  states = {
+    tick: jax.vmap(lambda _, ks=ks: method.init([start[k] for k in ks]))(
+      jnp.arange(N)
+    )
+    for tick, ks in fragments.items()
+  }
+  for i in range(1, 9):
+    for k in "ab":
+      params[k] = params[k] - RATE * _gradients(i - 1)[k]
+    for tick, keys in fragments.items():
+      if i % PERIOD == tick:
+        gaps = [center[k][None] - params[k] for k in keys]
+        mean, states[tick] = _reduce(name)(gaps, states[tick])
+        pending[i + delay, tick] = [np.asarray(m[0]) for m in mean]
+      if (i, tick) in pending:
+        for k, m in zip(keys, pending[i, tick], strict=True):
+          if k != "c":
+            center[k] = center[k] - np.float32(0.5) * m
+            params[k] = np.stack([center[k]] * N)
+    out.append((dict(params), dict(center)))
+  return out
+
+
+_MAPS = [n for n in maps.NAMES if n != "plain_jit"]
+
+
+@pytest.mark.parametrize(
+  ("name", "map_name"),
+  [
+    *(("top_k", name) for name in _MAPS),
+    *((name, "shard_map_vma") for name in ("sign", "power_sgd")),
+  ],
+)
+def test_each_fragment_is_sent_by_the_method(name, map_name):
+  delay = 3 if name == "top_k" else 0
+  tx, start = _tx(METHODS[name], delay), _start()
+  params, state = _stack(start), tx.init(start)
+  run = maps.stepper(map_name, functools.partial(_step, tx), state, N)
+  for i, (expected, center) in enumerate(_expected(name, delay)):
+    params, new_state = run(state, params, _gradients(i))
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), (state, new_state))
+    assert shapes[0] == shapes[1]
+    state = new_state
+    for k in start:
+      np.testing.assert_allclose(params[k], expected[k], rtol=1e-3, atol=2e-4)
+      np.testing.assert_allclose(
+        state.center[k], center[k], rtol=1e-3, atol=2e-4
+      )
+
+
+def test_one_fragment_at_once_is_local_updates():
+  method = METHODS["top_k"]
+  make = lambda fun, **kwargs: fun(
+    optax.sgd(RATE),
+    optax.sgd(0.7, momentum=0.9, nesterov=True),
+    maps.AXIS,
+    communication_period=3,
+    num_replicas=N,
+    compression=method,
+    **kwargs,
+  )
+  start = {k: _start()[k] for k in "ab"}
+  results = []
+  for tx in (
+    make(optax_dist.local_updates),
+    make(optax_dist.streaming_updates, fragments=1),
+  ):
+    params, state = _stack(start), tx.init(start)
+    run = maps.stepper("vmap", functools.partial(_step, tx), state, N)
+    for i in range(7):
+      gradients = {k: _gradients(i)[k] for k in "ab"}
+      params, state = run(state, params, gradients)
+    results.append((params, state.center))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+    *results,
+  )
+
+
+def test_error_feedback_is_each_replicas_own():
+  """state_specs and state_axes carry it with the replicas."""
+  method = METHODS["power_sgd"]
+  state = _tx(method).init(_start())
+  residual = state.replica.value.residual
+  assert [x.shape for x in residual[0]] == [(N, 6, 5), (N, 2)]
+  assert [x.shape for x in residual[1]] == [(N, 7)]
+  specs = optax_dist.state_specs(state, maps.AXIS)
+  own = jax.tree.leaves(
+    specs.replica.value.residual, is_leaf=lambda x: isinstance(x, P)
+  )
+  assert own == [P(maps.AXIS)] * 3
+  # The factors are equal on all replicas.
+  assert state.shared[0][0].shape == (5, 1)
+  shared = jax.tree.leaves(specs.shared, is_leaf=lambda x: isinstance(x, P))
+  assert shared == [P()]
+  assert _tx(compression.sign()).init(_start()).replica.value.residual == (
+    None,
+    None,
+  )
+
+
+def test_a_replica_that_is_not_finite_moves_nothing():
+  tx = optax_dist.streaming_updates(
+    optax.sgd(1.0),
+    optax.sgd(1.0),
+    "data",
+    communication_period=1,
+    fragments=1,
+    num_replicas=2,
+    compression=compression.quantize(8),
+  )
+  state = tx.init(jnp.zeros(4))
+  axes = optax_dist.state_axes(state)
+  update = jax.vmap(
+    tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
+  )
+  gradients = jnp.stack([jnp.full(4, jnp.nan), jnp.full(4, -2.0)])
+  _, state = update(gradients, state, jnp.zeros((2, 4)))
+  np.testing.assert_allclose(state.center, np.ones(4))
+  assert state.replica.value.dropped_nonfinite.tolist() == [1, 0]
+
+
+def test_traffic_counts_what_the_method_makes():
+  method, start = METHODS["top_k"], _start()
+  tx = _tx(method)
+  params, state = _stack(start), tx.init(start)
+  run = maps.stepper("vmap", functools.partial(_step, tx), state, N)
+  for i in range(6):
+    params, state = run(state, params, _gradients(i))
+  sent = streaming_traffic(state, _fragment_of, method)
+  sizes = [method.sent([start["a"], start["c"]]), method.sent([start["b"]])]
+  assert sent.tolist() == [2 * sizes[0], sizes[1]]
+
+
+def test_what_is_no_method_is_refused():
+  with pytest.raises(TypeError, match=r"must be a method .* got 3"):
+    _tx(3)
