@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import sys
 
 import optax_dist
 
@@ -10,14 +11,18 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 #: Where links go that leave docs/, such as those to a benchmark's source.
 REPOSITORY = "https://github.com/optax-dist/optax-dist"
 
+sys.path.insert(0, str(_ROOT / "docs" / "_extensions"))
+
 project = "optax-dist"
 author = "The optax-dist authors"
 copyright = author
 version = release = optax_dist.__version__
 
 extensions = [
+  "api_links",
   "myst_nb",
   "sphinx.ext.autodoc",
+  "sphinx.ext.intersphinx",
   "sphinx.ext.napoleon",
   "sphinx.ext.viewcode",
   "sphinx_copybutton",
@@ -35,6 +40,19 @@ nb_execution_cache_path = str(_ROOT / "docs/_build/.jupyter_cache")
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
+
+#: Other sites. Without a network their few names in _inventories/ have to do.
+intersphinx_mapping = {
+  name: (address, (None, f"_inventories/{name}.inv"))
+  for name, address in {
+    "flax": "https://flax.readthedocs.io/en/latest/",
+    "jax": "https://docs.jax.dev/en/latest/",
+    "numpy": "https://numpy.org/doc/stable/",
+    "optax": "https://optax.readthedocs.io/en/latest/",
+    "orbax": "https://orbax.readthedocs.io/en/latest/",
+  }.items()
+}
+intersphinx_timeout = 10
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -62,7 +62,7 @@ def restore(
 
   Args:
     path: the folder.
-    params: arrays, or `jax.ShapeDtypeStruct`s with a sharding, as they are to
+    params: arrays, or `jax.ShapeDtypeStruct` with a sharding, as they are to
       be; for example those that the model is initialized with.
     opt_state: the same of the optimizer, for example `opt.init(params)`.
 

@@ -1,7 +1,13 @@
 """What is committed of each notebook: outputs, and a way to run it elsewhere."""
 
+import importlib.metadata
+import importlib.util
 import json
 import pathlib
+import re
+import shutil
+import sys
+import types
 
 import pytest
 
@@ -29,14 +35,78 @@ def test_there_are_notebooks_in_order():
 
 
 @each_notebook
-def test_it_opens_in_colab_and_installs_what_is_missing(path):
+def test_it_opens_in_colab(path):
   address = f"colab.research.google.com/github/{_REPOSITORY}/blob/main"
   assert f"{address}/notebooks/{path.name}" in _source(
     _cells(path, "markdown")[0]
   )
-  first = _source(_cells(path, "code")[0])
-  assert "except ImportError" in first
-  assert f"github.com/{_REPOSITORY}" in first
+
+
+def _install(path, monkeypatch, *, installed, has, imported=False):
+  """Runs a notebook's first cell on a machine that has so much already."""
+  source = _source(_cells(path, "code")[0])
+  source, count = re.subn(r"%pip (.+)", r"pip(f'''\1''')", source)
+  assert count == 1
+  commands = []
+  monkeypatch.setattr(
+    importlib.util, "find_spec", lambda name: None if not has else object()
+  )
+  packages = [types.SimpleNamespace(name=name) for name in installed]
+  monkeypatch.setattr(importlib.metadata, "distributions", lambda: packages)
+  monkeypatch.setattr(
+    shutil, "which", lambda name: "nvidia" in "".join(installed) or None
+  )
+  if not imported:
+    monkeypatch.delitem(sys.modules, "jax")
+  exec(compile(source, path.name, "exec"), {"pip": commands.append})
+  return commands
+
+
+@each_notebook
+def test_it_installs_nothing_where_nothing_is_missing(path, monkeypatch):
+  assert not _install(path, monkeypatch, installed=[], has=True, imported=True)
+
+
+@each_notebook
+@pytest.mark.parametrize(
+  ("installed", "extra"),
+  [
+    (["jax", "jaxlib"], "cpu"),
+    (["jax", "jaxlib", "nvidia-nccl-cu12", "jax-cuda12-plugin"], "cuda12"),
+    (["jax", "jaxlib", "nvidia-nccl-cu13", "jax-cuda13-plugin"], "cuda13"),
+    (["jax", "jaxlib", "nvidia-nccl-cu12"], "cuda12"),
+    (["jax", "jaxlib", "libtpu"], "tpu"),
+  ],
+)
+def test_it_keeps_the_accelerator_of_the_machine(
+  path, installed, extra, monkeypatch, capsys
+):
+  """JAX without the plugin of its accelerator would use the CPU."""
+  (command,) = _install(path, monkeypatch, installed=installed, has=False)
+  assert f'"jax[{extra}]"' in command
+  assert f"git+https://github.com/{_REPOSITORY}" in command
+  assert f"installed for {extra}" in capsys.readouterr().out
+
+
+@each_notebook
+def test_it_asks_for_a_restart_where_an_older_jax_is_in_use(path, monkeypatch):
+  with pytest.raises(RuntimeError, match="restart the runtime"):
+    _install(path, monkeypatch, installed=[], has=False, imported=True)
+
+
+@each_notebook
+def test_it_ends_with_where_to_go_next(path):
+  last = json.loads(path.read_text("utf-8"))["cells"][-1]
+  assert last["cell_type"] == "markdown"
+  source = _source(last)
+  assert source.startswith("## Where to go next")
+  pages = re.findall(r"readthedocs\.io/en/latest/(\S+)\.html", source)
+  assert pages
+  for page in pages:
+    folder, suffix = _FOLDER.parent / "docs", "md"
+    if page.startswith("notebooks/"):
+      folder, suffix = _FOLDER.parent, "ipynb"
+    assert (folder / f"{page}.{suffix}").exists(), page
 
 
 @each_notebook
