@@ -14,6 +14,7 @@ _MODULES = [
   *(
     importlib.import_module(module.name)
     for layer in (
+      "ledger",
       "optimizers",
       "quorum",
       "sparse",

@@ -1,0 +1,77 @@
+"""Which replica computes on which samples, and which are in committed steps.
+
+A step of k of N gradients drops some, replicas die, others join; of the samples
+none is to be lost or to count twice. A ledger leases samples with the quorum's
+tokens: what is committed is done, what was dropped or held by a replica that has
+gone returns to the pool. It is pure, like `optax_dist.quorum`: no jax, no
+clock, no input or output. `step(state, event)` returns the next state and the
+leases. The coordinator's leader runs it; docs/data.md tells how.
+
+Per epoch each sample is in exactly one committed step; `report` names those that
+could not be.
+
+Example:
+  Two replicas share batches of four; the second is lost, and the first one
+  gets its samples.
+
+  >>> from optax_dist import ledger
+  >>> data = ledger.Batches(num_samples=8, global_batch=4, shuffle=False)
+  >>> state = ledger.init(data, gradients_per_step=2)
+  >>> state, leases = ledger.step(state, ledger.Ask("a"))
+  >>> leases
+  (Lease(holder='a', spans=((0, 2),)),)
+  >>> state, leases = ledger.step(state, ledger.Ask("b"))
+  >>> leases
+  (Lease(holder='b', spans=((2, 4),)),)
+  >>> state, _ = ledger.step(state, ledger.Accept("a", ((0, 2),)))
+  >>> state, _ = ledger.step(state, ledger.Gone("b"))
+  >>> state, _ = ledger.step(state, ledger.Need(1))
+  >>> state, _ = ledger.step(state, ledger.Commit((("a", ((0, 2),)),)))
+  >>> state, leases = ledger.step(state, ledger.Ask("a"))
+  >>> leases
+  (Lease(holder='a', spans=((2, 4),)),)
+  >>> ledger.report(data, state.progress)[0].open
+  (2, 3, 4, 5, 6, 7)
+"""
+
+from optax_dist.ledger.batches import Batches
+from optax_dist.ledger.events import (
+  Accept,
+  Ask,
+  Claim,
+  Commit,
+  Drop,
+  Event,
+  Gone,
+  Holder,
+  Lease,
+  Need,
+)
+from optax_dist.ledger.progress import EpochReport, Progress, report
+from optax_dist.ledger.rules import fits, step
+from optax_dist.ledger.spans import Span, Spans
+from optax_dist.ledger.state import Held, State, init
+
+__all__ = [
+  "Accept",
+  "Ask",
+  "Batches",
+  "Claim",
+  "Commit",
+  "Drop",
+  "EpochReport",
+  "Event",
+  "Gone",
+  "Held",
+  "Holder",
+  "Lease",
+  "Need",
+  "Progress",
+  "Span",
+  "Spans",
+  "State",
+  "fits",
+  "init",
+  "report",
+  "step",
+]

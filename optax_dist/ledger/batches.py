@@ -1,0 +1,183 @@
+"""Which samples an epoch has, in which order, and how many a step takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from optax_dist.ledger import shuffle
+from optax_dist.ledger.spans import Spans
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+  """The data of a run: all replicas must be given the same.
+
+  The samples of all epochs, each epoch in an order of its own, are one stream;
+  a *position* in it is an integer that counts up over the epochs.
+
+  Attributes:
+    num_samples: samples in an epoch.
+    global_batch: samples in a step, over all replicas.
+    seed: of the order.
+    epochs: after so many the run ends; None: it goes on.
+    shuffle: whether each epoch has an order of its own; otherwise 0, 1, 2...
+    mode: "exact": a new epoch begins when what is left of the last one does not
+      fill a step any more; samples after the last whole batch of an epoch are
+      left out of it (others in each epoch). "streaming": nothing is waited for
+      or left out; what comes back late is in the next epoch's first steps.
+    constant_global_batch: whether each committed step has `global_batch` samples,
+      however many replicas take part: each sums its share of micro-batches.
+    micro_batch: samples in a micro-batch then; by default the most that divide
+      the work evenly between the replicas expected.
+
+  Example:
+    >>> data = Batches(num_samples=10, global_batch=4, seed=1, epochs=2)
+    >>> data.per_epoch, data.total
+    (8, 16)
+    >>> data.indices(((6, 10),)).tolist()  # The end of an epoch, and the next.
+    [5, 9, 4, 8]
+  """
+
+  num_samples: int
+  global_batch: int
+  seed: int = 0
+  epochs: int | None = 1
+  shuffle: bool = True
+  mode: Literal["exact", "streaming"] = "exact"
+  constant_global_batch: bool = False
+  micro_batch: int | None = None
+
+  def __post_init__(self) -> None:
+    _check("num_samples", self.num_samples, 1)
+    _check("global_batch", self.global_batch, 1)
+    _check("seed", self.seed, 0)
+    if self.epochs is not None:
+      _check("epochs", self.epochs, 1)
+    if self.global_batch > self.num_samples:
+      raise ValueError(
+        f"global_batch must be at most num_samples={self.num_samples}, got "
+        f"{self.global_batch}."
+      )
+    if self.mode not in ("exact", "streaming"):
+      raise ValueError(
+        f"mode must be 'exact' or 'streaming', got {self.mode!r}."
+      )
+    if self.micro_batch is not None:
+      _check("micro_batch", self.micro_batch, 1)
+      if not self.constant_global_batch:
+        raise ValueError("micro_batch needs constant_global_batch=True.")
+      if self.global_batch % self.micro_batch:
+        raise ValueError(
+          f"micro_batch must divide global_batch={self.global_batch}, got "
+          f"{self.micro_batch}."
+        )
+
+  @property
+  def per_epoch(self) -> int:
+    """Positions in an epoch; in exact mode whole batches only."""
+    if self.mode == "streaming":
+      return self.num_samples
+    return self.num_samples // self.global_batch * self.global_batch
+
+  @property
+  def total(self) -> int | None:
+    """Positions in all; None if the run goes on."""
+    return None if self.epochs is None else self.per_epoch * self.epochs
+
+  def gradients_per_step(self, replicas: int) -> int:
+    """Micro-batches in a step, for a constant global batch.
+
+    Args:
+      replicas: how many are expected.
+
+    Returns:
+      How many; more than `replicas`, so that each sums a share of them.
+
+    Raises:
+      ValueError: there are too few samples or micro-batches for that.
+
+    Example:
+      >>> data = Batches(100, 24, constant_global_batch=True)
+      >>> data.gradients_per_step(4)
+      8
+    """
+    if self.micro_batch is not None:
+      found = self.global_batch // self.micro_batch
+      if found <= replicas:
+        raise ValueError(
+          "micro_batch must be such that a global batch has more micro-batches "
+          f"than there are replicas ({replicas}), got {found} of "
+          f"{self.micro_batch} samples."
+        )
+      return found
+    parts = [
+      self.global_batch // size
+      for size in range(1, self.global_batch + 1)
+      if self.global_batch % size == 0 and self.global_batch // size > replicas
+    ]
+    if not parts:
+      raise ValueError(
+        f"constant_global_batch needs a global_batch above the {replicas} "
+        f"replicas, got {self.global_batch}."
+      )
+    return min([p for p in parts if p % replicas == 0] or parts)
+
+  def unit(self, gradients_per_step: int) -> int:
+    """Samples in one gradient.
+
+    Raises:
+      ValueError: the gradients of a step don't divide `global_batch`.
+    """
+    if self.global_batch % gradients_per_step:
+      raise ValueError(
+        f"global_batch must be a multiple of the {gradients_per_step} gradients"
+        f" of a step (replicas_to_aggregate), got {self.global_batch}."
+      )
+    return self.global_batch // gradients_per_step
+
+  def epoch(self, position: int) -> int:
+    """The epoch that a position is in."""
+    return position // self.per_epoch
+
+  def indices(self, spans: Spans) -> np.ndarray:
+    """The samples at these positions, in their order: int64 numbers."""
+    found = [_indices(self, *part) for part in self._by_epoch(spans)]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+  def left_out(self, epoch: int) -> np.ndarray:
+    """The samples that an epoch does without, sorted; none when streaming.
+
+    Example:
+      >>> data = Batches(num_samples=10, global_batch=4, seed=1, epochs=2)
+      >>> data.left_out(0).tolist(), data.left_out(1).tolist()
+      ([1, 2], [3, 7])
+    """
+    return np.sort(_indices(self, epoch, self.per_epoch, self.num_samples))
+
+  def _by_epoch(self, spans: Spans) -> list[tuple[int, int, int]]:
+    """Epochs, each with places in it, from and to."""
+    found = []
+    for start, stop in spans:
+      while start < stop:
+        epoch = start // self.per_epoch
+        base = epoch * self.per_epoch
+        end = min(stop, base + self.per_epoch)
+        found.append((epoch, start - base, end - base))
+        start = end
+    return found
+
+
+def _indices(data: Batches, epoch: int, start: int, stop: int) -> np.ndarray:
+  places = np.arange(start, stop, dtype=np.int64)
+  if not data.shuffle:
+    return places
+  return shuffle.permuted(places, data.num_samples, data.seed, epoch)
+
+
+def _check(name: str, value: int, least: int) -> None:
+  if type(value) is not int or value < least:
+    kind = "a positive integer" if least else "an integer of at least 0"
+    raise ValueError(f"{name} must be {kind}, got {value!r}.")

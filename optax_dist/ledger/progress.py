@@ -1,0 +1,125 @@
+"""Which positions are in committed steps: what the log says of the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from optax_dist.ledger import spans as sp
+from optax_dist.ledger.batches import Batches
+from optax_dist.ledger.spans import Span, Spans
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Progress:
+  """What is done, in a few numbers: it goes by log, snapshot and checkpoint.
+
+  Attributes:
+    next: all positions before it are done, but for those in `open`.
+    open: sorted spans before `next` that are in no committed step (yet).
+    skipped: sorted spans that were given up, because their gradients were never
+      finite.
+
+  Example:
+    >>> progress = Progress().commit(((4, 8),))
+    >>> progress
+    Progress(next=8, open=((0, 4),), skipped=())
+    >>> progress.commit(((0, 4),)).done
+    8
+  """
+
+  next: int = 0
+  open: Spans = ()
+  skipped: Spans = ()
+
+  @property
+  def done(self) -> int:
+    """How many positions are committed or were given up."""
+    return self.next - sp.size(self.open)
+
+  def commit(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
+    """A step with these positions is committed, and some are given up.
+
+    Raises:
+      ValueError: one of them was done before.
+    """
+    spans = sp.union(spans, skipped)
+    if not spans:
+      return self
+    following = max(self.next, spans[-1][1])
+    open_ = self.open
+    if following > self.next:
+      open_ = sp.join(open_, ((self.next, following),))
+    rest = sp.minus(open_, spans)
+    if sp.size(open_) - sp.size(rest) != sp.size(spans):
+      raise ValueError(f"Some of {spans} were in a committed step before.")
+    given_up = sp.union(self.skipped, skipped) if skipped else self.skipped
+    return Progress(following, rest, given_up)
+
+  def is_open(self, spans: Iterable[Span]) -> bool:
+    """Whether none of these positions is done."""
+    spans = tuple(spans)
+    inner = [(a, min(b, self.next)) for a, b in spans if a < self.next]
+    return not sp.minus(sp.union(inner), self.open)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpochReport:
+  """What became of the samples of an epoch.
+
+  Attributes:
+    epoch: which one, from 0.
+    committed: how many samples are in committed steps; each in one.
+    left_out: samples that don't fill a batch, in exact mode.
+    skipped: samples whose gradients were never finite.
+    open: samples that are in no committed step so far; after the end of a run,
+      those that it did without.
+  """
+
+  epoch: int
+  committed: int
+  left_out: tuple[int, ...]
+  skipped: tuple[int, ...]
+  open: tuple[int, ...]
+
+
+def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
+  """What became of each epoch that has begun; samples by their number.
+
+  Example:
+    >>> data = Batches(num_samples=10, global_batch=4, seed=1)
+    >>> report(data, Progress().commit(((0, 4),)))[0]
+    EpochReport(epoch=0, committed=4, left_out=(1, 2), skipped=(), open=(0, 5, 6, 9))
+  """
+  found = []
+  size = data.per_epoch
+  end = -(-progress.next // size)
+  for epoch in range(end if data.epochs is None else data.epochs):
+    start, stop = epoch * size, (epoch + 1) * size
+    whole = ((start, stop),)
+    skipped = _within(progress.skipped, start, stop)
+    behind = _within(progress.open, start, stop)
+    ahead = sp.minus(whole, ((0, progress.next),))
+    open_ = sp.union(behind, ahead)
+    found.append(
+      EpochReport(
+        epoch,
+        size - sp.size(skipped) - sp.size(open_),
+        tuple(data.left_out(epoch).tolist()),
+        _numbers(data, skipped),
+        _numbers(data, open_),
+      )
+    )
+  return tuple(found)
+
+
+def _within(spans: Spans, start: int, stop: int) -> Spans:
+  return sp.minus(spans, ((0, start), (stop, max(stop, _end(spans)))))
+
+
+def _end(spans: Spans) -> int:
+  return spans[-1][1] if spans else 0
+
+
+def _numbers(data: Batches, spans: Spans) -> tuple[int, ...]:
+  return tuple(sorted(data.indices(spans).tolist()))

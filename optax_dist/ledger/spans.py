@@ -1,0 +1,121 @@
+"""Ranges of positions, as pairs of start and stop: how a ledger says which.
+
+Most functions take and return *sorted* spans: in order, apart, none empty. What a
+replica was leased is kept in the order in which it draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+Span: TypeAlias = tuple[int, int]
+Spans: TypeAlias = tuple[Span, ...]
+
+
+def size(spans: Iterable[Span]) -> int:
+  """How many positions there are.
+
+  Example:
+    >>> size(((0, 4), (8, 10)))
+    6
+  """
+  return sum(stop - start for start, stop in spans)
+
+
+def union(*parts: Iterable[Span]) -> Spans:
+  """All positions of these, sorted.
+
+  Example:
+    >>> union(((4, 6), (0, 2)), ((2, 3),))
+    ((0, 3), (4, 6))
+  """
+  found: list[Span] = []
+  for start, stop in sorted(span for part in parts for span in part):
+    if start >= stop:
+      continue
+    if found and start <= found[-1][1]:
+      found[-1] = (found[-1][0], max(found[-1][1], stop))
+    else:
+      found.append((start, stop))
+  return tuple(found)
+
+
+def minus(spans: Spans, others: Iterable[Span]) -> Spans:
+  """The positions of sorted spans that are not in others.
+
+  Example:
+    >>> minus(((0, 10),), ((2, 3), (9, 12)))
+    ((0, 2), (3, 9))
+  """
+  for a, b in others:
+    if a >= b or not spans:
+      continue
+    rest: list[Span] = []
+    for start, stop in spans:
+      if b <= start or stop <= a:
+        rest.append((start, stop))
+        continue
+      if start < a:
+        rest.append((start, a))
+      if b < stop:
+        rest.append((b, stop))
+    spans = tuple(rest)
+  return spans
+
+
+def overlap(spans: Iterable[Span], others: Iterable[Span]) -> bool:
+  """Whether any position is in both.
+
+  Example:
+    >>> overlap(((0, 2),), ((2, 3),)), overlap(((0, 3),), ((2, 3),))
+    (False, True)
+  """
+  others = tuple(others)
+  return any(max(a, c) < min(b, d) for a, b in spans for c, d in others)
+
+
+def head(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:
+  """The first positions, and the rest, in their order.
+
+  Example:
+    >>> head(((0, 4), (8, 10)), 5)
+    (((0, 4), (8, 9)), ((9, 10),))
+  """
+  first: list[Span] = []
+  rest: list[Span] = []
+  for start, stop in spans:
+    taken = min(stop - start, count)
+    count -= taken
+    if taken:
+      first.append((start, start + taken))
+    if start + taken < stop:
+      rest.append((start + taken, stop))
+  return tuple(first), tuple(rest)
+
+
+def tail(spans: Spans, count: int) -> Spans:
+  """The last positions, in their order.
+
+  Example:
+    >>> tail(((0, 4), (8, 10)), 3)
+    ((3, 4), (8, 10))
+  """
+  return head(spans, size(spans) - count)[1]
+
+
+def join(*parts: Iterable[Span]) -> Spans:
+  """One after the other, in this order; what touches becomes one span.
+
+  Example:
+    >>> join(((8, 9),), ((9, 12), (0, 2)))
+    ((8, 12), (0, 2))
+  """
+  found: list[Span] = []
+  for part in parts:
+    for start, stop in part:
+      if found and found[-1][1] == start:
+        found[-1] = (found[-1][0], stop)
+      elif start < stop:
+        found.append((start, stop))
+  return tuple(found)

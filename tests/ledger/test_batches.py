@@ -1,0 +1,72 @@
+"""What a run's data is, and which numbers are refused."""
+
+import numpy as np
+import pytest
+
+from optax_dist import ledger
+
+
+@pytest.mark.parametrize("mode", ["exact", "streaming"])
+def test_an_epoch_has_each_sample_once(mode):
+  data = ledger.Batches(103, 10, seed=4, epochs=3, mode=mode)
+  for epoch in range(3):
+    start = epoch * data.per_epoch
+    found = data.indices(((start, start + data.per_epoch),))
+    left_out = data.left_out(epoch)
+    assert len(left_out) == (3 if mode == "exact" else 0)
+    everything = np.sort(np.concatenate([found, left_out]))
+    assert np.array_equal(everything, np.arange(103))
+
+
+def test_indices_follow_the_order_of_the_spans():
+  data = ledger.Batches(100, 10, epochs=None)
+  whole = data.indices(((0, 200),))
+  found = data.indices(((150, 155), (3, 7), (98, 102)))
+  places = [*range(150, 155), *range(3, 7), *range(98, 102)]
+  assert np.array_equal(found, whole[places])
+  assert data.total is None
+
+
+def test_without_shuffling_they_count_up():
+  data = ledger.Batches(6, 4, epochs=2, shuffle=False)
+  assert data.indices(((0, 8),)).tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+  assert data.left_out(1).tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+  ("arguments", "what"),
+  [
+    ({"num_samples": 0}, "num_samples must be a positive integer, got 0"),
+    ({"global_batch": 2.0}, "global_batch must be a positive integer"),
+    ({"global_batch": 11}, "global_batch must be at most num_samples=10"),
+    ({"seed": -1}, "seed must be an integer of at least 0"),
+    ({"epochs": 0}, "epochs must be a positive integer"),
+    ({"mode": "fast"}, "mode must be 'exact' or 'streaming'"),
+    ({"micro_batch": 2}, "micro_batch needs constant_global_batch"),
+    (
+      {"micro_batch": 3, "constant_global_batch": True},
+      "micro_batch must divide global_batch=4",
+    ),
+  ],
+)
+def test_what_cannot_be_is_refused(arguments, what):
+  with pytest.raises(ValueError, match=what):
+    ledger.Batches(**{"num_samples": 10, "global_batch": 4} | arguments)
+
+
+def test_a_constant_global_batch_is_shared_out_in_micro_batches():
+  data = ledger.Batches(100, 24, constant_global_batch=True)
+  # The most samples in a micro-batch that give all replicas equal shares.
+  assert [data.gradients_per_step(n) for n in (1, 2, 3, 4)] == [2, 4, 6, 8]
+  assert data.gradients_per_step(5) == 6
+  told = ledger.Batches(100, 24, constant_global_batch=True, micro_batch=2)
+  assert told.gradients_per_step(4) == 12
+  with pytest.raises(ValueError, match="more micro-batches than there are"):
+    told.gradients_per_step(12)
+  with pytest.raises(ValueError, match="a global_batch above the 24"):
+    data.gradients_per_step(24)
+
+
+def test_gradients_must_share_a_batch_evenly():
+  with pytest.raises(ValueError, match="a multiple of the 3 gradients"):
+    ledger.init(ledger.Batches(10, 4), 3)

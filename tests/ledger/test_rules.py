@@ -1,0 +1,286 @@
+"""The ledger's rules, in single events and in random histories."""
+
+import random
+
+import pytest
+
+from optax_dist import ledger
+from optax_dist.ledger import spans as sp
+
+
+def listed(spans):
+  return [p for start, stop in spans for p in range(start, stop)]
+
+
+class Leader:
+  """Drives a ledger as a leader does, and checks it against plain sets."""
+
+  def __init__(self, data, gradients, progress=None):
+    self.data, self.need = data, gradients
+    self.state = ledger.init(data, gradients, progress)
+    self.leases = {}
+    self.inside = {}
+    self.done = []
+    self.steps = []
+
+  def step(self, event):
+    self.state, leases = ledger.step(self.state, event)
+    for lease in leases:
+      assert sp.size(lease.spans) % self.state.unit == 0
+      self.leases[lease.holder] = lease.spans
+      self.check_epoch(lease)
+    self.check()
+    return leases
+
+  def check(self):
+    state = self.state
+    held = dict(state.held.items())
+    ins = [p for h in held.values() for p in listed(h.inside)]
+    outs = {p for h in held.values() for p in listed(h.out)}
+    free = listed(state.pool) + listed(state.doubtful) + listed(state.giving_up)
+    assert len(ins) == len(set(ins))
+    assert len(free) == len(set(free))
+    assert not set(ins) & outs
+    assert not set(free) & (outs | set(ins))
+    uncommitted = set(range(state.cursor)) - set(self.done)
+    assert uncommitted == outs | set(ins) | set(free)
+    single = [p for h in held.values() if not h.copied for p in listed(h.out)]
+    assert len(single) == len(set(single))
+    assert state.progress.done == len(self.done)
+
+  def check_epoch(self, lease):
+    """In exact mode no epoch begins before the last one is nearly used up."""
+    copied = self.state.held.get(lease.holder).copied
+    if self.data.mode == "exact" and not copied:
+      size = self.data.per_epoch
+      for start, stop in lease.spans:
+        for epoch in range(start // size, (stop - 1) // size + 1):
+          before = epoch * size - sum(p < epoch * size for p in self.done)
+          before -= sp.size(self.state.giving_up)
+          assert before < self.need * self.state.unit
+
+  def submit(self, holder):
+    spans = self.leases.get(holder, ())
+    if not ledger.fits(self.state, holder, spans):
+      self.step(ledger.Ask(holder))
+      return False
+    self.step(ledger.Accept(holder, spans))
+    self.inside[holder] = spans
+    return True
+
+  def commit(self):
+    parts = tuple(sorted(self.inside.items()))
+    skipped = self.state.giving_up
+    spans = [p for _, part in parts for p in listed(part)]
+    self.done += spans + listed(skipped)
+    assert len(self.done) == len(set(self.done)), "a sample counts twice"
+    self.steps.append(spans)
+    self.inside = {}
+    self.step(ledger.Commit(parts, skipped))
+    for holder, _ in parts:
+      self.step(ledger.Ask(holder))
+
+
+def history(seed):
+  """A run with backups, losses, drops and changes of need, to its end."""
+  r = random.Random(seed)
+  gradients = r.choice((1, 2, 3))
+  unit = r.choice((1, 2, 3))
+  data = ledger.Batches(
+    r.randrange(gradients * unit, 40),
+    gradients * unit,
+    seed=seed,
+    epochs=r.choice((1, 2, 3)),
+    mode=r.choice(("exact", "streaming")),
+  )
+  leader = Leader(data, gradients)
+  live = list(range(gradients + r.choice((0, 1, 2))))
+  for holder in live:
+    leader.step(ledger.Ask(holder))
+  faults = r.choice((0, 0, 20, 60))
+  names = len(live)
+  poison = r.random() < 0.2
+  for _ in range(4000):
+    if leader.state.exhausted and not leader.inside:
+      break
+    if len(leader.inside) >= leader.need:
+      leader.commit()
+      continue
+    holder = r.choice(live)
+    kind = r.random() if faults else 1.0
+    faults -= kind < 0.25
+    if kind < 0.08:
+      # It dies, and another one takes its place.
+      live.remove(holder)
+      leader.inside.pop(holder, None)
+      leader.leases.pop(holder, None)
+      leader.step(ledger.Gone(holder))
+      live.append(names)
+      leader.step(ledger.Ask(names))
+      names += 1
+    elif kind < 0.16 and holder in leader.leases:
+      if holder not in leader.inside:
+        leader.step(ledger.Drop(holder, leader.leases[holder], not poison))
+        leader.step(ledger.Ask(holder))
+    elif kind < 0.18:
+      leader.need = r.randrange(1, gradients + 1)
+      leader.step(ledger.Need(leader.need))
+    elif kind < 0.2:
+      # Another leader begins with what is committed, and what it is told.
+      leader.inside = {}
+      told = Leader(data, gradients, leader.state.progress)
+      told.need, told.done = leader.need, leader.done
+      told.step(ledger.Need(leader.need))
+      told.steps = leader.steps
+      for one in live:
+        spans = leader.leases.get(one, ())
+        told.leases[one] = spans
+        told.step(ledger.Claim(one, spans))
+      leader = told
+    elif holder not in leader.inside and len(leader.inside) < leader.need:
+      leader.submit(holder)
+  else:
+    pytest.fail(f"seed {seed}: no end of it: {leader.state}")
+  return leader
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_each_sample_is_in_one_committed_step(block):
+  ends = 0
+  for seed in range(block * 25, block * 25 + 25):
+    leader = history(seed)
+    state = leader.state
+    assert state.left < leader.need * state.unit
+    reports = ledger.report(leader.data, state.progress)
+    for one in reports:
+      size = leader.data.num_samples
+      numbers = [*one.left_out, *one.skipped, *one.open]
+      assert one.committed + len(numbers) == size
+    ends += state.left == 0
+  assert ends > 5
+
+
+def test_an_exact_epoch_ends_before_the_next_begins():
+  """With backups, and with every replica as slow as it likes."""
+  data = ledger.Batches(13, 4, epochs=3)
+  r = random.Random(0)
+  leader = Leader(data, 2)
+  for holder in range(4):
+    leader.step(ledger.Ask(holder))
+  while not leader.state.exhausted:
+    holder = r.randrange(4)
+    if holder not in leader.inside:
+      leader.submit(holder)
+    if len(leader.inside) == 2:
+      leader.commit()
+  epochs = [{p // 12 for p in step} for step in leader.steps]
+  assert epochs == [{0}] * 3 + [{1}] * 3 + [{2}] * 3
+  assert leader.state.left == 0
+
+
+def test_a_stream_does_not_wait_for_what_is_out():
+  data = ledger.Batches(6, 2, epochs=2, mode="streaming", shuffle=False)
+  state = ledger.init(data, 2)
+  state, _ = ledger.step(state, ledger.Ask("slow"))
+  for _ in range(5):
+    spans = []
+    for name in "ab":
+      state, (lease,) = ledger.step(state, ledger.Ask(name))
+      state, _ = ledger.step(state, ledger.Accept(name, lease.spans))
+      spans.append((name, lease.spans))
+    state, _ = ledger.step(state, ledger.Commit(tuple(spans)))
+  # Ten of twelve are done; the next epoch has begun, with one of them out.
+  assert state.progress == ledger.Progress(11, ((0, 1),))
+  state, _ = ledger.step(state, ledger.Drop("slow", ((0, 1),)))
+  state, (lease,) = ledger.step(state, ledger.Ask("a"))
+  assert lease.spans == ((0, 1),)
+
+
+def test_at_the_end_of_an_epoch_the_first_of_two_counts():
+  data = ledger.Batches(4, 2, epochs=1)
+  state = ledger.init(data, 2)
+  leases = {}
+  for name in ("slow", "b"):
+    state, (lease,) = ledger.step(state, ledger.Ask(name))
+    leases[name] = lease.spans
+  for round_ in range(2):
+    state, _ = ledger.step(state, ledger.Accept("b", leases["b"]))
+    if round_ == 0:
+      state, (lease,) = ledger.step(state, ledger.Ask("c"))
+      state, _ = ledger.step(state, ledger.Accept("c", lease.spans))
+      parts = (("b", leases["b"]), ("c", lease.spans))
+      state, _ = ledger.step(state, ledger.Commit(parts))
+      state, (lease,) = ledger.step(state, ledger.Ask("b"))
+      leases["b"] = lease.spans
+  # Nothing is left but what "slow" is at, so "c" computes on it as well.
+  state, (lease,) = ledger.step(state, ledger.Ask("c"))
+  assert lease.spans == leases["slow"]
+  state, _ = ledger.step(state, ledger.Accept("c", lease.spans))
+  assert not ledger.fits(state, "slow", leases["slow"])
+  parts = (("b", leases["b"]), ("c", lease.spans))
+  state, _ = ledger.step(state, ledger.Commit(parts))
+  assert state.exhausted
+  assert state.left == 0
+
+
+def test_what_is_never_finite_is_given_up():
+  data = ledger.Batches(4, 1, shuffle=False)
+  leader = Leader(data, 1)
+  leader.step(ledger.Ask("a"))
+  tried = []
+  while not leader.state.exhausted:
+    spans = leader.leases["a"]
+    if spans == ((1, 2),):
+      tried.append(spans)
+      leader.step(ledger.Drop("a", spans, finite=False))
+      leader.step(ledger.Ask("a"))
+      continue
+    leader.submit("a")
+    leader.commit()
+  assert len(tried) == 3
+  # Other samples come first, so the others can go on meanwhile.
+  assert leader.steps == [[0], [2], [3]]
+
+
+def test_a_gradient_in_an_attempt_counts_though_its_replica_has_gone():
+  data = ledger.Batches(4, 2)
+  state = ledger.init(data, 2)
+  parts = []
+  for name in "ab":
+    state, (lease,) = ledger.step(state, ledger.Ask(name))
+    state, _ = ledger.step(state, ledger.Accept(name, lease.spans))
+    parts.append((name, lease.spans))
+  state, _ = ledger.step(state, ledger.Gone("b", keep=parts[1][1]))
+  state, (lease,) = ledger.step(state, ledger.Ask("c"))
+  assert lease.spans == ((2, 3),)
+  dropped, _ = ledger.step(state, ledger.Drop("b", parts[1][1]))
+  assert dropped.pool == parts[1][1]
+  state, _ = ledger.step(state, ledger.Commit(tuple(parts)))
+  assert state.progress == ledger.Progress(2)
+
+
+def test_an_old_state_stays_as_it_was():
+  state = ledger.init(ledger.Batches(8, 2), 2)
+  text = repr(state)
+  after = ledger.step(state, ledger.Ask("a"))
+  assert repr(state) == text
+  assert ledger.step(state, ledger.Ask("a")) == after
+
+
+def test_a_claim_of_what_another_one_holds_is_answered_by_a_lease():
+  state = ledger.init(ledger.Batches(8, 2), 2)
+  state, leases = ledger.step(state, ledger.Claim("a", ((2, 3),)))
+  assert leases == ()
+  state, (lease,) = ledger.step(state, ledger.Claim("b", ((2, 3),)))
+  assert lease.spans == ((0, 1),)
+  assert state.pool == ((1, 2),)
+
+
+def test_samples_that_are_not_leased_are_not_accepted():
+  state = ledger.init(ledger.Batches(8, 2), 2)
+  state, _ = ledger.step(state, ledger.Ask("a"))
+  assert not ledger.fits(state, "a", ())
+  with pytest.raises(ValueError, match="not leased to 'a'"):
+    ledger.step(state, ledger.Accept("a", ((1, 2),)))
+  with pytest.raises(ValueError, match="No gradient of 'a'"):
+    ledger.step(state, ledger.Commit((("a", ((0, 1),)),)))

@@ -1,0 +1,51 @@
+"""The permutation: one, in every epoch another, and a good one."""
+
+import numpy as np
+import pytest
+
+from optax_dist.ledger import shuffle
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 99, 100, 1000, 4097])
+def test_each_number_comes_once(size):
+  for seed, epoch in ((0, 0), (1, 0), (1, 7), (2**70, 3)):
+    found = shuffle.permuted(np.arange(size), size, seed, epoch)
+    assert np.array_equal(np.sort(found), np.arange(size))
+
+
+def test_any_part_is_computed_alone():
+  whole = shuffle.permuted(np.arange(50_000), 50_000, 3, 1)
+  some = np.array([[49_999, 0], [7, 777]])
+  assert np.array_equal(shuffle.permuted(some, 50_000, 3, 1), whole[some])
+
+
+def test_seeds_and_epochs_have_orders_of_their_own():
+  orders = {
+    tuple(shuffle.permuted(np.arange(64), 64, seed, epoch).tolist())
+    for seed in range(20)
+    for epoch in range(20)
+  }
+  assert len(orders) == 400
+
+
+def test_large_sizes_stay_within_range():
+  size = 10**13 + 7
+  some = np.array([0, 1, size // 2, size - 1])
+  found = shuffle.permuted(some, size, 5, 0)
+  assert len(set(found.tolist())) == 4
+  assert found.min() >= 0
+  assert found.max() < size
+
+
+def test_it_shuffles_well():
+  """Where a number lands says nothing of its place, nor do its neighbours."""
+  size, cells = 20_000, 20
+  for seed in range(5):
+    found = shuffle.permuted(np.arange(size), size, seed, 0)
+    counts = np.histogram2d(np.arange(size), found, bins=cells)[0]
+    expected = size / cells**2
+    squares = ((counts - expected) ** 2 / expected).sum()
+    # Degrees of freedom 361: its mean, and 27 its standard deviation.
+    assert 361 - 6 * 27 < squares < 361 + 6 * 27
+    correlation = np.corrcoef(found[:-1], found[1:])[0, 1]
+    assert abs(correlation) < 6 / np.sqrt(size)

@@ -1,0 +1,38 @@
+"""Spans against plain sets of positions."""
+
+import itertools
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from optax_dist.ledger import spans as sp
+
+SPANS = st.lists(
+  st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=6
+).map(lambda pairs: tuple((a, a + n) for a, n in pairs))
+
+
+def listed(spans):
+  return [p for start, stop in spans for p in range(start, stop)]
+
+
+@given(SPANS, SPANS)
+def test_union_and_minus_are_those_of_sets(a, b):
+  both = sp.union(a, b)
+  assert listed(both) == sorted({*listed(a), *listed(b)})
+  assert all(x[1] < y[0] for x, y in itertools.pairwise(both))
+  rest = sp.minus(sp.union(a), b)
+  assert listed(rest) == sorted({*listed(a)} - {*listed(b)})
+  assert sp.overlap(a, b) == bool({*listed(a)} & {*listed(b)})
+
+
+@given(SPANS, st.integers(0, 40))
+def test_head_and_tail_keep_the_order(spans, count):
+  all_ = listed(spans)
+  count = min(count, len(all_))
+  first, rest = sp.head(spans, count)
+  assert listed(first) == all_[:count]
+  assert listed(rest) == all_[count:]
+  assert listed(sp.tail(spans, count)) == all_[len(all_) - count :]
+  assert listed(sp.join(first, rest)) == all_
+  assert sp.size(spans) == len(all_)
