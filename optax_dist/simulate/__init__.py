@@ -3,6 +3,7 @@
 docs/simulate.md tells what is simulated and how well it fits.
 """
 
+from optax_dist.simulate import goodput, scale
 from optax_dist.simulate.engines.event_engine import Failures
 from optax_dist.simulate.latency.distributions import (
   Distribution,
@@ -44,10 +45,12 @@ __all__ = [
   "bounded_staleness",
   "elastic_average",
   "from_journal",
+  "goodput",
   "local_updates",
   "parse_latency",
   "plan",
   "replay",
+  "scale",
   "simulate_timing",
   "simulate_training",
   "sync_replicas",

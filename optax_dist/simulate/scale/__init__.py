@@ -1,0 +1,31 @@
+"""Goodput of up to a million chips that fail, in virtual time.
+
+A strategy is a function of a fleet, the seconds to simulate and a random
+generator; it returns where the chips' seconds went. Each is in a file of its own.
+"""
+
+from optax_dist.simulate.scale.backup_groups import backup_groups
+from optax_dist.simulate.scale.diloco import diloco
+from optax_dist.simulate.scale.elastic_restart import elastic_restart
+from optax_dist.simulate.scale.fleet import Fleet, Network
+from optax_dist.simulate.scale.one_program import (
+  best_checkpoint_interval,
+  one_program,
+  one_program_goodput,
+)
+from optax_dist.simulate.scale.replica_groups import replica_groups
+from optax_dist.simulate.scale.run import Strategy, simulate_fleet
+
+__all__ = [
+  "Fleet",
+  "Network",
+  "Strategy",
+  "backup_groups",
+  "best_checkpoint_interval",
+  "diloco",
+  "elastic_restart",
+  "one_program",
+  "one_program_goodput",
+  "replica_groups",
+  "simulate_fleet",
+]

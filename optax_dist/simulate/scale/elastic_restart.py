@@ -1,0 +1,172 @@
+"""Elastic restart: after a failure all start anew on the groups that are left."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+
+import numpy as np
+
+from optax_dist.simulate import goodput
+from optax_dist.simulate.goodput import Goodput
+from optax_dist.simulate.scale.arrivals import Arrivals
+from optax_dist.simulate.scale.fleet import Fleet
+from optax_dist.simulate.scale.one_program import (
+  best_checkpoint_interval,
+  check_interval,
+)
+
+
+class _Run:
+  """A run under way.
+
+  Attributes:
+    up: groups that take part.
+    since: seconds of work since the last checkpoint.
+    pending: useful group-seconds since then.
+  """
+
+  def __init__(
+    self, fleet: Fleet, seconds: float, rng: np.random.Generator
+  ) -> None:
+    self.fleet, self.seconds, self.rng = fleet, seconds, rng
+    self.arrivals = Arrivals(fleet.step)
+    self.now = self.since = self.pending = 0.0
+    self.up = fleet.groups
+    self.returns: list[float] = []
+    self.spent = dict.fromkeys(goodput.CATEGORIES, 0.0)
+
+  def failure(self) -> float:
+    """Seconds until the next failure of those that are up."""
+    rate = self.up * self.fleet.group_failure_rate
+    return self.rng.exponential(1 / rate) if rate else math.inf
+
+  def idle(self, seconds: float) -> None:
+    """Those that are down stay so for a while."""
+    self.now += seconds
+    self.spent["idle"] += (self.fleet.groups - self.up) * seconds
+
+  def work(self, seconds: float) -> None:
+    n = self.up
+    exchange = self.fleet.exchange(n)
+    step = self.arrivals.expected(n, n) + exchange
+    useful = n * seconds * self.arrivals.mean / step
+    exchanging = n * seconds * exchange / step
+    self.pending += useful
+    self.spent["exchanging"] += exchanging
+    self.spent["waiting"] += max(0.0, n * seconds - useful - exchanging)
+    self.since += seconds
+    self.idle(seconds)
+
+  def saved(self) -> None:
+    self.spent["useful"] += self.pending
+    self.since = self.pending = 0.0
+
+  def fail(self) -> None:
+    self.spent["dropped"] += self.pending
+    self.since = self.pending = 0.0
+    self.up -= 1
+    heapq.heappush(self.returns, self.now + self.fleet.repair)
+
+  def take_back(self) -> bool:
+    """Whether groups that were repaired by now have joined."""
+    before = self.up
+    while self.returns and self.returns[0] <= self.now:
+      heapq.heappop(self.returns)
+      self.up += 1
+    return self.up > before
+
+  def recover(self, seconds: float) -> None:
+    """All stand still; a failure meanwhile lets them begin again."""
+    fleet = self.fleet
+    again = fleet.detect + fleet.reshard + fleet.restart + fleet.restore
+    left = seconds
+    while left > 0 and self.now < self.seconds:
+      failure = self.failure()
+      part = min(failure, left, self.seconds - self.now)
+      self.spent["recovery"] += self.up * part
+      self.idle(part)
+      left -= part
+      if part == failure and left > 0:
+        self.fail()
+        left = again
+      self.take_back()
+      if not self.up:
+        return
+
+
+@dataclasses.dataclass(frozen=True)
+class _ElasticRestart:
+  interval: float | None
+
+  @property
+  def name(self) -> str:
+    every = "the best interval"
+    if self.interval is not None:
+      every = f"every {self.interval:.4g} s"
+    return f"elastic restart, checkpoints {every}"
+
+  def __call__(
+    self, fleet: Fleet, seconds: float, rng: np.random.Generator
+  ) -> Goodput:
+    interval = self.interval
+    if interval is None:
+      interval = best_checkpoint_interval(
+        fleet.save, fleet.mean_time_between_failures
+      )
+    run = _Run(fleet, seconds, rng)
+    again = fleet.detect + fleet.reshard + fleet.restart + fleet.restore
+    while run.now < seconds:
+      if not run.up:
+        until = min(run.returns[0], seconds)
+        run.idle(max(0.0, until - run.now))
+        if run.take_back():
+          run.recover(again)
+        continue
+      failure = run.failure()
+      save = max(0.0, interval - run.since)
+      back = run.returns[0] - run.now if run.returns else math.inf
+      part = min(failure, save, max(0.0, back), seconds - run.now)
+      run.work(part)
+      if part == failure:
+        run.fail()
+        run.recover(again)
+      elif part == save:
+        before = run.up
+        run.saved()
+        run.recover(fleet.save)
+        if run.up > before:
+          run.recover(fleet.reshard + fleet.restart)
+      elif run.take_back():
+        # They save first, so that nothing is lost.
+        run.saved()
+        run.recover(fleet.save + fleet.reshard + fleet.restart)
+    run.saved()
+    chips = fleet.chips_per_group
+    return goodput.make({k: chips * s for k, s in run.spent.items()})
+
+
+def elastic_restart(
+  checkpoint_interval: float | None = None,
+) -> _ElasticRestart:
+  """All chips run one program, which starts anew on whatever is there.
+
+  A failure costs the work since the last checkpoint, and a start on the groups
+  that are left; a group that is repaired costs a start, too.
+
+  Args:
+    checkpoint_interval: seconds of work between checkpoints; None for the best.
+
+  Returns:
+    The strategy, for `simulate_fleet`.
+
+  Raises:
+    ValueError: the interval is not above 0.
+
+  Example:
+    >>> elastic_restart(600).name
+    'elastic restart, checkpoints every 600 s'
+  """
+  check_interval(checkpoint_interval)
+  return _ElasticRestart(checkpoint_interval)

@@ -1,0 +1,56 @@
+"""Replica groups: all that are there make a step; one that fails is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from optax_dist.simulate.goodput import Goodput
+from optax_dist.simulate.scale import rounds
+from optax_dist.simulate.scale.arrivals import Arrivals
+from optax_dist.simulate.scale.fleet import Fleet
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReplicaGroups:
+  name: str = "replica groups"
+
+  def __call__(
+    self, fleet: Fleet, seconds: float, rng: np.random.Generator
+  ) -> Goodput:
+    arrivals = Arrivals(fleet.step)
+
+    def round_of(n: int) -> rounds.Round:
+      last = arrivals.expected(n, n)
+      return rounds.Round(
+        arrivals.mean,
+        waiting=max(0.0, last - arrivals.mean),
+        exchanging=fleet.exchange(n),
+      )
+
+    return rounds.run(
+      fleet,
+      seconds,
+      rng,
+      round_of,
+      lambda n, this: rounds.Loss(rng.random(), fleet.detect),
+      fleet.restart + fleet.catch_up,
+    )
+
+
+def replica_groups() -> _ReplicaGroups:
+  """Every step waits for all groups that are there.
+
+  A group that fails takes its gradient of that step with it, and holds the
+  others up until they know of it. It comes back by itself, with the state of
+  another group.
+
+  Returns:
+    The strategy, for `simulate_fleet`.
+
+  Example:
+    >>> replica_groups().name
+    'replica groups'
+  """
+  return _ReplicaGroups()

@@ -1,0 +1,81 @@
+"""Runs a strategy on a fleet, for as long as says something."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from optax_dist.simulate.goodput import Goodput
+from optax_dist.simulate.scale.fleet import Fleet
+
+_FAILURES = 2000
+_ROUNDS = 20  # Of a failure and its repair, at least.
+
+
+class Strategy(Protocol):
+  """How a fleet trains; a file for each.
+
+  Attributes:
+    name: in tables and pictures.
+  """
+
+  @property
+  def name(self) -> str: ...
+
+  def __call__(
+    self, fleet: Fleet, seconds: float, rng: np.random.Generator
+  ) -> Goodput:
+    """Trains in virtual time.
+
+    Args:
+      fleet: on what.
+      seconds: for how long.
+      rng: says when chips fail.
+
+    Returns:
+      Where the time went, in chip-seconds, about `fleet.chips * seconds` of
+      them.
+    """
+
+
+def simulate_fleet(
+  strategy: Strategy,
+  fleet: Fleet,
+  *,
+  seconds: float | None = None,
+  seed: int = 0,
+) -> Goodput:
+  """Where the seconds of all chips go under a strategy.
+
+  Args:
+    strategy: such as `one_program(600)`.
+    fleet: what there is to train on.
+    seconds: of virtual time; None for about 2,000 failures.
+    seed: the same one gives the same outcome.
+
+  Returns:
+    Chip-seconds by category.
+
+  Raises:
+    ValueError: `seconds` is not above 0.
+
+  Example:
+    >>> from optax_dist import simulate
+    >>> from optax_dist.simulate import scale
+    >>> fleet = scale.Fleet(1024, 8, simulate.parse_latency("constant:1"),
+    ...   failure_rate=1e-7, repair=600.0, restart=60.0, catch_up=30.0)
+    >>> outcome = simulate_fleet(scale.replica_groups(), fleet)
+    >>> f"{outcome.goodput:.3f}"
+    '0.999'
+  """
+  if seconds is None:
+    between = fleet.mean_time_between_failures
+    once = fleet.repair + fleet.detect + fleet.restart + fleet.restore
+    seconds = max(_FAILURES * between, _ROUNDS * (between + once))
+    if math.isinf(seconds):
+      seconds = 1000 * fleet.step.mean
+  if not 0 < seconds < math.inf:
+    raise ValueError(f"seconds must be a number above 0, got {seconds!r}.")
+  return strategy(fleet, seconds, np.random.default_rng(seed))
