@@ -50,7 +50,7 @@ def slot_names(state: optax.OptState) -> list[str]:
     >>> slot_names(optimizer.init({"w": jnp.zeros(3)}))
     ['m', 'v']
   """
-  return sorted({names[0] for names, _ in _slot_trees(state)})
+  return sorted({names[0] for names, _ in slot_trees(state)})
 
 
 def get_slot(
@@ -87,13 +87,13 @@ def get_slot(
     >>> [f"{x:.1f}" for x in get_slot(state, "layer/kernel", "accumulator")]
     ['0.1', '0.1']
   """
-  trees = [tree for names, tree in _slot_trees(state) if name in names]
+  trees = [tree for names, tree in slot_trees(state) if name in names]
   if not trees:
     raise KeyError(
       f"no slot {name!r}: the state has {slot_names(state) or 'none'}"
     )
   leaves = [
-    (_keys(path), leaf)
+    (path_keys(path), leaf)
     for tree in trees
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   ]
@@ -121,10 +121,10 @@ def get_slot(
   return found[0]
 
 
-def _slot_trees(state: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def slot_trees(state: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
   """Yields the slots of a state: their names, the preferred first, and tree."""
   if isinstance(state, PerReplica):
-    yield from _slot_trees(state.value)
+    yield from slot_trees(state.value)
   elif _is_named_tuple(state):
     known = _NAMES.get(type(state), {})
     for field, value in zip(state._fields, state, strict=True):
@@ -135,15 +135,15 @@ def _slot_trees(state: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
       elif field in known:
         yield (known[field], field), value
       elif _holds_states(value):
-        yield from _slot_trees(value)
+        yield from slot_trees(value)
       elif _is_like_parameters(value):
         yield (field,), value
   elif isinstance(state, dict):
     for value in state.values():
-      yield from _slot_trees(value)
+      yield from slot_trees(value)
   elif isinstance(state, list | tuple):
     for value in state:
-      yield from _slot_trees(value)
+      yield from slot_trees(value)
 
 
 def _is_named_tuple(value: Any) -> bool:
@@ -184,14 +184,14 @@ def _path_of(path_or_param: Any, params: Any) -> tuple[str, ...]:
   if isinstance(path_or_param, str):
     return tuple(key for key in path_or_param.split("/") if key)
   if isinstance(path_or_param, Sequence):
-    return _keys(path_or_param)
+    return path_keys(path_or_param)
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     if leaf is path_or_param:
-      return _keys(path)
+      return path_keys(path)
   raise KeyError("the parameter given is not in params")
 
 
-def _keys(path: Sequence[Any]) -> tuple[str, ...]:
+def path_keys(path: Sequence[Any]) -> tuple[str, ...]:
   """Writes a key path as plain strings."""
   return tuple(
     jax.tree_util.keystr((key,), simple=True)

@@ -236,15 +236,11 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
 
 
 def run(
-  schedule: Schedule,
-  trace: bool = False,
-  world_class: Any = World,
-  checker_class: Any = Checker,
-  strike: Any = strike,
+  schedule: Schedule, trace: bool = False, world_class: Any = World
 ) -> Result:
   """Runs a schedule to its end, checking all the time."""
   world = world_class(schedule.setting, schedule.seed)
-  checker = checker_class(world)
+  checker = Checker(world)
   world.checker = checker
   if trace:
     world.trace = []

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from optax_dist.coordinator.journal import Record, segments
 
-State = Any
+#: Whatever the four functions below hold a state in.
+AnyState = Any
 
 
 class Difference(NamedTuple):
@@ -41,7 +42,7 @@ class Replay(NamedTuple):
   steps: int
   compared: int
   difference: Difference | None
-  state: State
+  state: AnyState
 
   def __str__(self) -> str:
     apart = self.difference
@@ -63,11 +64,11 @@ class Replay(NamedTuple):
 def replay(
   records: Sequence[Record],
   *,
-  init: Callable[[], State],
-  gradient: Callable[[State, Record], Any],
+  init: Callable[[], AnyState],
+  gradient: Callable[[AnyState, Record], Any],
   aggregate: Callable[[Sequence[Any], Sequence[Record]], Any],
-  apply: Callable[[State, Any], State],
-  fingerprint: Callable[[State], dict[str, str]],
+  apply: Callable[[AnyState, Any], AnyState],
+  fingerprint: Callable[[AnyState], dict[str, str]],
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Replay:
   """Does again what a journal says was done, and compares fingerprints.
@@ -194,7 +195,9 @@ def _check(commit: Record) -> None:
       )
 
 
-def _state_of(states: dict[int, State], member: Record, step: int) -> State:
+def _state_of(
+  states: dict[int, AnyState], member: Record, step: int
+) -> AnyState:
   try:
     return states[member["local_step"]]
   except KeyError:

@@ -1,0 +1,213 @@
+"""Going on with a run that was started in TensorFlow 1, from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_dist.states import slots
+
+# In the order in which TensorFlow's optimizers create them: the first one of a
+# variable is called `Adam`, the next `Adam_1`, whatever they are for.
+_ORDER = (
+  "rms",
+  "mg",
+  "accum",
+  "accum_update",
+  "linear",
+  "accumulator",
+  "gradient_accumulator",
+  "gradient_squared_accumulator",
+  "m",
+  "v",
+  "momentum",
+)
+
+
+class Reader(Protocol):
+  """What `tf.train.load_checkpoint` returns, as far as it is used here."""
+
+  def get_variable_to_shape_map(self) -> Mapping[str, Any]:
+    """Returns the name and shape of each variable."""
+
+  def get_tensor(self, name: str) -> Any:
+    """Returns the value of a variable, an array."""
+
+
+class Restored(NamedTuple):
+  """What a checkpoint of TensorFlow had.
+
+  Attributes:
+    params: The parameters, a tree like the one given.
+    opt_state: The optimizer's state, with its slots, scalars and counters.
+    global_step: The step of the checkpoint, an int.
+  """
+
+  params: optax.Params
+  opt_state: optax.OptState
+  global_step: int
+
+
+def restore_checkpoint(
+  checkpoint: str | os.PathLike[str] | Reader,
+  params: optax.Params,
+  opt_state: optax.OptState,
+  *,
+  name: str | None = None,
+  variable: Callable[[str], str] = lambda path: path,
+) -> Restored:
+  """Reads parameters and slots of a TensorFlow 1 job.
+
+  With an optimizer of `optax_dist.optimizers` training goes on along
+  TensorFlow's trajectory.
+
+  Args:
+    checkpoint: The path of a checkpoint, for which TensorFlow must be
+      installed, or what ``tf.train.load_checkpoint`` has returned.
+    params: Parameters, whose shapes and dtypes must be those of the variables.
+    opt_state: The optimizer's state, from ``init(params)``; in chains and
+      wrappers too. Slots of replicas (elastic averaging) are not restored.
+    name: What TensorFlow's optimizer was called (``"Adam"``); by default it is
+      found from the names in the checkpoint.
+    variable: Gives the name of a variable for a parameter's path, which is
+      ``"layer/kernel"`` for ``params["layer"]["kernel"]``. By default the same.
+
+  Returns:
+    Parameters, optimizer state and global step.
+
+  Raises:
+    KeyError: If the checkpoint lacks a variable; says which it has.
+    ValueError: If a shape differs, or the name of the optimizer is not clear.
+    ModuleNotFoundError: If a path is given and TensorFlow is not installed.
+
+  Source: ``tf.compat.v1.train.Saver`` and the slot creator of
+  ``tf.compat.v1.train.Optimizer``, which name what is read here.
+
+  Example:
+    >>> import optax_dist
+    >>> class Job:  # In place of tf.train.load_checkpoint("gs://job/model.ckpt").
+    ...   found = {
+    ...     "dense/kernel": np.ones(2, np.float32),
+    ...     "dense/kernel/Momentum": np.full(2, 0.5, np.float32),
+    ...     "global_step": np.int64(7),
+    ...   }
+    ...   def get_variable_to_shape_map(self):
+    ...     return {name: list(array.shape) for name, array in self.found.items()}
+    ...   def get_tensor(self, name):
+    ...     return self.found[name]
+    >>> params = {"dense": {"kernel": jnp.zeros(2)}}
+    >>> tx = optax_dist.optimizers.momentum(0.1, 0.9)
+    >>> found = restore_checkpoint(Job(), params, tx.init(params))
+    >>> found.global_step, found.params["dense"]["kernel"].tolist()
+    (7, [1.0, 1.0])
+    >>> optax_dist.get_slot(found.opt_state, "dense/kernel", "momentum").tolist()
+    [0.5, 0.5]
+  """
+  reader = _reader(checkpoint)
+  known = frozenset(reader.get_variable_to_shape_map())
+
+  def read(variable_name: str, like: Any, what: str) -> jax.Array:
+    if variable_name not in known:
+      raise KeyError(
+        f"{what} should be the variable {variable_name!r}, which the checkpoint"
+        f" has not; it has {sorted(known)}. `variable=` gives other names."
+      )
+    value = np.asarray(reader.get_tensor(variable_name))
+    if value.shape != like.shape:
+      raise ValueError(
+        f"{what} has the shape {like.shape}, but the variable"
+        f" {variable_name!r} {value.shape}"
+      )
+    return jnp.asarray(value, like.dtype)
+
+  def path_of(path: Any) -> str:
+    return "/".join(slots.path_keys(path))
+
+  found_params = jax.tree_util.tree_map_with_path(
+    lambda path, leaf: read(
+      variable(path_of(path)), leaf, f"the parameter {path_of(path)!r}"
+    ),
+    params,
+  )
+  global_step = int(reader.get_tensor("global_step"))
+
+  leaves, treedef = jax.tree.flatten(opt_state)
+  # Leaves of their own, to find again which is which.
+  marked = [
+    jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves
+  ]
+  place = {id(leaf): i for i, leaf in enumerate(marked)}
+  trees = list(slots.slot_trees(jax.tree.unflatten(treedef, marked)))
+  names = [names[0] for names, _ in trees]
+  unknown = sorted(set(names) - set(_ORDER))
+  if unknown:
+    raise ValueError(
+      f"TensorFlow has no optimizer with the slots {unknown}, so they are in no"
+      " checkpoint of it"
+    )
+  if name is None and trees:
+    name = _optimizer_name(known, [variable(path) for path in _paths(params)])
+  order = sorted(names, key=_ORDER.index)
+  for slot, (_, tree) in zip(names, trees, strict=True):
+    index = order.index(slot)
+    suffix = f"{name}_{index}" if index else name
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+      what = f"the slot {slot!r} of {path_of(path)!r}"
+      leaves[place[id(leaf)]] = read(
+        f"{variable(path_of(path))}/{suffix}", leaf, what
+      )
+  for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(opt_state)):
+    keys = slots.path_keys(path)
+    if keys[-1] in ("count", "global_step"):
+      leaves[i] = jnp.full_like(leaves[i], global_step)
+    elif "scalars" in keys and keys[-1] in known:
+      leaves[i] = read(keys[-1], leaves[i], f"the scalar {keys[-1]!r}")
+  return Restored(
+    found_params, jax.tree.unflatten(treedef, leaves), global_step
+  )
+
+
+def _reader(checkpoint: Any) -> Reader:
+  if not isinstance(checkpoint, str | os.PathLike):
+    return checkpoint
+  try:
+    import tensorflow as tf
+  except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+      "TensorFlow's checkpoints are read by TensorFlow, which is not installed."
+      " Install it here, or convert the checkpoint where it is, and pass an"
+      " object with `get_variable_to_shape_map` and `get_tensor`."
+    ) from error
+  return tf.train.load_checkpoint(os.fspath(checkpoint))
+
+
+def _paths(params: Any) -> list[str]:
+  return [
+    "/".join(slots.path_keys(path))
+    for path, _ in jax.tree_util.tree_leaves_with_path(params)
+  ]
+
+
+def _optimizer_name(known: frozenset[str], variables: list[str]) -> str:
+  """Finds `Adam` from `layer/kernel/Adam` and `layer/kernel/Adam_1`."""
+  found = {
+    re.sub(r"_\d+$", "", other.removeprefix(f"{variable}/"))
+    for variable in variables
+    for other in known
+    if other.startswith(f"{variable}/")
+  } - set(variables)
+  # Moving averages of the variables lie beside the slots.
+  found -= {"ExponentialMovingAverage"}
+  if len(found) != 1:
+    raise ValueError(
+      "the checkpoint does not say which optimizer's slots it has: pass `name=`,"
+      f" one of {sorted(found)}"
+    )
+  return found.pop()

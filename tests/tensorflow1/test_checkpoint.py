@@ -1,0 +1,182 @@
+"""Checkpoints that TensorFlow wrote: read, and gone on with.
+
+`checkpoints.json` has the variables of one after three steps, and the parameters
+after three more, by optimizer (TensorFlow 2.21's `tf.compat.v1.train`).
+"""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_dist
+from optax_dist import optimizers, tensorflow1
+
+_RECORDED = json.loads(
+  pathlib.Path(__file__).with_name("checkpoints.json").read_text("utf-8")
+)
+OPTIMIZERS = {
+  "Adam": lambda: optimizers.adam(0.1),
+  "Momentum": lambda: optimizers.momentum(0.1, 0.9),
+  "Adagrad": lambda: optimizers.adagrad(0.1),
+  "AdagradDA": lambda: optimizers.adagrad_da(0.1),
+  "Adadelta": lambda: optimizers.adadelta(0.1),
+  "RMSProp": lambda: optimizers.rmsprop(0.1, momentum=0.9),
+  "RMSPropCentered": lambda: optimizers.rmsprop(
+    0.1, momentum=0.9, centered=True
+  ),
+  "Ftrl": lambda: optimizers.ftrl(0.1),
+  "ProximalAdagrad": lambda: optimizers.proximal_adagrad(0.1),
+  "ProximalGradientDescent": lambda: optimizers.proximal_gradient_descent(0.1),
+  "GradientDescent": lambda: optimizers.gradient_descent(0.1),
+}
+
+
+class Reader:
+  def __init__(self, variables):
+    self.variables = {
+      name: np.asarray(value, np.int64 if name == "global_step" else np.float32)
+      for name, value in variables.items()
+    }
+
+  def get_variable_to_shape_map(self):
+    return {name: list(value.shape) for name, value in self.variables.items()}
+
+  def get_tensor(self, name):
+    return self.variables[name]
+
+
+def params():
+  return {"layer": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}}
+
+
+def loss(params):
+  layer = params["layer"]
+  return jnp.sum(layer["kernel"] ** 2) + jnp.sum((layer["bias"] - 1.0) ** 2)
+
+
+def test_each_recording_has_its_optimizer():
+  assert set(_RECORDED) == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("chained", [False, True])
+def test_training_goes_on_where_tensorflow_stopped(name, chained):
+  tx = OPTIMIZERS[name]()
+  if chained:
+    tx = optax.chain(optax.clip_by_global_norm(1e6), tx)
+  recorded = _RECORDED[name]
+  found = tensorflow1.restore_checkpoint(
+    Reader(recorded["variables"]), params(), tx.init(params())
+  )
+  assert found.global_step == 3
+  now, state = found.params, found.opt_state
+  np.testing.assert_array_equal(
+    now["layer"]["kernel"],
+    np.asarray(recorded["variables"]["layer/kernel"], np.float32),
+  )
+  like = jax.tree.map(lambda x: (x.shape, x.dtype), tx.init(params()))
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == like
+  for _ in range(3):
+    updates, state = tx.update(jax.grad(loss)(now), state, now)
+    now = optax.apply_updates(now, updates)
+  for leaf in ("kernel", "bias"):
+    np.testing.assert_allclose(
+      now["layer"][leaf], recorded["after"][f"layer/{leaf}"], rtol=2e-6
+    )
+
+
+def test_slots_matter():
+  """Without them the three steps end elsewhere, so the test above can fail."""
+  tx, recorded = OPTIMIZERS["Adam"](), _RECORDED["Adam"]
+  found = tensorflow1.restore_checkpoint(
+    Reader(recorded["variables"]), params(), tx.init(params())
+  )
+  now, state = found.params, tx.init(params())
+  for _ in range(3):
+    updates, state = tx.update(jax.grad(loss)(now), state, now)
+    now = optax.apply_updates(now, updates)
+  after = np.asarray(recorded["after"]["layer/kernel"])
+  assert np.abs(now["layer"]["kernel"] - after).max() > 1e-3
+
+
+def test_names_may_differ():
+  variables = {
+    name.replace("layer/", "tower_0/dense/"): value
+    for name, value in _RECORDED["Momentum"]["variables"].items()
+  }
+  tx = OPTIMIZERS["Momentum"]()
+  found = tensorflow1.restore_checkpoint(
+    Reader(variables),
+    params(),
+    tx.init(params()),
+    variable=lambda path: path.replace("layer/", "tower_0/dense/"),
+  )
+  np.testing.assert_array_equal(
+    optax_dist.get_slot(found.opt_state, "layer/bias", "momentum"),
+    np.asarray(variables["tower_0/dense/bias/Momentum"], np.float32),
+  )
+
+
+def test_counters_and_powers_are_restored():
+  tx = OPTIMIZERS["Adam"]()
+  recorded = _RECORDED["Adam"]["variables"]
+  state = tensorflow1.restore_checkpoint(
+    Reader(recorded), params(), tx.init(params())
+  ).opt_state
+  assert optax.tree.get(state, "count") == 3
+  assert optax.tree.get(state, "beta1_power") == np.float32(
+    recorded["beta1_power"]
+  )
+
+
+def test_a_variable_that_is_missing_is_named():
+  variables = dict(_RECORDED["Adam"]["variables"])
+  del variables["layer/bias/Adam_1"]
+  tx = OPTIMIZERS["Adam"]()
+  with pytest.raises(KeyError, match=r"slot 'v' of 'layer/bias'.*Adam_1"):
+    tensorflow1.restore_checkpoint(
+      Reader(variables), params(), tx.init(params())
+    )
+
+
+def test_a_shape_that_differs_is_named():
+  tx = OPTIMIZERS["GradientDescent"]()
+  wide = {"layer": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(2)}}
+  reader = Reader(_RECORDED["GradientDescent"]["variables"])
+  with pytest.raises(ValueError, match=r"layer/kernel.*\(3, 4\).*\(3, 2\)"):
+    tensorflow1.restore_checkpoint(reader, wide, tx.init(wide))
+
+
+def test_two_optimizers_in_a_checkpoint_need_a_name():
+  variables = _RECORDED["Adam"]["variables"] | {
+    name: value
+    for name, value in _RECORDED["Momentum"]["variables"].items()
+    if name.endswith("Momentum")
+  }
+  tx = OPTIMIZERS["Momentum"]()
+  state = tx.init(params())
+  with pytest.raises(ValueError, match=r"name=.*'Adam', 'Momentum'"):
+    tensorflow1.restore_checkpoint(Reader(variables), params(), state)
+  found = tensorflow1.restore_checkpoint(
+    Reader(variables), params(), state, name="Momentum"
+  )
+  assert optax_dist.get_slot(found.opt_state, "layer/bias", "momentum").any()
+
+
+def test_slots_that_tensorflow_never_had_are_refused():
+  tx = optax.lion(0.1)
+  with pytest.raises(ValueError, match="TensorFlow has no optimizer"):
+    tensorflow1.restore_checkpoint(
+      Reader(_RECORDED["Momentum"]["variables"]), params(), tx.init(params())
+    )
+
+
+def test_a_path_without_tensorflow_says_what_to_do(monkeypatch, tmp_path):
+  monkeypatch.setitem(__import__("sys").modules, "tensorflow", None)
+  with pytest.raises(ModuleNotFoundError, match="get_tensor"):
+    tensorflow1.restore_checkpoint(tmp_path / "model.ckpt", params(), ())
