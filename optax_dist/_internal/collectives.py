@@ -29,6 +29,8 @@ Groups = Sequence[Sequence[int]]
 _ALONE_BETWEEN = 2 << 20
 _ALONE_WITHIN = 64 << 10
 _BUFFER_WITHIN = 8 << 20
+# Bytes of a TPU's tile of one-dimensional arrays.
+_TILE = 512
 
 
 def check_groups(groups: Groups | None) -> None:
@@ -167,13 +169,19 @@ def gather_replicas(
     x: this replica's array.
     names: of the axes that the replicas lie along, the first one outermost.
   """
-  rows = x[None]
   _check_vmap_collectives(tuple(n for n in names if n not in axes.mesh_axes()))
+  # A message of one axis is one run, others keep theirs: they may be sharded.
+  rows = x if x.ndim == 1 else x[None]
+  if x.ndim == 1 and axes.platform() == "tpu":
+    # Of anything but whole tiles the compiler for TPUs makes an all-reduce among
+    # zeros, which moves twice the bytes.
+    rows = jnp.pad(x, (0, -x.size % (_TILE // x.dtype.itemsize)))
+  length = rows.shape[0]
   for name in reversed(names):
     # Equal everywhere, and typed so: what comes of it is one value of all.
     to = "invarying" if axes.is_tracked(name) else "varying"
     rows = jax.lax.all_gather(rows, name, tiled=True, to=to)
-  return rows
+  return rows if x.ndim != 1 else rows.reshape(-1, length)[:, : x.size]
 
 
 def _joins(leaf: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:

@@ -4,6 +4,7 @@ python -m tests.simulation --schedules 20000 --seed 7 --workers 2
 python -m tests.simulation --replay 7000123
 python -m tests.simulation --planted all
 python -m tests.simulation --exhaustive
+python -m tests.simulation --groups --schedules 20000
 """
 
 from __future__ import annotations
@@ -11,23 +12,31 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import functools
 import sys
 import time
+from typing import Any
 
-from tests.simulation import explore, faults, planted, shrink
+from tests.simulation import explore, faults, groups, planted, shrink
 
 # So that no two `--seed`s share a schedule.
 _SPREAD = 1_000_000
 _BATCH = 100
 
 
+def _kind(several: bool) -> Any:
+  """Schedules of replicas of one process, or of several."""
+  return groups if several else faults
+
+
 def _batch(
-  first: int, count: int
+  several: bool, first: int, count: int
 ) -> tuple[int, int, int, list[tuple[int, str]]]:
   steps = events = ended = 0
   bad = []
+  kind = _kind(several)
   for seed in range(first, first + count):
-    result = faults.run(faults.schedule(seed))
+    result = kind.run(kind.schedule(seed))
     steps += result.steps
     events += result.events
     ended += result.ended
@@ -36,7 +45,7 @@ def _batch(
   return steps, events, ended, bad
 
 
-def _schedules(count: int, seed: int, workers: int) -> int:
+def _schedules(several: bool, count: int, seed: int, workers: int) -> int:
   began = time.perf_counter()
   first = seed * _SPREAD
   starts = range(first, first + count, _BATCH)
@@ -44,7 +53,9 @@ def _schedules(count: int, seed: int, workers: int) -> int:
   steps = events = ended = 0
   bad: list[tuple[int, str]] = []
   with concurrent.futures.ProcessPoolExecutor(workers) as pool:
-    for s, e, d, b in pool.map(_batch, starts, sizes):
+    for s, e, d, b in pool.map(
+      functools.partial(_batch, several), starts, sizes
+    ):
       steps, events, ended = steps + s, events + e, ended + d
       for at, violation in b:
         print(f"seed {at}: {violation}", flush=True)
@@ -56,19 +67,20 @@ def _schedules(count: int, seed: int, workers: int) -> int:
     f"violations, {took:.1f} s"
   )
   if bad:
-    print(f"python -m tests.simulation --replay {bad[0][0]}")
+    flag = " --groups" if several else ""
+    print(f"python -m tests.simulation{flag} --replay {bad[0][0]}")
   return int(bool(bad))
 
 
-def _replay(seed: int) -> int:
-  schedule = faults.schedule(seed)
-  result = faults.run(schedule)
+def _replay(kind: Any, seed: int) -> int:
+  schedule = kind.schedule(seed)
+  result = kind.run(schedule)
   if result.violation:
     what = result.violation.partition(":")[0]
     schedule = shrink.shrink(
-      schedule, lambda s: faults.run(s).violation.startswith(what)
+      schedule, lambda s: kind.run(s).violation.startswith(what)
     )
-  result = faults.run(schedule, trace=True)
+  result = kind.run(schedule, trace=True)
   print("\n".join(result.trace))
   print(f"\nseed {seed}: {schedule.setting}")
   for at, kind, details in schedule.faults:
@@ -131,14 +143,17 @@ def main() -> int:
   add("--within", type=int, default=20_000, help="schedules to find it in")
   add("--exhaustive", action="store_true", help="every interleaving")
   add("--states", type=int, default=2_000_000, help="at most, in each space")
+  add("--groups", action="store_true", help="replicas of several processes")
   options = parser.parse_args()
   if options.replay is not None:
-    return _replay(options.replay)
+    return _replay(_kind(options.groups), options.replay)
   if options.planted is not None:
     return _planted(options.planted, options.within)
   if options.exhaustive:
     return _exhaustive(options.states)
-  return _schedules(options.schedules, options.seed, options.workers)
+  return _schedules(
+    options.groups, options.schedules, options.seed, options.workers
+  )
 
 
 if __name__ == "__main__":

@@ -236,11 +236,15 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
 
 
 def run(
-  schedule: Schedule, trace: bool = False, world_class: Any = World
+  schedule: Schedule,
+  trace: bool = False,
+  world_class: Any = World,
+  checker_class: Any = Checker,
+  strike: Any = strike,
 ) -> Result:
   """Runs a schedule to its end, checking all the time."""
   world = world_class(schedule.setting, schedule.seed)
-  checker = Checker(world)
+  checker = checker_class(world)
   world.checker = checker
   if trace:
     world.trace = []

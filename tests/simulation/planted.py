@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 from tests.simulation import faults
 
@@ -254,11 +255,13 @@ def plant(fault: Planted) -> Iterator[None]:
       before.__code__ = code
 
 
-def find(fault: Planted, first: int, most: int) -> faults.Result | None:
+def find(
+  fault: Planted, first: int, most: int, kind: Any = faults
+) -> faults.Result | None:
   """The first schedule that finds the fault; None if none of them does."""
   with plant(fault):
     for seed in range(first, first + most):
-      result = faults.run(faults.schedule(seed))
+      result = kind.run(kind.schedule(seed))
       if result.violation:
         return result
   return None

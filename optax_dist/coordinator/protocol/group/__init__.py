@@ -1,0 +1,1 @@
+"""Replicas of several processes: process 0 speaks, the others follow."""

@@ -1,0 +1,171 @@
+"""A process of a replica that is not its process 0: it does as it is told.
+
+It decides nothing. It finds the run, so that it can talk to process 0; then it
+carries out orders, and reports what comes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.entries import AttemptId, Process, Run
+from optax_dist.coordinator.protocol.group import orders
+from optax_dist.coordinator.protocol.log import RUN_KEY
+
+
+class Companion:
+  """The core of processes 1, 2 and so on of a replica.
+
+  Attributes:
+    over: whether there is nothing more to do: the replica has ended.
+  """
+
+  def __init__(
+    self, speaker: Process, address: str, *, pause: float, patience: float
+  ):
+    """Makes one.
+
+    Args:
+      speaker: the name of process 0 of the replica.
+      address: where that listens.
+      pause: seconds between attempts to find the run and process 0.
+      patience: seconds after which it is given up.
+    """
+    self.over = False
+    self._speaker, self._address = speaker, address
+    self._pause, self._patience = pause, patience
+    self._requests = 0
+    self._found_run = self._welcome = self._ended = False
+    self._retry_at = self._give_up_at = math.inf
+    self._means: dict[AttemptId, ins.Handle] = {}
+    self._state: tuple[int, ins.Handle] = (-1, None)
+
+  def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
+    """Takes one input; returns what is to be done, in order."""
+    out: list[orders.Wanted] = []
+    if not self.over:
+      out += self._handle(given, now)
+    if not self.over and not self._welcome:
+      if now >= self._give_up_at:
+        return [*out, *self._fail(self._what_is_missing())]
+      if now >= self._retry_at:
+        out += self._look()
+    return out
+
+  def deadline(self) -> float:
+    """When `TimePassed` is to be the next input, at the latest."""
+    if self.over or self._welcome:
+      return math.inf
+    return min(self._retry_at, self._give_up_at)
+
+  def _handle(self, given: orders.Given, now: float) -> list[orders.Wanted]:
+    match given:
+      case ins.Started():
+        self._give_up_at = now + self._patience
+        return self._look()
+      case ins.GetAnswered():
+        if self._found_run or not isinstance(given.value, Run):
+          self._retry_at = now + self._pause
+          return []
+        self._found_run = True
+        return [fx.UseRun(given.value.nonce), *self._look()]
+      case ins.PeerLost(peer, how, reason) if peer == self._speaker:
+        if self._ended:
+          return []
+        if not self._welcome:
+          # It may not know of the run yet.
+          self._retry_at = now + self._pause
+          return []
+        return self._end(
+          f"The replica can't go on: its process 0 is lost ({how}: {reason})."
+        )
+      case orders.Heard(peer, what):
+        if peer == self._speaker:
+          return self._obey(what)
+        text = f"{peer} gives orders, and does not speak for this replica"
+        return [fx.Log("warning", text)]
+      case ins.Submitted():
+        return self._report(
+          orders.Ready(
+            given.sequence,
+            given.extends,
+            given.admission,
+            given.local_step,
+            given.total,
+            given.finite,
+          )
+        )
+      case ins.Aggregated(attempt, mean):
+        self._means[attempt] = mean
+        return self._report(orders.MeanHere(attempt))
+      case ins.SnapshotFetched(transfer, step, state):
+        self._state = (transfer, state)
+        return self._report(orders.SnapshotHere(transfer, step))
+      case (
+        ins.AggregateFailed()
+        | ins.SnapshotFailed()
+        | ins.FingerprintTaken()
+        | ins.SaveWanted()
+      ):
+        return self._report(given)
+      case ins.Aborted():
+        self.over = True
+        return self._report(given)
+      case _:
+        # Process 0 wants to leave or finish as well, and says so for all.
+        return []
+
+  def _look(self) -> list[orders.Wanted]:
+    """Looks for the run, or else for process 0."""
+    self._retry_at = math.inf
+    if not self._found_run:
+      self._requests += 1
+      return [fx.Get(self._requests, RUN_KEY)]
+    return [
+      fx.Connect(self._speaker, self._address),
+      orders.Tell(self._speaker, orders.Present()),
+    ]
+
+  def _obey(self, order: orders.Order | orders.Report) -> list[orders.Wanted]:
+    match order:
+      case orders.Welcomed():
+        self._welcome = True
+        return []
+      case orders.ApplyMean(step, attempt, parts):
+        return [fx.Apply(step, self._means[attempt], False, parts)]
+      case orders.RestoreState(step, transfer):
+        assert self._state[0] == transfer
+        state, self._state = self._state[1], (-1, None)
+        return [fx.Restore(step, state)]
+      case fx.Cancel(attempt) | fx.Release(attempt):
+        self._means.pop(attempt, None)
+        return [order]
+      case fx.Left() | fx.Finished():
+        self._ended = True
+        return [order]
+      case orders.Failure():
+        return self._fail(order.reason, order.error)
+      case orders.EndGroup(reason):
+        return self._end(reason)
+      case _:
+        return [cast(orders.Wanted, order)]
+
+  def _report(self, report: orders.Report) -> list[orders.Wanted]:
+    return [orders.Tell(self._speaker, report)]
+
+  def _fail(
+    self, reason: str, error: str = "CoordinatorError"
+  ) -> list[orders.Wanted]:
+    self._ended = self._welcome = True
+    return [fx.Fail(error, reason)]  # type: ignore[arg-type]
+
+  def _end(self, reason: str) -> list[orders.Wanted]:
+    self.over = True
+    return [orders.EndGroup(reason)]
+
+  def _what_is_missing(self) -> str:
+    what = "process 0 of its replica" if self._found_run else "the run's store"
+    return f"A process has waited {self._patience:.1f} s for {what}."

@@ -1,0 +1,234 @@
+"""What the processes of one replica tell each other, where it has several.
+
+Process 0 speaks for the replica: it has the protocol's core, and no other has.
+An *order* is an effect of that core which every process carries out. A *report*
+is what happened in another process and would have been the core's input here.
+So most of both are effects and inputs as they are; those that hold a `Handle`
+have a form of their own, for handles are good in one process alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.codec import Codec
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Natural,
+  Positive,
+  Process,
+)
+
+# Reports, to process 0.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Present:
+  """A process is connected, and waits for orders; answered by `Welcomed`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+  """A process submits its shards of a gradient; as `inputs.Submitted`.
+
+  The replica submits as soon as all of its processes have, and alike.
+  """
+
+  sequence: Natural
+  extends: int
+  admission: Natural
+  local_step: Natural
+  total: Positive
+  finite: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeanHere:
+  """As `inputs.Aggregated`: the mean of a process's shards is there."""
+
+  attempt: AttemptId
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotHere:
+  """As `inputs.SnapshotFetched`: a process's shards of a state are there."""
+
+  transfer: Natural
+  step: Natural
+
+
+# Orders, from process 0.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Welcomed:
+  """The answer to `Present`: from now on a lost connection is the end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ApplyMean:
+  """As `effects.Apply`, with the mean of this attempt."""
+
+  step: Natural
+  attempt: AttemptId
+  parts: Positive
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RestoreState:
+  """As `effects.Restore`, with what came by this transfer."""
+
+  step: Natural
+  transfer: Natural
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+  """As `effects.Fail`."""
+
+  error: str
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advance:
+  """The training loops see what has happened up to here, and no more.
+
+  Events go on while the training loops compute. For all of them to decide the
+  same, process 0's says how many of the events it has looked at; the others look
+  at as many. Given to `Speaker.step` as an input by process 0's training loop,
+  and told to the others in the order of their calls.
+
+  Attributes:
+    call: counts the looks, from 0; differs if the loops are not at the same
+      place of the program.
+    events: since the start, of those that training loops are told.
+    timed_out: whether what was waited for did not come in time.
+  """
+
+  call: Natural
+  events: Natural
+  timed_out: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndGroup:
+  """A process of the replica is lost, and the replica with it; also an effect.
+
+  All waits raise the error, connections are closed, and the process ends after
+  a while even if its program hangs in a collective of the lost one.
+  """
+
+  reason: str
+
+
+Report: TypeAlias = (
+  Present
+  | Ready
+  | MeanHere
+  | ins.AggregateFailed
+  | SnapshotHere
+  | ins.SnapshotFailed
+  | ins.FingerprintTaken
+  | ins.SaveWanted
+  | ins.Aborted
+)
+
+Order: TypeAlias = (
+  Welcomed
+  | fx.Aggregate
+  | fx.Collect
+  | fx.Cancel
+  | fx.Release
+  | ApplyMean
+  | fx.Publish
+  | fx.Discard
+  | RestoreState
+  | fx.ServeSnapshot
+  | fx.FetchSnapshot
+  | fx.TakeFingerprint
+  | fx.Admitted
+  | fx.Suspended
+  | fx.SetAsked
+  | fx.Taken
+  | fx.Resolved
+  | fx.Left
+  | fx.Finished
+  | Failure
+  | Advance
+  | EndGroup
+)
+
+# All that travels on a connection.
+WIRE: Codec[msg.Message | Report | Order] = Codec(msg.Message | Report | Order)
+
+
+# Effects and inputs of `Speaker` and `Companion`, besides those of the core.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tell:
+  """Sends an order or a report to another process of the replica."""
+
+  peer: Process
+  what: Order | Report
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Heard:
+  """Another process has sent an order or a report."""
+
+  peer: Process
+  what: Order | Report
+
+
+Given: TypeAlias = ins.Input | Heard | Advance
+Wanted: TypeAlias = fx.Effect | Tell | Advance | EndGroup
+
+
+# Addresses of a replica: to the core they are one text.
+
+
+def join_places(places: Sequence[tuple[Process, str]]) -> str:
+  """Names and addresses of a replica's processes, as one address.
+
+  Example:
+    >>> text = join_places([("a0", "unix:x"), ("a1", "unix:y")])
+    >>> place_of("a0", text, 1)
+    ('a1', 'unix:y')
+  """
+  return json.dumps([list(place) for place in places])
+
+
+def place_of(process: Process, address: str, rank: int) -> tuple[Process, str]:
+  """Name and address of the process of this rank.
+
+  An address that can't be read is returned as it is, with the name of process
+  0: nobody is there, and a connection to it fails.
+  """
+  try:
+    name, found = json.loads(address)[rank]
+  except (ValueError, TypeError, LookupError):
+    return process, address
+  return str(name), str(found)
+
+
+def combined(digests: Sequence[str]) -> str:
+  """One digest of those of all processes, part by part.
+
+  Example:
+    >>> combined(["a-b", "c-d"]) == combined(["a-b", "c-e"])
+    False
+  """
+  columns = zip(*(digest.split("-") for digest in digests), strict=True)
+  return "-".join(
+    hashlib.blake2b(",".join(column).encode(), digest_size=8).hexdigest()
+    for column in columns
+  )

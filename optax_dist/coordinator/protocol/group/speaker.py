@@ -1,0 +1,408 @@
+"""Process 0 of a replica with several: it speaks for all of them.
+
+It stands between the protocol's core and the driver. What the core wants done
+with arrays, it orders all processes to do; what has happened to the arrays the
+core learns when it has happened in all of them, or failed in one. The core does
+not know that there is more than one process, and nor do the other replicas,
+but for the addresses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.entries import AttemptId, Process
+from optax_dist.coordinator.protocol.group import orders
+
+
+class Core(Protocol):
+  """What speaks for a single process: `protocol.node.Node`."""
+
+  def step(self, input_: ins.Input, now: float) -> Sequence[fx.Effect]:
+    """Takes an input; returns what is to be done."""
+    ...
+
+  def deadline(self) -> float:
+    """When it is to be given `TimePassed`."""
+    ...
+
+
+@dataclasses.dataclass(slots=True)
+class _Aggregation:
+  """An attempt: in which processes its mean is, and this one's handle of it."""
+
+  done: set[int]
+  mean: ins.Handle = None
+  told: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class _Fetch:
+  """A snapshot on its way: what steps came to which processes."""
+
+  transfer: int
+  steps: dict[int, int]
+  state: ins.Handle = None
+
+
+class Speaker:
+  """The core of a replica with several processes, in its process 0.
+
+  Attributes:
+    core: decides.
+    over: whether the replica has lost a process, and ends.
+  """
+
+  def __init__(
+    self,
+    core: Core,
+    companions: Sequence[Process],
+    *,
+    patience: float,
+  ):
+    """Makes one.
+
+    Args:
+      core: decides.
+      companions: names of processes 1, 2 and so on of this replica.
+      patience: seconds to wait for another process of the replica to begin,
+        or to submit, once one has.
+    """
+    self.core = core
+    self.over = False
+    self._companions = tuple(companions)
+    self._ranks = {p: rank for rank, p in enumerate(companions, 1)}
+    self._everyone = set(range(len(companions) + 1))
+    self._patience = patience
+    self._out: list[orders.Wanted] = []
+    # What is to be told to processes that are not there yet.
+    self._kept: dict[Process, list[orders.Order]] = {p: [] for p in companions}
+    self._mine: ins.Submitted | None = None
+    self._ready: dict[int, orders.Ready] = {}
+    # Since when somebody waits for another process.
+    self._since: float | None = None
+    self._attempts: dict[AttemptId, _Aggregation] = {}
+    self._fetch: _Fetch | None = None
+    self._prints: dict[int, dict[int, str]] = {}
+    self._ended = False
+
+  def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
+    """Takes one input; returns what is to be done, in order."""
+    if not self.over:
+      self._handle(given, now)
+    if not self.over:
+      self._check_waiting(now)
+    wanted, self._out = self._out, []
+    return wanted
+
+  def deadline(self) -> float:
+    """When `TimePassed` is to be the next input, at the latest."""
+    if self.over:
+      return math.inf
+    waits = math.inf if self._since is None else self._since + self._patience
+    return min(self.core.deadline(), waits)
+
+  # Inputs.
+
+  def _handle(self, given: orders.Given, now: float) -> None:
+    match given:
+      case orders.Heard(peer, what):
+        rank = self._ranks.get(peer)
+        if rank is None:
+          text = f"{peer} is no process of this replica, and reports {what}"
+          self._out.append(fx.Log("warning", text))
+        else:
+          self._report(rank, peer, what, now)
+      case orders.Advance():
+        self._tell(given)
+      case ins.Submitted():
+        self._mine = given
+        self._submit(now)
+      case ins.Aggregated(attempt, mean):
+        if attempt in self._attempts:
+          self._attempts[attempt].mean = mean
+          self._mean_here(0, attempt, now)
+      case ins.AggregateFailed():
+        self._mean_failed(given, now)
+      case ins.SnapshotFetched(transfer, step, state):
+        if self._fetch is not None and self._fetch.transfer == transfer:
+          self._fetch.state = state
+          self._snapshot_here(0, transfer, step, now)
+      case ins.SnapshotFailed():
+        self._snapshot_failed(given, now)
+      case ins.FingerprintTaken(step, digest):
+        self._fingerprint(0, step, digest, now)
+      case ins.Aborted(reason):
+        self._lose(f"its process 0 goes: {reason}", now)
+      case ins.PeerLost(peer, how, reason) if peer in self._ranks:
+        rank = self._ranks[peer]
+        if peer not in self._kept and not self._ended:
+          self._lose(f"its process {rank} is lost ({how}: {reason})", now)
+      case _:
+        self._decide(given, now)
+
+  def _report(
+    self,
+    rank: int,
+    peer: Process,
+    what: orders.Order | orders.Report,
+    now: float,
+  ) -> None:
+    match what:
+      case orders.Present():
+        self._out.append(orders.Tell(peer, orders.Welcomed()))
+        for order in self._kept.pop(peer, ()):
+          self._out.append(orders.Tell(peer, order))
+      case orders.Ready():
+        self._ready[rank] = what
+        self._submit(now)
+      case orders.MeanHere(attempt):
+        self._mean_here(rank, attempt, now)
+      case ins.AggregateFailed():
+        self._mean_failed(what, now)
+      case orders.SnapshotHere(transfer, step):
+        self._snapshot_here(rank, transfer, step, now)
+      case ins.SnapshotFailed():
+        self._snapshot_failed(what, now)
+      case ins.FingerprintTaken(step, digest):
+        self._fingerprint(rank, step, digest, now)
+      case ins.SaveWanted():
+        self._decide(what, now)
+      case ins.Aborted(reason):
+        self._lose(f"its process {rank} goes: {reason}", now)
+      case _:
+        text = f"process {rank} of this replica gives orders: {what}"
+        self._out.append(fx.Log("warning", text))
+
+  def _submit(self, now: float) -> None:
+    """Submits a gradient, once all processes have submitted their shards."""
+    mine = self._mine
+    if mine is None or len(self._ready) < len(self._companions):
+      return
+    for rank, ready in self._ready.items():
+      theirs = dataclasses.replace(ready, finite=mine.finite)
+      if theirs != _ready_of(mine):
+        self._lose(
+          "its processes do not take the same steps: process 0 submits"
+          f" {_ready_of(mine)}, process {rank} {ready}",
+          now,
+        )
+        return
+    finite = mine.finite and all(r.finite for r in self._ready.values())
+    self._mine = None
+    self._ready.clear()
+    self._decide(dataclasses.replace(mine, finite=finite), now)
+
+  def _mean_here(self, rank: int, attempt: AttemptId, now: float) -> None:
+    found = self._attempts.get(attempt)
+    if found is None:
+      return  # It was given up meanwhile.
+    found.done.add(rank)
+    if found.done == self._everyone and not found.told:
+      found.told = True
+      self._decide(ins.Aggregated(attempt, attempt), now)
+
+  def _mean_failed(self, failed: ins.AggregateFailed, now: float) -> None:
+    found = self._attempts.get(failed.attempt)
+    if found is not None and not found.told:
+      found.told = True
+      self._decide(failed, now)
+
+  def _snapshot_here(
+    self, rank: int, transfer: int, step: int, now: float
+  ) -> None:
+    found = self._fetch
+    if found is None or found.transfer != transfer:
+      return
+    found.steps[rank] = step
+    if found.steps.keys() != self._everyone:
+      return
+    if len(set(found.steps.values())) > 1:
+      text = f"its processes were sent different steps: {found.steps}"
+      self._snapshot_failed(ins.SnapshotFailed(transfer, text), now)
+    else:
+      self._decide(ins.SnapshotFetched(transfer, step, transfer), now)
+
+  def _snapshot_failed(self, failed: ins.SnapshotFailed, now: float) -> None:
+    found = self._fetch
+    if found is not None and found.transfer == failed.transfer:
+      self._fetch = None
+      self._decide(failed, now)
+
+  def _fingerprint(self, rank: int, step: int, digest: str, now: float) -> None:
+    found = self._prints.setdefault(step, {})
+    found[rank] = digest
+    if found.keys() == self._everyone:
+      del self._prints[step]
+      digests = [found[rank] for rank in sorted(found)]
+      taken = ins.FingerprintTaken(step, orders.combined(digests))
+      self._decide(taken, now)
+
+  # Waits.
+
+  def _check_waiting(self, now: float) -> None:
+    lacks = self._lacking()
+    if not lacks or self._ended:
+      self._since = None
+    elif self._since is None:
+      self._since = now
+    elif now >= self._since + self._patience:
+      names = " and ".join(f"process {rank}" for rank in lacks)
+      self._lose(
+        f"{names} did not come to the same place of the program in"
+        f" {self._patience:.1f} s",
+        now,
+      )
+
+  def _lacking(self) -> list[int]:
+    """Processes that others wait for."""
+    submitting = self._mine is not None or bool(self._ready)
+    return [
+      rank
+      for rank, peer in enumerate(("", *self._companions))
+      if peer in self._kept
+      or (
+        submitting and (rank not in self._ready if rank else self._mine is None)
+      )
+    ]
+
+  def _lose(self, reason: str, now: float) -> None:
+    """The replica ends, for its processes can't go on without each other."""
+    reason = f"The replica can't go on: {reason}."
+    self._decide(ins.Aborted(reason), now)
+    self._tell(orders.EndGroup(reason))
+    self._out.append(orders.EndGroup(reason))
+    self.over = True
+
+  # Effects.
+
+  def _decide(self, input_: ins.Input, now: float) -> None:
+    """Has the core decide, and everyone do what it wants."""
+    for effect in self.core.step(input_, now):
+      self._carry_out(effect)
+
+  def _carry_out(self, effect: fx.Effect) -> None:
+    match effect:
+      case fx.Connect(peer, address):
+        _, own = orders.place_of(peer, address, 0)
+        self._out.append(fx.Connect(peer, own))
+      case fx.Aggregate(attempt) | fx.Collect(attempt):
+        self._attempts[attempt] = _Aggregation(set())
+        self._each(lambda rank: at_rank(effect, rank))
+      case fx.Cancel(attempt) | fx.Release(attempt):
+        found = self._attempts.pop(attempt, None)
+        if found is not None and found.done != self._everyone:
+          # In some process it still runs.
+          effect = fx.Cancel(attempt)
+        self._all(effect)
+      case fx.Apply(step, mean, inline, parts):
+        assert not inline  # Gradients of shards are never sent inline.
+        assert isinstance(mean, AttemptId)
+        self._tell(orders.ApplyMean(step, mean, parts))
+        handle = self._attempts[mean].mean
+        self._out.append(fx.Apply(step, handle, False, parts))
+      case fx.FetchSnapshot(transfer):
+        self._fetch = _Fetch(transfer, {})
+        self._each(lambda rank: at_rank(effect, rank))
+      case fx.ServeSnapshot():
+        self._each(lambda rank: at_rank(effect, rank))
+      case fx.Restore(step, transfer):
+        assert self._fetch is not None
+        assert isinstance(transfer, int)
+        self._tell(orders.RestoreState(step, transfer))
+        self._out.append(fx.Restore(step, self._fetch.state))
+        self._fetch = None
+      case (
+        fx.Publish()
+        | fx.Discard()
+        | fx.TakeFingerprint()
+        | fx.Admitted()
+        | fx.Suspended()
+        | fx.SetAsked()
+        | fx.Taken()
+        | fx.Resolved()
+      ):
+        self._all(effect)
+      case fx.Left() | fx.Finished():
+        self._ended = True
+        self._drop_submission("finished")
+        self._all(effect)
+      case fx.Fail(error, reason):
+        self._ended = True
+        self._drop_submission("lost")
+        self._tell(orders.Failure(error, reason))
+        self._out.append(effect)
+      case _:
+        self._out.append(effect)
+
+  def _drop_submission(self, reason: str) -> None:
+    """Some processes have submitted, and it is too late for the others."""
+    mine, self._mine = self._mine, None
+    self._ready.clear()
+    if mine is not None:
+      self._all(fx.Resolved(mine.sequence, reason, 0))
+
+  def _all(self, effect: fx.Effect) -> None:
+    self._each(lambda rank: effect)
+
+  def _each(self, effect_of: Callable[[int], fx.Effect]) -> None:
+    for peer, rank in self._ranks.items():
+      self._tell_one(peer, effect_of(rank))  # type: ignore[arg-type]
+    self._out.append(effect_of(0))
+
+  def _tell(self, order: orders.Order) -> None:
+    for peer in self._companions:
+      self._tell_one(peer, order)
+
+  def _tell_one(self, peer: Process, order: orders.Order) -> None:
+    if peer in self._kept:
+      self._kept[peer].append(order)
+    else:
+      self._out.append(orders.Tell(peer, order))
+
+
+def _ready_of(submitted: ins.Submitted) -> orders.Ready:
+  """A submission as another process would report it."""
+  return orders.Ready(
+    submitted.sequence,
+    submitted.extends,
+    submitted.admission,
+    submitted.local_step,
+    submitted.total,
+    submitted.finite,
+  )
+
+
+def at_rank(effect: fx.Effect, rank: int) -> fx.Effect:
+  """An effect with the addresses of the processes of this rank.
+
+  Process r of each replica exchanges its shards with process r of the others.
+  """
+  match effect:
+    case fx.Aggregate():
+      return dataclasses.replace(
+        effect,
+        peers=tuple(_peer(peer, rank) for peer in effect.peers),
+        readers=tuple(_peer(peer, rank) for peer in effect.readers),
+      )
+    case fx.Collect():
+      peers = tuple(_peer(peer, rank) for peer in effect.peers)
+      return dataclasses.replace(effect, peers=peers)
+    case fx.ServeSnapshot():
+      to, address = orders.place_of(effect.to, effect.address, rank)
+      return dataclasses.replace(effect, to=to, address=address)
+    case fx.FetchSnapshot():
+      source, address = orders.place_of(effect.source, effect.address, rank)
+      return dataclasses.replace(effect, source=source, address=address)
+    case _:
+      return effect
+
+
+def _peer(peer: fx.Peer, rank: int) -> fx.Peer:
+  name, address = orders.place_of(peer.process, peer.address, rank)
+  return fx.Peer(peer.incarnation, name, address)

@@ -1,0 +1,45 @@
+"""What processes of a replica tell each other survives the way."""
+
+import pytest
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.entries import AttemptId, Part
+from optax_dist.coordinator.protocol.group import orders
+
+ATTEMPT = AttemptId(1, 2, 3, 4)
+PEERS = (fx.Peer(0, "a.1", "at a.1"), fx.Peer(1, "b.1", "at b.1"))
+PARTS = (Part(0, 0, 5, 2, 0, 1, 1.0), Part(1, 1, 6, 2, 0, 1, 1.0))
+
+
+@pytest.mark.parametrize(
+  "said",
+  [
+    orders.Present(),
+    orders.Ready(3, -1, 1, 7, 1, True),
+    orders.MeanHere(ATTEMPT),
+    ins.AggregateFailed(ATTEMPT, None, "why"),
+    ins.SaveWanted(),
+    fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 1, 6),
+    fx.Resolved(3, "", 8, (0, "b"), 1),
+    orders.Failure("Diverged", "why"),
+    orders.Advance(4, 17, True),
+    orders.EndGroup("why"),
+    msg.Done(ATTEMPT),
+  ],
+  ids=lambda said: type(said).__name__,
+)
+def test_what_is_said_is_what_is_heard(said):
+  assert orders.WIRE.decode(orders.WIRE.encode(said)) == said
+
+
+def test_an_address_of_a_replica_has_one_for_each_process():
+  address = orders.join_places([("a", "at a"), ("a.1", "at a.1")])
+  assert orders.place_of("a", address, 0) == ("a", "at a")
+  assert orders.place_of("a", address, 1) == ("a.1", "at a.1")
+
+
+@pytest.mark.parametrize("address", ["at a", "[]", "{}", "[1]", "7"])
+def test_an_address_that_is_none_leads_nowhere(address):
+  assert orders.place_of("a", address, 1) == ("a", address)

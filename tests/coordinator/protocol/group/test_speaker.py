@@ -1,0 +1,216 @@
+"""Process 0 of a replica: what it waits for, and what it has the others do."""
+
+import math
+
+import pytest
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.entries import AttemptId, Part
+from optax_dist.coordinator.protocol.group import orders
+from optax_dist.coordinator.protocol.group.speaker import Speaker
+
+ATTEMPT = AttemptId(0, 0, 1, 0)
+PLACES = [
+  orders.join_places([(f"{x}{r}", f"at {x}{r}") for r in range(3)])
+  for x in "ab"
+]
+PEERS = (fx.Peer(0, "a0", PLACES[0]), fx.Peer(1, "b0", PLACES[1]))
+PARTS = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(1, 1, 0, 0, 0, 1, 1.0))
+AGGREGATE = fx.Aggregate(ATTEMPT, PARTS, PEERS, (), 0, 0)
+SUBMITTED = ins.Submitted(0, -1, 1, 0, 1, True, b"", 0)
+READY = orders.Ready(0, -1, 1, 0, 1, True)
+
+
+class Core:
+  """Answers inputs as it was told; keeps what it was given."""
+
+  def __init__(self):
+    self.given, self.answers = [], []
+
+  def step(self, input_, now):
+    self.given.append(input_)
+    answers, self.answers = self.answers, []
+    return answers
+
+  def deadline(self):
+    return math.inf
+
+
+class Replica:
+  """A speaker of three processes."""
+
+  def __init__(self, present=True):
+    self.core = Core()
+    self.speaker = Speaker(self.core, ("a1", "a2"), patience=10.0)
+    self.now = 0.0
+    if present:
+      self.hear(1, orders.Present())
+      self.hear(2, orders.Present())
+
+  def give(self, input_):
+    return self.speaker.step(input_, self.now)
+
+  def hear(self, rank, what):
+    return self.give(orders.Heard(f"a{rank}", what))
+
+  def want(self, *effects):
+    """What is wanted if these are the core's effects."""
+    self.core.answers = list(effects)
+    return self.give(ins.TimePassed())
+
+
+def test_a_gradient_is_submitted_once_all_have_it():
+  replica = Replica()
+  replica.hear(2, READY)
+  replica.give(SUBMITTED)
+  assert not replica.core.given
+  replica.hear(1, READY)
+  assert replica.core.given == [SUBMITTED]
+
+
+def test_a_gradient_is_finite_where_all_of_it_is():
+  replica = Replica()
+  replica.hear(2, READY)
+  replica.hear(1, orders.Ready(0, -1, 1, 0, 1, False))
+  replica.give(SUBMITTED)
+  assert not replica.core.given[0].finite
+
+
+def test_processes_at_different_places_of_the_program_are_an_error():
+  replica = Replica()
+  replica.hear(2, READY)
+  replica.hear(1, orders.Ready(1, -1, 1, 0, 1, True))
+  wanted = replica.give(SUBMITTED)
+  assert isinstance(replica.core.given[0], ins.Aborted)
+  assert "do not take the same steps" in wanted[-1].reason
+  assert wanted[-1] == orders.EndGroup(wanted[-1].reason)
+  assert {t.peer for t in wanted if isinstance(t, orders.Tell)} == {"a1", "a2"}
+
+
+def test_a_process_that_does_not_come_is_named():
+  replica = Replica()
+  replica.hear(1, READY)
+  replica.give(SUBMITTED)
+  assert replica.speaker.deadline() == 10.0
+  replica.now = 10.0
+  (*_, end) = replica.give(ins.TimePassed())
+  assert "process 2 did not come" in end.reason
+  assert "process 1" not in end.reason
+
+
+def test_each_process_exchanges_with_its_like():
+  wanted = Replica().want(AGGREGATE)
+  found = {t.peer: t.what for t in wanted if isinstance(t, orders.Tell)}
+  for rank in (1, 2):
+    peers = [(p.process, p.address) for p in found[f"a{rank}"].peers]
+    assert peers == [(f"{x}{rank}", f"at {x}{rank}") for x in "ab"]
+  assert [p.address for p in wanted[-1].peers] == ["at a0", "at b0"]
+
+
+def test_the_mean_is_there_once_all_have_it_and_then_all_apply_it():
+  replica = Replica()
+  replica.want(AGGREGATE)
+  replica.give(ins.Aggregated(ATTEMPT, "mine"))
+  replica.hear(1, orders.MeanHere(ATTEMPT))
+  assert ins.Aggregated not in map(type, replica.core.given)
+  replica.hear(2, orders.MeanHere(ATTEMPT))
+  done = replica.core.given[-1]
+  assert done == ins.Aggregated(ATTEMPT, ATTEMPT)
+  wanted = replica.want(fx.Apply(0, done.mean, False, 2))
+  assert wanted[-1] == fx.Apply(0, "mine", False, 2)
+  order = orders.ApplyMean(0, ATTEMPT, 2)
+  assert wanted[:-1] == [orders.Tell("a1", order), orders.Tell("a2", order)]
+
+
+def test_one_failure_fails_the_attempt_and_is_told_once():
+  replica = Replica()
+  replica.want(AGGREGATE)
+  failed = ins.AggregateFailed(ATTEMPT, 1, "nothing moves")
+  replica.hear(1, failed)
+  replica.give(ins.AggregateFailed(ATTEMPT, 0, "another reason"))
+  replica.hear(2, orders.MeanHere(ATTEMPT))
+  replica.hear(1, orders.MeanHere(ATTEMPT))
+  told = [g for g in replica.core.given if not isinstance(g, ins.TimePassed)]
+  assert told == [failed]
+  # It still runs where it has not failed.
+  assert replica.want(fx.Release(ATTEMPT))[-1] == fx.Cancel(ATTEMPT)
+  assert replica.hear(2, orders.MeanHere(ATTEMPT)) == []
+
+
+def test_a_snapshot_is_there_once_all_have_it_of_one_step():
+  replica = Replica()
+  fetch = fx.FetchSnapshot(7, "b0", PLACES[1])
+  wanted = replica.want(fetch)
+  assert wanted[0].what.source == "b1"
+  replica.give(ins.SnapshotFetched(7, 4, "mine"))
+  replica.hear(1, orders.SnapshotHere(7, 4))
+  replica.hear(2, orders.SnapshotHere(7, 4))
+  assert replica.core.given[-1] == ins.SnapshotFetched(7, 4, 7)
+  wanted = replica.want(fx.Restore(4, 7))
+  assert wanted[-1] == fx.Restore(4, "mine")
+  assert wanted[0].what == orders.RestoreState(4, 7)
+  replica.want(fx.FetchSnapshot(8, "b0", PLACES[1]))
+  replica.give(ins.SnapshotFetched(8, 5, "mine"))
+  replica.hear(1, orders.SnapshotHere(8, 6))
+  replica.hear(2, orders.SnapshotHere(8, 5))
+  assert "different steps" in replica.core.given[-1].reason
+
+
+def test_a_fingerprint_is_one_of_all_processes():
+  digests = []
+  for last in "xy":
+    replica = Replica()
+    replica.give(ins.FingerprintTaken(3, "a-b"))
+    replica.hear(2, ins.FingerprintTaken(3, f"c-{last}"))
+    replica.hear(1, ins.FingerprintTaken(3, "d-e"))
+    (taken,) = replica.core.given
+    digests.append(taken.digest.split("-"))
+  assert digests[0][0] == digests[1][0]
+  assert digests[0][1] != digests[1][1]
+
+
+@pytest.mark.parametrize(
+  "loss",
+  [
+    ins.PeerLost("a1", "broken", "killed"),
+    orders.Heard("a1", ins.Aborted("ValueError")),
+  ],
+)
+def test_a_process_that_is_lost_takes_its_replica_with_it(loss):
+  replica = Replica()
+  wanted = replica.give(loss)
+  assert isinstance(replica.core.given[-1], ins.Aborted)
+  assert isinstance(wanted[-1], orders.EndGroup)
+  assert "process 1" in wanted[-1].reason
+  assert replica.give(SUBMITTED) == []
+
+
+def test_a_process_may_go_once_the_run_has_ended():
+  replica = Replica()
+  replica.want(fx.Finished(3, "enough"))
+  assert replica.give(ins.PeerLost("a1", "left", "closed")) == []
+
+
+def test_what_is_submitted_as_the_run_ends_has_an_outcome():
+  replica = Replica()
+  replica.give(SUBMITTED)
+  wanted = replica.want(fx.Finished(3, "enough"))
+  own = [w for w in wanted if not isinstance(w, orders.Tell)]
+  assert own == [fx.Resolved(0, "finished", 0), fx.Finished(3, "enough")]
+
+
+def test_orders_wait_for_a_process_that_is_not_there_yet():
+  replica = Replica(present=False)
+  replica.hear(1, orders.Present())
+  wanted = replica.want(fx.Suspended())
+  assert wanted == [orders.Tell("a1", fx.Suspended()), fx.Suspended()]
+  # A connection that fails before it has said so may be tried again.
+  assert replica.give(ins.PeerLost("a2", "refused", "it was early")) == []
+  wanted = replica.hear(2, orders.Present())
+  assert [t.what for t in wanted] == [orders.Welcomed(), fx.Suspended()]
+
+
+def test_only_its_own_processes_are_heard():
+  wanted = Replica().give(orders.Heard("b1", ins.Aborted("bad")))
+  assert [type(effect) for effect in wanted] == [fx.Log]

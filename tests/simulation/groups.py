@@ -1,0 +1,446 @@
+"""Replicas of several processes in the simulated world.
+
+Process 0 of each replica runs the core behind a `Speaker`, the others are
+`Companion`s. Each process has shards of its own, so a version is one of a rank:
+process r must hold what process r of every other replica holds. A process that
+is lost takes its replica with it; a launcher ends what is left of it and starts
+all of it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.group import orders
+from optax_dist.coordinator.protocol.group.companion import Companion
+from optax_dist.coordinator.protocol.group.speaker import Speaker
+from optax_dist.coordinator.protocol.node import Node
+from tests.simulation import faults
+from tests.simulation.invariants import Checker
+from tests.simulation.world import (
+  LEADER_TIMEOUT,
+  SILENCE,
+  TIMEOUT,
+  Process,
+  World,
+  digest,
+)
+
+# Processes of each replica.
+SIZE = 2
+# What a training loop is told; the others look at as many as process 0.
+_TOLD = (
+  fx.Publish,
+  fx.Restore,
+  fx.Admitted,
+  fx.Suspended,
+  fx.SetAsked,
+  fx.Taken,
+  fx.Resolved,
+  fx.Left,
+  fx.Finished,
+)
+
+
+class GroupProcess(Process):
+  """A process of a replica with several.
+
+  Attributes:
+    rank: its number in the replica.
+    names: of all processes of the replica.
+    told: how many events its training loop was told.
+    calls: how often its training loop has looked at them.
+    job: what its training loop computes: gradients, the submission that they
+      are added to, admission and step.
+    verdict: whether that is to be submitted, once that is known.
+    computed: whether it is computed.
+    more_of: the submission that it is added to.
+    outcomes: submissions of which it has heard.
+  """
+
+  def __init__(
+    self,
+    world: World,
+    names: tuple[str, ...],
+    rank: int,
+    index: int,
+    start: int,
+  ):
+    super().__init__(world, names[rank], index, start)
+    self.rank, self.names = rank, names
+    self.told = self.calls = 0
+    self.job: tuple[int, int, int, int] | None = None
+    self.verdict: bool | None = None
+    self.computed = False
+    self.more_of: ins.Submitted | None = None
+    self.outcomes: set[int] = set()
+    places = [(name, f"at {name}") for name in names]
+    if rank:
+      self.node: Any = Companion(
+        *places[0], pause=LEADER_TIMEOUT / 8, patience=TIMEOUT
+      )
+      return
+    config = dataclasses.replace(
+      self.config, address=orders.join_places(places)
+    )
+    self.config = config
+    self.node = Speaker(Node(config), names[1:], patience=config.patience)
+
+
+class GroupWorld(World):
+  """A world whose replicas have several processes."""
+
+  def __init__(self, *args: Any, **keywords: Any):
+    self.cleared: set[tuple[str, ...]] = set()
+    # Replicas that are not started again.
+    self.gone: set[int] = set()
+    # What process 0's training loop looked for, by its name and call.
+    self.looks: dict[tuple[str, int], tuple[Any, ...]] = {}
+    super().__init__(*args, **keywords)
+
+  # Processes.
+
+  def start(self, index: int) -> Any:
+    life = sum(p.index == index and p.rank == 0 for p in self.all)
+    first = f"{'abcdefgh'[index]}{life}"
+    names = (first, *(f"{first}.{rank}" for rank in range(1, SIZE)))
+    state = digest(self.seed, 0)
+    if not self.setting.same_start:
+      state = digest(self.seed, index, len(self.all))
+    for rank, name in enumerate(names):
+      process = GroupProcess(self, names, rank, index, state)
+      self.all.append(process)
+      self.by_name[name] = process
+      self.say(f"{name} starts")
+      # Nobody gets through to process 0 before it has begun.
+      delay = self.delay(self.setting.latency) if rank else 0.0
+      started = ins.Started(f"nonce of {name}")
+      self.at(self.now + delay, self.input, process, started)
+    return self.by_name[first]
+
+  def close(self, process: Any, how: str, reason: str) -> None:
+    lived = process.alive and not process.over
+    super().close(process, how, reason)
+    if lived:
+      time = self.now + 0.5 * self.random.random()
+      self.at(time, self.clear, process.names, process.index)
+
+  def clear(self, names: tuple[str, ...], index: int) -> None:
+    """The launcher: the replica ends as a whole, and is started again."""
+    group = [self.by_name[name] for name in names]
+    if names in self.cleared or any(p.over for p in group):
+      return
+    self.cleared.add(names)
+    for process in group:
+      self.kill(process)
+    if index not in self.gone:
+      self.at(self.now + 0.5, self.start, index)
+
+  def input(self, process: Any, input_: Any) -> None:
+    if isinstance(input_, ins.Received) and isinstance(
+      input_.message, orders.Heard
+    ):
+      input_ = input_.message
+    super().input(process, input_)
+
+  def effect(self, process: Any, effect: Any) -> None:
+    if isinstance(effect, _TOLD):
+      process.told += 1
+    super().effect(process, effect)
+
+  def on_tell(self, process: Any, effect: orders.Tell) -> None:
+    self.send(process, effect.peer, orders.Heard(process.name, effect.what))
+
+  def on_endgroup(self, process: Any, effect: orders.EndGroup) -> None:
+    self.close(process, "left", effect.reason)
+
+  # Training loops.
+
+  def next_gradient(self, process: Any) -> None:
+    if not process.rank:
+      super().next_gradient(process)
+
+  def compute(self, process: Any, count: int, more_of: Any) -> None:
+    if process.rank:
+      return  # Process 0's training loop says when.
+    super().compute(process, count, more_of)
+    self.look(process, "compute", count, more_of.sequence if more_of else -1)
+
+  def computed(self, process: Any, *args: Any) -> None:
+    if process.alive and not process.over:
+      if process.paused_until > self.now:
+        process.backlog.append((self.computed, (process, *args)))
+        return
+      self.look(process, "step")
+    super().computed(process, *args)
+
+  def look(self, process: Any, *what: Any) -> None:
+    """Process 0's training loop decides by what it was told so far."""
+    self.looks[process.name, process.calls] = what
+    self.input(process, orders.Advance(process.calls, process.told))
+    process.calls += 1
+
+  def on_advance(self, process: Any, effect: orders.Advance) -> None:
+    assert effect.call == process.calls, "the training loops differ"
+    assert effect.events == process.told, "they were told different events"
+    process.calls += 1
+    what = self.looks[process.names[0], effect.call]
+    if what[0] == "compute":
+      process.job = (*what[1:], process.admission, process.step)
+      process.computed, process.verdict = False, None
+      process.more_of = process.taken if what[2] >= 0 else None
+      mean = self.setting.compute[process.index]
+      time = self.now + mean * (0.5 + self.random.random())
+      self.at(time, self.companion_computed, process, process.job)
+    else:
+      _, extends, admission, _ = process.job
+      process.verdict = not (
+        process.suspended
+        or process.admission != admission
+        or (extends >= 0 and extends not in process.gradients)
+      )
+      self.companion_submits(process)
+
+  def companion_computed(self, process: Any, job: Any) -> None:
+    if not process.alive or process.over or process.job is not job:
+      return
+    if process.paused_until > self.now:
+      process.backlog.append((self.companion_computed, (process, job)))
+      return
+    process.computed = True
+    self.companion_submits(process)
+
+  def companion_submits(self, process: Any) -> None:
+    if not process.computed or not process.verdict:
+      return
+    count, extends, admission, step = process.job
+    process.verdict = None
+    total, local_step = count, step
+    if process.more_of is not None:
+      total += process.more_of.total
+      local_step = process.more_of.local_step
+    process.sequence += 1
+    gradient = digest(process.uid, process.sequence)
+    process.gradients[process.sequence] = gradient
+    finite = self.random.random() > 0.01
+    submitted = ins.Submitted(
+      process.sequence,
+      extends,
+      admission,
+      local_step,
+      total,
+      finite,
+      b"",
+      gradient,
+    )
+    if process.sequence not in process.outcomes:
+      process.pending, process.pending_since = submitted, self.now
+    self.checker.submitted(process, submitted)
+    self.input(process, submitted)
+
+  def on_resolved(self, process: Any, effect: fx.Resolved) -> None:
+    process.outcomes.add(effect.sequence)
+    super().on_resolved(process, effect)
+
+
+class GroupChecker(Checker):
+  """The same guarantees; A4 and A7 hold for every process of a replica."""
+
+  def group(self, name: str) -> list[Any]:
+    return [self.world.by_name[n] for n in self.world.by_name[name].names]
+
+  def held_by_all(self, commit: Any) -> None:
+    for part in commit.parts:
+      first = self.members.get(part.incarnation)
+      for process in self.group(first) if first else ():
+        if process.alive and not process.over:
+          aggregation = process.aggregations.get(commit.attempt)
+          if aggregation is None or len(aggregation.means) < len(commit.parts):
+            self.fail("A1", f"{process.name} has no mean of {commit.attempt}")
+
+  def committed(self, commit: Any) -> None:
+    super().committed(commit)
+    for part in commit.parts:
+      for process in self.group(self.processes[part.incarnation])[1:]:
+        found = self.submissions.get((process.name, part.sequence))
+        if found is None:
+          self.fail("A1", f"{process.name} never submitted {part}")
+        elif not found.submitted.finite:
+          self.fail("A1", f"{process.name}: {part} is not finite")
+
+  def published(self, process: Any) -> None:
+    step, version = process.step, process.version
+    if step > len(self.commits):
+      self.fail("A7", f"{process.name} is at step {step}, not committed")
+    known = self.versions.setdefault((process.rank, step), version)
+    if known != version:
+      self.fail("A4", f"{process.name} differs at step {step}")
+    if not process.rank:
+      self.holders.setdefault(step, set()).add(process.name)
+
+  def admitted(self, process: Any, effect: fx.Admitted) -> None:
+    current = self.members.get(effect.incarnation) == process.names[0]
+    if effect.step == 0 and current:
+      key = (process.rank, 0)
+      if self.versions.setdefault(key, process.version) != process.version:
+        self.fail("A4", f"{process.name} starts from another state")
+    if not process.rank:
+      self.holders.setdefault(effect.step, set()).add(process.name)
+
+  def resolved(self, process: Any, outcome: fx.Resolved) -> None:
+    if not process.rank:
+      super().resolved(process, outcome)
+      return
+    theirs = self.submissions[process.names[0], outcome.sequence].outcome
+    if outcome != theirs:
+      self.fail("A7", f"{process.name} is told {outcome}, process 0 {theirs}")
+
+  def no_deadline(self, process: Any) -> None:
+    # A companion waits for process 0, and ends with it.
+    over = process.rank or process.node.core.follower.over
+    waits = process.suspended or process.pending is not None
+    if waits and process.alive and not over and not process.node.over:
+      self.fail("A6", f"{process.name} waits without a deadline")
+
+  def died(self, process: Any) -> None:
+    for name in process.names:
+      for names in self.holders.values():
+        names.discard(name)
+    self.look_for_excuses()
+
+  def look_for_excuses(self) -> None:
+    super().look_for_excuses()
+    groups = {p.names for p in self.world.all}
+    whole = lambda names: all(
+      p.alive and not p.over for p in self.group(names[0])
+    )
+    if not any(map(whole, groups)):
+      self.excused = "all were dead at a time"
+
+
+_KINDS = (
+  ("kill", 8),
+  ("pause", 4),
+  ("stop", 3),
+  ("break", 3),
+  ("cut", 2),
+  ("store", 4),
+  ("outage", 1),
+  ("kill leader", 3),
+  ("pause leader", 3),
+  ("snapshot", 2),
+  ("leave", 1),
+  ("abort", 2),
+  ("save", 1),
+)
+
+
+def schedule(seed: int, steps: int = 8) -> faults.Schedule:
+  """The schedule of a seed; its faults strike any process of a replica."""
+  r = random.Random(seed)
+  found = faults.schedule(seed, steps)
+  replicas = min(found.setting.replicas, 3)
+  setting = dataclasses.replace(
+    found.setting,
+    inline=False,
+    replicas=replicas,
+    needed=min(found.setting.needed, replicas + 1),
+  )
+  pace = max(setting.compute) + 6 * setting.latency + 2 * setting.store_latency
+  struck, time = [], 0.0
+  for _ in range(r.choice((0, 1, 1, 2, 3, 4))):
+    time += r.expovariate(1.0 / (3 * pace)) + r.choice((0, 0, 0, 5.0))
+    kind = r.choices([k for k, _ in _KINDS], [w for _, w in _KINDS])[0]
+    index, rank = r.randrange(replicas), r.randrange(SIZE)
+    other = (r.randrange(replicas), r.randrange(SIZE))
+    short = r.choice((0.01, 0.1, 1.0, SILENCE + 1.0))
+    long = r.choice((SILENCE + 1.0, 3 * LEADER_TIMEOUT))
+    often = r.choice((0.0, 0.0, -1.0))
+    struck.append((time, kind, (index, rank, other, short, long, often)))
+  return faults.Schedule(seed, setting, tuple(struck))
+
+
+def _living(world: Any, index: int, rank: int) -> Any:
+  for process in reversed(world.all):
+    if (process.index, process.rank) == (index, rank) and process.alive:
+      return None if process.over else process
+  return None
+
+
+def _can_spare_one(world: Any, index: int) -> bool:
+  setting = world.setting
+  living = {p.index for p in world.all if p.alive} - {index}
+  if len(living) != setting.replicas - 1 or world.gone:
+    return False
+  if any(p.wants_leave or p.over for p in world.all):
+    return False
+  if setting.needed < setting.replicas:
+    return True
+  joined = set(world.checker.processes.values())
+  known = {p.index for p in world.all if p.name in joined}
+  return setting.lower_on_loss and len(known) == setting.replicas
+
+
+def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
+  """Lets a fault happen to one process, where there is one."""
+  index, rank, other, short, long, often = details
+  process = _living(world, index, rank)
+  if kind.endswith("leader"):
+    leaders = [
+      p
+      for p in world.all
+      if p.alive and not p.rank and p.node.core.leader is not None
+    ]
+    process = leaders[-1] if leaders else process
+  if process is None:
+    return
+  second = _living(world, *other)
+  match kind:
+    case "kill" | "kill leader":
+      if often < 0.0 and _can_spare_one(world, process.index):
+        world.gone.add(process.index)
+        world.spared = True
+      world.kill(process)
+    case "pause" | "pause leader":
+      world.pause(process, short)
+    case "stop":
+      world.pause(process, long)
+    case "break":
+      if second is not None and second.name in process.connections:
+        connection = process.connections[second.name]
+        world.say(f"{process.name} and {second.name}: connection reset")
+        for end in connection.ends:
+          world.deliver_loss(connection, end, "broken", "reset")
+    case "cut":
+      if second is not None and second is not process:
+        world.cut(process, second, short)
+        world.cut(second, process, short)
+    case "store":
+      process.store_faults += ["answer lost"]
+    case "outage":
+      until = world.now + short
+      for one in world.all:
+        one.store_cut_until = max(one.store_cut_until, until)
+    case "snapshot":
+      process.fail_snapshots += 1
+    case "leave":
+      first = world.by_name[process.names[0]]
+      first.wants_leave = not world.spared
+    case "save":
+      world.input(process, ins.SaveWanted())
+    case "abort":
+      world.say(f"{process.name} aborts")
+      world.input(process, ins.Aborted("an exception"))
+      if process.alive:
+        world.close(process, "left", "it has ended")
+    case _:
+      raise AssertionError(kind)
+
+
+def run(found: faults.Schedule, trace: bool = False) -> faults.Result:
+  """Runs a schedule to its end, checking all the time."""
+  return faults.run(found, trace, GroupWorld, GroupChecker, strike)
