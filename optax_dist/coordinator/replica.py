@@ -527,7 +527,7 @@ class Replica:
       return self._start_over("finished", counted, waited)
     resolved = answer.resolved
     self._encoder.settle(applied=not resolved.reason)
-    if resolved.reason == "stale":
+    if resolved.reason == "stale" and not resolved.apart:
       # The next gradient on these parameters would be stale as well.
       old, admission = self._based_on, self._handover.admission
       newer = lambda: (
@@ -660,8 +660,8 @@ class Replica:
     if self.finished:
       return
     raise errors.CoordinatorError(
-      f"Replica {self.replica!r} has waited {patience:.1f} s {what}. "
-      f"{self._handover.missing or 'The leader says nothing'}."
+      f"Replica {self.replica!r} has waited {patience:.1f} s {what}. Its event "
+      f"loop says that it waits {self._driver.missing()}."
     )
 
   def _raise_failure(self) -> None:

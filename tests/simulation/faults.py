@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
+  CONNECT,
   LEADER_TIMEOUT,
   SILENCE,
   Process,
@@ -69,6 +70,7 @@ _KINDS = (
   ("leave", 1),
   ("abort", 1),
   ("save", 1),
+  ("lag", 4),
 )
 _STORE = ("answer lost", "request lost", "late")
 
@@ -104,6 +106,8 @@ def schedule(seed: int, steps: int = 12) -> Schedule:
     fingerprint_every=r.choice((0, 0, 3)),
     same_start=r.random() < 0.8,
   )
+  if setting.lower_on_leave and needed <= replicas and r.random() < 0.25:
+    setting = dataclasses.replace(setting, leaves=True)
   # Steps take about as long as this, so faults strike amid them.
   pace = max(setting.compute) + 4 * setting.latency + 2 * setting.store_latency
   faults = []
@@ -142,6 +146,8 @@ def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
       return (a, short, r.random() < 0.5)
     case "snapshot":
       return (a, r.choice((1, 2)))
+    case "lag":
+      return (a, r.choice((0.01, 0.1, 0.5)))
     case _:
       return (a,)
 
@@ -177,6 +183,11 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     process = leaders[-1] if leaders else process
   if process is None:
     return
+  times = [detail for detail in details if isinstance(detail, float)]
+  if kind not in ("kill", "kill leader", "leave", "save", "lag"):
+    # So long it may take until all know of each other again.
+    rest = max([0.0, *times]) + SILENCE + CONNECT + LEADER_TIMEOUT
+    world.quiet_at = max(world.quiet_at, world.now + rest)
   match kind:
     case "kill" | "kill leader" | "restart":
       world.kill(process)
@@ -215,6 +226,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         world.say(f"{one.name} can't reach the store for {details[1]} s")
         until = world.now + details[1]
         one.store_cut_until = max(one.store_cut_until, until)
+    case "lag":
+      world.lag(process, details[1])
     case "snapshot":
       process.fail_snapshots += details[1]
     case "leave":

@@ -10,6 +10,7 @@ all of it again.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from typing import Any
 
@@ -349,6 +350,7 @@ def schedule(seed: int, steps: int = 8) -> faults.Schedule:
     inline=False,
     replicas=replicas,
     needed=min(found.setting.needed, replicas + 1),
+    leaves=False,
   )
   pace = max(setting.compute) + 6 * setting.latency + 2 * setting.store_latency
   struck, time = [], 0.0
@@ -398,6 +400,8 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
     process = leaders[-1] if leaders else process
   if process is None:
     return
+  # What is lost after a fault may be due to it.
+  world.quiet_at = math.inf
   second = _living(world, *other)
   match kind:
     case "kill" | "kill leader":

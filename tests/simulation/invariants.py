@@ -57,6 +57,8 @@ class Checker:
     self.versions: dict[int, int] = {}
     self.submissions: dict[tuple[str, int], _Submission] = {}
     self.excused = ""
+    # The latest process that left with no fault about that could excuse it.
+    self.left_in_peace = ""
     self.left = 0
     self.lost = 0
     self.written: list[Committed] = []
@@ -224,6 +226,7 @@ class Checker:
   def no_deadline(self, process: Any) -> None:
     """A process that has nothing to do later must not be waiting."""
     waits = process.suspended or process.pending is not None
+    waits = waits or process.waits_for_newer()
     if waits and process.alive and not process.node.follower.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
@@ -256,6 +259,8 @@ class Checker:
   def died(self, process: Any) -> None:
     for names in self.holders.values():
       names.discard(process.name)
+    if not process.over:
+      self.left_in_peace = ""
     self.look_for_excuses()
 
   def look_for_excuses(self) -> None:
@@ -281,12 +286,16 @@ class Checker:
     if process.pending is not None and process.over == "finished":
       self.fail("A7", f"{process.name} ends with {process.pending} open")
     self.look_for_excuses()
+    if process.over == "left" and process.leaves_since >= self.world.quiet_at:
+      self.left_in_peace = process.name
     if process.over == "failed":
       error, reason = process.error
       if error == "Diverged":
         self.fail("A4", reason)
       if error == "JoinRefused":
         self.fail("A9", f"{process.name} is refused: {reason}")
+      if "nobody holds" in reason and self.left_in_peace:
+        self.fail("A9", f"{self.left_in_peace} left with what others need")
       if error == "CoordinatorError" and not self.excused:
         self.fail("A9", f"{process.name} fails: {reason}")
     self.died(process)

@@ -1,8 +1,8 @@
 """Faults planted into the protocol: the simulation must find every one.
 
-Each is a change of a few words in the source of the core, made while schedules
-run and taken back afterwards. A text that isn't there any more is an error, so
-the list can't rot unnoticed.
+Each is a change of a few words in the source of the core (or of the world, for
+what drivers owe it), made while schedules run and taken back afterwards. A text
+that isn't there any more is an error, so the list can't rot unnoticed.
 """
 
 from __future__ import annotations
@@ -230,7 +230,8 @@ def plant(fault: Planted) -> Iterator[None]:
     by_module.setdefault(name, []).append((old, new))
   undo = []
   for name, changes in by_module.items():
-    module = importlib.import_module(f"{_PACKAGE}.{name}")
+    package = "tests.simulation" if name == "world" else _PACKAGE
+    module = importlib.import_module(f"{package}.{name}")
     source = _patched(inspect.getsource(module), changes, name)
     namespace: dict[str, object] = dict(vars(module))
     exec(compile(source, f"<{fault.name}>", "exec"), namespace)

@@ -51,6 +51,8 @@ class Setting:
     rates: the speed of each replica's clock.
     fingerprint_every: as in `Config`.
     same_start: whether all start from the same state.
+    leaves: whether each replica leaves after its last step; otherwise the first
+      one there finishes the run for all.
   """
 
   replicas: int = 3
@@ -67,6 +69,7 @@ class Setting:
   rates: tuple[float, ...] = (1.0,) * 8
   fingerprint_every: int = 0
   same_start: bool = True
+  leaves: bool = False
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
@@ -145,6 +148,11 @@ class Process:
     self.rate, self.offset = setting.rates[index], 1000.0 * (index + 1)
     self.alive, self.paused_until = True, 0.0
     self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+    # What has yet to be taken by the core of an event loop that is busy, while
+    # its transport goes on; and the peers whose loss is among that.
+    self.inbox: list[ins.Input] = []
+    self.busy_until = 0.0
+    self.losing: list[str] = []
     self.connections: dict[str, Connection] = {}
     self.timer = math.inf
     self.store_faults: list[str] = []
@@ -162,6 +170,9 @@ class Process:
     self.taken: ins.Submitted | None = None
     self.pending_since = 0.0
     self.wants_leave = self.wants_finish = False
+    self.leaves_since = math.inf
+    # After a stale gradient, the step and admission that it waits to pass.
+    self.stale: tuple[int, int] | None = None
     self.gradients: dict[int, int] = {}
     self.aggregations: dict[AttemptId, Aggregation] = {}
     self.early: dict[AttemptId, list[tuple[str, int, int]]] = {}
@@ -189,6 +200,12 @@ class Process:
     self.config = config
     self.node = Node(config)
 
+  def waits_for_newer(self) -> bool:
+    """Whether its last gradient was stale, and the next one would be."""
+    return self.stale is not None and (
+      self.step <= self.stale[0] and self.admission == self.stale[1]
+    )
+
   def now(self) -> float:
     return self.offset + self.rate * self.world.now
 
@@ -213,6 +230,8 @@ class World:
     self.checker = checker
     # Whether a process was killed for good.
     self.spared = False
+    # From when on faults excuse nothing but what they have killed.
+    self.quiet_at = 0.0
     for index in range(setting.replicas):
       self.start(index)
 
@@ -268,13 +287,38 @@ class World:
     if process.paused_until > self.now:
       process.backlog.append((self.input, (process, input_)))
       return
+    if process.busy_until > self.now or process.inbox:
+      process.inbox.append(input_)
+      return
+    self.take(process, input_)
+
+  def take(self, process: Process, input_: ins.Input) -> None:
+    """The core takes an input."""
     if self.trace is not None and not isinstance(input_, ins.TimePassed):
       self.say(f"{process.name} <- {_short(input_)}")
+    if isinstance(input_, ins.PeerLost):
+      process.losing.remove(input_.peer)
     for effect in process.node.step(input_, process.now()):
       self.effect(process, effect)
       if not process.alive:
         return
     self.set_timer(process)
+
+  def lag(self, process: Process, duration: float) -> None:
+    """An event loop is busy for a while; its transport goes on meanwhile."""
+    if not process.alive:
+      return
+    self.say(f"{process.name} is busy for {duration:.2f} s")
+    process.busy_until = max(process.busy_until, self.now + duration)
+    self.at(process.busy_until, self.catch_up, process)
+
+  def catch_up(self, process: Process) -> None:
+    """The core takes what has come meanwhile."""
+    if process.paused_until > self.now:
+      process.backlog.append((self.catch_up, (process,)))
+      return
+    while process.inbox and process.alive and process.busy_until <= self.now:
+      self.take(process, process.inbox.pop(0))
 
   def set_timer(self, process: Process) -> None:
     due = process.node.deadline()
@@ -283,7 +327,7 @@ class World:
       if time < process.timer - 1e-9:
         process.timer = time
         self.at(time + 1e-6, self.ring, process, time)
-    elif self.checker is not None:
+    elif self.checker is not None and not process.inbox:
       self.checker.no_deadline(process)
 
   def ring(self, process: Process, time: float) -> None:
@@ -456,6 +500,7 @@ class World:
       transfer = end.fetching[0]
       end.fetching = None
       self.input(end, ins.SnapshotFailed(transfer, reason))
+    end.losing.append(peer.name)
     self.input(end, ins.PeerLost(peer.name, how, reason))
 
   def disconnect(self, process: Process, peer: str, reason: str) -> None:
@@ -525,7 +570,10 @@ class World:
   ) -> None:
     aggregation = Aggregation(attempt, parts, peers, readers, me, self.now)
     process.aggregations[attempt] = aggregation
-    for peer in peers:
+    for j, peer in enumerate(peers):
+      if peer.process in process.losing:
+        self.fail(process, aggregation, j, "its connection was lost just now")
+        return
       self.connect(process, peer.process)
     if me >= 0:
       gradient = process.gradients[sequence]
@@ -727,6 +775,8 @@ class World:
     process.ahead = None
     if effect.save:
       process.saved[process.step] = process.version
+    if process.stale is not None:
+      self.at(self.now, self.next_gradient, process)
     if self.checker is not None:
       self.checker.published(process)
 
@@ -737,6 +787,8 @@ class World:
     process.step, process.version = effect.state  # type: ignore[misc]
     process.ahead = None
     assert process.step == effect.step
+    if process.stale is not None:
+      self.at(self.now, self.next_gradient, process)
     if self.checker is not None:
       self.checker.published(process)
 
@@ -751,6 +803,10 @@ class World:
   def on_fetchsnapshot(
     self, process: Process, effect: fx.FetchSnapshot
   ) -> None:
+    if effect.source in process.losing:
+      failed = ins.SnapshotFailed(effect.transfer, "it was lost just now")
+      self.at(self.now, self.input, process, failed)
+      return
     self.connect(process, effect.source)
     process.fetching = (effect.transfer, effect.source, self.now)
     self.at(
@@ -774,9 +830,6 @@ class World:
   ) -> None:
     taken = ins.FingerprintTaken(effect.step, str(process.version))
     self.at(self.now, self.input, process, taken)
-
-  def on_waiting(self, process: Process, effect: fx.Waiting) -> None:
-    pass
 
   def on_leadershipchanged(
     self, process: Process, effect: fx.LeadershipChanged
@@ -837,6 +890,9 @@ class World:
       process.pending is not None
       and process.pending.sequence == effect.sequence
     ):
+      if effect.reason == "stale" and not effect.apart:
+        # The next gradient on these parameters would be stale as well.
+        process.stale = process.pending.local_step, process.admission
       process.pending = None
       self.at(self.now, self.next_gradient, process)
 
@@ -872,10 +928,15 @@ class World:
       or process.taken is not None
     ):
       return
-    if process.wants_leave:
+    if process.waits_for_newer() and not process.wants_leave:
+      return  # It is called again when there is a newer state.
+    process.stale = None
+    done = process.step >= self.setting.steps
+    if process.wants_leave or (done and self.setting.leaves):
+      process.leaves_since = self.now
       self.input(process, ins.LeaveWanted())
       process.suspended = True
-    elif process.step >= self.setting.steps:
+    elif done:
       if not process.wants_finish:
         process.wants_finish = True
         self.input(process, ins.FinishWanted("enough"))

@@ -101,6 +101,23 @@ class Applier:
     return self.sound and not self.needs and not self._todo
 
   @property
+  def awaits(self) -> str:
+    """What this replica waits for to have the latest state; "" for nothing."""
+    if self.needs:
+      source = (
+        self._fetch.source if self._fetch is not None else "no replica yet"
+      )
+      return f"a snapshot ({self.needs}; served by {source})"
+    if self._todo:
+      commit = self._todo[0]
+      members = ", ".join(str(part.replica) for part in commit.parts)
+      return (
+        f"the mean of step {commit.attempt.step}, of the gradients of replicas "
+        f"{members}"
+      )
+    return ""
+
+  @property
   def hopeless(self) -> bool:
     """Whether nothing is under way that could bring it further."""
     return self._fetch is None and (bool(self.needs) or not self._todo)
@@ -227,6 +244,16 @@ class Applier:
     if work.answers and not work.committed:
       self.tell(Failed(failed.attempt, failed.failed_replica, failed.reason))
     self.pump()
+
+  def removed(self, incarnation: Incarnation) -> None:
+    """A member is gone, and what it was to send will not come."""
+    for attempt, work in list(self._work.items()):
+      if work.status == "runs" and any(
+        part.incarnation == incarnation for part in work.parts
+      ):
+        self._out.append(fx.Cancel(attempt))
+        reason = "it is a member no more"
+        self.aggregate_failed(AggregateFailed(attempt, incarnation, reason))
 
   def _drop(self, attempt: AttemptId) -> None:
     work = self._work.pop(attempt)

@@ -51,7 +51,10 @@ class Connect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Disconnect:
-  """Ends the connection once what was sent has gone out; no `PeerLost` here."""
+  """Ends the connection once what was sent has gone out; no `PeerLost` here.
+
+  Aggregations and snapshots that need the peer fail, and say so.
+  """
 
   peer: Process
   reason: str
@@ -360,15 +363,6 @@ class Resolved:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Waiting:
-  """Who a slow step waits for, in words; "" once it goes on."""
-
-  step: int
-  waited: float
-  missing: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Left:
   """The replica takes part no more, as was wanted."""
 
@@ -469,7 +463,6 @@ Effect: TypeAlias = (
   | SetAsked
   | Taken
   | Resolved
-  | Waiting
   | Left
   | Finished
   | Fail

@@ -103,8 +103,11 @@ class Follower:
     self._leave_by = math.inf
     self._finishing: str | None = None
     self._saving = False
-    self._waiting_since: float | None = None
+    # Since when it waits, and at which step: the next one begins a new wait.
+    self._waiting_since, self._waiting_step = math.inf, -1
     self._missing, self._store_silent = "", False
+    # When a leader was last heard, and by which message.
+    self._heard: tuple[float, str] | None = None
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
@@ -126,8 +129,7 @@ class Follower:
     ]
     if self._called:
       times.append(self._called_at + self._config.attempt_timeout)
-    if self._waiting_since is not None:
-      times.append(self._waiting_since + self._config.patience)
+    times.append(self._waiting_since + self._config.patience)
     return min(times)
 
   def _situation(self) -> Situation:
@@ -369,6 +371,8 @@ class Follower:
   # Messages.
 
   def _receive(self, peer: Process, message: msg.Message, now: float) -> None:
+    if peer in (self._leader, self._called):
+      self._heard = now, type(message).__name__
     match message:
       case msg.Canvass(term):
         leads = self.view.leader == self._config.process
@@ -434,7 +438,8 @@ class Follower:
         self.applier.report(message)
       case msg.Stalled(step, waited, missing):
         self._missing = missing
-        self._out.append(fx.Waiting(step, waited, missing))
+        text = f"step {step} has taken {waited:.1f} s so far: {missing}"
+        self._out.append(fx.Log("warning", text))
       case _:
         text = f"a leader doesn't say {type(message).__name__}"
         self._out.append(fx.Send(self._leader, msg.Rejected(text)))
@@ -507,10 +512,10 @@ class Follower:
       case Removed(incarnation, left, reason):
         if incarnation == self.incarnation:
           self._removed(left, reason, now)
+        else:
+          self.applier.removed(incarnation)
       case Committed():
         self._missing = ""
-        if self._waiting_since is not None:
-          self._waiting_since = now
         self._saving = self._saving and not entry.save
         if self.session.committed(entry, self._last_incarnation):
           self._rejoins = 0
@@ -549,7 +554,7 @@ class Follower:
       self._end_membership()
       self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
-    self._waiting_since = None
+    self._waiting_since = math.inf
     self.applier.begin(
       self.view.step, self.view.origin_step, self.view.origin_digest
     )
@@ -738,42 +743,55 @@ class Follower:
     waits = (
       self._admitted < 0
       or self.session.waits
-      or bool(self.applier.needs)
+      or bool(self.applier.awaits)
       or self._leaving is not None
       or self._finishing is not None
       or self.view.ended is not None
     )
     if not waits:
-      self._waiting_since = None
-    elif self._waiting_since is None:
-      self._waiting_since = now
+      self._waiting_since = math.inf
+    elif math.isinf(self._waiting_since) or (
+      self._waiting_step != self.applier.step
+    ):
+      self._waiting_since, self._waiting_step = now, self.applier.step
     elif now >= self._waiting_since + self._config.patience:
-      self._fail("CoordinatorError", self._what_is_missing(now))
-
-  def _what_is_missing(self, now: float) -> str:
-    config, view = self._config, self.view
-    since = self._waiting_since
-    waited = 0.0 if since is None else now - since
-    leader = view.of_process(view.leader)
-    who = "no leader" if leader is None else f"replica {leader.replica!r}"
-    if self.incarnation < 0:
-      what = (
-        f"to be let in: {who}, the last known leader, doesn't answer. If all "
-        "replicas of the job have died, resume from a checkpoint"
+      waited = f"has waited {now - self._waiting_since:.1f} s"
+      self._fail(
+        "CoordinatorError",
+        f"Replica {self._config.replica!r} {waited} {self.missing(now)}.",
       )
-    elif self.applier.needs:
-      what = f"for a snapshot: {self.applier.needs}"
+
+  def missing(self, now: float) -> str:
+    """What this replica waits for, and why it does not come, in words."""
+    view, awaited = self.view, self.applier.awaits
+    if self.incarnation < 0:
+      what = "to be let in"
+    elif awaited:
+      what = f"for {awaited}"
     elif self.session.waits:
       what = f"for the commit of step {view.step}"
     elif self._leaving is not None:
       what = "to be let go"
-    else:
+    elif self._finishing is not None or view.ended is not None:
       what = "for the end of the run"
-    why = self._missing or f"Its leader, {who}, says nothing"
-    if leader is None and not self._missing:
-      why = "There is no leader"
+    else:
+      what = f"for nothing (it has step {self.applier.step})"
+    leader = view.of_process(view.leader)
+    if leader is None:
+      who = "there is no leader"
+    elif self._leader or self._called:
+      who = f"its leader is replica {leader.replica!r}"
+    else:
+      who = f"it has lost its leader, replica {leader.replica!r}"
+    heard = "no leader was ever heard"
+    if self._heard is not None:
+      at, message = self._heard
+      heard = f"a leader was last heard {now - at:.1f} s ago ({message})"
+    texts = [what, who, heard, self._missing]
     if self._store_silent:
-      why = "The store doesn't answer"
-    return (
-      f"Replica {config.replica!r} has waited {waited:.1f} s {what}. {why}."
-    )
+      texts.append("the store does not answer")
+    if self.incarnation < 0:
+      texts.append(
+        "if all replicas of the job have died, resume from a checkpoint"
+      )
+    return "; ".join(text for text in texts if text)

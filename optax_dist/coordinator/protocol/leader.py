@@ -569,12 +569,12 @@ class Leader:
     self._lacking_since = None
 
   def _who_can_serve(self, seat: _Seat) -> _Seat | None:
-    """The member best placed to serve a snapshot; not the leader, if possible."""
+    """The member best placed to serve a snapshot.
+
+    One that has the latest state comes before one that has yet to get it, and
+    the leader comes last.
+    """
     able = [
-      s
-      for s in self._seats.values()
-      if s is not seat and s.applied >= 0 and not s.needs and not s.leaving
-    ] or [
       s
       for s in self._seats.values()
       if s is not seat and s.applied >= 0 and not s.needs
@@ -585,6 +585,8 @@ class Leader:
     return max(
       fresh or able,
       key=lambda s: (
+        s.applied >= self._quorum.step,
+        s.leaving is None,
         s.member.process != self._config.process,
         s.applied,
         s.member.incarnation,

@@ -68,6 +68,10 @@ class Node:
     time = self.follower.deadline()
     return time if self.leader is None else min(time, self.leader.deadline())
 
+  def missing(self, now: float) -> str:
+    """What the replica waits for, in words."""
+    return self.follower.missing(now)
+
   def _step(self, input_: Input, now: float) -> list[Effect]:
     effects: list[Effect] = []
     leader = self.leader

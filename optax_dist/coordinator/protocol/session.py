@@ -33,13 +33,16 @@ class Session:
   def __init__(self) -> None:
     self.pending: Submitted | None = None
     self.taken: Submitted | None = None
+    # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
+    self._apart = False
     self._counted: list[_Counted] = []
     self._latest = -1  # The latest that was told to be part of a commit.
 
   @property
   def waits(self) -> bool:
     """Whether the training loop waits for an outcome."""
-    return self.pending is not None or bool(self._counted)
+    apart = self._apart and self.taken is not None
+    return self.pending is not None or bool(self._counted) or apart
 
   def submit(self, submitted: Submitted) -> list[Effect]:
     """Takes a submission; it is pending unless an effect resolves it."""
@@ -48,7 +51,7 @@ class Session:
     ):
       # It has the sum of what was decided by itself.
       return [Resolved(submitted.sequence, "superseded", 0, apart=True)]
-    self.pending = submitted
+    self.pending, self._apart = submitted, False
     return []
 
   def count(self) -> int:
@@ -76,7 +79,7 @@ class Session:
     """A submission doesn't count."""
     apart = False
     if self.pending is not None and self.pending.sequence == sequence:
-      apart = self._is_decided(self.pending.extends)
+      self._apart = apart = self._is_decided(self.pending.extends)
       self.pending = None
     elif self.taken is not None and self.taken.sequence == sequence:
       self.taken = None

@@ -13,6 +13,7 @@ import itertools
 import logging
 import math
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,10 @@ class Core(Protocol):
 
   def deadline(self) -> float:
     """When it is to be given `TimePassed`."""
+    ...
+
+  def missing(self, now: float) -> str:
+    """What it waits for, in words."""
     ...
 
 
@@ -134,6 +139,8 @@ class Driver:
     )
     self._posted: collections.deque[Callable[[], None]] = collections.deque()
     self._inputs: collections.deque[inputs.Input] = collections.deque()
+    # Peers whose loss is among the inputs: what needs them must not begin.
+    self._lost: collections.Counter[str] = collections.Counter()
     self._numbers = itertools.count()
     # What the store was asked, by its numbers: kind, and the core's number.
     self._asked: dict[int, tuple[str, int]] = {}
@@ -199,6 +206,15 @@ class Driver:
       "bytes_out": sum(p.bytes_out for p in parts),
       "pending": sum(p.pending() for p in parts),
     }
+
+  def missing(self) -> str:
+    """What the core waits for, in words; from the training loop."""
+    found: queue.SimpleQueue[str] = queue.SimpleQueue()
+    self.post(lambda: found.put(self._core.missing(time.monotonic())))
+    try:
+      return found.get(timeout=1.0)
+    except queue.Empty:
+      return "its event loop does not answer"
 
   def close(self, reason: str = "closed") -> None:
     """Ends all, and waits for it; what was not said by now is lost."""
@@ -268,6 +284,8 @@ class Driver:
     return None if found == math.inf else max(0.0, found)
 
   def _step(self, given: inputs.Input) -> None:
+    if isinstance(given, inputs.PeerLost):
+      self._lost[given.peer] -= 1
     for effect in self._core.step(given, time.monotonic()):
       self._carry_out(effect)
 
@@ -301,6 +319,7 @@ class Driver:
         else:
           self._inputs.append(inputs.Received(peer, found))
       case transports.PeerLost(peer, how, reason):
+        self._lost[peer] += 1
         self._inputs.append(inputs.PeerLost(peer, how, reason))
       case transports.PeerUp():
         pass
@@ -383,6 +402,8 @@ class Driver:
         self._connect(peer, address)
       case fx.Disconnect(peer, reason):
         self._transport.disconnect(peer, reason)
+        self._aggregations.disconnected(peer)
+        self._snapshots.disconnected(peer)
       case fx.Send(peer, message):
         if isinstance(message, messages.Hello):
           phases.reach("joining", self._replica)
@@ -399,10 +420,8 @@ class Driver:
           payloads, [p.weight for p in parts], sum(p.count for p in parts)
         )
         self._inputs.append(inputs.Averaged(task, mean))
-      case fx.Aggregate():
+      case fx.Aggregate() | fx.Collect():
         self._aggregate(effect)
-      case fx.Collect():
-        self._aggregations.collect(effect)
       case fx.Cancel(attempt) | fx.Release(attempt):
         if self._applying[attempt]:
           self._drop_later.add(attempt)
@@ -427,7 +446,11 @@ class Driver:
         )
       case fx.FetchSnapshot():
         phases.reach("fetching_snapshot", self._replica)
-        self._snapshots.fetch(effect)
+        if self._lost[effect.source]:
+          reason = "the connection has just been lost"
+          self._inputs.append(inputs.SnapshotFailed(effect.transfer, reason))
+        else:
+          self._snapshots.fetch(effect)
       case fx.TakeFingerprint(step):
         self._states.fingerprint(
           self._states.published,
@@ -450,8 +473,6 @@ class Driver:
         self._tell = True
       case fx.Resolved():
         self._resolve(effect)
-      case fx.Waiting(_, _, missing):
-        self.handover.missing = missing
       case fx.Left():
         self.handover.left = True
         self._tell = True
@@ -478,8 +499,7 @@ class Driver:
     try:
       self._transport.connect(peer, address)
     except ValueError as error:
-      lost = inputs.PeerLost(peer, "unreachable", str(error))
-      self._inputs.append(lost)
+      self._on_event(transports.PeerLost(peer, "unreachable", str(error)))
 
   def _send(self, peer: str, message: messages.Message) -> None:
     # The same message often goes to all.
@@ -516,7 +536,20 @@ class Driver:
         )
       )
 
-  def _aggregate(self, effect: fx.Aggregate) -> None:
+  def _aggregate(self, effect: fx.Aggregate | fx.Collect) -> None:
+    for peer in effect.peers:
+      if self._lost[peer.process]:
+        self._inputs.append(
+          inputs.AggregateFailed(
+            effect.attempt,
+            peer.incarnation,
+            "the connection has just been lost",
+          )
+        )
+        return
+    if isinstance(effect, fx.Collect):
+      self._aggregations.collect(effect)
+      return
     gradient = self._gradients.get(effect.sequence)
     if gradient is None:
       self._inputs.append(
@@ -551,7 +584,6 @@ class Driver:
   def _show(self) -> None:
     self.handover.published = self._states.published
     self.handover.to_save = self._states.to_save
-    self.handover.missing = ""
     self._tell = True
 
   def _resolve(self, resolved: fx.Resolved) -> None:

@@ -39,7 +39,6 @@ class Handover:
     left: whether the replica has left, as was wanted.
     finished: why the run has ended well; None: it has not.
     failure: why the run can't go on for this replica.
-    missing: who is waited for, in words.
     leads: whether this process is leader.
     memory: buffers that the event loop has made for gradients.
   """
@@ -53,7 +52,6 @@ class Handover:
     self.left = False
     self.finished: str | None = None
     self.failure: BaseException | None = None
-    self.missing = ""
     self.leads = False
     self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()

@@ -323,3 +323,19 @@ def test_a_lender_that_is_lost_while_it_is_read_spoils_the_mean():
   group.pump(without=[1])
   (answer,) = group.sides[0].answers
   assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
+
+
+def test_closing_the_connection_fails_what_waits_for_that_peer():
+  """The transport drops it without an event; a reader must not wait on."""
+  group = Group(2, readers=1)
+  group.begin(0)
+  group.begin(2)
+  group.pump()
+  for who in (0, 2):
+    side = group.sides[who]
+    side.transport.disconnect("p1")
+    side.all.disconnected("p1")
+    (answer,) = side.all.answers
+    assert answer.failed_replica == 1
+    assert "closed the connection" in answer.reason
+    assert not [key for key in side.all._transfers if key[0] == "p1"]

@@ -121,3 +121,18 @@ def test_what_is_dropped_while_it_is_written_is_not_served():
   a.all.close()
   b.all.close()
   assert b.all.pending() == 0
+
+
+def test_closing_the_connection_ends_fetching_and_serving():
+  a, b = pair()
+  fetch(b, a)
+  serve(a, b)
+  a.pump()
+  b.transport.disconnect("a")
+  b.all.disconnected("a")
+  (answer,) = b.all.answers
+  assert isinstance(answer, inputs.SnapshotFailed)
+  assert "closed the connection" in answer.reason
+  a.transport.disconnect("b")
+  a.all.disconnected("b")
+  assert a.all.pending() == b.all.pending() == 0

@@ -172,3 +172,16 @@ def test_another_attempt_ends_the_one_before():
   driven.applier.attempt(attempt(number=2), 0, MEMBERS)
   cancelled = [e for e in driven.did() if isinstance(e, fx.Cancel)]
   assert cancelled == [fx.Cancel(attempt_id())]
+
+
+def test_the_mean_of_a_lost_member_is_not_waited_for():
+  driven = Driven()
+  driven.applier.attempt(attempt(readers=(0,), parts=(1, 2)), 0, MEMBERS)
+  commit = committed(0, b"", attempt_id())
+  driven.applier.committed(commit)
+  assert "the mean of step 0" in driven.applier.awaits
+  driven.did()
+  driven.applier.removed(2)
+  assert driven.did() == [fx.Cancel(attempt_id())]
+  assert isinstance(driven.told[-1], msg.NeedsSnapshot)
+  assert "a snapshot" in driven.applier.awaits

@@ -296,3 +296,18 @@ def test_different_states_end_the_run():
   driven.say("p1", msg.Fingerprint(1, "y"))
   (ended,) = driven.logged(Ended)
   assert ended.error == "Diverged"
+
+
+def test_a_snapshot_comes_from_one_that_has_the_latest_state():
+  """Even if that is the leader, or one that wants to leave."""
+  driven = inline(replicas_to_aggregate=1, total_num_replicas=3)
+  driven.hello("p2")
+  driven.arrive("p0", payload=b"g")
+  driven.say("p0", msg.Applied(1))
+  driven.say("p0", msg.Leave(False, "left"))
+  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  (fetch,) = driven.sent_to("p2", msg.Fetch)
+  assert fetch.source == "p0"
+  driven.say("p1", msg.Applied(1))
+  driven.say("p2", msg.NeedsSnapshot(0, "it failed"))
+  assert driven.sent_to("p2", msg.Fetch)[-1].source == "p1"

@@ -187,7 +187,7 @@ def test_whoever_cannot_reach_the_store_says_so_in_the_end():
     fail = [e for e in effects if isinstance(e, fx.Fail)]
   assert now == pytest.approx(325.0)
   assert "has waited 325.0 s to be let in" in fail[0].reason
-  assert "The store doesn't answer" in fail[0].reason
+  assert "the store does not answer" in fail[0].reason
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,16 @@ def test_a_commit_of_what_was_given_up_tells_nothing():
   session.lost("lost")
   assert session.committed(commit(0), ME)
   assert session.published(1) == []
+
+
+def test_what_was_taken_apart_is_waited_for():
+  session = Session()
+  session.submit(submission(0))
+  session.asked_for_more(0, 1)
+  assert not session.waits
+  session.submit(submission(1, 2, extends=0))
+  (told,) = session.dropped(1, "stale")
+  assert told.apart
+  assert session.waits
+  session.new_leader()
+  assert not session.waits

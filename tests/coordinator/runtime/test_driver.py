@@ -1,0 +1,104 @@
+"""What the driver owes the core: an answer to everything that it has begun."""
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.aggregation import encoder
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import entries, inputs
+from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
+
+ATTEMPT = entries.AttemptId(0, 3, 1, 0)
+PARTS = (entries.Part(1, 1, 0, 3, 0, 1, 1.0),)
+
+
+class Script:
+  """A core that does what is written down for an input's kind."""
+
+  def __init__(self):
+    self.seen, self.does = [], {}
+
+  def step(self, given, now):
+    self.seen.append(given)
+    return self.does.pop(type(given), [])
+
+  def deadline(self):
+    return float("inf")
+
+  def missing(self, now):
+    return "for the end of the script"
+
+
+@pytest.fixture
+def driven():
+  world = endpoint.World()
+  place, core = world.connect("0"), Script()
+  template = np.zeros(8, np.float32)
+  one = driver.Driver(
+    core,
+    place.transport,
+    place.store,
+    replica=0,
+    nonce="n",
+    prefix="run/",
+    use_run=place.use_run,
+    encoder=encoder.Encoder([template], "float32"),
+    initial=[template],
+    step=3,
+    apply=lambda state, mean, parts: state,
+    inline=False,
+    journal=journal_lines.JournalLines(None, {}),
+    attempt_timeout=5.0,
+    store_timeout=5.0,
+  )
+  yield one, core
+  one.close()
+
+
+def collect(peer):
+  return fx.Collect(ATTEMPT, PARTS, (fx.Peer(1, peer, "in-process:77"),))
+
+
+def until(one, core, kind):
+  for _ in range(20):
+    for event in one._transport.poll(0):
+      one._on_event(event)
+    one._proceed()
+    found = [given for given in core.seen if isinstance(given, kind)]
+    if found:
+      return found
+  raise AssertionError(f"no {kind.__name__} in {core.seen}")
+
+
+def test_what_needs_a_peer_whose_loss_comes_next_fails_at_once(driven):
+  """The transport has lost it already, and would connect to it anew."""
+  one, core = driven
+  core.does[inputs.Started] = [
+    collect("gone"),
+    fx.FetchSnapshot(7, "gone", "in-process:77"),
+  ]
+  one._inputs.append(inputs.Started("n"))
+  one._on_event(driver.transports.PeerLost("gone", "broken", "it has died"))
+  (failed,) = until(one, core, inputs.AggregateFailed)
+  assert failed.failed_replica == 1
+  assert until(one, core, inputs.SnapshotFailed)
+  assert one.stats()["pending"] == 0
+
+
+def test_disconnecting_fails_what_waits_for_that_peer(driven):
+  one, core = driven
+  core.does[inputs.Started] = [collect("mute")]
+  core.does[inputs.StoreLost] = [fx.Disconnect("mute", "it is no member")]
+  one._inputs.append(inputs.Started("n"))
+  one._proceed()
+  assert one.stats()["pending"] == 1
+  one._inputs.append(inputs.StoreLost("to wake the script"))
+  (failed,) = until(one, core, inputs.AggregateFailed)
+  assert "closed the connection" in failed.reason
+
+
+def test_it_says_what_the_core_waits_for(driven):
+  one, _ = driven
+  assert one.missing() == "its event loop does not answer"
+  one.start()
+  assert one.missing() == "for the end of the script"
