@@ -7,6 +7,7 @@ the better of the model in 1 and in 10 arrays, of either, round by round.
 import argparse
 from collections.abc import Iterator
 
+import processes
 import side_by_side
 from side_by_side import Line
 
@@ -19,6 +20,8 @@ GOALS = {
 }
 PARAMS = (1_000, 1_000_000, 25_000_000)
 ARRAYS = (1, 10)
+# From here on all processes keep what they free in one piece.
+LARGE = 25_000_000
 
 
 def lines(args: argparse.Namespace) -> Iterator[Line]:
@@ -28,6 +31,11 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
 
 
 def _one_size(params: int, args: argparse.Namespace) -> Iterator[Line]:
+  with processes.one_arena(params >= LARGE):
+    yield from _in_turns(params, args)
+
+
+def _in_turns(params: int, args: argparse.Namespace) -> Iterator[Line]:
   common = {"params": params, "seconds": args.seconds}
   ours, theirs = {}, {}
   for arrays in ARRAYS:

@@ -12,6 +12,7 @@ import os
 import pathlib
 import queue
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -29,6 +30,22 @@ _KEEP_MEMORY = {
   "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
   "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
+
+
+@contextlib.contextmanager
+def one_arena(wanted: bool = True) -> Iterator[None]:
+  """Has processes that are started meanwhile keep all memory in one piece.
+
+  Only so are buffers of 100 MB and more used again, whichever thread asks.
+  """
+  names = {"MALLOC_ARENA_MAX": "1", "MALLOC_TOP_PAD_": str(256 << 20)}
+  names = {k: v for k, v in names.items() if wanted and k not in os.environ}
+  os.environ.update(names)
+  try:
+    yield
+  finally:
+    for name in names:
+      del os.environ[name]
 
 
 class Failed(RuntimeError):
@@ -223,6 +240,15 @@ def _wait_for_end(told: threading.Event) -> None:
   while os.read(sys.stdin.fileno(), 4096):
     told.set()
   os._exit(1)
+
+
+def used() -> dict[str, float]:
+  """What this process has used so far; other processes matter little to it."""
+  found = resource.getrusage(resource.RUSAGE_SELF)
+  return {
+    "cpu_seconds": found.ru_utime + found.ru_stime,
+    "page_faults": found.ru_minflt,
+  }
 
 
 def say(**fields: Any) -> None:

@@ -87,7 +87,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
       return common | _step_time(pathlib.Path(folder) / "journal", args)
     return common | {
       key: said[0][key]
-      for key in ("steps", "seconds", "steps_per_second", "seconds_per_step")
+      for key in (
+        *("steps", "seconds", "steps_per_second", "seconds_per_step"),
+        *("cpu_seconds_per_step", "page_faults_per_step"),
+      )
     }
 
 
@@ -192,6 +195,7 @@ def _measure(replica, gradient, compute, args, first: bool) -> None:
     if not step():
       break
   before, start = replica.stats(), replica.global_step
+  used = processes.used()
   begin = end = time.monotonic()
   after, last = before, start
   while not replica.finished:
@@ -203,6 +207,7 @@ def _measure(replica, gradient, compute, args, first: bool) -> None:
       break
     if step():
       after, last, end = replica.stats(), replica.global_step, time.monotonic()
+  used = {k: v - used[k] for k, v in processes.used().items()}
   if first:
     replica.finish()
   steps, seconds = last - start, max(end - begin, 1e-9)
@@ -215,6 +220,7 @@ def _measure(replica, gradient, compute, args, first: bool) -> None:
     bytes_in=after["bytes_in"] - before["bytes_in"],
     bytes_out=after["bytes_out"] - before["bytes_out"],
     gradients=after["gradients"],
+    **{f"{k}_per_step": v / max(1, steps) for k, v in used.items()},
   )
 
 

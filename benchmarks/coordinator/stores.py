@@ -46,18 +46,36 @@ _VALUE = bytes(200)
 _SECRET = b"0123456789abcdef"
 
 
-def _putter(store: Any, woken: threading.Event) -> Callable[[int], Any]:
-  """A function that puts one key by a client, and waits for the answer."""
+def _putter(
+  store: Any, wait: Callable[[], Any] = lambda: None
+) -> Callable[[int], Any]:
+  """A function that puts one key by a client, and waits for the answer.
+
+  Args:
+    store: the client.
+    wait: waits until there may be something to poll.
+  """
 
   def put(number: int) -> Any:
     request = interface.PutIfAbsent(number, f"log/{number}", _VALUE)
     store.ask(request, 10.0)
     while not (events := store.poll()):
-      woken.wait()
-      woken.clear()
+      wait()
     return events[-1]
 
   return put
+
+
+def _client(name: str, address: str, secret: bytes = _SECRET) -> Any:
+  """A client of a store process, and its `_putter`."""
+  transport = sockets.SocketTransport(name, secret=secret)
+  store = client.StoreClient(transport, address)
+
+  def wait() -> None:
+    for event in transport.poll(store.deadline()):
+      store.handle(event)
+
+  return transport, _putter(store, wait)
 
 
 # JAX's service, by its private interface: a process of its own, and its clients.
@@ -123,12 +141,6 @@ def _latency(blocks: int) -> None:
   with contextlib.ExitStack() as stack:
     stores: dict[str, Callable[[int], Any]] = {}
 
-    def add(name: str, connect: Callable[[Callable[[], None]], Any]) -> None:
-      woken = threading.Event()
-      store = connect(woken.set)
-      stack.callback(store.close)
-      stores[name] = _putter(store, woken)
-
     service = _jax_client(stack.enter_context(_jax_service()), 1)
     stack.callback(
       service.shutdown
@@ -140,23 +152,24 @@ def _latency(blocks: int) -> None:
     for way in served.address.split(","):
       unix = way.startswith("unix:")
       name = f"store process, {'same host' if unix else 'TCP, signed'}"
-      add(
-        name,
-        lambda wake, way=way, name=name: client.StoreClient(
-          sockets.SocketTransport(name, secret=_SECRET), way, wake
-        ),
-      )
-    add("in-process", lambda w: in_process.InProcessStore().connect("one", w))
+      transport, stores[name] = _client(name, way)
+      stack.callback(transport.close)
+    stores["in-process"] = _putter(in_process.InProcessStore().connect("one"))
     if shutil.which("etcd"):
       folder = stack.enter_context(tempfile.TemporaryDirectory())
       cluster = etcd_cluster.Cluster(pathlib.Path(folder))
       stack.callback(cluster.close)
       place = urls.parse(cluster.url)
       assert isinstance(place, urls.Etcd)
-      add(
-        "etcd, three servers",
-        lambda wake: etcd.EtcdStore(place, _SECRET, "run", wake),
-      )
+      woken = threading.Event()
+      store = etcd.EtcdStore(place, _SECRET, "run", woken.set)
+      stack.callback(store.close)
+
+      def wait() -> None:
+        woken.wait()
+        woken.clear()
+
+      stores["etcd, three servers"] = _putter(store, wait)
     times: dict[str, list[float]] = {name: [] for name in stores}
     for block in range(blocks):
       for name, put in stores.items():
@@ -178,9 +191,7 @@ def _use(kind: str, address: str) -> None:
     service = _jax_client(address, 1)
     put = lambda n: service.key_value_set_bytes(f"log/{n}", _VALUE)
   else:
-    woken = threading.Event()
-    transport = sockets.SocketTransport("user", secret=_SECRET)
-    put = _putter(client.StoreClient(transport, address, woken.set), woken)
+    _, put = _client("user", address)
   print("ready", flush=True)
   number, longest, end = 0, 0.0, time.monotonic() + 5.0
   while time.monotonic() < end:
@@ -222,11 +233,9 @@ def _stranger(kind: str, address: str) -> None:
     for one in (member, stranger):
       one.shutdown()
     return
-  woken = threading.Event()
-  transport = sockets.SocketTransport("stranger", secret=b"guessed" * 4)
-  one = client.StoreClient(transport, address, woken.set)
-  print(f"{kind}: a stranger gets {_putter(one, woken)(0)}")
-  one.close()
+  transport, put = _client("stranger", address, b"guessed" * 4)
+  print(f"{kind}: a stranger gets {put(0)}")
+  transport.close()
 
 
 def main() -> None:

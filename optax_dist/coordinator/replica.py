@@ -151,11 +151,12 @@ class Replica:
     start = time.monotonic()
     mean = self._template.unflatten(leaves)
     strategy = self._strategy
-    if strategy.sums and parts != strategy.quorum.replicas_to_aggregate:
-      # Some have left.
-      found = jax.block_until_ready(strategy.apply(shared, mean, parts))
-    else:
-      found = jax.block_until_ready(strategy.apply(shared, mean))
+    # With sums, some may have left.
+    full = not strategy.sums or parts == strategy.quorum.replicas_to_aggregate
+    found = strategy.apply(shared, mean, *([] if full else [parts]))
+    if not self._inline:
+      # The memory of a mean is used again; one in a message is nobody else's.
+      jax.block_until_ready(found)
     self._apply_time = time.monotonic() - start
     return found
 

@@ -164,13 +164,14 @@ def mean_slice(
         if direct
         else np.empty(last - first, codec.work)
       )
-      numbers = codec.decode(members[0][low:high])
-      _weighted(numbers, weights[0], out=total)
-      for raw, weight in zip(members[1:], weights[1:], strict=True):
-        numbers = codec.decode(raw[low:high])
-        if weight != 1.0:
-          numbers = _weighted(numbers, weight)
-        np.add(total, numbers, out=total)
+      numbers = [
+        _weighted(codec.decode(raw[low:high]), weight)
+        for raw, weight in zip(members, weights, strict=True)
+      ]
+      if len(numbers) == 1:
+        np.copyto(total, numbers[0])
+      for i, more in enumerate(numbers[1:]):
+        np.add(total if i else numbers[0], more, out=total)
       if count != 1:
         np.divide(total, divisor, out=total)
       if not direct:
@@ -189,15 +190,10 @@ def _mean_pieces(
   return whole
 
 
-def _weighted(
-  numbers: np.ndarray, weight: float, out: np.ndarray | None = None
-) -> np.ndarray:
-  if weight != 1.0:
-    return np.multiply(numbers, np.asarray(weight, numbers.dtype), out=out)
-  if out is None:
+def _weighted(numbers: np.ndarray, weight: float) -> np.ndarray:
+  if weight == 1.0:
     return numbers
-  np.copyto(out, numbers)
-  return out
+  return np.multiply(numbers, np.asarray(weight, numbers.dtype))
 
 
 def read(

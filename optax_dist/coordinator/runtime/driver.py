@@ -238,7 +238,8 @@ class Driver:
       while not self._closing:
         events = self._transport.poll(self._timeout())
         for event in events:
-          self._on_event(event)
+          if not self._store.handle(event):
+            self._on_event(event)
         self._proceed()
     except BaseException as error:
       _log.debug("replica %r fails", self._replica, exc_info=True)
@@ -276,7 +277,7 @@ class Driver:
     if self._posted:
       return 0.0
     times = [self._core.deadline() - time.monotonic()]
-    for part in (self._aggregations, self._snapshots):
+    for part in (self._store, self._aggregations, self._snapshots):
       soon = part.deadline()
       if soon is not None:
         times.append(soon)
@@ -296,8 +297,8 @@ class Driver:
     for end in (
       self._aggregations.close,
       self._snapshots.close,
-      lambda: self._transport.close(self._closing),
       self._store.close,
+      lambda: self._transport.close(self._closing),
       self._journal.close,
     ):
       try:
@@ -345,8 +346,6 @@ class Driver:
     match event:
       case stores.StoreLost(reason):
         self._inputs.append(inputs.StoreLost(reason))
-        return
-      case stores.Changed() | stores.Current():
         return
     kind, request = self._asked.pop(event.request)
     if kind == "delete":
@@ -560,6 +559,8 @@ class Driver:
     self._aggregations.begin(effect, gradient)
 
   def _apply(self, effect: fx.Apply) -> None:
+    # Others compute the same meanwhile.
+    self._transport.flush()
     if effect.inline:
       raw = effect.mean
       assert isinstance(raw, bytes)

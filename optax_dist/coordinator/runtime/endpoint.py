@@ -46,7 +46,7 @@ class World:
     """An endpoint for one replica."""
     unique = process_name(name)
     transport = local_transport.InProcessTransport(unique, self._hub)
-    return Endpoint(transport, self._store.connect(unique, transport.wake))
+    return Endpoint(transport, self._store.connect(unique))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +107,8 @@ def connect(
   try:
     match place:
       case urls.Tcp(address):
-        # Of its own: the store outlives runs, and knows no nonce.
-        way = sockets.SocketTransport(
-          name, secret=secret, certificates=network.certificates
-        )
-        store = client.StoreClient(way, address, transport.wake)
+        # The store outlives runs, and knows no nonce.
+        store = client.StoreClient(transport, address)
       case urls.Etcd():
         store = etcd.EtcdStore(place, secret, "runs", transport.wake)
       case _:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import logging
-import threading
+import math
 import time
-from collections.abc import Callable
 
-from optax_dist.coordinator.store import interface, outbox, wire
+from optax_dist.coordinator.store import interface, wire
 from optax_dist.coordinator.transport import interface as transports
 
-_log = logging.getLogger("optax_dist.coordinator")
 _PAUSES = (0.05, 0.3)  # Before it connects again, from and to.
 
 
@@ -25,178 +22,123 @@ class _Pending:
   timeout: float
 
 
-@dataclasses.dataclass
-class _Watch:
-  prefix: str
-  revision: int = 0
-
-
 class StoreClient:
   """A client of a store process; see `interface.Store`.
 
-  Requests that have no answer when a connection breaks are sent again over the
-  next one, in their order, until their timeouts are over.
+  Its connection is one of the transport that its owner polls, who passes
+  events on to `handle`. Requests that have no answer when a connection breaks
+  are sent again over the next one, in their order, until their timeouts are
+  over.
   """
 
   def __init__(
-    self,
-    transport: transports.Transport,
-    address: str,
-    wake: interface.Wake = lambda: None,
+    self, transport: transports.Transport, address: str, run: bytes = b""
   ):
-    """Begins to connect, in a thread of its own.
+    """Begins to connect.
 
     Args:
-      transport: with the name of this process, the job's secret and its run; it
-        is the client's from now on.
+      transport: its owner's, with the name of this process and the job's secret.
       address: where the store listens, as `transport.connect` takes it.
-      wake: called from any thread when there is something to poll.
+      run: the name under which the store was started.
 
     Raises:
       ValueError: the address is not one.
     """
     self.address = f"tcp://{address}"
-    self._transport, self._where = transport, address
-    self._outbox = outbox.Outbox(wake)
-    self._asked: collections.deque[Callable[[], None]] = collections.deque()
+    self._transport, self._where, self._run = transport, address, run
+    self._events: collections.deque[interface.Event] = collections.deque()
     self._numbers = itertools.count()
     self._pending: dict[int, _Pending] = {}
-    self._watches: dict[int, _Watch] = {}
     self._store = ""
     self._up = self._closed = False
-    self._connect_at, self._pause = float("inf"), _PAUSES[0]
+    self._connect_at, self._pause = math.inf, _PAUSES[0]
     self._detail = "not connected yet"
-    transport.connect(wire.STORE, address)
-    self._thread = threading.Thread(
-      target=self._run, name="optax-dist-store", daemon=True
-    )
-    self._thread.start()
-
-  # What its owner calls.
+    self._connect()
 
   def ask(self, request: interface.Request, timeout: float) -> None:
     interface.check(request)
     # Its own number, for the caller may use the same again after an `Unknown`.
     number = next(self._numbers)
     numbered = dataclasses.replace(request, request=number)
-    made = _Pending(numbered, request.request, time.monotonic(), timeout)
+    self._pending[number] = _Pending(
+      numbered, request.request, time.monotonic(), timeout
+    )
+    if self._up:
+      self._send(numbered)
 
-    def begin() -> None:
-      self._pending[number] = made
-      if self._up:
-        self._send(numbered)
+  def handle(self, event: transports.Event) -> bool:
+    if event.peer != wire.STORE:
+      return False
+    match event:
+      case transports.PeerLost(_, how, reason):
+        self._disconnected(how, reason)
+      case transports.Message(_, payload):
+        self._receive(wire.REPLIES.decode(payload))
+    return True
 
-    self._do(begin)
-
-  def watch(self, watch: int, prefix: str) -> None:
-    interface.check_key(prefix)
-    self._outbox.watches.add(watch)
-
-    def begin() -> None:
-      self._watches[watch] = _Watch(prefix)
-      if self._up:
-        self._send(wire.Watch(watch, prefix, 0))
-
-    self._do(begin)
-
-  def unwatch(self, watch: int) -> None:
-    self._outbox.watches.discard(watch)
-
-    def end() -> None:
-      if self._watches.pop(watch, None) and self._up:
-        self._send(wire.Unwatch(watch))
-
-    self._do(end)
+  def deadline(self) -> float | None:
+    ends = [p.began + p.timeout for p in self._pending.values()]
+    soon = min((self._connect_at, *ends))
+    return None if soon == math.inf else max(0.0, soon - time.monotonic())
 
   def poll(self) -> list[interface.Event]:
-    return self._outbox.poll()
+    now = time.monotonic()
+    if now >= self._connect_at:
+      self._connect()
+    for number, pending in list(self._pending.items()):
+      if now >= pending.began + pending.timeout:
+        del self._pending[number]
+        reason = (
+          f"{interface.describe(pending.request)} at {self.address}: no answer"
+          f" in {now - pending.began:.1f} s ({self._detail})"
+        )
+        self._events.append(interface.Unknown(pending.number, reason))
+    events = list(self._events)
+    self._events.clear()
+    return events
 
   def close(self) -> None:
-    self._closed = True
-    self._do(lambda: None)
-    self._thread.join(5.0)
+    if not self._closed:
+      self._end()
 
-  def _do(self, action: Callable[[], None]) -> None:
-    self._asked.append(action)
-    self._transport.wake()
-
-  # Its thread.
-
-  def _run(self) -> None:
-    try:
-      while not self._closed:
-        self._turn()
-    except Exception as error:
-      _log.exception("the client of the store at %s failed", self.address)
-      self._lose(repr(error))
-    finally:
-      self._transport.close()
-
-  def _turn(self) -> None:
-    for event in self._transport.poll(self._check(time.monotonic())):
-      match event:
-        case transports.PeerLost(wire.STORE, how, reason):
-          self._disconnected(how, reason)
-        case transports.Message(wire.STORE, payload):
-          self._receive(wire.REPLIES.decode(payload))
-    while self._asked:
-      self._asked.popleft()()
-
-  def _check(self, now: float) -> float | None:
-    """Does what is due; returns the seconds until something else is."""
-    next_at = self._connect_at
-    if now >= next_at:
-      self._connect_at = next_at = float("inf")
-      self._transport.connect(wire.STORE, self._where)
-    for number, pending in list(self._pending.items()):
-      end = pending.began + pending.timeout
-      if now < end:
-        next_at = min(next_at, end)
-        continue
-      del self._pending[number]
-      reason = (
-        f"{interface.describe(pending.request)} at {self.address}: no answer in"
-        f" {now - pending.began:.1f} s ({self._detail})"
-      )
-      self._outbox.tell(interface.Unknown(pending.number, reason))
-    return None if next_at == float("inf") else next_at - now
+  def _connect(self) -> None:
+    self._connect_at = math.inf
+    self._transport.connect(wire.STORE, self._where, self._run)
 
   def _receive(self, reply: wire.Reply) -> None:
-    match reply:
-      case wire.Welcome(store):
-        if self._store not in ("", store):
-          self._lose("it was started anew, and what it knew is gone")
-          return
-        self._store, self._up, self._pause = store, True, _PAUSES[0]
-        self._detail = "connected"
-        for watch, known in self._watches.items():
-          self._send(wire.Watch(watch, known.prefix, known.revision))
-        for pending in self._pending.values():
-          self._send(pending.request)
-      case wire.Told(watch, revision, key, value):
-        if watch in self._watches:
-          self._watches[watch].revision = revision
-          self._outbox.tell(interface.Changed(watch, key, value))
-      case interface.Current():
-        self._outbox.tell(reply)
-      case _:
-        asked = self._pending.pop(reply.request, None)
-        if asked is not None:
-          answer = dataclasses.replace(reply, request=asked.number)
-          self._outbox.tell(answer)
+    if isinstance(reply, wire.Welcome):
+      if self._store not in ("", reply.store):
+        self._lose("it was started anew, and what it knew is gone")
+        return
+      self._store, self._up, self._pause = reply.store, True, _PAUSES[0]
+      self._detail = "connected"
+      for pending in self._pending.values():
+        self._send(pending.request)
+      return
+    asked = self._pending.pop(reply.request, None)
+    if asked is not None:
+      answer = dataclasses.replace(reply, request=asked.number)
+      self._events.append(answer)
 
   def _disconnected(self, how: transports.How, reason: str) -> None:
     self._up = False
     self._detail = f"not connected: {reason}"
+    if self._closed:
+      return
     if how in ("left", "refused"):
       self._lose(reason)
     elif how != "replaced":
       self._connect_at = time.monotonic() + self._pause
       self._pause = min(2 * self._pause, _PAUSES[1])
 
-  def _send(self, message: wire.Request) -> None:
-    self._transport.send(wire.STORE, wire.REQUESTS.parts(message))
+  def _send(self, request: interface.Request) -> None:
+    self._transport.send(wire.STORE, wire.REQUESTS.parts(request))
 
   def _lose(self, reason: str) -> None:
-    self._outbox.tell(interface.StoreLost(f"{self.address}: {reason}"))
-    self._closed = True
+    self._end()
+    self._events.append(interface.StoreLost(f"{self.address}: {reason}"))
+
+  def _end(self) -> None:
+    self._closed, self._up, self._connect_at = True, False, math.inf
+    self._pending.clear()
+    self._transport.disconnect(wire.STORE)

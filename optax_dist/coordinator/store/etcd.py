@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import collections
 import contextlib
 import dataclasses
 import hmac
@@ -21,19 +22,18 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from optax_dist.coordinator.store import interface, outbox, urls
+from optax_dist.coordinator.store import interface, urls
+from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-# Seconds that one server is given for an answer, before the next one is asked.
-_ATTEMPT = 2.0
-# Seconds without a change after which a watch makes sure that it misses none.
-_IDLE = 3.0
-_BACKOFF = 0.05, 1.0
-_PAGE = 32
+# Seconds that one server is given for an answer before the next one is asked, at
+# first and at most.
+_ATTEMPT = 0.5, 2.0
+_BACKOFF = 0.05, 0.3
 _TAG = 32
 # Codes of gRPC's.
 _INVALID, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 7, 8, 16
@@ -83,12 +83,12 @@ class EtcdStore:
     self.address = f"{scheme}://{','.join(place.endpoints)}"
     self._place, self._secret = place, secret
     self._folder = f"{place.prefix}/{run}/"
-    self._outbox = outbox.Outbox(wake)
+    self._wake = wake
+    self._events: collections.deque[interface.Event] = collections.deque()
     self._ssl = _context(place) if place.tls else None
     self._token = ""
     self._cluster, self._revision = "", 0
     self._pending: dict[int, _Pending] = {}
-    self._watches: dict[int, asyncio.Task[None]] = {}
     self._loop = asyncio.new_event_loop()
     self._queue: asyncio.Queue[_Pending] = asyncio.Queue()
     self._closed, self._ended = False, asyncio.Event()
@@ -111,28 +111,17 @@ class EtcdStore:
 
     self._call(begin)
 
-  def watch(self, watch: int, prefix: str) -> None:
-    interface.check_key(prefix)
-    self._outbox.watches.add(watch)
-
-    def begin() -> None:
-      told = self._safely(self._watch(watch, prefix))
-      self._watches[watch] = self._loop.create_task(told)
-
-    self._call(begin)
-
-  def unwatch(self, watch: int) -> None:
-    self._outbox.watches.discard(watch)
-
-    def end() -> None:
-      task = self._watches.pop(watch, None)
-      if task is not None:
-        task.cancel()
-
-    self._call(end)
-
   def poll(self) -> list[interface.Event]:
-    return self._outbox.poll()
+    found = []
+    while self._events:
+      found.append(self._events.popleft())
+    return found
+
+  def handle(self, event: transports.Event) -> bool:
+    return False
+
+  def deadline(self) -> float | None:
+    return None
 
   def close(self) -> None:
     self._call(self._ended.set)
@@ -148,9 +137,8 @@ class EtcdStore:
   async def _main(self) -> None:
     work = self._loop.create_task(self._safely(self._work()))
     await self._ended.wait()
-    for task in (work, *self._watches.values()):
-      task.cancel()
-    await asyncio.wait([work, *self._watches.values()])
+    work.cancel()
+    await asyncio.wait([work])
     await asyncio.sleep(0)  # Closing a connection takes one more round.
 
   def _call(self, function: Callable[[], None]) -> None:
@@ -170,12 +158,16 @@ class EtcdStore:
       del self._pending[answer.request]
       if pending.timer is not None:
         pending.timer.cancel()
-      self._outbox.tell(answer)
+      self._tell(answer)
 
   def _lose(self, reason: str) -> None:
     self._closed = True
-    self._outbox.tell(interface.StoreLost(f"{self.address}: {reason}"))
+    self._tell(interface.StoreLost(f"{self.address}: {reason}"))
     self._ended.set()
+
+  def _tell(self, event: interface.Event) -> None:
+    self._events.append(event)
+    self._wake()
 
   async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
     """Has what ends the work told."""
@@ -247,51 +239,6 @@ class EtcdStore:
         return interface.Value(number, self._open(key, pairs[0]["value"]))
     return interface.Done(number)
 
-  async def _watch(self, watch: int, prefix: str) -> None:
-    with _Servers(self) as servers:
-      await self._watch_at(servers, watch, prefix)
-
-  async def _watch_at(self, servers: _Servers, watch: int, prefix: str) -> None:
-    folder = f"{self._folder}{prefix}/".encode()
-    where = {
-      "key": _base64(folder),
-      "range_end": _base64(folder[:-1] + bytes([folder[-1] + 1])),
-    }
-    told, current = 0, False
-
-    def tell(pairs: Sequence[dict[str, Any]]) -> int:
-      revision = told
-      for pair in pairs:
-        key = base64.b64decode(pair["key"]).decode()[len(self._folder) :]
-        value = self._open(key, pair["value"])
-        self._outbox.tell(interface.Changed(watch, key, value))
-        revision = max(revision, int(pair["mod_revision"]))
-      return revision
-
-    while True:
-      try:
-        more = True
-        while more:
-          page = {
-            "min_mod_revision": str(told + 1),
-            "sort_target": "MOD",
-            "sort_order": "ASCEND",
-            "limit": str(_PAGE),
-          }
-          found = await servers.post("kv/range", where | page)
-          told = tell(found.get("kvs", ()))
-          more = found.get("more", False)
-        told = max(told, int(found["header"]["revision"]))
-        if not current:
-          self._outbox.tell(interface.Current(watch))
-        current = True
-        follow = {"start_revision": str(told + 1), "filters": ["NODELETE"]}
-        async for part in servers.follow({"create_request": where | follow}):
-          told = tell([event["kv"] for event in part.get("events", ())])
-      except _Failed:
-        current = False
-        await servers.next()
-
   # Keys and values.
 
   def _key(self, key: str) -> str:
@@ -337,7 +284,7 @@ class _Servers:
     random.shuffle(self._endpoints)
     self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None
     self._streams = None
-    self._backoff = _BACKOFF[0]
+    self._patience, self._backoff = _ATTEMPT[0], _BACKOFF[0]
 
   def __enter__(self) -> _Servers:
     return self
@@ -351,6 +298,7 @@ class _Servers:
     self._endpoints.append(self._endpoints.pop(0))
     await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))
     self._backoff = min(2 * self._backoff, _BACKOFF[1])
+    self._patience = min(2 * self._patience, _ATTEMPT[1])
 
   def drop(self) -> None:
     """Closes the connection, if there is one."""
@@ -359,10 +307,10 @@ class _Servers:
       self._streams = None
 
   @contextlib.asynccontextmanager
-  async def _attempt(self, seconds: float) -> AsyncIterator[None]:
+  async def _attempt(self) -> AsyncIterator[None]:
     """Has what goes wrong in it told as `_Failed`."""
     try:
-      async with asyncio.timeout(seconds):
+      async with asyncio.timeout(self._patience):
         yield
     except (OSError, EOFError, ValueError, LookupError) as error:
       self.drop()
@@ -372,46 +320,19 @@ class _Servers:
   async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """One request and its answer."""
     asked_at = self._store._revision
-    async with self._attempt(_ATTEMPT):
+    async with self._attempt():
       await self._log_in()
-      answer = await self._send(path, body)
-      text = b"".join([part async for part in answer])
-      found = json.loads(text)
+      found = json.loads(await self._send(path, body))
       self._raise_for(found)
       self._store.check_header(found["header"], asked_at)
-    self._backoff = _BACKOFF[0]
+    self._patience, self._backoff = _ATTEMPT[0], _BACKOFF[0]
     return found
-
-  async def follow(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The parts of an answer that does not end, until nothing comes."""
-    try:
-      async with self._attempt(_ATTEMPT):
-        parts = await self._send("watch", body)
-      rest = b""
-      while True:
-        async with self._attempt(_IDLE):
-          got = await anext(parts, b"")
-        if not got:
-          return
-        *lines, rest = (rest + got).split(b"\n")
-        for line in lines:
-          part = json.loads(line)
-          self._raise_for(part)
-          if part["result"].get("canceled"):
-            return
-          yield part["result"]
-    except _Failed as error:
-      if not isinstance(error.__cause__, TimeoutError):
-        raise
-    finally:
-      self.drop()  # No other answer comes over this connection.
 
   async def _log_in(self) -> None:
     place = self._store._place
     if place.user and not self._store._token:
       body = {"name": place.user, "password": place.password}
-      answer = await self._send("auth/authenticate", body)
-      found = json.loads(b"".join([part async for part in answer]))
+      found = json.loads(await self._send("auth/authenticate", body))
       self._raise_for(found)
       self._store._token = found["token"]
 
@@ -419,9 +340,7 @@ class _Servers:
     error = found.get("error")
     if error is None:
       return
-    if isinstance(error, dict):  # In a stream.
-      found = error
-    code = found.get("code", found.get("grpc_code", 0))
+    code = found.get("code", 0)
     text = f"{self._endpoints[0]}: {found.get('message', error)}"
     if code == _UNAUTHENTICATED and self._store._token:
       self._store._token = ""  # It has expired.
@@ -431,10 +350,8 @@ class _Servers:
       raise _Rejected(text)
     raise _Failed(text)
 
-  async def _send(
-    self, path: str, body: dict[str, Any]
-  ) -> AsyncIterator[bytes]:
-    """Sends a request; returns the parts of its answer."""
+  async def _send(self, path: str, body: dict[str, Any]) -> bytes:
+    """Sends a request; returns its answer."""
     if self._streams is None:
       host, _, port = self._endpoints[0].rpartition(":")
       self._streams = await asyncio.open_connection(
@@ -458,21 +375,21 @@ class _Servers:
     while line := (await reader.readline()).strip():
       name, _, text = line.partition(b":")
       headers[name.lower()] = text.strip().lower()
-    return _parts(reader, headers)
+    return await _body(reader, headers)
 
 
-async def _parts(
+async def _body(
   reader: asyncio.StreamReader, headers: dict[bytes, bytes]
-) -> AsyncIterator[bytes]:
-  """The body of an answer, as it comes."""
+) -> bytes:
   if headers.get(b"transfer-encoding") != b"chunked":
-    yield await reader.readexactly(int(headers[b"content-length"]))
-    return
+    return await reader.readexactly(int(headers[b"content-length"]))
+  body = b""
   while size := int((await reader.readline()).partition(b";")[0], 16):
-    yield await reader.readexactly(size)
+    body += await reader.readexactly(size)
     await reader.readline()
   while (await reader.readline()).strip():
     pass
+  return body
 
 
 def _context(place: urls.Etcd) -> ssl.SSLContext:

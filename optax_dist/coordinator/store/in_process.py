@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import threading
-from collections.abc import Iterator
 
-from optax_dist.coordinator.store import interface, outbox, table
+from optax_dist.coordinator.store import interface, table
+from optax_dist.coordinator.transport import interface as transports
 
 
 class InProcessStore:
@@ -23,25 +23,12 @@ class InProcessStore:
 
   def __init__(self, quota: table.Quota | None = None):
     """An empty store."""
-    self._lock = threading.Lock()
-    self._table = table.Table(quota)
-    self.clients: set[InProcessClient] = set()
-    self.to_wake: set[interface.Wake] = set()
+    self.lock = threading.Lock()
+    self.table = table.Table(quota)
 
-  def connect(
-    self, name: str, wake: interface.Wake = lambda: None
-  ) -> InProcessClient:
+  def connect(self, name: str) -> InProcessClient:
     """A client; its name is that of whose quota it uses."""
-    return InProcessClient(self, name, wake)
-
-  @contextlib.contextmanager
-  def changing(self) -> Iterator[table.Table]:
-    """Locks it; those for whom there is something to poll are woken after it."""
-    with self._lock:
-      yield self._table
-      woken, self.to_wake = self.to_wake, set()
-    for wake in woken:
-      wake()
+    return InProcessClient(self, name)
 
 
 class InProcessClient:
@@ -49,49 +36,25 @@ class InProcessClient:
 
   address = "in-process"
 
-  def __init__(self, store: InProcessStore, name: str, wake: interface.Wake):
-    self._store, self._name, self._wake = store, name, wake
-    # Its owner is woken when the lock is free again.
-    self._outbox = outbox.Outbox(lambda: None)
-    self._watches: dict[int, str] = {}
-    with store.changing():
-      store.clients.add(self)
+  def __init__(self, store: InProcessStore, name: str):
+    self._store, self._name = store, name
+    self._answers: collections.deque[interface.Event] = collections.deque()
 
   def ask(self, request: interface.Request, timeout: float) -> None:
     interface.check(request)
-    with self._store.changing() as values:
-      before = values.revision
-      self._tell(values.answer(self._name, request))
-      if values.revision == before:
-        return
-      assert isinstance(request, interface.PutIfAbsent | interface.Put)
-      for client in self._store.clients:
-        for watch, prefix in client._watches.items():
-          if table.under(prefix, request.key):
-            told = interface.Changed(watch, request.key, request.value)
-            client._tell(told)
+    with self._store.lock:
+      self._answers.append(self._store.table.answer(self._name, request))
 
-  def watch(self, watch: int, prefix: str) -> None:
-    interface.check_key(prefix)
-    with self._store.changing() as values:
-      self._outbox.watches.add(watch)
-      for key, entry in values.since(prefix, 0):
-        self._tell(interface.Changed(watch, key, entry.value))
-      self._tell(interface.Current(watch))
-      self._watches[watch] = prefix
+  def handle(self, event: transports.Event) -> bool:
+    return False
 
-  def unwatch(self, watch: int) -> None:
-    with self._store.changing():
-      self._outbox.watches.discard(watch)
-      self._watches.pop(watch, None)
+  def deadline(self) -> float | None:
+    return 0.0 if self._answers else None
 
   def poll(self) -> list[interface.Event]:
-    return self._outbox.poll()
+    events = list(self._answers)
+    self._answers.clear()
+    return events
 
   def close(self) -> None:
-    with self._store.changing():
-      self._store.clients.discard(self)
-
-  def _tell(self, event: interface.Event) -> None:
-    self._outbox.tell(event)
-    self._store.to_wake.add(self._wake)
+    pass

@@ -23,6 +23,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from optax_dist.coordinator.transport import interface as transports
+
 # The longest key, in characters, and the largest value, in bytes.
 MAX_KEY = 200
 MAX_VALUE = 1 << 20
@@ -149,32 +151,6 @@ class Refused:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Changed:
-  """A key under a watched prefix has got a value.
-
-  Attributes:
-    watch: the number given to `Store.watch`.
-    key: the whole key.
-    value: its value.
-  """
-
-  watch: int
-  key: str
-  value: bytes
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Current:
-  """A watch has told all that was there when it began, or began again.
-
-  Attributes:
-    watch: the number given to `Store.watch`.
-  """
-
-  watch: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class StoreLost:
   """The store is of no use any more; no other event follows.
 
@@ -189,15 +165,16 @@ class StoreLost:
 
 
 Answer: TypeAlias = Done | Conflict | Value | Absent | Unknown | Refused
-Event: TypeAlias = Answer | Changed | Current | StoreLost
+Event: TypeAlias = Answer | StoreLost
 
 
 class Store(Protocol):
   """A client of a key-value store.
 
-  One thread owns it and calls everything. Whenever there is something to poll,
-  the store calls the `wake` it was made with, from any thread: a driver gives
-  its transport's `wake`, or what sets an event.
+  One thread owns it and calls everything. What comes over the owner's own
+  transport is passed on by `handle`; a client with a thread of its own calls
+  the `wake` that it was made with, from that thread, whenever there is
+  something to poll.
 
   Keys are paths such as ``log/17``, of letters, digits and ``_.-``. Requests take
   effect one after the other, in the order in which they were made.
@@ -220,20 +197,12 @@ class Store(Protocol):
     """
     ...
 
-  def watch(self, watch: int, prefix: str) -> None:
-    """Tells what is under ``prefix/``, and then what is put there: `Changed`.
-
-    Its number is one that no watch of this client has had before.
-
-    First what is there now, in the order in which it was put, then `Current`,
-    and then each put, in the order of the puts. After a cut connection it goes
-    on where it was, and tells `Current` again. Keys that were removed before
-    they could be told are not told, nor is their removal.
-    """
+  def handle(self, event: transports.Event) -> bool:
+    """Takes an event of its owner's transport; whether it was meant here."""
     ...
 
-  def unwatch(self, watch: int) -> None:
-    """Ends a watch; no event of it follows."""
+  def deadline(self) -> float | None:
+    """In how many seconds to poll; None: when there is an event, or a wake."""
     ...
 
   def poll(self) -> list[Event]:

@@ -16,7 +16,6 @@ from optax_dist.coordinator.store import interface, table, wire
 from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
-_MAX_WATCHES = 64
 
 
 class StoreServer:
@@ -38,25 +37,25 @@ class StoreServer:
     """
     self._transport = transport
     self._table = table.Table(quota)
-    self._watches: dict[str, dict[int, str]] = {}
+    self._clients: set[str] = set()
     self._identity = secrets.token_hex(8)
     self.refused = 0
 
   @property
   def clients(self) -> int:
-    return len(self._watches)
+    return len(self._clients)
 
   def poll(self, timeout: float | None) -> None:
     """Answers what has come, and waits for more if nothing has."""
     for event in self._transport.poll(timeout):
       match event:
         case transports.PeerUp(peer):
-          self._watches[peer] = {}
+          self._clients.add(peer)
           self._send(peer, wire.Welcome(self._identity))
         case transports.PeerLost(peer):
-          self._watches.pop(peer, None)
+          self._clients.discard(peer)
         case transports.Message(peer, payload):
-          if peer in self._watches:
+          if peer in self._clients:
             self._receive(peer, payload)
 
   def close(self) -> None:
@@ -66,44 +65,13 @@ class StoreServer:
   def _receive(self, client: str, payload: bytes) -> None:
     try:
       request = wire.REQUESTS.decode(payload)
-      self._answer(client, request)
+      interface.check(request)
+      self._send(client, self._table.answer(client, request))
     except (codec.BadMessage, ValueError) as error:
       self.refused += 1
       _log.warning("the store refuses a message of %s: %s", client, error)
-      self._watches.pop(client, None)
+      self._clients.discard(client)
       self._transport.disconnect(client, f"it sent what is no request: {error}")
-
-  def _answer(self, client: str, request: wire.Request) -> None:
-    match request:
-      case wire.Watch(watch, prefix, since):
-        interface.check_key(prefix)
-        self._watches[client][watch] = prefix
-        if len(self._watches[client]) > _MAX_WATCHES:
-          raise ValueError(f"more than {_MAX_WATCHES} watches")
-        for key, entry in self._table.since(prefix, since):
-          told = wire.Told(watch, entry.revision, key, entry.value)
-          self._send(client, told)
-        self._send(client, interface.Current(watch))
-      case wire.Unwatch(watch):
-        self._watches[client].pop(watch, None)
-      case _:
-        interface.check(request)
-        before = self._table.revision
-        self._send(client, self._table.answer(client, request))
-        if self._table.revision != before:
-          assert isinstance(request, interface.PutIfAbsent | interface.Put)
-          self._publish(request.key, request.value)
-
-  def _publish(self, key: str, value: bytes) -> None:
-    # Most clients give their watch of a prefix the same number.
-    encoded: dict[int, list[bytes]] = {}
-    for client, watches in self._watches.items():
-      for watch, prefix in watches.items():
-        if table.under(prefix, key):
-          if watch not in encoded:
-            told = wire.Told(watch, self._table.revision, key, value)
-            encoded[watch] = wire.REPLIES.parts(told)
-          self._transport.send(client, encoded[watch])
 
   def _send(self, client: str, reply: wire.Reply) -> None:
     self._transport.send(client, wire.REPLIES.parts(reply))

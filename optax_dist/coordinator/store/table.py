@@ -47,12 +47,10 @@ class Entry(NamedTuple):
   """A value.
 
   Attributes:
-    revision: the number of the put that put it.
     value: its bytes.
     client: who put it.
   """
 
-  revision: int
   value: bytes
   client: str
 
@@ -72,23 +70,16 @@ class Table:
     Done(request=1)
     >>> table.answer("b", interface.PutIfAbsent(5, "log/0", b"yours"))
     Conflict(request=5, value=b'mine')
-    >>> table.since("log", 0)
-    [('log/0', Entry(revision=1, value=b'mine', client='a'))]
-
-  Attributes:
-    revision: how many puts there were.
   """
 
   def __init__(self, quota: Quota | None = None):
     """An empty table."""
-    self.revision = 0
     self._quota = quota or Quota()
-    # In the order of their revisions.
     self._entries: dict[str, Entry] = {}
     self._all, self._by_client = _Usage(), dict[str, _Usage]()
 
   def answer(self, client: str, request: interface.Request) -> Reply:
-    """Carries a request out; `revision` goes up if something was put."""
+    """Carries a request out."""
     number = request.request
     if isinstance(request, interface.Delete):
       self._delete(request.keys)
@@ -114,8 +105,7 @@ class Table:
     size = len(key) + len(value)
     self._check_room(client, key, size, before)
     self._delete((key,))
-    self.revision += 1
-    self._entries[key] = Entry(self.revision, bytes(value), client)
+    self._entries[key] = Entry(bytes(value), client)
     for usage in (self._all, self._by_client.setdefault(client, _Usage())):
       usage.keys += 1
       usage.nbytes += size
@@ -151,18 +141,3 @@ class Table:
         usage.nbytes -= len(key) + len(found.value)
       if not mine.keys:
         del self._by_client[found.client]
-
-  def since(self, prefix: str, revision: int) -> list[tuple[str, Entry]]:
-    """What is under ``prefix/`` and was put after a revision, in that order."""
-    found = []
-    for key, entry in reversed(self._entries.items()):
-      if entry.revision <= revision:
-        break
-      if under(prefix, key):
-        found.append((key, entry))
-    return found[::-1]
-
-
-def under(prefix: str, key: str) -> bool:
-  """Whether a key is under ``prefix/``."""
-  return key.startswith(prefix) and key[len(prefix) :].startswith("/")

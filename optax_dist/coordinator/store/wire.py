@@ -13,28 +13,6 @@ STORE = "store"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Watch:
-  """See `interface.Store.watch`.
-
-  Attributes:
-    watch: its number.
-    prefix: of the keys.
-    since: the revision up to which the client knows them.
-  """
-
-  watch: int
-  prefix: str
-  since: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unwatch:
-  """See `interface.Store.unwatch`."""
-
-  watch: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Welcome:
   """The first message to a client.
 
@@ -46,28 +24,8 @@ class Welcome:
   store: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Told:
-  """See `interface.Changed`.
-
-  Attributes:
-    watch: its number.
-    revision: of the put.
-    key: the whole key.
-    value: its value.
-  """
-
-  watch: int
-  revision: int
-  key: str
-  value: bytes
-
-
-Request: TypeAlias = interface.Request | Watch | Unwatch
 Reply: TypeAlias = (
   Welcome
-  | Told
-  | interface.Current
   | interface.Done
   | interface.Conflict
   | interface.Value
@@ -75,5 +33,5 @@ Reply: TypeAlias = (
   | interface.Refused
 )
 
-REQUESTS: codec.Codec[Request] = codec.Codec(Request)
+REQUESTS: codec.Codec[interface.Request] = codec.Codec(interface.Request)
 REPLIES: codec.Codec[Reply] = codec.Codec(Reply)

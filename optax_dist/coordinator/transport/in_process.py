@@ -86,7 +86,7 @@ class InProcessTransport(peers.Peers):
     for other in others:
       other.wake()  # It may have been dialing this one.
 
-  def connect(self, peer: str, address: str) -> None:
+  def connect(self, peer: str, address: str, run: bytes | None = None) -> None:
     self._check_open()
     if not address.startswith("in-process:"):
       raise ValueError(
@@ -116,9 +116,9 @@ class InProcessTransport(peers.Peers):
     while True:
       self._check_open()
       self._dial()
-      self._write()
+      self.flush()
       self._read()
-      self._write()
+      self.flush()
       now = time.monotonic()
       if self._events or self._woken or (end is not None and now >= end):
         self._woken = False
@@ -226,7 +226,7 @@ class InProcessTransport(peers.Peers):
           link.stalled = False
           other._put(link, "go on")
 
-  def _write(self) -> None:
+  def flush(self) -> None:
     for peer, link in self._links.items():
       self._deliver(link, self._sessions[peer])
 

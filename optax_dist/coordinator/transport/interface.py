@@ -198,12 +198,17 @@ class Transport(Protocol):
   name: str
   address: str
 
-  def connect(self, peer: str, address: str) -> None:
+  def connect(self, peer: str, address: str, run: bytes | None = None) -> None:
     """Begins to connect; ends in `PeerUp` or `PeerLost`.
 
     It is tried again, with pauses, until `Limits.connect` has passed. Messages
     and arrays may be sent at once, and wait until the peer is up. Nothing
     happens if it is connected already, or being so.
+
+    Args:
+      peer: its name.
+      address: what its own `address` is.
+      run: the nonce of its run, if that is another than this process's.
 
     Raises:
       ValueError: the address is not one.
@@ -225,7 +230,7 @@ class Transport(Protocol):
   def send(self, peer: str, payload: Sequence[Buffer]) -> bool:
     """Sends a message; its parts are joined, and are the caller's again.
 
-    It never waits: what is sent goes out with the next `poll`.
+    It never waits: what is sent goes out with the next `poll` or `flush`.
 
     Returns:
       Whether it was taken. It isn't if there is no such peer, for it may have
@@ -313,6 +318,13 @@ class Transport(Protocol):
     Returns:
       Events; those of one peer in the order in which they happened. None after
       the timeout or a `wake`.
+    """
+    ...
+
+  def flush(self) -> None:
+    """Writes what was sent, as far as that needs no waiting.
+
+    To be called before something that takes long; `poll` does it anyway.
     """
     ...
 

@@ -67,6 +67,7 @@ class _Dial:
   index: int = 0
   link: _Link | None = None
   reason: str = "no attempt was made"
+  key: bytes | None = None  # If it is of another run.
   found: list[addresses.Endpoint] | None = None  # What a name stands for.
 
 
@@ -214,7 +215,7 @@ class SocketTransport(peers.Peers):
     """
     self._key = handshake.job_key(self._secret, run)
 
-  def connect(self, peer: str, address: str) -> None:
+  def connect(self, peer: str, address: str, run: bytes | None = None) -> None:
     self._check_open()
     handshake.check_name(peer)
     ways = addresses.parse(address)
@@ -223,7 +224,8 @@ class SocketTransport(peers.Peers):
     if peer in self._sessions:
       return
     now = time.monotonic()
-    dial = _Dial(ways, now + self._limits.connect, now)
+    other = None if run is None else handshake.job_key(self._secret, run)
+    dial = _Dial(ways, now + self._limits.connect, now, key=other)
     self._sessions[peer] = self._new_session(peer)
     self._dials[peer] = dial
     self._try(peer, dial)
@@ -268,12 +270,18 @@ class SocketTransport(peers.Peers):
     self._close_files()
     self._pool.close()
 
+  def flush(self) -> None:
+    while self._dirty:
+      link = self._dirty.pop()
+      if not link.closed:
+        self._guarded(link, selectors.EVENT_WRITE)
+
   def poll(self, timeout: float | None) -> list[interface.Event]:
     self._check_open()
     now = time.monotonic()
     end = None if timeout is None else now + timeout
     while True:
-      self._flush()
+      self.flush()
       wait = 0.0
       if not (self._events or self._again or self._woken):
         until = self._next_check if end is None else min(end, self._next_check)
@@ -295,18 +303,12 @@ class SocketTransport(peers.Peers):
       if now >= self._next_check:
         self._check(now)
       if self._events or self._woken or (end is not None and now >= end):
-        self._flush()
+        self.flush()
         self._woken = False
         events, self._events = self._events, []
         return events
 
   # The loop.
-
-  def _flush(self) -> None:
-    while self._dirty:
-      link = self._dirty.pop()
-      if not link.closed:
-        self._guarded(link, selectors.EVENT_WRITE)
 
   def _come(self, source: object) -> bool:
     """Somebody wants to connect, or else to wake this thread."""
@@ -540,7 +542,8 @@ class SocketTransport(peers.Peers):
     if code:
       raise OSError(f"{link.endpoint}: {os.strerror(code)}")
     last = self._last.get(link.peer, handshake.NO_SESSION)
-    link.handshake = handshake.Handshake(self._key, self.name, link.peer, last)
+    key = self._dials[link.peer].key or self._key
+    link.handshake = handshake.Handshake(key, self.name, link.peer, last)
     self._guarded_open(link, server_side=False)
 
   def _guarded_open(self, link: _Link, server_side: bool) -> None:

@@ -34,20 +34,30 @@ class Owner:
     while not (result := found(self.events)):
       left = end - time.monotonic()
       assert left > 0, f"not after {seconds} s; events: {self.events[-5:]}"
-      self._woken.wait(left)
-      self._woken.clear()
-      self.events += self.store.poll()
+      self._poll(left)
     return result
+
+  def wait_for_value(self, key, value, seconds=20.0):
+    """Asks again and again, until a key has a value."""
+    end = time.monotonic() + seconds
+    while (found := self.get(key)) != value:
+      assert time.monotonic() < end, f"{key} is {found!r}"
+      time.sleep(0.01)
 
   def wait_long(self, seconds):
     """Polls for a while; returns what came in it."""
     before = len(self.events)
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-      self._woken.wait(left)
-      self._woken.clear()
-      self.events += self.store.poll()
+      self._poll(left)
     return self.events[before:]
+
+  def _poll(self, seconds):
+    """Waits for events, or for as long."""
+    soon = self.store.deadline()
+    self._woken.wait(seconds if soon is None else min(seconds, soon))
+    self._woken.clear()
+    self.events += self.store.poll()
 
   def begin(self, what, *args, timeout=10.0):
     """Makes a request; returns its number."""
@@ -75,11 +85,3 @@ class Owner:
       return None
     assert isinstance(answer, interface.Value), answer
     return answer.value
-
-  def changes(self, watch):
-    """What a watch has told so far: keys and values."""
-    return [
-      (e.key, e.value)
-      for e in self.events
-      if isinstance(e, interface.Changed) and e.watch == watch
-    ]

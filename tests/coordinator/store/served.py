@@ -1,11 +1,12 @@
 """A store server in a thread, and clients of it."""
 
+import collections
 import itertools
 import threading
 
 import owners
 
-from optax_dist.coordinator.store import client, server, wire
+from optax_dist.coordinator.store import client, interface, server, wire
 from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
@@ -13,6 +14,51 @@ SECRET = b"0123456789abcdef"
 QUICK = transports.Limits(
   heartbeat=0.1, silence=0.6, connect=0.5, handshake=1.0
 )
+
+
+class Driven:
+  """A client of a store process, with a thread as a replica's event loop.
+
+  See `interface.Store`; its owner is another thread.
+  """
+
+  def __init__(self, transport, address, wake=lambda: None, run=b""):
+    self._transport, self._wake = transport, wake
+    self._client = client.StoreClient(transport, address, run)
+    self.address = self._client.address
+    self._asked, self._events = collections.deque(), collections.deque()
+    self._closed = False
+    self._thread = threading.Thread(target=self._run, daemon=True)
+    self._thread.start()
+
+  def ask(self, request, timeout):
+    interface.check(request)
+    self._asked.append((request, timeout))
+    self._transport.wake()
+
+  def deadline(self):
+    return None
+
+  def poll(self):
+    return [self._events.popleft() for _ in range(len(self._events))]
+
+  def close(self):
+    self._closed = True
+    self._transport.wake()
+    self._thread.join(10.0)
+
+  def _run(self):
+    while not self._closed:
+      for event in self._transport.poll(self._client.deadline()):
+        assert self._client.handle(event)
+      while self._asked:
+        self._client.ask(*self._asked.popleft())
+      events = self._client.poll()
+      if events:
+        self._events.extend(events)
+        self._wake()
+    self._client.close()
+    self._transport.close()
 
 
 class Served:
@@ -52,7 +98,7 @@ class Served:
     transport = sockets.SocketTransport(
       name, secret=secret, limits=self._limits
     )
-    return client.StoreClient(transport, address or self.address, wake)
+    return Driven(transport, address or self.address, wake)
 
   def owner(self, address=None, **options):
     """Somebody who has a client of the server."""

@@ -47,7 +47,7 @@ def connect(request):
   """A function that connects one more client to an empty store."""
   if request.param == "in-process":
     store = in_process.InProcessStore()
-    made = _Clients(store.connect)
+    made = _Clients(lambda name, wake: store.connect(name))
   elif request.param == "server":
     store = served.Served()
     made = _Clients(store.connect)
@@ -128,42 +128,6 @@ def test_answers_come_in_order_and_once_each(connect):
   assert [e.value for e in one.events[1::2]] == [b"%d" % k for k in range(40)]
 
 
-def test_a_watch_tells_what_is_there_and_then_what_comes(connect):
-  one, two = connect(), connect()
-  before = [(f"log/{key}", b"%d" % key) for key in (3, 1, 20)]
-  after = [(f"log/{key}", b"%d" % key) for key in (2, 100, 7)]
-  for key, value in [*before, ("logs/1", b""), ("log", b""), ("log/9", b"x")]:
-    two.ask("put_if_absent", key, value)
-  two.ask("delete", ["log/9"])
-  one.store.watch(5, "log")
-  one.wait_for(lambda events: interface.Current(5) in events)
-  assert one.changes(5) == before
-  assert one.events[-1] == interface.Current(5)
-  for key, value in [*after, ("hello/1", b"")]:
-    two.ask("put_if_absent", key, value)
-    two.ask("put_if_absent", key, b"in vain")
-  one.wait_for(lambda _: len(one.changes(5)) >= 6)
-  assert one.changes(5) == before + after
-  two.ask("put", "log/1", b"anew")
-  one.wait_for(lambda _: len(one.changes(5)) > 6)
-  assert one.changes(5)[-1] == ("log/1", b"anew")
-
-
-def test_an_ended_watch_tells_nothing_more(connect):
-  one = connect()
-  one.store.watch(0, "log")
-  one.store.watch(1, "log")
-  one.wait_for(
-    lambda e: interface.Current(0) in e and interface.Current(1) in e
-  )
-  one.ask("put", "log/0", b"")
-  one.wait_for(lambda _: one.changes(0) and one.changes(1))
-  one.begin("put", "log/1", b"")
-  one.store.unwatch(0)
-  one.wait_for(lambda _: len(one.changes(1)) == 2)
-  assert len(one.changes(0)) == 1
-
-
 @pytest.mark.parametrize("key", ["", "/log", "log//1", "log/1/", "a b", "é"])
 def test_what_is_no_key_is_refused_at_once(connect, key):
   one = connect()
@@ -172,7 +136,6 @@ def test_what_is_no_key_is_refused_at_once(connect, key):
     lambda: one.begin("put", key, b""),
     lambda: one.begin("get", key),
     lambda: one.begin("delete", ["log/1", key]),
-    lambda: one.store.watch(0, key),
   ):
     with pytest.raises(ValueError, match="A key is a path such as log/17"):
       ask()
@@ -194,8 +157,7 @@ def test_a_value_of_the_largest_size_and_no_more(connect):
 def test_nothing_is_left_of_a_client_that_is_closed(connect):
   before = threading.active_count()
   one, two = connect(), connect()
-  one.store.watch(0, "log")
-  one.wait_for(lambda events: interface.Current(0) in events)
+  assert one.get("log/0") is None
   one.store.close()
   one.store.close()
   two.ask("put", "log/0", b"")

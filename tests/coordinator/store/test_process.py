@@ -8,8 +8,9 @@ import time
 
 import owners
 import pytest
+import served
 
-from optax_dist.coordinator.store import client, interface, process
+from optax_dist.coordinator.store import interface, process
 from optax_dist.coordinator.transport import sockets
 from tests.coordinator.transport import worlds
 
@@ -18,9 +19,11 @@ SECRET = b"0123456789abcdef"
 
 def connect(address, certificates=None):
   transport = sockets.SocketTransport(
-    "client", secret=SECRET, run=b"run", certificates=certificates
+    "client", secret=SECRET, certificates=certificates
   )
-  return owners.Owner(lambda wake: client.StoreClient(transport, address, wake))
+  return owners.Owner(
+    lambda wake: served.Driven(transport, address, wake, b"run")
+  )
 
 
 def test_it_serves_and_is_killed_and_its_clients_live_on():

@@ -42,7 +42,6 @@ def test_who_has_another_secret_can_neither_read_nor_write(store, secret):
     lambda: stranger.begin("get", "works"),
     lambda: stranger.begin("put", "works", b"forged"),
     lambda: stranger.begin("delete", ["works"]),
-    lambda: stranger.store.watch(1, "works"),
   ):
     ask()
   assert "another secret, or another run" in lost(stranger)
@@ -150,7 +149,6 @@ class _Rude:
     wire.REQUESTS.encode(interface.Get(1, "")),
     wire.REQUESTS.encode(interface.Put(1, "log//", b"x")),
     wire.REQUESTS.encode(interface.Put(1, "a", bytes(interface.MAX_VALUE + 1))),
-    wire.REQUESTS.encode(wire.Watch(1, "/", 0)),
     wire.REQUESTS.encode(interface.Delete(1, ("a",) * 200)),
   ],
 )
@@ -165,15 +163,6 @@ def test_a_member_that_sends_no_request_is_told_and_left(store, payload):
   rude.transport.close()
 
 
-def test_one_member_cannot_have_endless_watches(store):
-  member, rude = store.owner(), _Rude(store)
-  for number in range(100):
-    rude.send(wire.REQUESTS.encode(wire.Watch(number, "log", 0)))
-  assert "more than 64 watches" in rude.wait_for(transports.PeerLost).reason
-  assert works(member)
-  rude.transport.close()
-
-
 def test_nobody_waits_for_a_client_that_reads_nothing():
   store = served.Served(
     limits=transports.Limits(
@@ -182,10 +171,11 @@ def test_nobody_waits_for_a_client_that_reads_nothing():
   )
   try:
     deaf, member = _Rude(store), store.owner()
-    deaf.send(wire.REQUESTS.encode(wire.Watch(0, "log", 0)))
+    member.ask("put", "log/0", bytes(500_000))
     deaf.wait_for(transports.Message)
-    for key in range(60):
-      member.ask("put", f"log/{key}", bytes(500_000))
+    for number in range(60):
+      deaf.send(wire.REQUESTS.encode(interface.Get(number, "log/0")))
+    deaf.transport.flush()
     assert works(member)
     end = time.monotonic() + 5.0
     while store.server.clients > 1 and time.monotonic() < end:

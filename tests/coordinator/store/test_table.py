@@ -1,4 +1,4 @@
-"""A table of keys and values: quotas, and what came since when."""
+"""A table of keys and values: what is put once, and quotas."""
 
 import pytest
 
@@ -17,35 +17,7 @@ def delete(values, *keys):
   return values.answer("anyone", interface.Delete(7, keys))
 
 
-def keys_since(values, prefix, revision):
-  return [key for key, _ in values.since(prefix, revision)]
-
-
 DONE = interface.Done(7)
-
-
-def test_what_came_since_when():
-  values = table.Table()
-  for key in ("log/1", "log/0", "hello/0", "log/2"):
-    assert put_if_absent(values, "a", key) == DONE
-  assert keys_since(values, "log", 0) == ["log/1", "log/0", "log/2"]
-  assert keys_since(values, "log", 2) == ["log/2"]
-  assert keys_since(values, "log", values.revision) == []
-  put(values, "a", "log/1", b"y")
-  assert keys_since(values, "log", 3) == ["log/2", "log/1"]
-  assert keys_since(values, "lo", 0) == []
-
-
-def test_only_what_was_put_raises_the_revision():
-  values = table.Table()
-  put_if_absent(values, "a", "log/0", b"x")
-  assert put_if_absent(values, "a", "log/0", b"x") == DONE
-  assert put_if_absent(values, "b", "log/0", b"y") == interface.Conflict(
-    7, b"x"
-  )
-  assert values.answer("b", interface.Get(7, "log/1")) == interface.Absent(7)
-  assert delete(values, "log/1") == DONE
-  assert values.revision == 1
 
 
 def test_a_full_store_takes_no_more_but_gives_and_removes():
@@ -83,8 +55,9 @@ def test_what_does_not_fit_changes_nothing():
   put(values, "a", "log/0", b"x")
   refused = put(values, "a", "log/0", b"x" * 90)
   assert isinstance(refused, interface.Refused)
-  assert values.since("log", 0) == [("log/0", table.Entry(1, b"x", "a"))]
-  assert values.revision == 1
+  assert values.answer("a", interface.Get(7, "log/0")) == interface.Value(
+    7, b"x"
+  )
 
 
 def test_a_quota_of_nothing_is_refused():
