@@ -12,8 +12,8 @@ from side_by_side import Line
 
 PARAMS = (1_000, 1_000_000)
 ARRAYS = (1, 10)
-STEP_GOAL = (0.0, 0.6)
-STALL_GOAL = (0.0, 0.3)
+STEP_GOALS = {1_000: (0.0, 0.5), 1_000_000: (0.0, 0.8)}
+STALL_GOAL = (0.0, 0.05)
 
 
 def lines(args: argparse.Namespace) -> Iterator[Line]:
@@ -44,7 +44,7 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
         milliseconds[name],
         "torchft, 1 array",
         milliseconds["torchft"],
-        STEP_GOAL,
+        STEP_GOALS.get(params),
       )
   yield from _stalls(args)
 

@@ -271,6 +271,26 @@ def test_the_journal_has_a_join_of_each_replica_and_the_first_leader(tmp_path):
   assert sorted(joined) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_nobody_waits_for_a_leader_that_has_raised_an_error(replicas):
+  # With time-outs longer than the test may take, nothing but the news counts.
+  slow = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
+  begun = time.monotonic()
+
+  def train(replica):
+    while replica.global_step < 20:
+      replica.step(runs.compute(replica, 0)[0])
+      if replica.global_step == 5 and replica.is_leader:
+        raise runs.Killed
+    return replica.global_step
+
+  with pytest.raises(runs.Killed):
+    coordinator.run_embedded(
+      train, replicas, runs.OPT, runs.PARAMS, lower_on_loss=True, **slow
+    )
+  assert time.monotonic() - begun < 60.0
+
+
 def test_bad_gradients_are_refused_where_they_are_given():
   def train(replica, result):
     good = runs.compute(replica, 0)[0]

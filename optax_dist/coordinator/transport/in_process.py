@@ -73,6 +73,7 @@ class InProcessTransport(peers.Peers):
     self._hub = hub
     self._links: dict[str, _Link] = {}
     self._dials: dict[str, tuple[str, float]] = {}
+    self._met: set[str] = set()  # Who was ever connected.
     self._changed = threading.Condition()
     # What has come: bytes, or what has happened to the link.
     self._inbox: collections.deque[tuple[_Link, bytes | str]] = (
@@ -195,6 +196,8 @@ class InProcessTransport(peers.Peers):
       if found is not None:
         reason = f"{found.name!r} is at the address of {peer!r}"
         self._lose(peer, "refused", reason)
+      elif peer in self._met:
+        self._lose(peer, "unreachable", "it has ended")
       elif now >= until:
         reason = f"nobody at {address} for {self._limits.connect:g} s"
         self._lose(peer, "unreachable", reason)
@@ -210,6 +213,7 @@ class InProcessTransport(peers.Peers):
       if data == "up":
         self._dials.pop(peer, None)
         self._links[peer] = link
+        self._met.add(peer)
         self._events.append(interface.PeerUp(peer, True))
         found = self._sessions.setdefault(peer, self._new_session(peer))
         found.start(None, near=True)

@@ -201,7 +201,9 @@ class Transport(Protocol):
   def connect(self, peer: str, address: str, run: bytes | None = None) -> None:
     """Begins to connect; ends in `PeerUp` or `PeerLost`.
 
-    It is tried again, with pauses, until `Limits.connect` has passed. Messages
+    It is tried again, with pauses, until `Limits.connect` has passed; at once
+    it is lost if it was connected before and nobody listens there any more, for
+    then its process has ended. Messages
     and arrays may be sent at once, and wait until the peer is up. Nothing
     happens if it is connected already, or being so.
 

@@ -69,6 +69,7 @@ class _Dial:
   reason: str = "no attempt was made"
   key: bytes | None = None  # If it is of another run.
   found: list[addresses.Endpoint] | None = None  # What a name stands for.
+  refusals: int = 0  # Ways in a row at which nobody listens.
 
 
 class SocketTransport(peers.Peers):
@@ -533,14 +534,20 @@ class SocketTransport(peers.Peers):
     if code == 0:
       self._guarded(link, selectors.EVENT_WRITE)
     elif code not in (errno.EINPROGRESS, errno.EWOULDBLOCK):
-      self._end(link, "unreachable", f"{way}: {os.strerror(code)}")
+      self._unconnected(link, code)
     elif family == socket.AF_UNIX:
       self._end(link, "unreachable", f"{way}: too many want to connect")
+
+  def _unconnected(self, link: _Link, code: int) -> None:
+    if code == errno.ECONNREFUSED:
+      self._dials[link.peer].refusals += 1
+    self._end(link, "unreachable", f"{link.endpoint}: {os.strerror(code)}")
 
   def _connected(self, link: _Link) -> None:
     code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
-      raise OSError(f"{link.endpoint}: {os.strerror(code)}")
+      self._unconnected(link, code)
+      return
     last = self._last.get(link.peer, handshake.NO_SESSION)
     key = self._dials[link.peer].key or self._key
     link.handshake = handshake.Handshake(key, self.name, link.peer, last)
@@ -618,7 +625,12 @@ class SocketTransport(peers.Peers):
       if how == "refused":
         self._lose(peer, "refused", reason)
         return
-      dial.index, dial.found = 0, None
+      if dial.refusals >= dial.index and peer in self._last:
+        # A process listens for as long as it lives, at an address of its own.
+        reason = f"it has ended: nobody listens at its address ({reason})"
+        self._lose(peer, "unreachable", reason)
+        return
+      dial.index, dial.found, dial.refusals = 0, None, 0
       dial.at += dial.pause
       dial.pause = min(2 * dial.pause, _PAUSES[1])
     self._next_check = min(self._next_check, dial.at)

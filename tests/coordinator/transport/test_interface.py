@@ -341,6 +341,21 @@ def test_nobody_there_is_unreachable_within_the_limit(world):
   assert 0.2 < time.monotonic() - begun < 3
 
 
+def test_one_that_was_there_and_has_ended_is_unreachable_at_once(world):
+  limits = interface.Limits(connect=60.0)
+  a, b = world.add("a", limits=limits), world.add("b")
+  address = world.address("b")
+  world.connect("a", "b")
+  world.wait_for("a", interface.PeerUp)
+  world.all.pop("b").close()
+  world.wait_for("a", interface.PeerLost)
+  world.clear()
+  a.connect("b", address)
+  (event,) = world.wait_for("a", interface.PeerLost)
+  assert (event.peer, event.how) == (b.name, "unreachable")
+  assert "it has ended" in event.reason
+
+
 def test_polls_end_with_their_time_and_with_a_wake(world):
   a = world.add("a")
   begun = time.monotonic()
