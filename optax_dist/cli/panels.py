@@ -47,10 +47,10 @@ def save(
   layout: Any = "constrained",
   inverted: int = 0,
 ) -> None:
-  """Draws panels side by side and saves them as PNG.
+  """Draws panels side by side and saves them.
 
   Args:
-    path: where to.
+    path: where to; its ending is the format.
     title: of all of them.
     panels: each draws one.
     size: of one, in inches.
@@ -59,8 +59,9 @@ def save(
     inverted: how many of the first panels have their first bar on top.
 
   Raises:
-    errors.CommandError: the file can't be written.
+    errors.CommandError: the file can't be written, or not in this format.
   """
+  kind = output_files.picture_format(path)
   width, height = size
   with matplotlib.style.context(["default", _STYLE]):
     figure = matplotlib.figure.Figure(
@@ -73,4 +74,4 @@ def save(
       if i < inverted:
         axes.invert_yaxis()
     with output_files.writing(path):
-      figure.savefig(path, dpi=dpi, format="png")
+      figure.savefig(path, dpi=dpi, format=kind)

@@ -1,5 +1,10 @@
 """Tables on standard output."""
 
+import functools
+import io
+
+import rich.console
+
 from optax_dist.cli import tables
 
 
@@ -13,3 +18,25 @@ def test_a_wide_row_is_one_line_where_nobody_looks(capsys):
   title, *lines = capsys.readouterr().out.splitlines()
   assert title.rstrip() == "wide"
   assert [line.split() for line in lines if "column-00" in line] == [cells] * 2
+
+
+def test_a_narrow_terminal_loses_nothing(monkeypatch):
+  """No number becomes `0...`: rows are shown as blocks."""
+  out = io.StringIO()
+  terminal = functools.partial(
+    rich.console.Console,
+    file=out,
+    width=60,
+    force_terminal=True,
+    color_system=None,
+  )
+  monkeypatch.setattr(rich.console, "Console", terminal)
+  shown = tables.table("wide")
+  for i in range(9):
+    shown.add_column(f"column {i}", justify="right")
+  shown.add_row(*(f"{i}.12345678" for i in range(9)))
+  tables.show(shown)
+  printed = out.getvalue()
+  assert all(f"{i}.12345678" in printed for i in range(9))
+  assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+  assert max(map(len, printed.splitlines())) <= 60

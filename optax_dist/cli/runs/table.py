@@ -14,15 +14,31 @@ from optax_dist.cli.runs.summary import RunSummary
 from optax_dist.coordinator.journal_tail import Tail
 
 _PER_SECOND = 4
+# From which width of a terminal a column is shown.
+_COLUMNS = {
+  "replica": 0,
+  "state": 0,
+  "accepted": 0,
+  "dropped": 0,
+  "lost": 70,
+  "computes": 80,
+  "waits": 80,
+  "last seen": 56,
+  "dropped as": 110,
+}
 _PLAIN_EVERY = 5.0  # Seconds between lines off a terminal.
 
 
-def table(summary: RunSummary, steps: int | None = None) -> rich.table.Table:
+def table(
+  summary: RunSummary, steps: int | None = None, width: int = 140
+) -> rich.table.Table:
   """The run as of now.
 
   Args:
     summary: of its journal.
     steps: how many the run will have, if that is known.
+    width: of the terminal, in characters; what is least needed is left out
+      where it is narrow.
   """
   of = f" of {steps:,}" if steps else ""
   title = f"step {summary.step:,}{of}, {summary.rate():.1f} steps/s"
@@ -39,25 +55,28 @@ def table(summary: RunSummary, steps: int | None = None) -> rich.table.Table:
     pad_edge=False,
     collapse_padding=True,
   )
-  shown.add_column("replica")
-  shown.add_column("state")
-  for name in ("accepted", "dropped", "lost", "computes", "waits", "last seen"):
-    shown.add_column(name, justify="right")
-  shown.add_column("dropped as")
+  names = [name for name, needs in _COLUMNS.items() if width >= needs]
+  for name in names:
+    text = name in ("replica", "state", "dropped as")
+    shown.add_column(name, justify="left" if text else "right", no_wrap=True)
   now = summary.now()
   for number in sorted(summary.replicas, key=str):
     one = summary.replicas[number]
-    shown.add_row(
-      f"{number}",
-      one.state,
-      f"{one.accepted:,}",
-      f"{one.dropped.total():,}",
-      f"{one.losses}",
-      "" if one.computed is None else f"{1000 * one.computed:.0f} ms",
-      f"{1000 * one.wait:.0f} ms",
-      f"{max(0.0, now - one.seen):.1f} s ago",
-      ", ".join(f"{n} {reason}" for reason, n in one.dropped.most_common(3)),
-    )
+    computed = one.computed
+    cells = {
+      "replica": f"{number}",
+      "state": one.state,
+      "accepted": f"{one.accepted:,}",
+      "dropped": f"{one.dropped.total():,}",
+      "lost": f"{one.losses}",
+      "computes": "" if computed is None else f"{1000 * computed:.0f} ms",
+      "waits": f"{1000 * one.wait:.0f} ms",
+      "last seen": f"{max(0.0, now - one.seen):.1f} s ago",
+      "dropped as": ", ".join(
+        f"{n} {reason}" for reason, n in one.dropped.most_common(3)
+      ),
+    }
+    shown.add_row(*(cells[name] for name in names))
   awaited = summary.waiting_for()
   shown.caption = rich.text.Text(
     f"waiting for {awaited}" if awaited else "", style="bold red"
@@ -98,7 +117,8 @@ class Live:
       return
     if self._console.is_terminal:
       self._next = now + 1 / _PER_SECOND
-      self._live.update(table(self.summary, self._steps), refresh=True)
+      shown = table(self.summary, self._steps, self._console.width)
+      self._live.update(shown, refresh=True)
       return
     self._next = now + _PLAIN_EVERY
     line = _line(self.summary, self._steps)

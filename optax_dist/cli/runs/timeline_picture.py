@@ -13,6 +13,17 @@ from optax_dist.cli import panels
 
 _COMPUTE, _WAIT, _DROP, _LOST = "#3f7d4f", "#e0b23c", "#c2571a", "#8a3ffc"
 
+# A colour for each reason, the same in every picture; loss is never green.
+_REASONS = {
+  "applied": _COMPUTE,
+  "stale": _DROP,
+  "lost": _LOST,
+  "abandoned": "#7a5c45",
+  "nonfinite": "#b3123c",
+  "invalid": "#1f5fa8",
+}
+_OTHER = "#8a94a6"
+
 Record = dict[str, Any]
 
 
@@ -103,8 +114,8 @@ def draw_fates(axes: matplotlib.axes.Axes, records: Sequence[Record]) -> None:
       of_reason = counts.setdefault(record["reason"], [0] * len(rows))
       of_reason[rows[record["replica"]]] += record["count"]
   left = [0] * len(rows)
-  for i, (label, values) in enumerate(counts.items()):
-    color = _COMPUTE if label == "applied" else f"C{i}"
+  for label, values in counts.items():
+    color = _REASONS.get(label, _OTHER)
     axes.barh(range(len(rows)), values, left=left, label=label, color=color)
     left = [a + b for a, b in zip(left, values, strict=True)]
   axes.set_yticks(range(len(rows)), [f"{name}" for name in rows])

@@ -41,7 +41,7 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
   installed.check()
-  output_files.check_writable(args.save)
+  output_files.check_writable(picture=args.save)
   if not args.journal.exists():
     raise errors.CommandError(f"{args.journal}: there is no such journal")
   from optax_dist.cli import tables
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
   if args.once:
     summary = run_summary.RunSummary()
     summary.update(journal_tail.Tail(args.journal).read())
-    tables.show(run_table.table(summary))
+    tables.show(run_table.table(summary, width=tables.width()))
   else:
     with run_table.Live(args.journal) as live:
       try:

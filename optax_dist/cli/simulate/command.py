@@ -106,7 +106,7 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``simulate`` command with its parsed arguments."""
   installed.check()
-  output_files.check_writable(args.json, args.save, args.write_journal)
+  output_files.check_writable(args.json, args.write_journal, picture=args.save)
   latency, recorded = latency_source.load(args)
   if args.train:
     return _train(args, latency, recorded)

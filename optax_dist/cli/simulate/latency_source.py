@@ -89,7 +89,12 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     help="the same one gives the same output",
   )
   add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
-  add("--save", metavar="FILE", type=pathlib.Path, help="save a picture (PNG)")
+  add(
+    "--save",
+    metavar="FILE",
+    type=pathlib.Path,
+    help="save a picture: PNG, JPEG, SVG or PDF, by its name",
+  )
 
 
 def load(args: argparse.Namespace):

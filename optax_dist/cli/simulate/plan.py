@@ -57,7 +57,7 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``plan`` command with its parsed arguments."""
   installed.check()
-  output_files.check_writable(args.json, args.save)
+  output_files.check_writable(args.json, picture=args.save)
   latency, recorded = latency_source.load(args)
   if recorded is not None and recorded.strategy.kind == "exchange":
     raise errors.CommandError(

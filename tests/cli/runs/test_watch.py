@@ -11,6 +11,7 @@ import rich.console
 from optax_dist.cli import main
 from optax_dist.cli.runs import summary as run_summary
 from optax_dist.cli.runs import table as run_table
+from optax_dist.cli.runs import timeline_picture
 from optax_dist.coordinator import journal, journal_tail
 
 
@@ -166,3 +167,24 @@ def test_a_terminal_gets_a_table_and_a_file_gets_lines(path):
 def test_a_journal_that_is_not_there_is_told(tmp_path, capsys):
   assert main.main(["watch", str(tmp_path / "no.jsonl")]) == 2
   assert "there is no such journal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(path, width):
+  summary = run_summary.RunSummary()
+  summary.update(journal.read(path).records)
+  console = rich.console.Console(
+    file=io.StringIO(), width=width, force_terminal=True, color_system=None
+  )
+  console.print(run_table.table(summary, width=width))
+  printed = console.file.getvalue()
+  assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+  assert "accepted" in printed
+  assert ("dropped as" in printed) == (width == 120)
+
+
+def test_lost_gradients_are_not_green():
+  colors = timeline_picture._REASONS
+  assert len(set(colors.values())) == len(colors)
+  red, green, blue = (int(colors["lost"][i : i + 2], 16) for i in (1, 3, 5))
+  assert green < max(red, blue) / 2
