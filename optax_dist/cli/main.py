@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from optax_dist.cli import errors, parser
 from optax_dist.cli.chaos import command as chaos
+from optax_dist.cli.launch import command as launch
 from optax_dist.cli.runs import watch
 from optax_dist.cli.simulate import command as simulate
 from optax_dist.cli.simulate import plan, replay
@@ -57,6 +58,7 @@ def _dispatch(argv: list[str]) -> int:
   )
   commands = root.add_subparsers(title="commands", metavar="COMMAND")
   train.add_parser(commands, argv)
+  argv = launch.add_parser(commands, argv)
   simulate.add_parser(commands)
   plan.add_parser(commands)
   watch.add_parser(commands)

@@ -1,7 +1,7 @@
 """Faults that a process inflicts on itself, for tests and demonstrations.
 
-Only a program that calls `install` has them, and only if its environment says
-so. `optax_dist.coordinator.phases` tells where it is in a step.
+A launched process has them if its environment says so: `coordinator.join`
+installs them. `optax_dist.coordinator.phases` tells where it is in a step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from optax_dist.coordinator import child, phases
-
-VARIABLE = "OPTAX_DIST_FAULTS"
+from optax_dist.coordinator import phases
+from optax_dist.coordinator.launch import channel, environment
 
 # Phases of a step that every replica passes, whatever the sizes.
 _PHASES = ("computing", "arrived", "applied")
@@ -88,20 +87,17 @@ class _Random:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
-def install(channel: child.Channel, replica: int, incarnation: int) -> float:
+def install(told: environment.Environment, line: channel.Channel) -> None:
   """Installs what the environment says, if it says anything.
 
   Args:
-    channel: to the launcher, which has the process continued.
-    replica: this one's number.
-    incarnation: how often it was started before.
-
-  Returns:
-    How many times longer this replica is to compute.
+    told: the environment of this replica.
+    line: to the launcher, which has the process continued.
   """
-  text = os.environ.get(VARIABLE)
-  if not text:
-    return 1.0
-  faults = Faults.load(text)
-  phases.listen(_Random(faults, (replica, incarnation), channel))
-  return faults.slow.get(replica, 1.0)
+  if told.faults is None or told.replica is None:
+    return
+  faults = Faults.load(told.faults)
+  place = (told.replica, told.restarts or 0)
+  if faults.kill or faults.stop:
+    phases.listen(_Random(faults, place, line))
+  phases.slow_down(factor=faults.slow.get(told.replica, 1.0))

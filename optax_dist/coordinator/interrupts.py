@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,15 +21,30 @@ class Interrupts:
   Attributes:
     at_once: whether a signal raises where it comes; it is remembered in any
       case.
+    number: the last signal that asks for an end; None if there was none.
   """
 
   def __init__(self) -> None:
     self.at_once = True
-    self._number: int | None = None
+    self.number: int | None = None
+    self._others: list[int] = []
+
+  def take_other(self, number: int, frame: FrameType | None) -> None:
+    """A handler of signals that are only passed on."""
+    self._others.append(number)
+
+  def take_others(self) -> list[int]:
+    """The signals to pass on that came since the last call."""
+    found, self._others = self._others, []
+    return found
+
+  def forget(self) -> None:
+    """Has `check` raise at the next signal only."""
+    self.number = None
 
   def take(self, number: int, frame: FrameType | None) -> None:
     """A handler of signals."""
-    self._number = number
+    self.number = number
     if self.at_once:
       self.check()
 
@@ -40,15 +55,18 @@ class Interrupts:
       KeyboardInterrupt: after SIGINT.
       SystemExit: after SIGTERM, with the code that shells use for it.
     """
-    if self._number == signal.SIGINT:
+    if self.number == signal.SIGINT:
       raise KeyboardInterrupt
-    if self._number is not None:
-      raise SystemExit(128 + self._number)
+    if self.number is not None:
+      raise SystemExit(128 + self.number)
 
 
 @contextlib.contextmanager
-def handled() -> Iterator[Interrupts]:
+def handled(others: Sequence[int] = ()) -> Iterator[Interrupts]:
   """Takes SIGTERM and Ctrl-C while the block runs.
+
+  Args:
+    others: more signals, which are only collected (`take_others`).
 
   A Ctrl-C that the program ignores, or has a handler of its own for, is left to
   it; so is everything in threads other than the main one, which get no signals.
@@ -72,6 +90,8 @@ def handled() -> Iterator[Interrupts]:
     before[signal.SIGINT] = signal.default_int_handler
   for number in before:
     signal.signal(number, made.take)
+  for number in others:
+    before[number] = signal.signal(number, made.take_other)
   try:
     yield made
   finally:

@@ -10,8 +10,15 @@ from typing import Any
 import optax
 
 from optax_dist import quorum as rules
-from optax_dist.coordinator import errors, options, strategies
+from optax_dist.coordinator import (
+  errors,
+  faults,
+  options,
+  preemption,
+  strategies,
+)
 from optax_dist.coordinator import replica as replicas
+from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.store import process, urls
@@ -44,6 +51,7 @@ def join(
   ports: str | None = None,
   advertise: str | None = None,
   start_store: bool | None = None,
+  on_sigterm: str | None = None,
   **settings: Any,
 ) -> replicas.Replica:
   """Makes this process a replica of a run, and waits until it is let in.
@@ -88,6 +96,11 @@ def join(
     start_store: whether replica 0 starts the store process, if nothing listens
       at its address; by default, if the address is one of this host, and no
       launcher has started one.
+    on_sigterm: "leave" has the replica leave gracefully after its step when it
+      gets SIGTERM: `Outcome.finished` says so. With "save" all replicas see
+      `Outcome.save` before. By default "leave" if a launcher has started this
+      process; not where the program has a handler of its own, nor outside
+      the main thread.
     **settings: fields of `Options`: deadlines, `wire`, `journal` and others; by
       default `journal` is OPTAX_DIST_JOURNAL and `run` OPTAX_DIST_RUN.
 
@@ -157,6 +170,14 @@ def join(
       told.leader_timeout,
     )
     try:
+      line = channel.current()
+      if on_sigterm is None and line is not None and launched.grace:
+        on_sigterm = "leave"
+      preempted = None
+      if on_sigterm is not None:
+        preempted = preemption.Preemption(on_sigterm, launched.grace)
+      if line is not None and launched.faults is not None:
+        faults.install(launched, line)
       made = replicas.Replica(
         where,
         chosen,
@@ -165,11 +186,18 @@ def join(
         settings=told,
         opt_state=opt_state,
         global_step=global_step,
+        preempted=preempted,
+        on_close=lambda one: _say_goodbye(one, line, preempted),
       )
     except BaseException:
       where.close()
       raise
-    return made.start()
+    if preempted is not None:
+      preempted.install()
+    made.start()
+    if line is not None:
+      line.say("joined", step=made.global_step)
+    return made
   except BaseException:
     if hosted is not None:
       hosted.stop()
@@ -316,6 +344,17 @@ def _is_of_this_host(host: str) -> bool:
   except (OSError, ValueError):
     return False
   return True
+
+
+def _say_goodbye(
+  replica: replicas.Replica,
+  line: channel.Channel | None,
+  preempted: preemption.Preemption | None,
+) -> None:
+  if preempted is not None:
+    preempted.remove()
+  if line is not None and replica.finished and not replica.has_left:
+    line.say("finished")
 
 
 def _strategy(

@@ -5,6 +5,7 @@ Nothing listens by default, and then a phase costs one comparison.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 PHASES = (
@@ -22,6 +23,7 @@ PHASES = (
 )
 
 _listener: Callable[[str, object], None] | None = None
+_slower = 1.0
 
 
 def listen(listener: Callable[[str, object], None] | None) -> None:
@@ -40,6 +42,24 @@ def listen(listener: Callable[[str, object], None] | None) -> None:
   """
   global _listener
   _listener = listener
+
+
+def slow_down(computed: float | None = None, factor: float = 0.0) -> None:
+  """Has replicas of this process compute longer, or waits that much longer.
+
+  Args:
+    computed: seconds that a gradient has taken: waits the rest.
+    factor: how many times as long all are to take, from now on.
+
+  Example:
+    >>> slow_down(factor=2.0)
+    >>> slow_down(0.01)  # Takes 0.01 s.
+    >>> slow_down(factor=1.0)
+  """
+  global _slower
+  _slower = factor or _slower
+  if computed is not None and _slower > 1.0:
+    time.sleep((_slower - 1.0) * computed)
 
 
 def reach(phase: str, replica: object) -> None:

@@ -14,7 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_dist import quorum
-from optax_dist.coordinator import errors, options, phases, strategies
+from optax_dist.coordinator import (
+  errors,
+  options,
+  phases,
+  preemption,
+  strategies,
+)
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.fingerprint import fingerprint
 from optax_dist.coordinator.outcome import Outcome
@@ -53,8 +59,11 @@ class Replica:
     settings: options.Options,
     opt_state: Any = None,
     global_step: int = 0,
+    preempted: preemption.Preemption | None = None,
+    on_close: Callable[[Replica], None] = lambda replica: None,
   ):
     self.replica = replica
+    self._preempted, self._on_close = preempted, on_close
     self._strategy, self._settings = strategy, settings
     params = trees.as_params(params)
     shared = strategy.shared(params)
@@ -226,8 +235,13 @@ class Replica:
 
   @property
   def finished(self) -> bool:
-    """Whether the run is over."""
-    return self._handover.finished is not None
+    """Whether the run is over, or this replica has left it."""
+    return self._left or self._handover.finished is not None
+
+  @property
+  def has_left(self) -> bool:
+    """Whether this replica has left the run gracefully."""
+    return self._left
 
   def stats(self) -> dict[str, Any]:
     """Counts of this replica: gradients by outcome, bytes moved, rejoins."""
@@ -259,6 +273,11 @@ class Replica:
       TypeError: the batch is no JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
+    phases.slow_down(time.monotonic() - self._token_time)
+    outcome = self._step(grads, batch)
+    return self._leave_if_told(outcome)
+
+  def _step(self, grads: Any, batch: Any) -> Outcome:
     phases.reach("computing", self.replica)
     self._driver.check_process()
     now = time.monotonic()
@@ -370,9 +389,25 @@ class Replica:
     self._wait(left, "to be let go")
     self._left = True
 
+  def _leave_if_told(self, outcome: Outcome) -> Outcome:
+    """After SIGTERM: leaves, or has all replicas save before."""
+    told = self._preempted
+    if told is None or not told.told or outcome.finished:
+      return outcome
+    if told.wants_save():
+      self.save_soon()
+    decided = bool(outcome.members or outcome.reason)
+    if not told.is_time(
+      save=outcome.save, settled=decided and not self._counted
+    ):
+      return outcome
+    self.leave()
+    return outcome._replace(finished=True)
+
   def close(self) -> None:
     """Ends this replica's threads and waits; what it has not said is lost."""
     self._driver.close()
+    self._on_close(self)
 
   def __enter__(self) -> Replica:
     return self

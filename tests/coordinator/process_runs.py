@@ -11,7 +11,7 @@ import time
 import training_process
 
 from optax_dist.cli.chaos import checks as chaos_checks
-from optax_dist.coordinator import child
+from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.simulate.replay.run import replay_run
 
@@ -89,7 +89,7 @@ class Machine:
       events, ended = process.read()
       for event in events:
         for m in live:
-          if m.process is process and m.run.name == event["run"]:
+          if m.process is process and m.run.name == event.get("run"):
             m.hear(event)
       for m in live if ended else ():
         if m.process is process:

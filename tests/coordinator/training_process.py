@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 
-from optax_dist.coordinator import child
+from optax_dist.coordinator.launch import channel as channels
 
 # A hang ends by itself where nobody releases it.
 _HANG = 60.0
@@ -129,7 +129,7 @@ class Member:
 
 
 def main():
-  channel = child.Channel()
+  channel = channels.Channel()
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(message)s"
   )

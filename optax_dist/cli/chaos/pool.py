@@ -7,7 +7,7 @@ import pathlib
 import secrets
 import sys
 
-from optax_dist.coordinator import child
+from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 
 REPLICAS = 3

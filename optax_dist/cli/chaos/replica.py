@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from optax_dist.coordinator import child
+from optax_dist.coordinator.launch import channel as channels
 
 _PERIOD = 0.01  # Seconds that a gradient takes at least.
 _REPLY = 20.0
@@ -20,7 +20,7 @@ _REPLY = 20.0
 
 def main() -> int:
   """Takes jobs from the launcher until it says "end"."""
-  channel = child.Channel()
+  channel = channels.Channel()
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
   )
@@ -47,7 +47,7 @@ def main() -> int:
 class _Work:
   """What the process does; one run at a time."""
 
-  def __init__(self, channel: child.Channel):
+  def __init__(self, channel: channels.Channel):
     import jax
     import jax.numpy as jnp
     import optax
@@ -99,7 +99,7 @@ class _Work:
     self.channel.say("result", **seen)
 
   def _train(self, job: dict[str, Any], seen: dict[str, Any]) -> None:
-    from optax_dist.cli.launch import checkpoints
+    from optax_dist.cli.train.processes import checkpoints
 
     try:
       with self._coordinator.join(

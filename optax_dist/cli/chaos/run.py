@@ -12,7 +12,7 @@ import time
 from optax_dist.cli.chaos import checks as chaos_checks
 from optax_dist.cli.chaos.cases import Case
 from optax_dist.cli.chaos.pool import REPLICAS, Pool
-from optax_dist.coordinator import child
+from optax_dist.coordinator.launch import child
 
 AGGREGATE = 2
 TIMEOUT, ATTEMPT, LEADER = 20.0, 1.5, 1.0

@@ -1,1 +1,1 @@
-"""``optax-dist train --launch processes``."""
+"""``optax-dist launch``."""

@@ -126,6 +126,10 @@ class Live:
       self._console.print(line, soft_wrap=True)
       self._said = line
 
+  def print_above(self, line: str) -> None:
+    """Prints a line, above the table if that is shown."""
+    self._console.print(rich.text.Text(line), soft_wrap=True)
+
   def __enter__(self) -> Live:
     if self._console.is_terminal:
       self._live.start()

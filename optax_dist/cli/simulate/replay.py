@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from optax_dist.cli import errors, installed, parser
-from optax_dist.cli.launch import plan as process_plan
 from optax_dist.cli.runs import journal_file
+from optax_dist.cli.train.processes import plan as process_plan
 
 _DESCRIPTION = """\
 Does again on this machine what the replicas of a recorded run did, from its journal

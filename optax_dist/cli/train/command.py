@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from optax_dist.cli import errors, installed, output, parser
-from optax_dist.cli.launch import training as process_training
 from optax_dist.cli.train import optimizer, strategies
+from optax_dist.cli.train.processes import training as process_training
 
 DEFAULT_STRATEGY = "cross-shard"
 AXIS = "data"

@@ -7,6 +7,7 @@ one, with the job's secret in OPTAX_DIST_SECRET.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import signal
@@ -23,6 +24,8 @@ from optax_dist.coordinator.transport import channels, sockets
 PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
 _READY = "ready "
+# Seconds without a client after which it ends, once it was told to drain.
+_DRAINED = 1.0
 
 
 class StoreProcess:
@@ -47,6 +50,25 @@ class StoreProcess:
     for stream in (self.process.stdin, self.process.stdout):
       if stream is not None:
         stream.close()
+
+  def drain(self, timeout: float) -> bool:
+    """Has it end once it has no clients any more; needs a lifeline.
+
+    Args:
+      timeout: seconds to wait for that.
+
+    Returns:
+      Whether it has ended.
+    """
+    assert self.process.stdin is not None
+    with contextlib.suppress(OSError):
+      self.process.stdin.write(b"drain\n")
+      self.process.stdin.flush()
+    try:
+      self.process.wait(timeout)
+    except subprocess.TimeoutExpired:
+      return False
+    return True
 
   def __enter__(self) -> StoreProcess:
     return self
@@ -169,8 +191,11 @@ def _main(arguments: list[str] | None = None) -> int:
   except (OSError, ValueError) as error:
     print(f"The store can't listen: {error}", file=sys.stderr)
     return 1
+  drained = threading.Event()
   if options.lifeline:
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    threading.Thread(
+      target=_end_with_stdin, args=(drained,), daemon=True
+    ).start()
   kept = server.StoreServer(transport)
   print(f"{_READY}{transport.address}", flush=True)
   seen = time.monotonic()
@@ -178,16 +203,18 @@ def _main(arguments: list[str] | None = None) -> int:
     kept.poll(0.2)
     if kept.clients:
       seen = time.monotonic()
-    elif options.idle is not None and time.monotonic() - seen > options.idle:
-      break
+    else:
+      idle = _DRAINED if drained.is_set() else options.idle
+      if idle is not None and time.monotonic() - seen > idle:
+        break
   kept.close()
   return 0
 
 
-def _end_with_stdin() -> None:
-  # At once: who started the store is gone, and so is the job.
+def _end_with_stdin(drained: threading.Event) -> None:
   while os.read(sys.stdin.fileno(), 4096):
-    pass
+    drained.set()
+  # At once: who started the store is gone, and so is the job.
   os._exit(0)
 
 

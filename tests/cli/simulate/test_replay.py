@@ -9,8 +9,8 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.cli import main
-from optax_dist.cli.launch import plan as process_plan
 from optax_dist.cli.train import digits, model
+from optax_dist.cli.train.processes import plan as process_plan
 
 _SETUP = """
 import jax, jax.numpy as jnp, numpy as np, optax

@@ -12,8 +12,7 @@ import matplotlib.image
 import pytest
 
 from optax_dist.cli import main
-from optax_dist.cli.launch import checkpoints
-from optax_dist.cli.launch import training as process_training
+from optax_dist.cli.train.processes import checkpoints
 from optax_dist.coordinator import journal
 
 _QUICK = ("--batch-size", "96", "--timeout", "40", "--launch", "processes")
@@ -147,11 +146,3 @@ def test_chaos_needs_processes(tmp_path, capsys):
   flags = ["train", "--output", str(tmp_path), "--chaos", "kill:0.1"]
   assert main.main(flags) == 2
   assert "--chaos needs --launch processes" in capsys.readouterr().err
-
-
-def test_faults_are_read():
-  assert process_training.parse_chaos("kill:0.02,stop:0.1,slow:2x5") == {
-    "kill": 0.02,
-    "stop": 0.1,
-    "slow": {2: 5.0},
-  }

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from optax_dist.cli import errors
-from optax_dist.cli.launch import checkpoints, training
+from optax_dist.cli.train.processes import checkpoints, training
 from optax_dist.coordinator import journal
 
 

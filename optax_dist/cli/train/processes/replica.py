@@ -6,24 +6,22 @@ import json
 import os
 import pathlib
 import signal
-import time
 from typing import Any
 
-from optax_dist.cli.launch import plan as process_plan
-from optax_dist.coordinator import child
+from optax_dist.cli.train.processes import plan as process_plan
+from optax_dist.coordinator.launch import channel as channels
 
 
 def main() -> int:
   """Trains as the replica that the launcher says, until the run is over."""
-  channel = child.Channel()
+  channel = channels.Channel()
   told = json.loads(os.environ[process_plan.VARIABLE])
   # From here on imports are slow.
   import numpy as np
 
   from optax_dist import coordinator
-  from optax_dist.cli.launch import checkpoints
   from optax_dist.cli.train import digits, model
-  from optax_dist.coordinator import faults, launcher
+  from optax_dist.cli.train.processes import checkpoints
 
   config = told["config"]
   with np.load(told["data"]) as arrays:
@@ -35,8 +33,7 @@ def main() -> int:
   gradient = process_plan.make_gradient(
     config, params, train.images, train.labels
   )
-  replica, incarnation = launcher.take_place(channel)
-  slower = faults.install(channel, replica, incarnation)
+  replica, incarnation = channels.take_place(channel)
   start: dict[str, Any] = {"params": params}
   if told["checkpoint"]:
     like = process_plan.first_state(config, params)
@@ -48,19 +45,15 @@ def main() -> int:
       **start,
       start_store=False,
       lower_on_loss=False,
-      journal=told["journal"],
       config=config,
       fingerprint_every=told["fingerprint_every"],
       timeout=told["timeout"],
       attempt_timeout=told["attempt_timeout"],
       leader_timeout=told["leader_timeout"],
     ) as joined:
-      channel.say("joined", step=joined.global_step)
       # Told to end by itself, it lets the others save first.
       signal.signal(signal.SIGTERM, lambda *_: joined.save_soon())
-      _Training(joined, channel, told, test, gradient, slower).run(
-        replica, incarnation
-      )
+      _Training(joined, channel, told, test, gradient).run(replica, incarnation)
   except coordinator.RunFinished:
     channel.say("finished")
   return 0
@@ -72,11 +65,10 @@ class _Training:
   def __init__(
     self,
     joined: Any,
-    channel: child.Channel,
+    channel: channels.Channel,
     told: dict[str, Any],
     test: Any,
     gradient: Any,
-    slower: float,
   ):
     import jax
 
@@ -84,7 +76,7 @@ class _Training:
 
     self._replica, self._channel, self._told = joined, channel, told
     self._config = told["config"]
-    self._gradient, self._slower = gradient, slower
+    self._gradient = gradient
     self._test = test
     count = jax.jit(model.count_correct)
     self._count = count.lower(joined.center, test).compile()
@@ -97,11 +89,8 @@ class _Training:
     while not replica.finished and replica.global_step < last:
       key = [number, incarnation, batches]
       batches += 1
-      began = time.monotonic()
       loss, grads = self._gradient(replica.params, key)
       self._losses.append(float(loss))
-      if self._slower > 1:
-        time.sleep((self._slower - 1) * (time.monotonic() - began))
       outcome = replica.step(grads, batch=key)
       self._tell(outcome)
     replica.finish()
@@ -114,7 +103,7 @@ class _Training:
     )
 
   def _tell(self, outcome: Any) -> None:
-    from optax_dist.cli.launch import checkpoints
+    from optax_dist.cli.train.processes import checkpoints
 
     if outcome.accepted and not outcome.members:
       return  # It is on its own.

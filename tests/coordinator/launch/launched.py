@@ -6,14 +6,14 @@ import sys
 import threading
 import time
 
-from optax_dist.coordinator import child, launcher
+from optax_dist.coordinator.launch import channel as channels
 
 
 def main() -> int:
-  channel = child.Channel()
+  channel = channels.Channel()
   what = sys.argv[1]
   channel.say("pid", pid=os.getpid())
-  replica, incarnation = launcher.take_place(channel)
+  replica, incarnation = channels.take_place(channel)
   channel.say("placed", replica=replica, incarnation=incarnation)
   if what == "sleep":
     time.sleep(120)
@@ -36,7 +36,7 @@ def main() -> int:
   return 0
 
 
-def train(channel: child.Channel) -> None:
+def train(channel: channels.Channel) -> None:
   import jax
   import jax.numpy as jnp
   import optax

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from optax_dist.cli import errors, parser
-from optax_dist.cli.launch import plan as process_plan
+from optax_dist.cli.launch import chaos
+from optax_dist.cli.train.processes import plan as process_plan
 
 FILES = ("metrics.jsonl", "training.png", "journal.jsonl")
 _DEFAULT_REPLICAS = 4
@@ -40,7 +41,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
   add(
     "--chaos",
     metavar="FAULTS",
-    type=parse_chaos,
+    type=chaos.parse,
     help="inflict faults on them: kill:P and stop:P with a probability for"
     " each gradient, slow:REPLICAxFACTOR; such as kill:0.02,stop:0.02,slow:2x5",
   )
@@ -68,36 +69,6 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
   )
 
 
-def parse_chaos(text: str) -> dict[str, Any]:
-  """An argument type: faults, such as ``kill:0.02,slow:2x5``.
-
-  Example:
-    >>> parse_chaos("kill:0.02,slow:2x5")
-    {'kill': 0.02, 'slow': {2: 5.0}}
-  """
-  found: dict[str, Any] = {}
-  for part in text.split(","):
-    name, _, value = part.partition(":")
-    try:
-      if name in ("kill", "stop"):
-        found[name] = float(value)
-        if not 0 <= found[name] < 1:
-          raise ValueError
-      elif name == "slow":
-        replica, _, factor = value.partition("x")
-        if int(replica) < 0 or float(factor) < 1:
-          raise ValueError
-        found.setdefault("slow", {})[int(replica)] = float(factor)
-      else:
-        raise ValueError
-    except ValueError:
-      raise argparse.ArgumentTypeError(
-        "must be kill:P, stop:P (probabilities below 1) or slow:REPLICAxFACTOR"
-        f" with commas between, got {part!r}"
-      ) from None
-  return found
-
-
 def check(args: argparse.Namespace) -> None:
   """Raises an error if the arguments can't work; takes no time."""
   from optax_dist.cli.train import digits
@@ -114,12 +85,7 @@ def check(args: argparse.Namespace) -> None:
         f"--batch-size {args.batch_size} is not divisible by the"
         f" {args.replicas} replicas; give --replicas"
       )
-  for replica in (args.chaos or {}).get("slow", {}):
-    if replica >= args.replicas:
-      raise errors.CommandError(
-        f"--chaos slow:{replica}x...: there are {args.replicas} replicas,"
-        f" numbered 0 to {args.replicas - 1}"
-      )
+  chaos.check(args.chaos, args.replicas)
   process_plan.make(args, digits.TRAIN_SIZE)
 
 
@@ -134,7 +100,8 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
 
   from optax_dist.cli.runs import table as run_table
   from optax_dist.cli.train import digits, metrics, picture
-  from optax_dist.coordinator import faults, launcher
+  from optax_dist.coordinator.launch import launcher
+  from optax_dist.coordinator.launch.environment import Environment
 
   train, test = digits.load()
   config = process_plan.make(args, len(train.labels))
@@ -143,10 +110,6 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
   folder.mkdir(parents=True, exist_ok=True)
   if checkpoint is None:
     paths[2].unlink(missing_ok=True)
-  chaos = faults.Faults(**(args.chaos or {}), seed=args.seed)
-  env = {}
-  if args.chaos:
-    env[faults.VARIABLE] = chaos.dump()
   needed = min(config["replicas_to_aggregate"], args.replicas)
   logging.getLogger("optax_dist.coordinator").setLevel(logging.ERROR)
   with contextlib.ExitStack() as stack:
@@ -161,7 +124,6 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
     told = {
       "config": config,
       "data": str(data / "digits.npz"),
-      "journal": str(paths[2]),
       "checkpoints": str(args.output / "checkpoints"),
       "checkpoint": checkpoint and str(checkpoint),
       "checkpoint_every": args.checkpoint_every,
@@ -179,9 +141,12 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       collected.take(replica, event)
 
     launched = launcher.Launcher(
-      [sys.executable, "-m", "optax_dist.cli.launch.replica"],
+      [sys.executable, "-m", "optax_dist.cli.train.processes.replica"],
       args.replicas,
       folder=folder,
+      told=Environment(
+        journal=str(paths[2]), faults=chaos.dump(args.chaos, args.seed)
+      ),
       env={
         "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
         "JAX_NUM_CPU_DEVICES": "1",
@@ -189,7 +154,6 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
         "JAX_COMPILATION_CACHE_DIR": str(data / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        **env,
         process_plan.VARIABLE: json.dumps(told),
       },
       needed=needed,
@@ -211,7 +175,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
     collected.flush()
   began = 0
   if checkpoint is not None:
-    from optax_dist.cli.launch import checkpoints
+    from optax_dist.cli.train.processes import checkpoints
 
     began = checkpoints.step_of(checkpoint)
   return _conclude(args, config, paths, report, collected, picture, began)
@@ -219,7 +183,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
 
 def _checkpoint(args: argparse.Namespace) -> pathlib.Path | None:
   """What to go on from; refuses to delete what another run has written."""
-  from optax_dist.cli.launch import checkpoints
+  from optax_dist.cli.train.processes import checkpoints
 
   folder = args.output / "checkpoints"
   if args.resume:
@@ -254,7 +218,7 @@ def _metrics_before(
   path: pathlib.Path, checkpoint: pathlib.Path | None
 ) -> list[dict[str, Any]]:
   """The metrics of the steps that a checkpoint has."""
-  from optax_dist.cli.launch import checkpoints
+  from optax_dist.cli.train.processes import checkpoints
 
   if checkpoint is None or not path.exists():
     return []
@@ -370,4 +334,4 @@ def _conclude(
   return 0
 
 
-__all__ = ["FILES", "add_arguments", "check", "parse_chaos", "run"]
+__all__ = ["FILES", "add_arguments", "check", "run"]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from optax_dist.coordinator import launcher
+from optax_dist.coordinator.launch import launcher
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("launched.py"))
 
@@ -21,7 +21,7 @@ def _launcher(folder, what, replicas=2, **options):
     replicas,
     folder=folder,
     env={"JAX_PLATFORMS": "cpu"},
-    grace=3.0,
+    linger=3.0,
     **options,
   )
 
@@ -51,7 +51,7 @@ def test_who_dies_is_started_again_by_a_spare(tmp_path):
   report = made.run()
   assert report.restarts == 1
   [loss] = report.losses
-  assert (loss.replica, loss.incarnation) == (1, 0)
+  assert (loss.replica, loss.restarts) == (1, 0)
   assert loss.ending == "was ended by SIGKILL"
   placed = [(r, i) for r, i, event in told if event["event"] == "placed"]
   assert sorted(placed) == [(0, 0), (1, 0), (1, 1)]
@@ -115,7 +115,7 @@ import pathlib, signal, sys
 # It may be started where Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
-from optax_dist.coordinator import launcher
+from optax_dist.coordinator.launch import launcher
 def told(replica, incarnation, event):
   if event["event"] == "placed":
     print(*(p.pid for p in made.processes.values()), made.store.process.pid, flush=True)

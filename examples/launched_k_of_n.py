@@ -1,0 +1,73 @@
+"""Trains with k of N replicas; any of them may be killed meanwhile.
+
+  optax-dist launch --replicas 4 --replicas-to-aggregate 3 --output runs/first \
+      examples/launched_k_of_n.py --steps 300
+
+Then `kill -9` one of the process ids that it prints. The others go on, and the
+launcher starts it again. `--resume` goes on after the whole job was stopped.
+"""
+
+import argparse
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_dist import coordinator
+from optax_dist.coordinator import checkpoint
+
+
+def loss(params, x, y):
+  hidden = jnp.tanh(x @ params["w1"] + params["b1"])
+  return jnp.mean((hidden @ params["w2"] - y) ** 2)
+
+
+def batch(rng, size=64):
+  """Points of the curve that the network learns."""
+  x = rng.uniform(-3, 3, (size, 1)).astype(np.float32)
+  return x, np.sin(2 * x)
+
+
+def main():
+  parser = argparse.ArgumentParser()
+  parser.add_argument("--steps", type=int, default=300)
+  parser.add_argument("--save-every", type=int, default=100)
+  args = parser.parse_args()
+
+  keys = jax.random.split(jax.random.key(0))
+  params = {
+    "w1": jax.random.normal(keys[0], (1, 32)),
+    "b1": jnp.zeros(32),
+    "w2": 0.1 * jax.random.normal(keys[1], (32, 1)),
+  }
+  tx = optax.adam(1e-2)
+  gradient = jax.jit(jax.value_and_grad(loss))
+
+  # The launcher's --output, and what an earlier start has saved there.
+  folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", "."), "checkpoints")
+  found = {"params": params}
+  if saved := sorted(folder.glob("step-*")):
+    found = checkpoint.restore(saved[-1], params, tx.init(params))
+
+  with coordinator.join(tx, **found) as replica:
+    print(f"process {os.getpid()} joins at step {replica.global_step}")
+    # Each replica draws its own data, and other data when it starts again.
+    rng = np.random.default_rng([replica.replica, os.getpid()])
+    value = float("nan")
+    while replica.global_step < args.steps and not replica.finished:
+      value, grads = gradient(replica.params, *batch(rng))
+      outcome = replica.step(grads)
+      step = outcome.global_step
+      due = outcome.save or step % args.save_every == 0
+      # All hold the same: the first of those that took the step saves it.
+      if due and outcome.members[:1] == (replica.replica,):
+        checkpoint.save(folder / f"step-{step:08}", replica)
+    replica.finish()
+    print(f"step {replica.global_step}, loss {value:.4f}")
+
+
+if __name__ == "__main__":
+  main()

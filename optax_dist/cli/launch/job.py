@@ -1,0 +1,113 @@
+"""What a launched job is, from arguments, environment and cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import secrets
+from collections.abc import Mapping
+
+from optax_dist.cli import errors
+from optax_dist.cli.launch import chaos
+from optax_dist.coordinator.launch import environment, nodes
+from optax_dist.coordinator.store import urls
+
+_SHORTEST = 16  # Bytes of a secret.
+
+
+class Job:
+  """A job, checked.
+
+  Attributes:
+    node: which host this is.
+    replicas: of the job, on all hosts.
+    needed: how many must be there for it to go on.
+    told: what all replicas are told.
+  """
+
+  def __init__(
+    self,
+    args: argparse.Namespace,
+    journal: pathlib.Path | None,
+    environ: Mapping[str, str] | None = None,
+  ):
+    """Finds out.
+
+    Args:
+      args: of the command.
+      journal: where it goes.
+      environ: by default that of this process.
+
+    Raises:
+      errors.CommandError: something is missing, or can't work.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+      before = environment.Environment.read(environ)
+      self.node = nodes.find(args.node_rank, args.nodes, args.address, environ)
+      self.replicas = args.replicas or before.num_replicas or self.node.count
+      self.node.replicas(self.replicas)
+      secret = before.find_secret()
+      if args.secret_file is not None:
+        secret = environment.read_secret(args.secret_file)
+      store = args.store or before.store
+      if store is not None:
+        urls.parse(store)
+    except ValueError as error:
+      raise errors.CommandError(f"launch: {error}") from None
+    aggregate = (
+      args.replicas_to_aggregate
+      or before.replicas_to_aggregate
+      or self.replicas
+    )
+    fewest = args.min_replicas or before.min_replicas
+    self.needed = fewest or min(aggregate, self.replicas)
+    chaos.check(args.chaos, self.replicas)
+    if self.needed > self.replicas:
+      raise errors.CommandError(
+        f"launch: --min-replicas {self.needed} is more than the"
+        f" {self.replicas} replicas"
+      )
+    _check_secret(secret, self.node.count)
+    run = None
+    if store is not None:
+      run = _run_name(args.run_name or before.run, environ)
+      if run is None and self.node.count > 1:
+        raise errors.CommandError(
+          "launch: several hosts with a store of their own need --run NAME, the"
+          " same on all of them and a new one for each start of the job"
+        )
+      run = run or secrets.token_hex(8)
+    output = args.output and args.output.resolve()
+    self.told = environment.Environment(
+      store=store,
+      secret=secret,
+      run=run,
+      replicas_to_aggregate=aggregate,
+      min_replicas=fewest,
+      output=None if output is None else str(output),
+      journal=None if journal is None else str(journal.resolve()),
+      faults=chaos.dump(args.chaos),
+    )
+
+
+def _check_secret(secret: str | None, hosts: int) -> None:
+  if hosts > 1 and not secret:
+    raise errors.CommandError(
+      "launch: several hosts need a secret, the same on all of them: at least"
+      f" {_SHORTEST} random bytes in --secret-file, OPTAX_DIST_SECRET_FILE or"
+      " OPTAX_DIST_SECRET (openssl rand -hex 16 makes one)"
+    )
+  if secret and len(secret.encode()) < _SHORTEST:
+    raise errors.CommandError(
+      f"launch: the secret must have at least {_SHORTEST} bytes; this one has"
+      f" {len(secret.encode())}"
+    )
+
+
+def _run_name(given: str | None, environ: Mapping[str, str]) -> str | None:
+  job = environ.get("SLURM_JOB_ID")
+  if given or not job:
+    return given
+  return f"slurm-{job}.{environ.get('SLURM_RESTART_COUNT', '0')}"

@@ -1,0 +1,1 @@
+"""``optax-dist train --launch processes``."""

@@ -1,0 +1,195 @@
+"""A launched process, as its launcher sees it; see `channel` for its own side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from optax_dist.coordinator.launch import channel, output
+from optax_dist.coordinator.launch.channel import Event
+from optax_dist.coordinator.launch.environment import variable
+
+_TAIL = 12
+
+
+class Child:
+  """A process in a group of its own, with a line to it.
+
+  Attributes:
+    name: for messages.
+    popen: the process.
+    log: the file of what it prints; None if `printed` takes it.
+    printed: takes what it prints line by line, if it is not for a file.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    command: Sequence[str],
+    log: pathlib.Path | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    printed: output.Printed | None = None,
+  ):
+    """Starts it.
+
+    Args:
+      name: for messages.
+      command: the program; one that makes a `Channel`, or calls
+        `coordinator.join`, can speak with its launcher.
+      log: the file of what it prints; it is made.
+      env: variables to add to this process's own.
+      printed: takes what it prints; instead of a file.
+    """
+    self.name, self.log, self.printed = name, log, printed
+    self._socket, theirs = socket.socketpair()
+    self._socket.setblocking(False)
+    with contextlib.ExitStack() as stack:
+      stack.callback(theirs.close)
+      out: IO[bytes] | int = subprocess.PIPE
+      if log is not None:
+        out = stack.enter_context(log.open("wb"))
+      self.popen = subprocess.Popen(
+        list(command),
+        env={
+          **os.environ,
+          **(env or {}),
+          channel.LAUNCHER_VARIABLE: str(os.getpid()),
+          variable("channel"): str(theirs.fileno()),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT if log is not None else subprocess.PIPE,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,  # Ctrl-C is for the launcher to handle.
+      )
+    for stream in self._streams():
+      os.set_blocking(stream.fileno(), False)
+    self._rest = b""
+
+  @property
+  def pid(self) -> int:
+    """The process's id, which is its group's as well."""
+    return self.popen.pid
+
+  def fileno(self) -> int:
+    """What to wait for, with `select`, to `read`."""
+    return self._socket.fileno()
+
+  def files(self) -> list[int]:
+    """All that tells of news: what it says, and what it prints."""
+    found = [self._socket.fileno(), *(s.fileno() for s in self._streams())]
+    return [number for number in found if number >= 0]
+
+  def read(self) -> tuple[list[Event], bool]:
+    """What it has said since, and whether it can say no more."""
+    ended = False
+    while not ended:
+      try:
+        more = self._socket.recv(1 << 16)
+      except BlockingIOError:
+        break
+      except OSError:
+        more = b""
+      ended = not more
+      self._rest += more
+    *lines, self._rest = self._rest.split(b"\n")
+    events = []
+    for line in lines:
+      with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict):
+          events.append(event)
+    if ended:
+      self._socket.close()
+    return events, ended
+
+  def read_prints(self) -> None:
+    """Hands on what it has printed since."""
+    for stream in self._streams():
+      error = stream is self.popen.stderr
+      with contextlib.suppress(BlockingIOError):
+        while more := os.read(stream.fileno(), 1 << 16):
+          assert self.printed is not None
+          self.printed.take(more, error)
+        stream.close()
+
+  def send(self, message: Mapping[str, Any]) -> None:
+    """Tells it something; in vain if it has ended."""
+    with contextlib.suppress(OSError):
+      self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+  def has_ended(self) -> bool:
+    """Whether the process has; its group may live on until `kill`."""
+    if self.popen.returncode is not None:
+      return True
+    how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, self.pid, how) is not None
+
+  def signal(self, number: int) -> None:
+    """Sends it a signal; in vain if it has ended."""
+    # Its id is not another's while nobody has waited for it.
+    if self.popen.returncode is None:
+      os.kill(self.pid, number)
+
+  def kill(self) -> None:
+    """Ends it at once, with all that it has started."""
+    if self.popen.returncode is None:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(self.pid, signal.SIGKILL)
+      self.popen.wait()
+    if self.printed is not None:
+      self.read_prints()
+      self.printed.end()
+    for stream in self._streams():
+      stream.close()
+    self._socket.close()
+
+  def ending(self) -> str:
+    """How it ended, in words."""
+    return ending(self.popen)
+
+  def where(self) -> str:
+    """What it does now: the stack of each of its threads."""
+    if self.log is None:
+      return ""
+    before = self.log.stat().st_size
+    self.signal(signal.SIGUSR1)
+    time.sleep(0.3)
+    with self.log.open("rb") as file:
+      file.seek(before)
+      return file.read().decode(errors="replace")
+
+  def tail(self, lines: int = _TAIL) -> str:
+    """The last lines that it printed."""
+    if self.printed is not None:
+      return self.printed.tail(lines)
+    try:
+      assert self.log is not None
+      text = self.log.read_text(errors="replace")
+    except OSError:
+      return ""
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+  def _streams(self) -> list[IO[bytes]]:
+    both = (self.popen.stdout, self.popen.stderr)
+    return [s for s in both if s is not None and not s.closed]
+
+
+def ending(process: subprocess.Popen) -> str:
+  """How a process ended, in words."""
+  code = process.poll()
+  if code is None:
+    return "still runs"
+  if code < 0:
+    with contextlib.suppress(ValueError):
+      return f"was ended by {signal.Signals(-code).name}"
+  return f"ended with exit code {code}"

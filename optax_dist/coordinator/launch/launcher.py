@@ -1,0 +1,506 @@
+"""Starts a job's replicas as processes of this host, and minds them.
+
+The job gets a store and a secret, unless it has them. A replica that dies is
+started again if asked for; when the run can't go on, the error says
+which replica failed, with the last lines of its output. Nothing outlives the
+launcher, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import pathlib
+import secrets
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from optax_dist.coordinator import interrupts
+from optax_dist.coordinator.launch import (
+  child,
+  nodes,
+  output,
+  supervisor,
+  watcher,
+)
+from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.launch.report import LaunchError, Loss, Report
+from optax_dist.coordinator.store import process as store_process
+
+_log = logging.getLogger("optax_dist.coordinator")
+
+_SLICE = 0.1
+# Seconds for which the store waits for replicas of other hosts, at the end.
+_LAST_CLIENTS = 30.0
+# For glibc: memory that is freed stays with the process. Fresh pages cost as much
+# as all the copies of an exchange.
+_KEEP_MEMORY = {
+  "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+  "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
+# The arguments: replica, how often it was started before, what it said.
+OnEvent = Callable[[int, int, child.Event], None]
+
+
+@dataclasses.dataclass
+class _Group:
+  """The processes of a replica."""
+
+  processes: list[child.Child]
+  restarts: int = 0
+  ending: str = ""
+
+
+class Launcher:
+  """The replicas of one run on this host; see the module.
+
+  A replica is a program that calls `coordinator.join`, which finds in the
+  environment what it is not given. One that makes a `channel.Channel` can say
+  more: it goes to `on_event`; "stop" with "seconds" has the process continued
+  when it has stopped itself.
+  """
+
+  def __init__(
+    self,
+    command: Sequence[str],
+    replicas: int,
+    *,
+    folder: pathlib.Path | None = None,
+    told: Environment | None = None,
+    env: Mapping[str, str] | None = None,
+    node: nodes.Node | None = None,
+    processes: int = 1,
+    needed: int = 1,
+    restarts: int = 0,
+    spares: int = 0,
+    deadline: float | None = None,
+    silence: float | None = None,
+    grace: float = 0.0,
+    linger: float | None = 10.0,
+    echo: output.Echo | None = None,
+    on_event: OnEvent = lambda *told: None,
+    on_tick: Callable[[], None] = lambda: None,
+  ):
+    """Says what to launch; `run` does.
+
+    Args:
+      command: a replica's program and its arguments.
+      replicas: of the run, on all hosts together.
+      folder: where the files of their output go; it is made. None keeps none.
+      told: more for `coordinator.join`, such as `replicas_to_aggregate`; with
+        `secret` or `store`, these are not made.
+      env: variables to add to this process's own. Of itself, it has glibc keep
+        memory that is freed, unless these say otherwise.
+      node: which host of several this is; by default the only one.
+      processes: of each replica: if one dies, the replica starts again.
+      needed: how many replicas must be there for the run to go on.
+      restarts: how many may be started in place of others that have died.
+      spares: processes that are started in advance for that; then programs have
+        to call `channel.take_place`.
+      deadline: seconds that the run may take; None for any.
+      silence: seconds during which nobody says anything, after which the run
+        is given up; None for never.
+      grace: seconds that processes get after SIGTERM or Ctrl-C, which are passed
+        on to them; 0 ends them at once.
+      linger: seconds that processes get to end by themselves, once the run is
+        over; None for any time.
+      echo: is given what they print, line by line; None: it goes to files.
+      on_event: called with replica, restarts and what it said.
+      on_tick: called several times a second.
+
+    Raises:
+      ValueError: a number is out of range.
+    """
+    if replicas < 1:
+      raise ValueError(f"replicas must be at least 1, got {replicas}.")
+    if not 1 <= needed <= replicas:
+      raise ValueError(
+        f"needed must be from 1 to {replicas}, the replicas; got {needed}."
+      )
+    if processes < 1:
+      raise ValueError(f"processes must be at least 1, got {processes}.")
+    if echo is None and folder is None:
+      raise ValueError("What processes print needs a folder, or an echo.")
+    if spares and processes > 1:
+      raise ValueError("There are no spares for replicas of several processes.")
+    self._node = node or nodes.Node()
+    hosted = self._node.replicas(replicas)
+    self._command, self._replicas, self._folder = command, replicas, folder
+    self._processes, self._spares_wanted = processes, spares
+    self._deadline, self._silence = deadline, silence
+    self._grace, self._linger = grace, linger
+    self._echo = echo
+    self._on_event, self._on_tick = on_event, on_tick
+    told = told or Environment()
+    # A fresh secret for each job, which other users of this host can't see.
+    self._told = dataclasses.replace(
+      told,
+      secret=told.find_secret() or secrets.token_hex(16),
+      secret_file=None,
+      num_replicas=replicas,
+      grace=grace or None,
+    )
+    self._token = secrets.token_hex(8)
+    self._env = {**(env or {}), watcher.TOKEN_VARIABLE: self._token}
+    # What the caller has set stays as it is.
+    for name, value in _KEEP_MEMORY.items():
+      self._env.setdefault(name, os.environ.get(name, value))
+    self._supervisor = supervisor.Supervisor(
+      hosted,
+      supervisor.Policy(
+        needed=max(1, needed - (replicas - len(hosted))),
+        restarts=restarts,
+        whole=len(hosted) == replicas,
+      ),
+    )
+    self._groups: dict[int, _Group] = {}
+    self._spares: list[child.Child] = []
+    self._everyone: list[child.Child] = []
+    self._losses: list[Loss] = []
+    self._to_continue: list[tuple[float, child.Child]] = []
+    self._store: store_process.StoreProcess | None = None
+    self._watcher: watcher.Watcher | None = None
+    self._over_since: float | None = None
+    self._stop_at: float | None = None
+    self._start = self._heard = time.monotonic()
+    self._code: int | None = None
+    self._hosted = hosted
+
+  @property
+  def processes(self) -> dict[int, child.Child]:
+    """The first process of each replica that lives, by replica."""
+    return {i: g.processes[0] for i, g in self._groups.items()}
+
+  @property
+  def store(self) -> store_process.StoreProcess:
+    """The process that keeps what replicas must decide once.
+
+    Raises:
+      ValueError: this launcher has not started one.
+    """
+    if self._store is None:
+      raise ValueError("This launcher has not started a store.")
+    return self._store
+
+  def run(self) -> Report:
+    """Launches, and waits until all has ended.
+
+    Returns:
+      The report; its `code` is that of the job.
+
+    Raises:
+      LaunchError: the run can't go on; it names what failed.
+      KeyboardInterrupt: at Ctrl-C, unless there is a `grace`; SIGTERM raises a
+        SystemExit.
+    """
+    if self._folder is not None:
+      self._folder.mkdir(parents=True, exist_ok=True)
+    passed_on = (signal.SIGUSR1, signal.SIGUSR2) if self._grace else ()
+    with interrupts.handled(passed_on) as told:
+      try:
+        self._launch()
+        told.at_once = False
+        while self._code is None:
+          self._pass_on(told)
+          self._look()
+          self._on_tick()
+        if self._code == 0 and self._node.count > 1 and self._store is not None:
+          self._store.drain(_LAST_CLIENTS)
+        return Report(
+          time.monotonic() - self._start,
+          self._losses,
+          self._supervisor.restarts,
+          self._code,
+        )
+      finally:
+        told.at_once = False
+        self._end_all()
+
+  def _launch(self) -> None:
+    self._start = self._heard = time.monotonic()
+    self._watcher = watcher.Watcher(self._token)
+    told, node = self._told, self._node
+    if told.store is None and node.rank == 0:
+      assert told.secret is not None
+      bind, port = node.listens_at()
+      self._store = store_process.start(
+        told.secret.encode(), bind=bind, port=port
+      )
+      self._watcher.add(self._store.process.pid)
+      address = self._store.address.partition(",")[0]
+      self._told = dataclasses.replace(
+        told, coordinator_address=node.address or address
+      )
+    elif told.store is None:
+      self._told = dataclasses.replace(told, coordinator_address=node.address)
+    self._carry_out(self._supervisor.start(time.monotonic()))
+
+  def _step(self, given: supervisor.Input) -> None:
+    self._carry_out(self._supervisor.step(given, time.monotonic()))
+
+  def _carry_out(self, effects: Sequence[supervisor.Effect]) -> None:
+    for effect in effects:
+      match effect:
+        case supervisor.Start(replica, restarts):
+          self._begin(replica, restarts)
+        case supervisor.End(replica):
+          for process in self._groups[replica].processes:
+            process.kill()
+        case supervisor.Over(code):
+          self._code = code
+        case supervisor.GiveUp(reason):
+          raise self._error(reason)
+    self._prepare_spares()
+
+  def _begin(self, replica: int, restarts: int) -> None:
+    told = dataclasses.replace(
+      self._told, replica=replica, restarts=restarts or None
+    )
+    group = _Group([], restarts)
+    if self._spares_wanted:
+      process = self._spares.pop(0) if self._spares else self._spawn(None)
+      process.name = f"replica {replica}"
+      process.send({"environment": told.variables()})
+      group.processes.append(process)
+    elif self._processes == 1:
+      group.processes.append(self._spawn(told))
+    else:
+      address = _free_address()
+      for index in range(self._processes):
+        one = dataclasses.replace(
+          told,
+          num_processes=self._processes,
+          process_index=index,
+          group_address=address,
+        )
+        group.processes.append(self._spawn(one))
+    self._groups[replica] = group
+
+  def _spawn(self, told: Environment | None) -> child.Child:
+    """Starts a process: of a replica, or a spare one if it is told nothing."""
+    number = len(self._everyone)
+    name, file = f"process {number}", f"process-{number}.log"
+    if told is not None:
+      name, file = f"replica {told.replica}", f"replica-{told.replica}.log"
+      if told.process_index is not None:
+        name += f".{told.process_index}"
+        file = f"replica-{told.replica}.{told.process_index}.log"
+    path = self._folder and self._folder / file
+    env = {**self._env, **(told or self._told).variables()}
+    if self._echo is not None:
+      printed = output.Printed(name, file=path, echo=self._echo)
+      made = child.Child(name, self._command, None, env, printed=printed)
+    else:
+      made = child.Child(name, self._command, path, env)
+    self._everyone.append(made)
+    assert self._watcher is not None
+    self._watcher.add(made.pid)
+    return made
+
+  def _prepare_spares(self) -> None:
+    wanted = min(self._spares_wanted, self._supervisor.restarts_left)
+    while len(self._spares) < wanted:
+      self._spares.append(self._spawn(None))
+
+  def _look(self) -> None:
+    """Waits a little for news, and deals with them."""
+    live = [p for g in self._groups.values() for p in g.processes]
+    files = [f for p in (*live, *self._spares) for f in p.files()]
+    deadline = self._supervisor.deadline()
+    wait = _SLICE
+    if deadline is not None:
+      wait = max(0.0, min(wait, deadline - time.monotonic()))
+    select.select(files, [], [], wait)
+    for replica, group in list(self._groups.items()):
+      self._look_at(replica, group)
+    for process in list(self._spares):
+      if process.has_ended():
+        self._spares.remove(process)
+        self._spares_wanted = 0
+        self._kill(process)
+        _log.warning("a spare process %s\n%s", process.ending(), process.tail())
+    now = time.monotonic()
+    for when, process in list(self._to_continue):
+      if now >= when:
+        self._to_continue.remove((when, process))
+        process.signal(signal.SIGCONT)
+    if self._code is None:
+      self._step(supervisor.Tick())
+      self._check_store()
+      self._check_deadlines()
+
+  def _look_at(self, replica: int, group: _Group) -> None:
+    ended = [p.has_ended() for p in group.processes]
+    for process in group.processes:
+      if process.printed is not None:
+        process.read_prints()
+      if process.fileno() >= 0:
+        for event in process.read()[0]:
+          self._heard = time.monotonic()
+          self._take(replica, group, process, event)
+    failed = None
+    for process, gone in zip(group.processes, ended, strict=True):
+      if gone:
+        self._kill(process)
+        if process.popen.returncode and failed is None:
+          failed = process
+    if failed is None and not all(ended):
+      return
+    for process in group.processes:
+      self._kill(process)
+    del self._groups[replica]
+    code = failed.popen.returncode if failed is not None else 0
+    if failed is not None and self._over_since is None:
+      self._losses.append(
+        Loss(
+          replica,
+          group.restarts,
+          failed.ending(),
+          failed.tail(),
+          time.monotonic() - self._start,
+          supervisor.exit_code(code),
+        )
+      )
+      _log.info("%s %s", failed.name, failed.ending())
+    self._step(supervisor.Ended(replica, code))
+
+  def _kill(self, process: child.Child) -> None:
+    if process.popen.returncode is None:
+      process.kill()
+      assert self._watcher is not None
+      self._watcher.remove(process.pid)
+
+  def _take(
+    self,
+    replica: int,
+    group: _Group,
+    process: child.Child,
+    event: child.Event,
+  ) -> None:
+    match event.get("event"):
+      case "stop":
+        until = time.monotonic() + float(event["seconds"])
+        self._to_continue.append((until, process))
+      case "fault":
+        self._step(supervisor.Struck(replica))
+      case "joined":
+        self._step(supervisor.Joined(replica))
+      case "finished":
+        if self._over_since is None:
+          self._over_since = time.monotonic()
+        self._step(supervisor.RunOver())
+    self._on_event(replica, group.restarts, event)
+
+  def _pass_on(self, told: interrupts.Interrupts) -> None:
+    """Passes signals on; the second Ctrl-C, or a lack of grace, ends all."""
+    for number in told.take_others():
+      self._signal_all(number)
+    if not self._grace or self._stop_at is not None:
+      told.check()
+    asked = told.number
+    if asked is not None and self._stop_at is None:
+      told.forget()
+      self._stop_at = time.monotonic() + self._grace
+      self._signal_all(asked)
+      self._step(supervisor.Stop(asked))
+
+  def _signal_all(self, number: int) -> None:
+    for group in self._groups.values():
+      for process in group.processes:
+        process.signal(number)
+
+  def _error(self, what: str) -> LaunchError:
+    # Who died first, of those who were not replaced, began it.
+    final = {}
+    for loss in self._losses:
+      if loss.restarts == self._supervisor.restarts_of(loss.replica):
+        final[loss.replica] = loss
+    by_itself = [x for x in final.values() if "exit code" not in x.ending]
+    first = (by_itself or list(final.values()))[0]
+    name = f"replica {first.replica}"
+    told = f"{what}: {name} {first.ending} after {first.seconds:.1f} s."
+    if first.tail:
+      told += f" Its last words:\n{first.tail}"
+    for loss in final.values():
+      if loss is not first:
+        told += f"\nreplica {loss.replica} {loss.ending}."
+    if not self._groups:
+      told += "\nTo go on, start the job again from its last checkpoint."
+    return LaunchError(name, told, first.code)
+
+  def _check_store(self) -> None:
+    if self._store is None or self._over_since is not None:
+      return
+    host = self._store.process
+    if host.poll() is None or self._stop_at is not None:
+      return
+    # They may have words of their own.
+    end = time.monotonic() + (self._linger or self._grace)
+    live = [p for g in self._groups.values() for p in g.processes]
+    while time.monotonic() < end and not all(p.has_ended() for p in live):
+      for process in live:
+        if process.printed is not None:
+          process.read_prints()
+      time.sleep(0.05)
+    endings = ", ".join(f"replica {i}" for i in self._groups)
+    raise LaunchError(
+      "the store",
+      f"The store of the job (process {host.pid}) {child.ending(host)}, and with"
+      f" it {endings or 'the run'}: replicas can't go on without it."
+      " Start the job again from its last checkpoint.",
+    )
+
+  def _check_deadlines(self) -> None:
+    now = time.monotonic()
+    over, linger = self._over_since, self._linger
+    late = over is not None and linger is not None and now - over > linger
+    if late or (self._stop_at is not None and now > self._stop_at):
+      for group in self._groups.values():
+        for process in group.processes:
+          process.kill()
+    if over is not None or self._stop_at is not None:
+      return
+    running = ", ".join(p.name for p in self.processes.values())
+    if self._deadline is not None and now - self._start > self._deadline:
+      raise LaunchError(
+        running,
+        f"The run was not over after {self._deadline:g} s; still at work:"
+        f" {running}.{self._words()}",
+      )
+    if self._silence is not None and now - self._heard > self._silence:
+      raise LaunchError(
+        running,
+        f"Nothing was heard of {running} for {self._silence:g} s."
+        f"{self._words()}",
+      )
+
+  def _words(self) -> str:
+    said = [
+      f"\n--- {p.name}:\n{p.tail()}\n{p.where()}"
+      for p in self.processes.values()
+    ]
+    return "".join(said)
+
+  def _end_all(self) -> None:
+    # In this order: the watcher is last, whatever fails before.
+    with contextlib.ExitStack() as stack:
+      if self._watcher is not None:
+        stack.callback(self._watcher.stop)
+      if self._store is not None:
+        stack.callback(self._store.stop)
+      for process in self._everyone:
+        stack.callback(process.kill)
+
+
+def _free_address() -> str:
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+__all__ = ["LaunchError", "Launcher", "Loss", "Report"]

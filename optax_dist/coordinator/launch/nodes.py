@@ -1,0 +1,127 @@
+"""Which host of a job this is, and where its hosts meet."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Mapping
+
+from optax_dist.coordinator.launch.environment import PREFIX
+from optax_dist.coordinator.transport import addresses
+
+RANK, NODES, ADDRESS = (
+  PREFIX + name for name in ("NODE_RANK", "NODES", "ADDRESS")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+  """One host of a job.
+
+  Attributes:
+    rank: its number, from 0; the store is on host 0.
+    count: how many hosts there are.
+    address: ``host:port`` of the store, as all hosts reach it; None for a free
+      port of this host.
+  """
+
+  rank: int = 0
+  count: int = 1
+  address: str | None = None
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.rank < self.count:
+      raise ValueError(
+        f"The rank of a host is from 0 to {self.count - 1}, as there are"
+        f" {self.count}; got {self.rank}."
+      )
+    if self.address is not None:
+      addresses.parse(self.address)
+
+  def replicas(self, total: int) -> range:
+    """Those of the job's replicas that run on this host.
+
+    Raises:
+      ValueError: there are more hosts than replicas.
+
+    Example:
+      >>> [list(Node(rank, 2).replicas(5)) for rank in (0, 1)]
+      [[0, 1], [2, 3, 4]]
+    """
+    if total < self.count:
+      raise ValueError(
+        f"Each host needs a replica: there are {self.count} hosts, and"
+        f" {total} replicas."
+      )
+    first, last = (total * r // self.count for r in (self.rank, self.rank + 1))
+    return range(first, last)
+
+  def listens_at(self) -> tuple[str, int]:
+    """Where the store listens: an address of this host, and a port or 0."""
+    if self.address is None:
+      return "127.0.0.1", 0
+    host, _, port = self.address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    # A name or address that stands for this host without being one of its own
+    # (a service, a mapped port) is reached at one of its addresses.
+    return (host if _is_own(host) else "0.0.0.0"), int(port)
+
+
+def find(
+  rank: int | None = None,
+  count: int | None = None,
+  address: str | None = None,
+  environ: Mapping[str, str] | None = None,
+) -> Node:
+  """Finds out which host this is: each part from the first source that has it.
+
+  The sources are the arguments, the variables OPTAX_DIST_NODE_RANK,
+  OPTAX_DIST_NODES and OPTAX_DIST_ADDRESS, and what JAX knows of the cluster
+  (SLURM, GKE, TPU pods, Open MPI), where each launcher is one process. Without
+  any of them this is the only host.
+
+  Raises:
+    ValueError: a part is missing, or can't be right.
+
+  Example:
+    >>> find(1, 2, "10.0.0.1:29300", {})
+    Node(rank=1, count=2, address='10.0.0.1:29300')
+  """
+  environ = os.environ if environ is None else environ
+  rank = _number(environ, RANK) if rank is None else rank
+  count = _number(environ, NODES) if count is None else count
+  address = address or environ.get(ADDRESS) or None
+  if rank is None and count is None and address is None:
+    from optax_dist.coordinator import cluster
+
+    address, count, rank = cluster.detect_cluster() or (None, 1, 0)
+    return Node(rank, count, address if count > 1 else None)
+  if count == 1:
+    return Node(rank or 0, 1, address)
+  parts = {"--node-rank": rank, "--nodes": count, "--address": address}
+  missing = ", ".join(name for name, value in parts.items() if value is None)
+  if rank is None or count is None or address is None:
+    raise ValueError(
+      f"Of several hosts each needs --node-rank, --nodes and --address, or"
+      f" {RANK}, {NODES} and {ADDRESS}; {missing} is missing."
+    )
+  return Node(rank, count, address)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+  text = environ.get(name, "")
+  if text and not text.isdecimal():
+    raise ValueError(f"{name} must be a whole number; got {text!r}.")
+  return int(text) if text else None
+
+
+def _is_own(host: str) -> bool:
+  """Whether this process could listen at the address."""
+  try:
+    family, ip = addresses.bound(host)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+      probe.bind((ip, 0))
+  except (OSError, ValueError):
+    return False
+  return True

@@ -1,0 +1,87 @@
+"""What launched processes print: labelled, in one stream, and kept in files."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import BinaryIO, TypeAlias
+
+# Called with a label, a line, and whether it is from standard error.
+Echo: TypeAlias = Callable[[str, str, bool], None]
+
+_KEPT = 50  # Lines.
+_LONGEST = 64 << 10  # A line without an end is cut there.
+
+
+def echo(label: str, line: str, error: bool) -> None:
+  """Prints a line with its label, to the stream that it came from."""
+  stream = sys.stderr if error else sys.stdout
+  stream.write(f"[{label}] {line}\n")
+  stream.flush()
+
+
+class Printed:
+  r"""What one process prints.
+
+  Lines are handed on whole, so those of several processes don't mix. Of a line
+  that is written over and over (a progress bar) the last state is handed on.
+
+  Example:
+    >>> printed = Printed("replica 2", echo=echo)
+    >>> printed.take(b"loss 0.5\nlo", error=False)
+    [replica 2] loss 0.5
+    >>> printed.take(b"ss 0.4\n", error=False)
+    [replica 2] loss 0.4
+  """
+
+  def __init__(
+    self, label: str, *, file: pathlib.Path | None = None, echo: Echo = echo
+  ):
+    """Names it.
+
+    Args:
+      label: before each line.
+      file: what is printed is added to it, as it is.
+      echo: what is done with each line.
+    """
+    self._label, self._echo = label, echo
+    self._rest = {False: b"", True: b""}
+    self._tail: collections.deque[str] = collections.deque(maxlen=_KEPT)
+    self._file: BinaryIO | None = None
+    if file is not None:
+      self._file = file.open("ab", buffering=0)
+      now = time.strftime("%Y-%m-%d %H:%M:%S")
+      self._file.write(f"--- {label}, started {now}\n".encode())
+
+  def take(self, data: bytes, error: bool) -> None:
+    """Takes what was read from one of its streams."""
+    if self._file is not None:
+      self._file.write(data)
+    *lines, rest = (self._rest[error] + data).split(b"\n")
+    if len(rest) > _LONGEST:
+      lines, rest = [*lines, rest], b""
+    self._rest[error] = rest
+    for line in lines:
+      self._hand_on(line, error)
+
+  def end(self) -> None:
+    """Hands on what has no end of line; it prints no more."""
+    for error, rest in self._rest.items():
+      if rest:
+        self._hand_on(rest, error)
+    self._rest = {False: b"", True: b""}
+    if self._file is not None:
+      self._file.close()
+      self._file = None
+
+  def tail(self, lines: int) -> str:
+    """The last lines."""
+    return "\n".join(list(self._tail)[-lines:])
+
+  def _hand_on(self, line: bytes, error: bool) -> None:
+    text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+    self._tail.append(text)
+    self._echo(self._label, text, error)

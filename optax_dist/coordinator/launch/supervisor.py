@@ -1,0 +1,308 @@
+"""Decides which replicas are started again, and how a launch ends.
+
+A pure state machine: it takes one input and the time, and returns effects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from typing import TypeAlias
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+  """Input: a replica has been let into the run."""
+
+  replica: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Struck:
+  """Input: a replica is about to inflict a fault on itself, as it was told to."""
+
+  replica: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOver:
+  """Input: the run has ended, well."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """Input: a replica's processes have ended.
+
+  Attributes:
+    replica: its number.
+    code: the exit code; of a signal, its negative.
+  """
+
+  replica: int
+  code: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+  """Input: the launcher was told to end by a signal, and has passed it on."""
+
+  number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+  """Input: the time of `deadline` has come."""
+
+
+Input: TypeAlias = Joined | Struck | RunOver | Ended | Stop | Tick
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """Effect: start a replica.
+
+  Attributes:
+    replica: its number.
+    restarts: how often it was started before.
+  """
+
+  replica: int
+  restarts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+  """Effect: end a replica that has no place in the run any more."""
+
+  replica: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GiveUp:
+  """Effect: the run can't go on.
+
+  Attributes:
+    reason: why, in words.
+  """
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Over:
+  """Effect: all has ended.
+
+  Attributes:
+    code: the exit code of the job.
+  """
+
+  code: int
+
+
+Effect: TypeAlias = Start | End | GiveUp | Over
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """What is done about replicas that end with an error.
+
+  Attributes:
+    needed: replicas that must be there for the run to go on.
+    restarts: how many may be started in place of others, in all.
+    pauses: seconds before a restart, from and to: the pause doubles while a
+      replica keeps failing; the first restart after a signal is at once.
+    settle: seconds for the others after one has ended with an error: where all
+      fail alike, starting again is of no use.
+    healthy: seconds after which a replica counts as one that does not keep
+      failing.
+    whole: whether all replicas of the run are here: when none is left, nobody
+      has the parameters.
+  """
+
+  needed: int = 1
+  restarts: int = 10
+  pauses: tuple[float, float] = (0.5, 30.0)
+  settle: float = 1.0
+  healthy: float = 60.0
+  whole: bool = True
+
+
+class State(enum.Enum):
+  """What a replica does."""
+
+  RUNNING = "running"
+  WAITING = "waiting for its restart"
+  ABSENT = "given up"
+  DONE = "done"
+
+
+@dataclasses.dataclass
+class _Place:
+  state: State = State.RUNNING
+  restarts: int = 0
+  began: float = 0.0
+  due: float = 0.0
+  failures: int = 0
+  joined: bool = False
+  struck: bool = False
+
+
+class Supervisor:
+  """The state machine; see the module.
+
+  Attributes:
+    restarts: how many were started in place of others.
+  """
+
+  def __init__(self, replicas: Iterable[int], policy: Policy):
+    self._places = {replica: _Place() for replica in replicas}
+    self._policy = policy
+    self._over = False
+    self._end_late_at: float | None = None
+    self._stopped: int | None = None
+    self._code = 0
+    self._ended = False
+    self.restarts = 0
+
+  def state(self, replica: int) -> State:
+    """What a replica does."""
+    return self._places[replica].state
+
+  def restarts_of(self, replica: int) -> int:
+    """How often a replica was started in place of itself."""
+    return self._places[replica].restarts
+
+  @property
+  def restarts_left(self) -> int:
+    """How many more may be started in place of others."""
+    return self._policy.restarts - self.restarts
+
+  def start(self, now: float) -> list[Effect]:
+    """The first effects: all replicas are started."""
+    for place in self._places.values():
+      place.began = now
+    return [Start(replica, 0) for replica in self._places]
+
+  def deadline(self) -> float | None:
+    """When it wants a `Tick`; None for never."""
+    if self._over or self._stopped is not None:
+      return self._end_late_at
+    waiting = (p for p in self._places.values() if p.state is State.WAITING)
+    return min((p.due for p in waiting), default=None)
+
+  def step(self, given: Input, now: float) -> list[Effect]:
+    """Takes an input, and says what is to be done."""
+    if self._ended:
+      return []
+    effects: list[Effect] = []
+    match given:
+      case Joined(replica):
+        self._places[replica].joined = True
+      case Struck(replica):
+        self._places[replica].struck = True
+      case RunOver():
+        self._run_over(now)
+      case Stop(number):
+        self._stopped = number
+        self._settle_waiting()
+      case Ended(replica, code):
+        effects = self._replica_ended(replica, code, now)
+      case Tick():
+        effects = self._restart_due(now) + self._end_late(now)
+    if any(isinstance(e, GiveUp) for e in effects):
+      self._ended = True
+      return effects
+    if all(
+      p.state in (State.DONE, State.ABSENT) for p in self._places.values()
+    ):
+      self._ended = True
+      stopped = self._stopped
+      effects.append(Over(self._code if stopped is None else 128 + stopped))
+    return effects
+
+  def _run_over(self, now: float) -> None:
+    if not self._over:
+      self._over = True
+      # That a replica has joined may be told a little later.
+      self._end_late_at = now + self._policy.settle
+      self._settle_waiting()
+
+  def _end_late(self, now: float) -> list[Effect]:
+    """Replicas that come too late for the run need not find out by trying."""
+    if self._end_late_at is None or now < self._end_late_at:
+      return []
+    self._end_late_at = None
+    return [
+      End(replica)
+      for replica, place in self._places.items()
+      if place.state is State.RUNNING and not place.joined
+    ]
+
+  def _settle_waiting(self) -> None:
+    for place in self._places.values():
+      if place.state is State.WAITING:
+        place.state = State.DONE
+
+  def _replica_ended(self, replica: int, code: int, now: float) -> list[Effect]:
+    place = self._places[replica]
+    if code == 0 or self._stopped is not None:
+      place.state = State.DONE
+      return []
+    if self._over:
+      place.state = State.DONE
+      if place.joined:  # Others came too late to take part.
+        self._code = self._code or exit_code(code)
+      return []
+    place.state = State.WAITING
+    if now - place.began > self._policy.healthy or place.struck:
+      place.failures = 0
+    place.failures += 1
+    place.due = now + self._pause(place, code)
+    if self._policy.whole and not self._any_running():
+      return [GiveUp("No replica is left")]
+    return self._restart_due(now)
+
+  def _pause(self, place: _Place, code: int) -> float:
+    least, most = self._policy.pauses
+    settle = self._policy.settle if code > 0 else 0.0
+    if place.failures == 1:
+      return settle
+    pause = least * 2.0 ** min(place.failures - 2, 30)
+    return max(settle, min(most, pause))
+
+  def _restart_due(self, now: float) -> list[Effect]:
+    effects: list[Effect] = []
+    for replica, place in self._places.items():
+      if place.state is not State.WAITING or place.due > now:
+        continue
+      if self.restarts_left > 0:
+        self.restarts += 1
+        place.restarts += 1
+        place.state, place.began = State.RUNNING, now
+        place.joined = place.struck = False
+        effects.append(Start(replica, place.restarts))
+        continue
+      place.state = State.ABSENT
+      left = len(self._places) - self._count(State.ABSENT)
+      if left < self._policy.needed:
+        return [
+          GiveUp(f"{left} replicas are left of {self._policy.needed} needed")
+        ]
+    return effects
+
+  def _any_running(self) -> bool:
+    return self._count(State.RUNNING) > 0
+
+  def _count(self, state: State) -> int:
+    return sum(p.state is state for p in self._places.values())
+
+
+def exit_code(code: int) -> int:
+  """A process's code as a shell has it.
+
+  Example:
+    >>> exit_code(3), exit_code(-9)
+    (3, 137)
+  """
+  return code if code >= 0 else 128 - code

@@ -1,0 +1,102 @@
+"""SIGTERM as a graceful leave: the gradient at hand still counts.
+
+Schedulers send SIGTERM and, some seconds later, SIGKILL. A replica that is told
+so finishes its step, leaves the run, and its training loop sees
+`Outcome.finished`. If all replicas are to save first, it asks them to, and
+leaves after the common step.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+MODES = ("leave", "save")
+DEFAULT_GRACE = 10.0
+
+
+class Preemption:
+  """What a replica does about SIGTERM.
+
+  Attributes:
+    told: whether it came.
+  """
+
+  def __init__(self, mode: str, grace: float | None = None):
+    """Says what to do.
+
+    Args:
+      mode: "leave", or "save" to have all replicas save before.
+      grace: seconds until the process is killed; after half of them it leaves
+        in any case.
+
+    Raises:
+      ValueError: there is no such mode.
+    """
+    if mode not in MODES:
+      raise ValueError(
+        f"on_sigterm must be None or one of {', '.join(MODES)}, got {mode!r}."
+      )
+    self._mode = mode
+    self._grace = DEFAULT_GRACE if grace is None else grace
+    self._since: float | None = None
+    self._asked = False
+    self._saved = False
+    self._before: Any = None
+
+  @property
+  def told(self) -> bool:
+    return self._since is not None
+
+  def install(self) -> bool:
+    """Takes SIGTERM from now on.
+
+    Returns:
+      Whether it could: not if the program has a handler of its own, and in the
+      main thread only.
+    """
+    if threading.current_thread() is not threading.main_thread():
+      return False
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+      return False
+    self._before = signal.signal(signal.SIGTERM, self._take)
+    return True
+
+  def remove(self) -> None:
+    """Takes it no longer."""
+    # Methods are made anew each time, so "==".
+    if signal.getsignal(signal.SIGTERM) == self._take:
+      signal.signal(signal.SIGTERM, self._before)
+
+  def _take(self, number: int, frame: FrameType | None) -> None:
+    # No more than that: it may come in the midst of anything.
+    if self._since is None:
+      self._since = time.monotonic()
+
+  def wants_save(self) -> bool:
+    """Whether all replicas are to be asked to save now; True once."""
+    if not self.told or self._mode != "save" or self._asked:
+      return False
+    self._asked = True
+    return True
+
+  def is_time(self, *, save: bool, settled: bool) -> bool:
+    """Whether to leave after a step.
+
+    Args:
+      save: whether it was the common step to save at.
+      settled: whether nothing is left that the replica has computed and not
+        submitted.
+    """
+    if self._since is None:
+      return False
+    if time.monotonic() - self._since > self._grace / 2:
+      return not save  # Its program saves first.
+    if self._mode == "save" and not self._saved:
+      # The step after which the program saves is one before the last.
+      self._saved = save
+      return False
+    return settled

@@ -1,0 +1,71 @@
+"""A replica that needs nothing but Python, and does what it is told."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+_SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+def _sleep():
+  print("sleeps", flush=True)
+  time.sleep(60)
+
+
+def _stop(number, frame):
+  print("leaves", flush=True)
+  sys.exit(0)
+
+
+def main():
+  told = {
+    name.removeprefix("OPTAX_DIST_"): value
+    for name, value in os.environ.items()
+    if name.startswith("OPTAX_DIST_")
+  }
+  replica, restarts = int(told["REPLICA"]), int(told.get("RESTARTS", "0"))
+  process = int(told.get("PROCESS_INDEX", "0"))
+  line = socket.socket(fileno=int(told["CHANNEL"]))
+  match sys.argv[1:]:
+    case ["environment", *rest]:
+      for name in ("CHANNEL", "LAUNCHER", "LAUNCH"):
+        del told[name]
+      print(rest, sorted(told.items()))
+    case ["fail", which] if replica == int(which):
+      print("no disk", file=sys.stderr)
+      sys.exit(9)
+    case ["die-once", _] if replica == 1 and process == 1 and not restarts:
+      print("dies", flush=True)
+      os.kill(os.getpid(), signal.SIGKILL)
+    case ["die-once", _] if not restarts and replica == 1:
+      _sleep()
+    case ["die-once", sign]:
+      # The others are there until the one that died is, too.
+      if replica == 1:
+        pathlib.Path(sign).touch()
+      while not os.path.exists(sign):
+        time.sleep(0.01)
+      print("ends")
+    case ["fail-late"]:
+      line.sendall(b'{"event": "joined"}\n{"event": "finished"}\n')
+      sys.exit(4 if replica else 0)
+    case ["grace"]:
+      signal.signal(signal.SIGTERM, _stop)
+      _sleep()
+    case ["deaf"]:
+      signal.signal(signal.SIGTERM, signal.SIG_IGN)
+      subprocess.Popen(_SLEEP)
+      _sleep()
+    case ["user-signal"]:
+      signal.signal(signal.SIGUSR1, _stop)
+      _sleep()
+    case _:
+      print("does nothing")
+
+
+if __name__ == "__main__":
+  main()

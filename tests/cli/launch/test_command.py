@@ -1,0 +1,278 @@
+"""`optax-dist launch`, with processes that need nothing but Python."""
+
+import ast
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from optax_dist.cli import main
+
+# Of no use to replicas that don't join; then none is started.
+_NO_STORE = ("--store", "tcp://127.0.0.1:1")
+_LIGHT = str(pathlib.Path(__file__).with_name("light_replica.py"))
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch):
+  for name in list(os.environ):
+    if name.startswith("OPTAX_DIST_"):
+      monkeypatch.delenv(name)
+
+
+def _launch(*arguments):
+  return main.main(["launch", *map(str, arguments)])
+
+
+def test_replicas_are_told_who_they_are(tmp_path, capfd):
+  output = tmp_path / "out"
+  flags = ("--replicas", 3, "--replicas-to-aggregate", 2, "--output", output)
+  assert _launch(*flags, _LIGHT, "environment", "--replicas", "mine") == 0
+  found = {}
+  for line in capfd.readouterr().out.splitlines():
+    number, rest, told = re.fullmatch(
+      r"\[replica (\d)\] (\[.*?\]) (.*)", line
+    ).groups()
+    # What stands after the script is the script's.
+    assert rest == "['--replicas', 'mine']"
+    found[int(number)] = dict(ast.literal_eval(told))
+  assert sorted(found) == [0, 1, 2]
+  first = found[0]
+  assert re.fullmatch(r"127\.0\.0\.1:\d+", first["COORDINATOR_ADDRESS"])
+  assert len(bytes.fromhex(first["SECRET"])) == 16
+  assert first["NUM_REPLICAS"] == "3"
+  assert first["REPLICAS_TO_AGGREGATE"] == "2"
+  assert first["OUTPUT"] == str(output)
+  assert first["JOURNAL"] == str(output / "journal.jsonl")
+  assert first["GRACE"] == "30"
+  assert "MIN_REPLICAS" not in first
+  for number, told in found.items():
+    assert told == first | {"REPLICA": str(number)}
+    log = (output / "replicas" / f"replica-{number}.log").read_text()
+    assert log.startswith(f"--- replica {number}, started")
+    assert "['--replicas', 'mine']" in log
+
+
+def test_any_program_and_modules_can_be_launched(tmp_path, capfd, monkeypatch):
+  assert (
+    _launch(*_NO_STORE, "--", "sh", "-c", "echo $OPTAX_DIST_REPLICA of one")
+    == 0
+  )
+  assert capfd.readouterr().out == "[replica 0] 0 of one\n"
+  (tmp_path / "mine.py").write_text("import sys; print(sys.argv[1:])")
+  monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+  assert (
+    _launch(*_NO_STORE, "--replicas=1", "-m", "mine", "--restarts", "no") == 0
+  )
+  assert "[replica 0] ['--restarts', 'no']" in capfd.readouterr().out
+
+
+def test_groups_start_again_as_a_whole(tmp_path, capfd):
+  flags = ("--replicas", 2, "--processes-per-replica", 2, "--restarts", 1)
+  assert _launch(*flags, *_NO_STORE, _LIGHT, "die-once", tmp_path / "sign") == 0
+  lines = capfd.readouterr().out.splitlines()
+  assert lines.count("[replica 0.0] ends") == 1
+  assert lines.count("[replica 0.1] ends") == 1
+  # The other one of the group would have slept for a minute.
+  assert "[replica 1.1] dies" in lines
+  assert lines.count("[replica 1.0] ends") == 1
+  assert lines.count("[replica 1.1] ends") == 1
+
+
+def test_processes_of_a_group_are_told_where_they_meet(capfd):
+  flags = ("--replicas", 2, "--processes-per-replica", 2, *_NO_STORE)
+  assert _launch(*flags, _LIGHT, "environment") == 0
+  found = {}
+  for line in capfd.readouterr().out.splitlines():
+    name, told = re.fullmatch(r"\[replica (.*?)\] \[\] (.*)", line).groups()
+    found[name] = dict(ast.literal_eval(told))
+  assert sorted(found) == ["0.0", "0.1", "1.0", "1.1"]
+  for name, told in found.items():
+    assert f"{told['REPLICA']}.{told['PROCESS_INDEX']}" == name
+    assert told["NUM_PROCESSES"] == "2"
+  meet = [found[name]["GROUP_ADDRESS"] for name in sorted(found)]
+  assert meet[0] == meet[1] != meet[2] == meet[3]
+
+
+@pytest.mark.parametrize(
+  ("replicas", "restarts", "words"),
+  [
+    (1, 3, "No replica is left: replica 0 ended with exit code 9"),
+    (3, 0, "2 replicas are left of 3 needed: replica 0 ended with exit code 9"),
+  ],
+)
+def test_it_gives_up_with_the_last_words_and_the_code(
+  capfd, replicas, restarts, words
+):
+  flags = ("--replicas", replicas, "--restarts", restarts, *_NO_STORE)
+  # The others go on until the launcher ends them.
+  script = ("--", sys.executable, _LIGHT, "fail", "0")
+  if replicas > 1:
+    sleep = "[ $OPTAX_DIST_REPLICA = 0 ] || exec sleep 60; exec $0 $1 fail 0"
+    script = ("--", "sh", "-c", sleep, sys.executable, _LIGHT)
+  assert _launch(*flags, *script) == 9
+  err = capfd.readouterr().err
+  assert words in err
+  assert "Its last words:\nno disk" in err
+
+
+def test_a_failure_after_the_run_is_the_jobs(capfd):
+  assert _launch("--replicas", 2, *_NO_STORE, _LIGHT, "fail-late") == 4
+
+
+_COMMAND = """
+import signal, sys
+# It may be started where Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from optax_dist.cli import main
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+class _Started:
+  """The command as a process, what it prints, and its process groups."""
+
+  def __init__(self, *arguments):
+    self.process = subprocess.Popen(
+      [sys.executable, "-c", _COMMAND, "launch", *arguments],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+    )
+    self.text = ""
+
+  def until(self, words, count=1, seconds=60.0):
+    end = time.monotonic() + seconds
+    while self.text.count(words) < count:
+      left = end - time.monotonic()
+      assert left > 0, self.text
+      if select.select([self.process.stdout], [], [], left)[0]:
+        more = os.read(self.process.stdout.fileno(), 1 << 16)
+        assert more, self.text
+        self.text += more.decode()
+
+  def groups(self):
+    """Process groups of all that stems from it, its own left out."""
+    found, parents, stats = set(), {self.process.pid}, {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+      try:
+        stat = pathlib.Path(f"/proc/{name}/stat").read_text()
+      except OSError:
+        continue
+      _, parent, group = stat.rpartition(")")[2].split()[:3]
+      stats[int(name)] = int(parent), int(group)
+    for _ in range(3):
+      for pid, (parent, group) in stats.items():
+        if parent in parents:
+          parents.add(pid)
+          found.add(group)
+    return found
+
+  def check_nothing_is_left(self, groups):
+    end = time.monotonic() + 20.0
+    left = groups
+    while left:
+      assert time.monotonic() < end, left
+      left = {group for group in left if _is_there(group)}
+      time.sleep(0.02)
+
+  def close(self):
+    self.process.kill()
+    self.process.wait()
+    self.process.stdout.close()
+
+
+def _is_there(group):
+  try:
+    os.killpg(group, 0)
+  except ProcessLookupError:
+    return False
+  return True
+
+
+@pytest.fixture
+def start():
+  made = []
+
+  def begin(*arguments):
+    made.append(_Started(*arguments))
+    return made[-1]
+
+  yield begin
+  for one in made:
+    one.close()
+
+
+def test_sigterm_is_passed_on_and_waited_for(start):
+  one = start("--replicas", "2", *_NO_STORE, _LIGHT, "grace")
+  one.until("sleeps", 2)
+  one.process.send_signal(signal.SIGTERM)
+  one.until("leaves", 2)
+  assert one.process.wait(20.0) == 143
+
+
+def test_other_signals_are_passed_on_too(start):
+  one = start("--replicas", "2", *_NO_STORE, _LIGHT, "user-signal")
+  one.until("sleeps", 2)
+  one.process.send_signal(signal.SIGUSR1)
+  assert one.process.wait(20.0) == 0
+  one.until("leaves", 2)
+
+
+@pytest.mark.parametrize(
+  ("signals", "flags", "code"),
+  [
+    ([signal.SIGKILL], (), -9),
+    ([signal.SIGINT], (), 130),
+    ([signal.SIGTERM], ("--grace", "0.5"), 143),  # They ignore it.
+    ([signal.SIGTERM, signal.SIGINT], (), 130),
+  ],
+)
+def test_nothing_is_left_behind(start, signals, flags, code):
+  one = start("--replicas", "2", *flags, _LIGHT, "deaf")
+  one.until("sleeps", 2)
+  groups = one.groups()
+  # Two replicas, the store, and the watcher; each with a group of its own.
+  assert len(groups) == 4
+  for number in signals:
+    one.process.send_signal(number)
+    time.sleep(0.3)  # The first of two is to be taken by itself.
+  assert one.process.wait(20.0) == code
+  one.check_nothing_is_left(groups)
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    ((), "what shall be launched?"),
+    (("--replicas", "2", "nowhere.py"), "there is no script nowhere.py"),
+    (("--secret", "x", _LIGHT), "everyone on the host can read it"),
+    (("--replicas", "2", "--min-replicas", "3", _LIGHT), "is more than the 2"),
+    (("--chaos", "slow:1x2", _LIGHT), "numbered 0 to 0"),
+    (("--chaos", "melt:0.1", _LIGHT), "must be kill:P, stop:P"),
+    (("--nodes", "2", "--node-rank", "0", _LIGHT), "--address is missing"),
+    (("--store", "redis://x", _LIGHT), "A store is in-process"),
+    (("--resume", _LIGHT), "--resume needs --output"),
+    (("--grace", "-1", _LIGHT), "--grace"),
+  ],
+)
+def test_what_can_not_work_is_told_at_once(capsys, flags, words):
+  assert _launch(*flags) == 2
+  assert words in capsys.readouterr().err
+
+
+def test_an_earlier_run_is_kept(tmp_path, capfd):
+  journal = tmp_path / "journal.jsonl"
+  journal.write_text('{"kind": "run"}\n')
+  flags = ("--output", tmp_path, *_NO_STORE)
+  assert _launch(*flags, _LIGHT, "environment") == 2
+  assert "has the journal of an earlier run; --resume" in (
+    capfd.readouterr().err
+  )
+  assert _launch(*flags, "--resume", _LIGHT, "nothing") == 0
+  assert journal.read_text() == '{"kind": "run"}\n'

@@ -1,0 +1,79 @@
+"""What a job is, from its arguments and the environment."""
+
+import argparse
+
+import pytest
+
+from optax_dist.cli import errors
+from optax_dist.cli.launch import job
+
+_HOSTS = {
+  "OPTAX_DIST_NODES": "2",
+  "OPTAX_DIST_NODE_RANK": "1",
+  "OPTAX_DIST_ADDRESS": "host0:29300",
+}
+_SECRET = {"OPTAX_DIST_SECRET": "sixteen bytes or more"}
+
+
+def _job(environ=None, journal=None, **given):
+  names = (
+    "replicas replicas_to_aggregate min_replicas chaos output nodes node_rank"
+    " address store run_name secret_file"
+  )
+  args = dict.fromkeys(names.split()) | given
+  return job.Job(argparse.Namespace(**args), journal, environ or {})
+
+
+def test_of_one_host():
+  made = _job(replicas=4, replicas_to_aggregate=3)
+  assert (made.replicas, made.needed) == (4, 3)
+  assert (made.node.rank, made.node.count) == (0, 1)
+  assert made.told.replicas_to_aggregate == 3
+  assert made.told.secret is None  # The launcher makes one.
+  assert _job(replicas=2, replicas_to_aggregate=8).needed == 2
+  few = _job(replicas=4, replicas_to_aggregate=3, min_replicas=2)
+  assert (few.needed, few.told.min_replicas) == (2, 2)
+
+
+def test_of_several_hosts():
+  made = _job(_HOSTS | _SECRET)
+  assert (made.replicas, made.node.rank, made.node.count) == (2, 1, 2)
+  assert made.told.secret == "sixteen bytes or more"
+  with pytest.raises(errors.CommandError, match="need a secret"):
+    _job(_HOSTS)
+  with pytest.raises(errors.CommandError, match="2 hosts, and 1 replicas"):
+    _job(_HOSTS | _SECRET, replicas=1)
+
+
+def test_the_secret_may_be_in_a_file(tmp_path):
+  file = tmp_path / "secret"
+  file.write_text("of a file, long enough\n")
+  assert _job(secret_file=file).told.secret == "of a file, long enough"
+  mounted = {"OPTAX_DIST_SECRET_FILE": str(file)}
+  assert _job(mounted).told.secret == "of a file, long enough"
+  # What is given comes before what is set.
+  assert _job(_SECRET, secret_file=file).told.secret.startswith("of a file")
+  file.write_text("short")
+  with pytest.raises(errors.CommandError, match="at least 16 bytes") as caught:
+    _job(mounted)
+  assert "short" not in str(caught.value)
+
+
+def test_a_store_that_lives_on_needs_a_name_for_the_run():
+  etcd = {"store": "etcd://a,b,c"}
+  one, two = _job(**etcd), _job(**etcd)
+  assert one.told.store == "etcd://a,b,c"
+  assert one.told.run != two.told.run
+  several = _HOSTS | _SECRET
+  with pytest.raises(errors.CommandError, match="need --run NAME"):
+    _job(several, **etcd)
+  assert _job(several, run_name="mine", **etcd).told.run == "mine"
+  slurm = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+  assert _job(several | slurm, **etcd).told.run == "slurm-7.2"
+  # The store of a launcher is a new one each time.
+  assert _job(several | slurm).told.run is None
+
+
+def test_wrong_variables_are_named():
+  with pytest.raises(errors.CommandError, match="OPTAX_DIST_NODE_RANK"):
+    _job({"OPTAX_DIST_NODE_RANK": "one"})

@@ -1,0 +1,82 @@
+"""A launched process: what it says and prints, and that it ends with its kin."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from optax_dist.coordinator.launch import child, output
+
+_SPEAKING = """
+import os, socket, sys, json
+line = socket.socket(fileno=int(os.environ["OPTAX_DIST_CHANNEL"]))
+line.sendall(b'{"event": "hello"}\\nnonsense\\n[1]\\n')
+told = json.loads(line.recv(1000))
+print("told", told["x"])
+print("to err", file=sys.stderr)
+sys.exit(5)
+"""
+_PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+"""
+
+
+def _wait(condition):
+  end = time.monotonic() + 20.0
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.01)
+
+
+def test_what_it_says_and_prints(tmp_path):
+  lines, events = [], []
+  printed = output.Printed("one", echo=lambda *told: lines.append(told[1:]))
+  made = child.Child(
+    "one", [sys.executable, "-S", "-c", _SPEAKING], printed=printed
+  )
+  try:
+    _wait(lambda: events.extend(made.read()[0]) or events)
+    made.send({"x": 7})
+    _wait(made.has_ended)
+  finally:
+    made.kill()
+  assert events == [{"event": "hello"}]
+  assert sorted(lines) == [("to err", True), ("told 7", False)]
+  assert made.ending() == "ended with exit code 5"
+  assert "told 7" in made.tail()
+  made.signal(signal.SIGTERM)  # In vain.
+  made.send({"x": 8})
+
+
+def test_its_log_is_a_file(tmp_path):
+  log = tmp_path / "log"
+  made = child.Child("one", [sys.executable, "-S", "-c", "print('x')"], log)
+  _wait(made.has_ended)
+  made.kill()
+  assert made.tail() == log.read_text().strip() == "x"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_it_has_started_ends_with_it(late):
+  wait = "" if late else "time.sleep(60)"
+  made = child.Child(
+    "one",
+    [sys.executable, "-S", "-c", _PARENT + wait],
+    printed=output.Printed("one", echo=lambda *told: None),
+  )
+  if late:  # It has ended itself, but its group has not.
+    _wait(made.has_ended)
+    os.killpg(made.pid, 0)
+  made.kill()
+
+  def gone():
+    try:
+      os.killpg(made.pid, 0)
+    except ProcessLookupError:
+      return True
+    return False
+
+  _wait(gone)

@@ -1,0 +1,55 @@
+"""What replicas print comes out whole, labelled, and is kept."""
+
+import pytest
+
+from optax_dist.coordinator.launch import output
+
+
+@pytest.fixture
+def lines():
+  return []
+
+
+def _printed(lines, **options):
+  return output.Printed("replica 2", echo=lambda *x: lines.append(x), **options)
+
+
+def test_lines_come_out_whole(lines):
+  printed = _printed(lines)
+  printed.take(b"one\ntw", error=False)
+  printed.take(b"an error\n", error=True)
+  printed.take("o \N{SNOWMAN}".encode()[:4], error=False)
+  assert lines == [("replica 2", "one", False), ("replica 2", "an error", True)]
+  printed.take("\N{SNOWMAN}".encode()[2:] + b"\nlast", error=False)
+  printed.end()
+  assert [text for _, text, _ in lines[2:]] == ["two \N{SNOWMAN}", "last"]
+  assert printed.tail(2) == "two \N{SNOWMAN}\nlast"
+
+
+def test_of_a_progress_bar_the_last_state_is_seen(lines):
+  printed = _printed(lines)
+  printed.take(b"\r10%\r20%\r100%\r\n", error=True)
+  assert lines == [("replica 2", "100%", True)]
+
+
+def test_a_line_without_an_end_is_cut(lines):
+  printed = _printed(lines)
+  printed.take(b"x" * 100_000, error=False)
+  assert len(lines) == 1
+
+
+def test_files_are_added_to(lines, tmp_path):
+  file = tmp_path / "replica-2.log"
+  for text in (b"a\rb\n", b"second"):
+    printed = _printed(lines, file=file)
+    printed.take(text, error=False)
+    printed.end()
+  parts = file.read_bytes().split(b"--- replica 2, started ")
+  assert [p[20:] for p in parts[1:]] == [b"a\rb\n", b"second"]
+
+
+def test_the_streams_stay_apart(capsys):
+  output.echo("replica 0", "to out", False)
+  output.echo("replica 0", "to err", True)
+  out, err = capsys.readouterr()
+  assert (out, err) == ("[replica 0] to out\n", "[replica 0] to err\n")

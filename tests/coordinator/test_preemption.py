@@ -1,0 +1,117 @@
+"""SIGTERM: a replica leaves after its step, and nothing is lost."""
+
+import os
+import signal
+import threading
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator import preemption
+from optax_dist.coordinator.store import process
+
+_SECRET = "a secret of enough bytes"
+
+
+def test_it_is_time_after_a_step_is_decided():
+  made = preemption.Preemption("leave", 60.0)
+  assert not made.is_time(save=False, settled=True)
+  made._take(signal.SIGTERM, None)
+  assert made.told
+  assert not made.wants_save()
+  assert not made.is_time(save=False, settled=False)
+  assert made.is_time(save=False, settled=True)
+
+
+def test_the_common_save_comes_first():
+  made = preemption.Preemption("save", 60.0)
+  assert not made.wants_save()
+  made._take(signal.SIGTERM, None)
+  assert made.wants_save()
+  assert not made.wants_save()  # Once.
+  assert not made.is_time(save=False, settled=True)
+  assert not made.is_time(save=True, settled=True)  # Its program saves.
+  assert not made.is_time(save=False, settled=False)
+  assert made.is_time(save=False, settled=True)
+
+
+def test_with_half_of_the_grace_over_it_leaves_in_any_case():
+  made = preemption.Preemption("save", 0.0)
+  made._take(signal.SIGTERM, None)
+  assert not made.is_time(save=True, settled=True)
+  assert made.is_time(save=False, settled=False)
+
+
+def test_a_handler_of_the_program_stays(monkeypatch):
+  made = preemption.Preemption("leave")
+  mine = lambda number, frame: None
+  before = signal.signal(signal.SIGTERM, mine)
+  try:
+    assert not made.install()
+    made.remove()
+    assert signal.getsignal(signal.SIGTERM) is mine
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert made.install()
+    made.remove()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+  finally:
+    signal.signal(signal.SIGTERM, before)
+  found = []
+  thread = threading.Thread(target=lambda: found.append(made.install()))
+  thread.start()
+  thread.join()
+  assert found == [False]
+  with pytest.raises(ValueError, match="on_sigterm must be None or one of"):
+    preemption.Preemption("stop")
+
+
+@pytest.mark.parametrize("mode", ["leave", "save"])
+def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
+  """The other one goes on, as a thread; then it ends the run."""
+  told = {
+    "total_num_replicas": 2,
+    "secret": _SECRET,
+    "timeout": 20.0,
+    "start_store": False,
+  }
+  seen, left = {0: [], 1: []}, threading.Event()
+
+  def train(number, replica, until):
+    while not replica.finished and not until(replica):
+      outcome = replica.step(jnp.ones(4))
+      seen[number].append(outcome)
+
+  def other():
+    with coordinator.join(
+      optax.sgd(0.1), jnp.zeros(4), replica=1, **told
+    ) as replica:
+      train(1, replica, lambda r: left.is_set() and r.global_step >= 30)
+      replica.finish()
+
+  with process.start(_SECRET.encode(), port=0) as store:
+    told["coordinator_address"] = store.address.partition(",")[0]
+    thread = threading.Thread(target=other)
+    thread.start()
+    with coordinator.join(
+      optax.sgd(0.1), jnp.zeros(4), replica=0, on_sigterm=mode, **told
+    ) as replica:
+      train(0, replica, lambda r: r.global_step >= 5)
+      os.kill(os.getpid(), signal.SIGTERM)
+      train(0, replica, lambda r: False)
+      assert replica.has_left
+      assert replica.finished
+      # A loop that looks at the outcome only ends as well.
+      assert replica.step(jnp.ones(4)).finished
+    left.set()
+    thread.join(30.0)
+  assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+  assert all(outcome.accepted for outcome in seen[0])
+  assert seen[0][-1].finished
+  assert any(outcome.save for outcome in seen[0]) == (mode == "save")
+  assert any(outcome.save for outcome in seen[1]) == (mode == "save")
+  # What counted for it is what the other one saw it take part in.
+  joint = [o.global_step for o in seen[1] if o.members == (0, 1)]
+  assert len(joint) == len(seen[0])
+  assert seen[1][-1].global_step >= 30
