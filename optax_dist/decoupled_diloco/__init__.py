@@ -1,0 +1,55 @@
+"""Decoupled DiLoCo: learners on their own clocks merge fragments of the parameters.
+
+The rules are a pure state machine, without arrays, input, output or a clock; the
+merge is of arrays alone. docs/decoupled_diloco.md tells how they fit together.
+"""
+
+from optax_dist.decoupled_diloco.merge import (
+  balanced_fragments,
+  merge,
+  mix,
+  radial_directional_mean,
+)
+from optax_dist.decoupled_diloco.rules import (
+  Abort,
+  Adopt,
+  Config,
+  Contribute,
+  Drop,
+  Join,
+  Leave,
+  Merge,
+  Merged,
+  Reason,
+  State,
+  Tick,
+  deadline,
+  due,
+  init,
+  step,
+  token_weight,
+)
+
+__all__ = [
+  "Abort",
+  "Adopt",
+  "Config",
+  "Contribute",
+  "Drop",
+  "Join",
+  "Leave",
+  "Merge",
+  "Merged",
+  "Reason",
+  "State",
+  "Tick",
+  "balanced_fragments",
+  "deadline",
+  "due",
+  "init",
+  "merge",
+  "mix",
+  "radial_directional_mean",
+  "step",
+  "token_weight",
+]
