@@ -191,6 +191,40 @@ def test_narrow_wires_lose_little_and_nothing_for_ever(wire):
   assert np.abs(mean - exact).max() > 0
 
 
+@pytest.mark.parametrize(
+  ("wire", "fewer"),
+  [("int4", 7.9), ("int2", 15.7), ("sign", 31.4), ("top_k", 112)],
+)
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_wires_of_few_bits_train_to_the_same_end(wire, fewer, inline_bytes):
+  """Towards a target for each replica; both end near the mean of the targets."""
+  size, steps = 2 * 4032, 60
+  targets = np.random.default_rng(1).normal(size=(2, size)).astype("f4")
+
+  def train(replica, result):
+    for _ in range(steps):
+      own = {"x": replica.params["x"] - targets[replica.replica]}
+      assert replica.step(own)
+    return np.asarray(replica.params["x"]), replica.stats()["bytes_out"]
+
+  results = runs.run(
+    train,
+    2,
+    opt=optax.sgd(0.03),
+    params={"x": jnp.zeros(size)},
+    wire=wire,
+    inline_bytes=inline_bytes,
+  )
+  assert [r.error for r in results] == [None] * 2
+  (first, sent), (second, _) = (r.value for r in results)
+  np.testing.assert_array_equal(first, second)
+  goal = targets.mean(0)
+  assert np.linalg.norm(first - goal) < 0.7 * np.linalg.norm(goal)
+  if not inline_bytes:
+    # Half of the gradient, in few bits, and half of the mean in bfloat16.
+    assert sent == pytest.approx(steps * size * (2 / fewer + 1), rel=0.02)
+
+
 def test_bytes_are_counted_and_are_the_fewest_there_can_be():
   elements, steps = 3 * 64 * 40, 4
   size = 4 * elements

@@ -38,9 +38,11 @@ class Encoder:
     self.mean_place = layouts.layout(
       template, wire_formats.mean_wire(wire), like=self.place
     )
-    # int8 loses much; what is lost is sent with the next gradient.
+    # Few bits lose much; what is lost is sent with the next gradient.
     self._error = (
-      np.zeros(self.place.elements, np.float32) if wire == "int8" else None
+      np.zeros(self.place.elements, np.float32)
+      if wire_formats.feeds_back(wire)
+      else None
     )
     self._next_error: np.ndarray | None = None
 

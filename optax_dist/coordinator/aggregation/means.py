@@ -57,7 +57,7 @@ def _write(
       for leaf, array in zip(place.leaves, leaves, strict=True)
       if leaf.group == index
     ]
-    if not isinstance(group.codec, wires.Int8):
+    if not group.codec.blocks:
       for leaf, array in mine:
         start, stop = place.bytes_of_leaf(leaf)
         raw = out[start:stop]

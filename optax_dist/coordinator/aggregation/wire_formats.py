@@ -1,4 +1,4 @@
-"""How numbers travel: as they are, as bfloat16, or as int8 with a scale.
+"""How numbers travel: as they are, as bfloat16, or in fewer bits with scales.
 
 A codec turns a range of elements into bytes and back. Ranges begin and end at
 multiples of its `quantum`, so any number of replicas can cut a buffer alike.
@@ -11,10 +11,10 @@ from typing import Protocol
 import jax.numpy as jnp
 import numpy as np
 
-WIRES = ("float32", "bfloat16", "int8")
+from optax_dist.coordinator.aggregation import block_formats
 
 # int8: one scale for so many numbers, which with it fill 4,096 bytes.
-_NUMBERS = 4032
+_NUMBERS = block_formats.NUMBERS
 _BLOCK = 4096
 _HEAD = _BLOCK - _NUMBERS
 
@@ -26,11 +26,14 @@ class Codec(Protocol):
     dtype: of the numbers outside.
     work: the dtype in which sums are formed.
     quantum: elements that can't be torn apart.
+    blocks: whether these share their bytes, and lose so much that the sender feeds
+      it back.
   """
 
   dtype: np.dtype
   work: np.dtype
   quantum: int
+  blocks: bool
 
   def nbytes(self, elements: int) -> int:
     """Bytes of so many elements, a multiple of the quantum."""
@@ -47,6 +50,8 @@ class Codec(Protocol):
 
 class Plain:
   """Numbers as they are."""
+
+  blocks = False
 
   def __init__(self, dtype: np.dtype):
     self.dtype = np.dtype(dtype)
@@ -71,6 +76,7 @@ class BFloat16:
   dtype = np.dtype(np.float32)
   work = np.dtype(np.float32)
   quantum = 16
+  blocks = False
 
   def nbytes(self, elements: int) -> int:
     return elements * 2
@@ -101,6 +107,7 @@ class Int8:
   dtype = np.dtype(np.float32)
   work = np.dtype(np.float32)
   quantum = _NUMBERS
+  blocks = True
 
   def nbytes(self, elements: int) -> int:
     return elements // _NUMBERS * _BLOCK
@@ -124,6 +131,17 @@ class Int8:
     return whole.reshape(-1)
 
 
+# By name, all that are made of blocks.
+_BLOCKS: dict[str, Codec] = {
+  "int8": Int8(),
+  "int4": block_formats.Levels(4),
+  "int2": block_formats.Levels(2),
+  "sign": block_formats.Signs(),
+  "top_k": block_formats.TopK(),
+}
+WIRES = ("float32", "bfloat16", *_BLOCKS)
+
+
 def codec(wire: str, dtype: np.dtype) -> Codec:
   """How leaves of a dtype travel on a wire.
 
@@ -144,16 +162,26 @@ def codec(wire: str, dtype: np.dtype) -> Codec:
   if np.dtype(dtype) == np.float32:
     if wire == "bfloat16":
       return BFloat16()
-    if wire == "int8":
-      return Int8()
+    if wire in _BLOCKS:
+      return _BLOCKS[wire]
   return Plain(dtype)
 
 
+def feeds_back(wire: str) -> bool:
+  """Whether senders add what a wire lost to their next gradient.
+
+  Example:
+    >>> feeds_back("int8"), feeds_back("bfloat16")
+    (True, False)
+  """
+  return wire in _BLOCKS
+
+
 def mean_wire(wire: str) -> str:
-  """How the mean travels: an int8 mean would be rounded again, unrepaired.
+  """How the mean travels: in few bits it would be rounded again, unrepaired.
 
   Example:
     >>> mean_wire("int8"), mean_wire("float32")
     ('bfloat16', 'float32')
   """
-  return "bfloat16" if wire == "int8" else wire
+  return "bfloat16" if feeds_back(wire) else wire

@@ -70,7 +70,7 @@ def replay_run(
       total = one if total is None else add(total, one)
     out = np.zeros(place.nbytes, np.uint8)
     error = None
-    if wire == "int8":
+    if wires.feeds_back(wire):
       # What a replica's encoding lost goes with its next gradient that counts.
       who = member["replica"], member.get("incarnation")
       zeros = np.zeros(place.elements, np.float32)

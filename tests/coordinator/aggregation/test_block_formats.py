@@ -1,0 +1,148 @@
+"""Numbers in few bits and back: each format against its equation."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_dist import compression
+from optax_dist.coordinator.aggregation import block_formats, encoder, means
+from optax_dist.coordinator.aggregation import wire_formats as wires
+
+N = block_formats.NUMBERS
+CODECS = {name: wires.codec(name, np.dtype("f4")) for name in wires.WIRES[3:]}
+
+
+def _numbers(blocks=3, seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.normal(size=blocks * N).astype(np.float32)
+
+
+def _there_and_back(name, numbers):
+  codec = CODECS[name]
+  raw = np.full(codec.nbytes(numbers.size), 255, np.uint8)
+  codec.encode(numbers, raw)
+  before = raw.copy()
+  found = np.array(codec.decode(raw))
+  np.testing.assert_array_equal(raw, before)
+  return found
+
+
+def test_all_are_here():
+  assert set(CODECS) == {"int4", "int2", "sign", "top_k"}
+
+
+@pytest.mark.parametrize(
+  ("name", "method"),
+  [
+    ("int4", compression.quantize(4, block=N)),
+    ("int2", compression.quantize(2, block=N)),
+    ("sign", compression.quantize(1, block=N)),
+  ],
+)
+def test_they_are_the_methods_of_compression(name, method):
+  numbers = _numbers()
+  expected = method.round_trip(jnp.asarray(numbers))
+  np.testing.assert_allclose(
+    _there_and_back(name, numbers), expected, rtol=1e-5, atol=1e-6
+  )
+
+
+def test_top_k_keeps_the_largest_in_two_bits():
+  numbers = _numbers()
+  found = _there_and_back("top_k", numbers).reshape(-1, N)
+  for row, got in zip(numbers.reshape(-1, N), found, strict=True):
+    at = np.sort(np.argsort(np.abs(row))[-121:])
+    np.testing.assert_array_equal(np.nonzero(got)[0], at)
+    scale = np.abs(row).max()
+    expected = (np.rint((row[at] / scale + 1) * 1.5) / 1.5 - 1) * scale
+    np.testing.assert_allclose(got[at], expected, rtol=1e-5)
+
+
+def test_top_k_takes_any_positions():
+  """At both ends, side by side, and where all are alike."""
+  numbers = np.zeros((3, N), np.float32)
+  numbers[0, :121] = 1.0
+  numbers[1, -121:] = -1.0
+  numbers[2] = 1.0
+  found = _there_and_back("top_k", numbers.reshape(-1)).reshape(-1, N)
+  np.testing.assert_allclose(found[:2], numbers[:2], rtol=1e-6)
+  assert np.count_nonzero(found[2]) == 121
+
+
+def test_bytes_are_those_of_the_bits():
+  whole = 4 * N
+  fewer = {name: whole / codec.nbytes(N) for name, codec in CODECS.items()}
+  assert fewer["int4"] > 7.9
+  assert fewer["int2"] > 15.7
+  assert fewer["sign"] > 31.4
+  assert fewer["top_k"] >= 112
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_zeros_tiny_and_huge_numbers_come_through(name):
+  zeros, tiny = np.zeros(N, np.float32), np.full(N, 1e-45, np.float32)
+  np.testing.assert_array_equal(_there_and_back(name, zeros), zeros)
+  huge = np.linspace(-3e38, 3e38, N, dtype=np.float32)
+  for numbers in (tiny, huge):
+    with np.errstate(all="ignore"):
+      found = _there_and_back(name, numbers)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_never_more_is_left_out_than_there_is(name):
+  numbers = _numbers(seed=5)
+  left = np.sum((numbers - _there_and_back(name, numbers)) ** 2)
+  assert left < np.sum(numbers**2)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_with_feedback_all_is_sent_in_the_end(name):
+  """A constant gradient: what is not sent yet stays bounded."""
+  made = encoder.Encoder([np.zeros(N + 100, np.float32)], name)
+  gradient = _numbers(2, seed=2)[: N + 100]
+  raw = np.zeros(made.place.nbytes, np.uint8)
+  # A buffer is a little longer than what is in it.
+  sent = raw[: CODECS[name].nbytes(made.place.elements)]
+  total, steps = np.zeros(made.place.elements), 150
+  for _ in range(steps):
+    assert made.write([gradient], raw)
+    made.settle(applied=True)
+    total += CODECS[name].decode(sent)
+  off = np.abs(
+    total / steps - np.pad(gradient, (0, total.size - gradient.size))
+  )
+  once = _there_and_back(name, _numbers(2, seed=2)) - _numbers(2, seed=2)
+  assert off.max() < 0.5 * np.abs(once).max()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_slices_are_averaged_as_the_whole_is(name):
+  size = 3 * N
+  made = encoder.Encoder([np.zeros(size, np.float32)], name)
+  gradients = []
+  for seed in range(2):
+    raw = np.zeros(made.place.nbytes, np.uint8)
+    made.write([_numbers(seed=seed)], raw)
+    gradients.append(raw)
+  whole = made.average([raw.tobytes() for raw in gradients], [1.0, 0.5], 2)
+  cuts = made.place.cuts(2)
+  parts = []
+  for start, stop in itertools.pairwise(cuts):
+    low, high = made.place.bytes_of(start, stop)
+    mean_low, mean_high = made.mean_place.bytes_of(start, stop)
+    out = np.zeros(mean_high - mean_low, np.uint8)
+    means.mean_slice(
+      [raw[low:high] for raw in gradients],
+      [1.0, 0.5],
+      2,
+      made.place,
+      made.mean_place,
+      start,
+      stop,
+      out,
+    )
+    parts.append(out.tobytes())
+  assert b"".join(parts) == whole
