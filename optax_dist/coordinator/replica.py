@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import secrets
 import time
@@ -128,9 +129,10 @@ class Replica:
     self._saved = -1
     self._left = False
     self._computed = 0.0
-    # When what is computed now was begun, and jax's time for programs by then.
+    # When what is computed now was begun; by then, jax's time for programs and
+    # the process's on all cores.
     self._began = self._token_time = time.monotonic()
-    self._compiled = timings.compiled()
+    self._compiled, self._cpu = timings.compiled(), time.process_time()
     # Of the submission before: when it was sent, and its parts until now.
     self._sent: float | None = None
     self._waited = self._apply_time = 0.0
@@ -143,6 +145,8 @@ class Replica:
       "total_num_replicas": numbers.total_num_replicas,
       "max_staleness": numbers.max_staleness,
       "lower_on_leave": numbers.lower_on_leave,
+      "lower_on_loss": numbers.lower_on_loss,
+      "cores": _cores(),
       "weight": numbers.weight and "inverse_staleness",
       "wire": self._settings.wire,
       "gradient_bytes": self._encoder.place.nbytes,
@@ -448,7 +452,7 @@ class Replica:
       self._sent = None
     if not self._counted:
       self._began = now
-      self._compiled = timings.compiled()
+      self._compiled, self._cpu = timings.compiled(), time.process_time()
 
   def _timings(self, sequence: int, now: float, encoded: float) -> bytes:
     """What the journal tells of a submission that is sent now."""
@@ -458,6 +462,7 @@ class Replica:
       self._began,
       now,
       timings.compiled() - self._compiled,
+      time.process_time() - self._cpu,
       encoded,
       waited,
       seconds if exchanged == sequence - 1 else 0.0,
@@ -703,6 +708,13 @@ class Replica:
   def _raise_failure(self) -> None:
     if self._handover.failure is not None:
       raise self._handover.failure
+
+
+def _cores() -> int | None:
+  """On how many cores this process may run."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count()
 
 
 def _plain(value: Any) -> Any:

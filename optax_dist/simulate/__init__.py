@@ -1,6 +1,6 @@
 """Simulates strategies in virtual time, before paying for the machines.
 
-docs/simulate.md says what is simulated and how well it fits.
+docs/simulate.md tells what is simulated and how well it fits.
 """
 
 from optax_dist.simulate import goodput, scale
@@ -12,9 +12,16 @@ from optax_dist.simulate.latency.distributions import (
 )
 from optax_dist.simulate.latency.hosts import PerHost, SlowHosts
 from optax_dist.simulate.latency.parse import parse_latency
+from optax_dist.simulate.latency.recording import Recording
 from optax_dist.simulate.plan import Candidate, Plan, plan
 from optax_dist.simulate.replay.journal import Replay, replay
 from optax_dist.simulate.replay.latencies import Recorded, from_journal
+from optax_dist.simulate.replay.predict import (
+  HeldOut,
+  Prediction,
+  held_out,
+  predict,
+)
 from optax_dist.simulate.run_timing import simulate_timing
 from optax_dist.simulate.strategy import (
   Strategy,
@@ -32,10 +39,13 @@ __all__ = [
   "Distribution",
   "Empirical",
   "Failures",
+  "HeldOut",
   "Latency",
   "PerHost",
   "Plan",
+  "Prediction",
   "Recorded",
+  "Recording",
   "Replay",
   "SlowHosts",
   "Strategy",
@@ -46,9 +56,11 @@ __all__ = [
   "elastic_average",
   "from_journal",
   "goodput",
+  "held_out",
   "local_updates",
   "parse_latency",
   "plan",
+  "predict",
   "replay",
   "scale",
   "simulate_timing",

@@ -11,6 +11,7 @@ import numpy as np
 from optax_dist.simulate.engines.array_engine import Lots
 from optax_dist.simulate.latency.distributions import Empirical, Latency
 from optax_dist.simulate.latency.hosts import Scaled
+from optax_dist.simulate.latency.recording import Recording
 from optax_dist.simulate.strategy import Strategy
 
 # Replicas in all simulations that go side by side.
@@ -137,7 +138,7 @@ def plan(
     repetitions: simulations of each number; fewer where there are many
       replicas, 20 at least.
     seed: the same one gives the same plan.
-    progress: called with the share that is done.
+    progress: is told the share that is done.
 
   Returns:
     The plan.
@@ -172,13 +173,15 @@ def plan(
     np.random.default_rng(s)
     for s in np.random.SeedSequence(seed).spawn(repetitions + 1)
   ]
-  hosts = latency.hosts(replicas, rngs.pop())
+  of_hosts = rngs.pop()
+  hosts = latency.hosts(replicas, of_hosts)
   at_once = max(1, _AT_ONCE // each)
   rates, wasted = [], []
   for first in range(0, repetitions, at_once):
     part = rngs[first : first + at_once]
     rate, waste = _simulate(
       strategy,
+      latency,
       hosts,
       ks,
       part,
@@ -196,7 +199,8 @@ def plan(
     noise,
     np.concatenate(rates),
     np.concatenate(wasted),
-    any(_resampled(h, rngs[0]) is not h for h in hosts),
+    isinstance(latency, Recording)
+    or any(_resampled(h, rngs[0]) is not h for h in hosts),
   )
 
 
@@ -211,6 +215,7 @@ def _candidates(n: int) -> list[int]:
 
 def _simulate(
   strategy: Strategy,
+  latency: Latency,
   hosts: Sequence[Latency],
   ks: np.ndarray,
   rngs: Sequence[np.random.Generator],
@@ -222,7 +227,7 @@ def _simulate(
   n, width = len(hosts), 2 * steps
   table = np.stack(
     [
-      np.stack([_resampled(h, rng).draw(rng, width) for h in hosts])
+      np.stack([h.draw(rng, width) for h in _drawn_anew(latency, hosts, rng)])
       for rng in rngs
     ]
   )
@@ -254,6 +259,15 @@ def _simulate(
   shape = len(rngs), len(ks)
   stale = lots.seconds["stale"].reshape(simulations, n).sum(axis=1)
   return (steps / time).reshape(shape), (stale / time / n).reshape(shape)
+
+
+def _drawn_anew(
+  latency: Latency, hosts: Sequence[Latency], rng: np.random.Generator
+) -> Sequence[Latency]:
+  """The hosts of one repetition; what was recorded together stays together."""
+  if isinstance(latency, Recording):
+    return latency.resampled(rng).hosts(len(hosts), rng)
+  return [_resampled(host, rng) for host in hosts]
 
 
 def _resampled(host: Latency, rng: np.random.Generator) -> Latency:

@@ -42,8 +42,8 @@ def simulate_timing(
     engine: `"events"` lets the rules decide on each event; `"arrays"` comes to
       the same outcome many times faster, without failures, journal, and more
       contributions in a step than replicas; `"auto"` takes what fits.
-    journal: gets every event, in virtual time; None for none.
-    progress: called with the steps so far, now and then.
+    journal: is told everything, in virtual time; None for nobody.
+    progress: is told the steps so far, now and then.
 
   Returns:
     The outcome.
@@ -66,7 +66,9 @@ def simulate_timing(
   ):
     if not least <= value < float("inf"):
       raise ValueError(f"{name} must be at least {least}, got {value!r}.")
-  if failures is not None and not (failures.rate > 0 and failures.downtime > 0):
+  if failures is not None and not (
+    failures.rate > 0 and failures.downtimes and min(failures.downtimes) > 0
+  ):
     raise ValueError(
       f"rate and downtime of failures must be above 0, got {failures}."
     )

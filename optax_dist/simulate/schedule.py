@@ -62,7 +62,7 @@ class _Recorder:
     if kind == "commit":
       self.events.append(("commit", len(self.commits)))
       self.commits.append(fields)
-    elif kind in ("drop", "join"):
+    elif kind == "join" or (kind == "drop" and fields["reason"] != "lost"):
       self.events.append((kind, fields["replica"]))
 
 

@@ -13,10 +13,10 @@ from optax_dist.cli import errors, installed, output_files, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
-Simulates replicas that train together, in virtual time, and reports how many steps
+Simulates replicas that train together, in virtual time, and tells how many steps
 they would make, how much work would be dropped, and where the time would go. The
 rules that decide are the coordinator's own. With a journal and no --strategy, the
-recorded run is simulated, and its pace shown beside the simulation's. With --train
+recorded run is simulated, and its pace told beside the simulation's. With --train
 a small network learns scikit-learn's digits in that virtual time, each gradient
 computed on the parameters that its replica would hold."""
 
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
           steps=steps[i],
           seed=args.seed,
           communication=args.communication,
-          failures=args.failures,
+          failures=args.failures or _recorded_failures(args, recorded),
           journal=journal,
           progress=_from(shown, begun),
         )
@@ -149,13 +149,7 @@ def run(args: argparse.Namespace) -> int:
     "simulations": [timing.report() for timing in timings],
   }
   if recorded is not None and recorded.steps_per_second is not None:
-    measured, predicted = recorded.steps_per_second, timings[0].steps_per_second
-    report["recorded_steps_per_second"] = measured
-    print(f"recorded: {measured:.4g} steps/s", end="")
-    if args.strategy is None and args.replicas == recorded.replicas:
-      print(f"; simulated: {predicted:.4g} ({predicted / measured - 1:+.1%})")
-    else:
-      print()
+    report |= _compare(args, recorded, chosen[0])
   if args.json:
     output_files.write_json(args.json, report)
   if args.save:
@@ -166,6 +160,46 @@ def run(args: argparse.Namespace) -> int:
     )
   output_files.tell(args.json, args.save, args.write_journal)
   return 0
+
+
+def _recorded_failures(args: argparse.Namespace, recorded):
+  """Those of the journal, where the recorded run is simulated."""
+  alike = recorded is not None and args.strategy is None
+  return recorded.failures if alike else None
+
+
+def _compare(args: argparse.Namespace, recorded, strategy) -> dict[str, Any]:
+  """Tells what was recorded, what is predicted, and how sure that is."""
+  from optax_dist import simulate
+  from optax_dist.coordinator import journal
+
+  measured = recorded.steps_per_second
+  predicted = simulate.predict(
+    recorded, strategy, args.replicas, seed=args.seed
+  )
+  for doubt in predicted.doubts:
+    if doubt not in recorded.doubts:
+      parser.say(f"{args.journal}: {doubt}")
+  report: dict[str, Any] = {
+    "recorded_steps_per_second": measured,
+    "prediction": predicted._asdict(),
+  }
+  print(f"recorded: {measured:.4g} steps/s; predicted: {predicted}", end="")
+  if args.strategy is None and args.replicas == recorded.replicas:
+    print(f", {predicted.steps_per_second / measured - 1:+.1%}")
+  else:
+    print()
+  records = journal.read(args.journal).records
+  held_out = simulate.held_out(records, seed=args.seed)
+  if held_out is not None:
+    print(f"held out: {held_out}")
+    report["held_out"] = {
+      "predicted": held_out.predicted._asdict(),
+      "measured": held_out.measured,
+      "error": held_out.error,
+      "inside": held_out.inside,
+    }
+  return report
 
 
 def _train(args: argparse.Namespace, latency, recorded) -> int:
@@ -263,7 +297,8 @@ def _failures(text: str):
     raise argparse.ArgumentTypeError(
       f"must be RATE,DOWNTIME, two numbers above 0, got {text!r}"
     )
-  return simulate.Failures(*map(parser.positive_float, parts))
+  rate, downtime = map(parser.positive_float, parts)
+  return simulate.Failures(rate, downtime)
 
 
 def _journal(path: pathlib.Path | None, stack: contextlib.ExitStack):

@@ -127,10 +127,8 @@ def load(args: argparse.Namespace):
     args.communication = recorded.communication if recorded else 0.0
   if recorded and recorded.strategy.cancel:
     args.cancel = True
-    parser.say(
-      f"{args.journal}: late replicas dropped their work at once, so how long it"
-      " would have taken is not in it: slow computations are missing"
-    )
+  for doubt in recorded.doubts if recorded else ():
+    parser.say(f"{args.journal}: {doubt}")
   if args.max_staleness is None:
     late = recorded.strategy.max_staleness if recorded else 0
     args.max_staleness = late

@@ -194,7 +194,9 @@ class Leader:
     self._note(notes.LeaderBegins(config.replica, view.term, view.step))
     if view.membership == self._first:
       # Its membership began with its leadership, and stands in no `Joined`.
-      joined = notes.MemberJoined(config.replica, term.incarnation, view.step)
+      joined = notes.MemberJoined(
+        config.replica, term.incarnation, view.step, config.address
+      )
       self._note(joined)
     # What members have under way may be as old as it was.
     late = config.max_staleness
@@ -495,7 +497,12 @@ class Leader:
     self._seats[member.incarnation] = _Seat(member)
     self._log.add(Joined(member))
     self._note(
-      notes.MemberJoined(member.replica, member.incarnation, self._quorum.step)
+      notes.MemberJoined(
+        member.replica,
+        member.incarnation,
+        self._quorum.step,
+        member.address,
+      )
     )
     self._step(quorum.Join(member.replica, member.incarnation))
 

@@ -34,11 +34,16 @@ class LeaderBegins:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemberJoined:
-  """A replica takes part."""
+  """A replica takes part.
+
+  Attributes:
+    address: where it listens.
+  """
 
   replica: ReplicaId
   incarnation: Incarnation
   step: int
+  address: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -81,8 +81,9 @@ class JournalLines:
         return "run", {**self._describe, "step": step}
       case notes.LeaderBegins(replica, term, step):
         return "leader", {"replica": replica, "term": term, "step": step}
-      case notes.MemberJoined(replica, incarnation, step):
-        return "join", _member(replica, incarnation, step)
+      case notes.MemberJoined(replica, incarnation, step, address):
+        fields = _member(replica, incarnation, step)
+        return "join", fields | {"address": address}
       case notes.MemberRemoved(replica, incarnation, step, left, reason):
         fields = _member(replica, incarnation, step)
         self._clocks.forget(incarnation)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-_FORMAT = struct.Struct("<7d")
+_FORMAT = struct.Struct("<8d")
 _COMPILING = "/jax/core/compile/"
 
 
@@ -30,13 +30,15 @@ class Timings:
     start: when computing began.
     sent: when it was submitted.
     compiled: of the time since `start`, what jax took to trace and compile.
+    cpu: of all of the process's threads meanwhile; more than the time that has
+      passed where several cores were busy.
     encoded: for writing the gradient as bytes.
     waited: from the submission before until computing could begin again.
     exchanged: of that, from the exchange's begin until its mean was there.
     applied: of that, for the update.
 
   Example:
-    >>> timings = Timings(10.0, 10.5, 0.25, 0.0, 0.5, 0.25, 0.125)
+    >>> timings = Timings(10.0, 10.5, 0.25, 0.375, 0.0, 0.5, 0.25, 0.125)
     >>> Timings.unpack(timings.pack()) == timings
     True
   """
@@ -44,6 +46,7 @@ class Timings:
   start: float
   sent: float
   compiled: float
+  cpu: float
   encoded: float
   waited: float
   exchanged: float
@@ -55,6 +58,7 @@ class Timings:
       self.start,
       self.sent,
       self.compiled,
+      self.cpu,
       self.encoded,
       self.waited,
       self.exchanged,
@@ -81,7 +85,7 @@ class Clocks:
 
   Example:
     >>> clocks = Clocks()
-    >>> sent = lambda at: Timings(at - 1, at, 0.0, 0.0, 0.0, 0.0, 0.0)
+    >>> sent = lambda at: Timings(at - 1, at, 0, 0, 0, 0, 0, 0)
     >>> clocks.align(7, sent(100.0), 2.5)["sent"]
     2.5
     >>> clocks.align(7, sent(101.0), 3.25)["sent"]
@@ -112,6 +116,7 @@ class Clocks:
       "start": timings.start + least,
       "sent": timings.sent + least,
       "compiled": timings.compiled,
+      "cpu": timings.cpu,
       "encoded": timings.encoded,
       "waited": timings.waited,
       "exchanged": timings.exchanged,

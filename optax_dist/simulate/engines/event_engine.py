@@ -19,7 +19,7 @@ from optax_dist.simulate import timing
 from optax_dist.simulate.engines.draws import Draws
 from optax_dist.simulate.strategy import Strategy
 
-_ARRIVE, _FAIL, _RETURN = range(3)
+_ARRIVE, _FAIL, _RETURN, _NOTICE = range(4)
 _STRATEGIES = {
   "gradient": "sync_replicas",
   "exchange": "elastic_average",
@@ -32,11 +32,26 @@ class Failures(NamedTuple):
 
   Attributes:
     rate: failures per second of a replica that is up.
-    downtime: seconds until it is back.
+    downtime: seconds from when that is noticed until it is back; or several of
+      which one is drawn each time, infinite for never.
+    unnoticed: seconds for which nobody notices, one drawn each time; none for
+      at once.
+    takeovers: seconds for which no step is made when it was the leader, one
+      drawn each time; none for no leader.
+    lowers: whether a loss lowers the number of gradients in a step.
   """
 
   rate: float
-  downtime: float
+  downtime: float | tuple[float, ...]
+  unnoticed: tuple[float, ...] = ()
+  takeovers: tuple[float, ...] = ()
+  lowers: bool = False
+
+  @property
+  def downtimes(self) -> tuple[float, ...]:
+    """All that are possible."""
+    down = self.downtime
+    return down if isinstance(down, tuple) else (down,)
 
 
 class Writer(Protocol):
@@ -56,10 +71,11 @@ class _Replica:
     start: when it had what it needs for it.
     since: when it last arrived, or failed.
     held: seconds that went into what is in, and not committed.
+    silent: whether it has failed, and nobody has noticed.
   """
 
   def __init__(self) -> None:
-    self.computing = False
+    self.computing = self.silent = False
     self.begun = self.incarnation = 0
     self.local_step, self.count = 0, 1
     self.token = self.start = self.since = 0.0
@@ -90,7 +106,9 @@ class _Engine:
       replicas,
       max_staleness=strategy.max_staleness,
       two_phase=False,
+      lower_on_leave=failures is not None and failures.lowers,
     )
+    self.leader, self.deaf = 0, 0.0
     self.now = self.ready = 0.0
     self.heap: list[tuple[float, int, int, int]] = []
     self.replicas = [_Replica() for _ in range(replicas)]
@@ -104,13 +122,18 @@ class _Engine:
     self.now, replica, what, number = heapq.heappop(self.heap)
     if what == _FAIL:
       self.fail(replica)
+    elif what == _NOTICE:
+      self.notice(replica)
     elif what == _RETURN:
       one = self.replicas[replica]
       self.seconds["down"][replica] += self.now - one.since
       one.incarnation += 1
       self.join(replica)
     elif self.replicas[replica].expects(number):
-      self.arrive(replica)
+      if self.now < self.deaf:  # Nobody leads.
+        heapq.heappush(self.heap, (self.deaf, replica, _ARRIVE, number))
+      else:
+        self.arrive(replica)
 
   def join(self, replica: int) -> None:
     incarnation = self.replicas[replica].incarnation
@@ -122,14 +145,34 @@ class _Engine:
 
   def fail(self, replica: int) -> None:
     assert self.failures is not None
+    if self.failures.takeovers and replica == self.leader:
+      self.deaf = self.now + self.rng.choice(self.failures.takeovers)
+      self.leader = (replica + 1) % len(self.replicas)
+    after = 0.0
+    if self.failures.unnoticed:
+      after = self.rng.choice(self.failures.unnoticed)
+    if after <= 0:
+      self.notice(replica)
+      return
     one = self.replicas[replica]
+    one.silent = True
+    one.begun += 1
+    heapq.heappush(self.heap, (self.now + after, replica, _NOTICE, 0))
+
+  def notice(self, replica: int) -> None:
+    assert self.failures is not None
+    one = self.replicas[replica]
+    one.silent = False
     if one.computing:
       self.spend(replica, "lost")
     self.write("lost", replica=replica, incarnation=one.incarnation)
-    self.tell(quorum.Lost(replica))
+    kind = quorum.Leave if self.failures.lowers else quorum.Lost
+    self.tell(kind(replica))
     one.since = self.now
-    back = self.now + self.failures.downtime
-    heapq.heappush(self.heap, (back, replica, _RETURN, 0))
+    down = self.failures.downtimes
+    back = self.now + (down[0] if len(down) == 1 else self.rng.choice(down))
+    if back < math.inf:
+      heapq.heappush(self.heap, (back, replica, _RETURN, 0))
 
   def arrive(self, replica: int) -> None:
     one = self.replicas[replica]
@@ -165,7 +208,8 @@ class _Engine:
     this = np.array([replica])
     seconds = sum(float(self.draws.take(this)[0]) for _ in range(count))
     at = one.start + seconds
-    heapq.heappush(self.heap, (at, replica, _ARRIVE, one.begun))
+    if not one.silent:
+      heapq.heappush(self.heap, (at, replica, _ARRIVE, one.begun))
 
   def spend(self, replica: int, cause: str) -> None:
     """Books what it did since its token, and ends it."""
@@ -190,6 +234,11 @@ class _Engine:
     assert isinstance(drop.replica, int)
     one = self.replicas[drop.replica]
     if drop.reason is quorum.Reason.LOST:
+      self.write(
+        "drop",
+        **self.gradient(drop.replica, drop.local_step, drop.count),
+        reason=drop.reason.value,
+      )
       self.lost[drop.replica] += drop.count
       self.seconds["lost"][drop.replica] += (
         sum(one.held.values()) + self.now - one.since
@@ -275,11 +324,14 @@ def run(
     communication: seconds from a commit until its parameters are there.
     failures: when replicas go and come back; None for never.
     seed: of the failures.
-    journal: gets every event, in virtual time; None for none.
-    progress: called with the steps so far, now and then.
+    journal: is told everything, in virtual time; None for nobody.
+    progress: is told the steps so far, now and then.
 
   Returns:
-    The outcome.
+    The outcome; with fewer steps where too many replicas are lost for more.
+
+  Raises:
+    ValueError: no step is ever made.
   """
   engine = _Engine(
     strategy,
@@ -300,14 +352,18 @@ def run(
   )
   for replica in range(replicas):
     engine.join(replica)
-  reported = 0
+  told = 0
   while len(engine.commit_times) < steps and (
-    engine.heap[0][0] <= seconds or not engine.commit_times
+    engine.heap and (engine.heap[0][0] <= seconds or not engine.commit_times)
   ):
     engine.next_event()
-    if len(engine.commit_times) - reported >= 256:
-      reported = len(engine.commit_times)
-      progress(reported)
+    if len(engine.commit_times) - told >= 256:
+      told = len(engine.commit_times)
+      progress(told)
+  if not engine.commit_times:
+    raise ValueError(
+      "no step is ever made: too many replicas are lost and do not come back."
+    )
   most = max(engine.staleness)
   return timing.make(
     strategy,

@@ -1,8 +1,9 @@
-"""What a journal says of a run: latencies, strategy, pace."""
+"""What a journal says of a run: latencies, strategy, failures, pace, doubts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
 from optax_dist.simulate import strategy as strategies
-from optax_dist.simulate.latency.distributions import Empirical
-from optax_dist.simulate.latency.hosts import PerHost
+from optax_dist.simulate.engines.event_engine import Failures
+from optax_dist.simulate.latency.recording import Recording
+from optax_dist.simulate.replay import doubts, failures, turns
 from optax_dist.simulate.strategy import Strategy
 
 # Times in a journal are rounded to this.
@@ -23,20 +25,28 @@ class Recorded(NamedTuple):
 
   Attributes:
     latency: of each replica, as recorded: computing, and what it began later
-      than `communication` says.
+      than `communication` says. Compiling is left out where it is known.
     replicas: how many had a gradient.
     strategy: what they did.
     communication: seconds from the last arrival of a step until its members
       computed on; the median.
-    steps_per_second: of the longest part of the run without a restart; None
-      where it has fewer than two steps.
+    steps_per_second: of the longest part of the run without a restart, once
+      all had begun; None where it has fewer than two steps.
+    steps: how many that is of.
+    failures: of replicas; None where there were none.
+    faults: each of them, with its cause and length.
+    doubts: why predictions from it may be wrong, a line each.
   """
 
-  latency: PerHost
+  latency: Recording
   replicas: int
   strategy: Strategy
   communication: float
   steps_per_second: float | None
+  steps: int = 0
+  failures: Failures | None = None
+  faults: tuple[failures.Fault, ...] = ()
+  doubts: tuple[str, ...] = ()
 
 
 def from_journal(records: Sequence[journal.Record]) -> Recorded:
@@ -59,29 +69,107 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
       "the journal has no record of kind 'run', so nothing says how many"
       " gradients make a step."
     )
-  turns = [turn for part in journal.segments(records) for turn in _turns(part)]
-  if not turns:
+  parts = [part for part in journal.segments(records) if part]
+  found = [list(turns.of(part)) for part in parts]
+  every = [turn for part in found for turn in part]
+  if not every:
     raise ValueError(
       "the journal has no times of computing: no commit, drop or exchange in it"
       " has a 'compute'."
     )
-  after = [t.delay for t in turns if t.after_commit and t.delay is not None]
+  after = [t.delay for t in every if t.after_commit and t.delay is not None]
   communication = max(0.0, float(np.median(after))) if after else 0.0
+  latency = _recording(parts, found, communication)
+  usual = float(np.percentile([turn.compute for turn in every], 95))
+  losses = [failures.of(part, usual) for part in parts]
+  paces = [_pace(part) for part in parts]
+  pace, steps = max(paces, key=lambda pace: pace[1])
+  strategy = _strategy(runs[-1], records)
+  faults = tuple(fault for part in losses for fault in part.faults)
+  return Recorded(
+    latency,
+    len(latency.latencies),
+    strategy,
+    communication,
+    pace,
+    steps,
+    _failures(losses, bool(runs[-1].get("lower_on_loss"))),
+    faults,
+    doubts.of(records, every, faults, strategy.cancel),
+  )
+
+
+def _recording(
+  parts: Sequence[Sequence[journal.Record]],
+  found: Sequence[Sequence[turns.Turn]],
+  communication: float,
+) -> Recording:
+  starts: dict[Replica, list[float]] = {}
   times: dict[Replica, list[float]] = {}
-  for turn in turns:
-    # What a replica was late beyond that is as if it had computed longer.
-    late = max(0.0, (turn.delay or 0.0) - communication)
-    each = max(_LEAST, (turn.compute + late) / turn.gradients)
-    times.setdefault(turn.replica, []).extend([each] * turn.gradients)
+  marks: list[float] = []
+  offset = 0.0
+  for part, of_part in zip(parts, found, strict=True):
+    for turn in of_part:
+      # What it began later, or earlier, than the simulation will have it begin.
+      late = 0.0
+      if turn.delay is not None and turn.since is not None:
+        expected = turn.since
+        if turn.ready is not None:
+          expected = max(expected, turn.ready + communication)
+        late = turn.since + turn.delay - expected
+      total = turn.compute + late
+      each = max(_LEAST, total / turn.gradients)
+      began = turn.arrived - total
+      at = starts.setdefault(turn.replica, [])
+      for i in range(turn.gradients):
+        at.append(offset + began + i * each)
+      times.setdefault(turn.replica, []).extend([each] * turn.gradients)
+    marks += [offset + end for end in _settled(part)]
+    offset += max((record["time"] for record in part), default=0.0)
   # Ids may be numbers and names.
   order = sorted(times, key=lambda r: (isinstance(r, str), r))
-  hosts = [Empirical(times[replica]) for replica in order]
-  return Recorded(
-    PerHost(hosts),
-    len(hosts),
-    _strategy(runs[-1], records),
-    communication,
-    _pace(records),
+  rising = {r: np.argsort(starts[r], kind="stable") for r in order}
+  return Recording(
+    [np.array(starts[r])[rising[r]] for r in order],
+    [np.array(times[r])[rising[r]] for r in order],
+    np.sort(np.array(marks)),
+  )
+
+
+def _settled(part: Sequence[journal.Record]) -> list[float]:
+  """Ends of steps once all replicas that are there early have begun."""
+  ends = turns.ends(part)
+  steps = [r for r in part if r["kind"] in ("commit", "exchange")]
+  early: set[Replica] = set()
+  late: dict[Replica, int] = {}
+  step = 0
+  for record in part:
+    if record["kind"] == "join" and step < len(steps) / 4:
+      early.add(record["replica"])
+    elif record["kind"] in ("lost", "leave"):
+      early.discard(record["replica"])
+    elif record["kind"] in ("commit", "drop", "exchange"):
+      members = record["members"] if record["kind"] == "commit" else (record,)
+      for one in members:
+        late.setdefault(one["replica"], step)
+      step += record["kind"] != "drop"
+  begun = max((late[r] for r in early if r in late), default=0)
+  if begun > len(steps) / 2:  # Somebody came very late: that is no start.
+    begun = 0
+  return ends[begun:]
+
+
+def _failures(found: Sequence[failures.Found], lowers: bool) -> Failures | None:
+  faults = [fault for part in found for fault in part.faults]
+  up = sum(part.up for part in found)
+  if not faults or up <= 0:
+    return None
+  return Failures(
+    len(faults) / up,
+    tuple(fault.length for fault in faults),
+    tuple(fault.unnoticed for fault in faults),
+    tuple(t for part in found for t in part.takeovers),
+    lowers,
   )
 
 
@@ -105,63 +193,10 @@ def _strategy(
   return made._replace(name=f"recorded: {made.name}", kind=kind)
 
 
-class _Turn(NamedTuple):
-  """One computation of a replica.
-
-  Attributes:
-    replica: its id.
-    compute: seconds.
-    gradients: that were summed in it.
-    delay: seconds from what it follows until it began, as the leader saw it,
-      messages included; None where that is not known.
-    after_commit: whether it follows the last arrival of a step that the replica
-      took part in, rather than a gradient that was dropped.
-  """
-
-  replica: Replica
-  compute: float
-  gradients: int
-  delay: float | None
-  after_commit: bool
-
-
-def _turns(part: Sequence[journal.Record]) -> Iterator[_Turn]:
-  """The computations of a run whose times are known."""
-  # What each replica's next one follows: the least step, when, and a commit?
-  follows: dict[Replica, tuple[int, float | None, bool]] = {}
-  for record in part:
-    gradients = []
-    if record["kind"] == "commit":
-      gradients = record["members"]
-    elif record["kind"] in ("drop", "exchange"):
-      gradients = [record]
-    for one in gradients:
-      replica, arrived = one["replica"], one.get("arrived")
-      step, end, after_commit = follows.pop(replica, (0, None, False))
-      compute, count = one.get("compute"), one.get("count", 1)
-      if compute is not None and count > 0:
-        delay = None
-        known = end is not None and arrived is not None
-        if known and one["local_step"] >= step:
-          delay = arrived - compute - end
-        yield _Turn(replica, compute, count, delay, after_commit)
-      if record["kind"] == "drop" and arrived is not None:
-        follows[replica] = record["step"], arrived, False
-    ends = [m["arrived"] for m in gradients if m.get("arrived") is not None]
-    if record["kind"] == "commit" and ends:
-      for one in gradients:
-        follows[one["replica"]] = record["step"] + 1, max(ends), True
-    elif record["kind"] in ("join", "lost", "leave"):
-      follows.pop(record["replica"], None)
-
-
-def _pace(records: Sequence[journal.Record]) -> float | None:
-  kinds = ("commit", "exchange")
-  parts = [
-    [r["time"] for r in part if r["kind"] in kinds]
-    for part in journal.segments(records)
-  ]
-  times = max(parts, key=len)
-  if len(times) < 2 or times[-1] <= times[0]:
-    return None
-  return (len(times) - 1) / (times[-1] - times[0])
+def _pace(part: Sequence[journal.Record]) -> tuple[float | None, int]:
+  """Steps per second once all had begun, and of how many steps."""
+  times = _settled(part)
+  passed = times[-1] - times[0] if times else 0.0
+  if len(times) < 2 or passed <= 0 or not math.isfinite(passed):
+    return None, max(0, len(times) - 1)
+  return (len(times) - 1) / passed, len(times) - 1

@@ -40,7 +40,7 @@ def replay_run(
     gradient: from parameters and the `batch` given to `Replica.step` to the
       gradient given there.
     opt_state: as given to `join`.
-    progress: called with the steps done, and how many there are.
+    progress: is told the steps done, and how many there are.
 
   Returns:
     The outcome: the first step whose fingerprint differs, or none.

@@ -45,8 +45,10 @@ def test_a_written_journal_is_simulated_again(tmp_path, capsys):
   assert main.main(["simulate", "--journal", path, "--steps", "500"]) == 0
   captured = capsys.readouterr()
   assert "recorded: sync, 4 of N" in captured.out
-  assert "simulated: " in captured.out
-  bad, rest = captured.err.splitlines()
+  assert "; predicted: " in captured.out
+  assert "held out: the first half predicts" in captured.out
+  bad, rest, doubt = captured.err.splitlines()
+  assert "no timings" in doubt
   assert "run.jsonl: line " in bad
   assert "not JSON" in bad
   assert "going on with the other" in rest

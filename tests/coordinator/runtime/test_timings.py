@@ -14,7 +14,7 @@ from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
 from optax_dist.coordinator.runtime import journal_lines, timings
 
-ONE = timings.Timings(5.0, 6.0, 0.25, 0.125, 0.5, 0.25, 0.125)
+ONE = timings.Timings(5.0, 6.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 
 def test_what_is_no_timings_is_none():
@@ -22,7 +22,7 @@ def test_what_is_no_timings_is_none():
   assert timings.Timings.unpack(b"") is None
   assert timings.Timings.unpack(ONE.pack()[1:]) is None
   for bad in (math.nan, math.inf):
-    worse = timings.Timings(bad, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    worse = timings.Timings(bad, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert timings.Timings.unpack(worse.pack()) is None
 
 

@@ -1,0 +1,136 @@
+"""Failures and repairs, as a journal has them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from optax_dist.coordinator import journal
+from optax_dist.quorum.events import Replica
+
+
+class Fault(NamedTuple):
+  """One loss of a replica.
+
+  Attributes:
+    replica: whose.
+    time: when it was found out, since the run's start.
+    reason: what the leader said.
+    unnoticed: seconds for which it was overdue by then.
+    restarted: seconds from then until it joined again; infinite if it never did.
+    caught_up: seconds from joining until it computed; 0 where not known.
+  """
+
+  replica: Replica
+  time: float
+  reason: str
+  unnoticed: float
+  restarted: float
+  caught_up: float
+
+  @property
+  def length(self) -> float:
+    """Seconds until it computed again."""
+    return self.restarted + self.caught_up
+
+
+class Found(NamedTuple):
+  """All losses of a run.
+
+  Attributes:
+    faults: in order.
+    up: replica-seconds in which a replica was there, and could be lost.
+    takeovers: for each change of leader, the seconds for which no step was made
+      beyond the usual.
+  """
+
+  faults: tuple[Fault, ...]
+  up: float
+  takeovers: tuple[float, ...]
+
+
+def of(part: Sequence[journal.Record], usual: float) -> Found:
+  """The losses of a run.
+
+  Args:
+    part: one of `journal.segments`.
+    usual: seconds that hardly any computation exceeds.
+  """
+  joined: dict[Replica, float] = {}
+  last_seen: dict[Replica, float] = {}
+  open_: dict[Replica, Fault] = {}
+  done: list[Fault] = []
+  up = 0.0
+  for record in part:
+    kind, now = record["kind"], record["time"]
+    replica = record.get("replica", -1)
+    if kind == "join":
+      # A membership that replaces another one has no `lost` of its own.
+      up += now - joined.get(replica, now)
+      joined[replica] = last_seen[replica] = now
+      if replica in open_:
+        lost = open_[replica]
+        open_[replica] = lost._replace(restarted=now - lost.time)
+    elif kind in ("lost", "leave") and replica in joined:
+      up += now - joined.pop(replica)
+      if kind == "lost" and record.get("reason") != "replaced":
+        _close(open_, done, replica)
+        overdue = now - last_seen.get(replica, now) - usual
+        open_[replica] = Fault(
+          replica,
+          now,
+          record.get("reason") or "",
+          max(0.0, overdue),
+          math.inf,
+          0.0,
+        )
+    elif kind in ("commit", "drop", "exchange"):
+      members = record["members"] if kind == "commit" else (record,)
+      for one in members:
+        who, told = one["replica"], one.get("timings")
+        last_seen[who] = now
+        fault = open_.get(who)
+        if fault is None:
+          continue
+        if record.get("reason") == "lost":
+          # Its gradient had come: it waited for others, and was not overdue.
+          open_[who] = fault._replace(unnoticed=0.0)
+          continue
+        if math.isinf(fault.restarted):
+          continue
+        if told is not None:
+          back = fault.time + fault.restarted
+          caught_up = max(0.0, told["start"] - back)
+          open_[who] = fault._replace(caught_up=caught_up)
+        _close(open_, done, who)
+  for replica in list(open_):
+    _close(open_, done, replica)
+  end = max((record["time"] for record in part), default=0.0)
+  up += sum(end - since for since in joined.values())
+  faults = tuple(sorted(done, key=lambda fault: fault.time))
+  return Found(faults, up, _takeovers(part))
+
+
+def _close(
+  open_: dict[Replica, Fault], done: list[Fault], replica: Replica
+) -> None:
+  if replica in open_:
+    done.append(open_.pop(replica))
+
+
+def _takeovers(part: Sequence[journal.Record]) -> tuple[float, ...]:
+  commits = [r["time"] for r in part if r["kind"] == "commit"]
+  if len(commits) < 2:
+    return ()
+  gaps = sorted(b - a for a, b in itertools.pairwise(commits))
+  usual = gaps[(len(gaps) - 1) // 2]
+  found = []
+  leaders = [r["time"] for r in part if r["kind"] == "leader"][1:]
+  for time in leaders:
+    before = [t for t in commits if t <= time]
+    after = [t for t in commits if t > time]
+    if before and after:
+      found.append(max(0.0, after[0] - before[-1] - usual))
+  return tuple(found)

@@ -1,0 +1,201 @@
+"""Predictions from a journal, with how sure they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from optax_dist.coordinator import journal
+from optax_dist.simulate.replay import turns
+from optax_dist.simulate.replay.latencies import Recorded, from_journal
+from optax_dist.simulate.run_timing import simulate_timing
+from optax_dist.simulate.strategy import Strategy
+
+_LEVEL = 95
+_MOST_STEPS = 500
+# What a prediction is asked to be sure to.
+_GOAL = 0.1
+
+
+class Prediction(NamedTuple):
+  """Steps per second that are expected.
+
+  Attributes:
+    steps_per_second: the mean over the repetitions.
+    low, high: between which 95 % of the repetitions are. Each has recorded
+      times of its own, drawn from those recorded in stretches (a moving block
+      bootstrap), and is as long as the run that is predicted.
+    repetitions: how many there were.
+    doubts: why it may be wrong all the same, a line each.
+  """
+
+  steps_per_second: float
+  low: float
+  high: float
+  repetitions: int
+  doubts: tuple[str, ...]
+
+  def __str__(self) -> str:
+    return (
+      f"{self.steps_per_second:.4g} steps/s"
+      f" ({_LEVEL} %: {self.low:.4g} to {self.high:.4g})"
+    )
+
+
+class HeldOut(NamedTuple):
+  """What the first half of a run says of the second.
+
+  Attributes:
+    predicted: from the first half of the steps.
+    measured: steps per second of the second half.
+  """
+
+  predicted: Prediction
+  measured: float
+
+  @property
+  def error(self) -> float:
+    """The share by which the prediction is too high."""
+    return self.predicted.steps_per_second / self.measured - 1
+
+  @property
+  def inside(self) -> bool:
+    """Whether what was measured is within the interval."""
+    return self.predicted.low <= self.measured <= self.predicted.high
+
+  def __str__(self) -> str:
+    where = "within" if self.inside else "OUTSIDE"
+    return (
+      f"the first half predicts {self.predicted}; the second made"
+      f" {self.measured:.4g}: {self.error:+.1%}, {where} the interval"
+    )
+
+
+def predict(
+  recorded: Recorded,
+  strategy: Strategy | None = None,
+  replicas: int | None = None,
+  *,
+  steps: int | None = None,
+  repetitions: int = 40,
+  seed: int = 0,
+) -> Prediction:
+  """Predicts the pace of replicas like the recorded ones.
+
+  Args:
+    recorded: of `from_journal`.
+    strategy: what they are to do; None for what they did.
+    replicas: how many; None for as many as recorded.
+    steps: of the run that is predicted; None for as many as recorded, and 500
+      at most.
+    repetitions: simulations.
+    seed: the same one gives the same prediction.
+
+  Returns:
+    The prediction.
+
+  Raises:
+    ValueError: a number is out of range.
+  """
+  if repetitions < 2:
+    raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
+  strategy = recorded.strategy if strategy is None else strategy
+  n = recorded.replicas if replicas is None else replicas
+  if steps is None:
+    steps = min(max(recorded.steps, 10), _MOST_STEPS)
+  paces = []
+  seeds = np.random.SeedSequence(seed).spawn(repetitions)
+  for i, source in enumerate(seeds):
+    rng = np.random.default_rng(source)
+    failures = recorded.failures
+    if failures is not None:
+      # As many failures as might have been seen in the same time.
+      count = len(failures.downtimes)
+      rate = failures.rate * rng.gamma(count) / count
+      pick = lambda values: tuple(rng.choice(values, len(values)))  # noqa: B023
+      failures = failures._replace(
+        rate=rate,
+        downtime=pick(failures.downtimes),
+        unnoticed=pick(failures.unnoticed) if failures.unnoticed else (),
+        takeovers=pick(failures.takeovers) if failures.takeovers else (),
+      )
+    try:
+      timing = simulate_timing(
+        strategy,
+        recorded.latency.resampled(rng),
+        n,
+        steps=steps + 1,
+        seed=seed + i,
+        communication=recorded.communication,
+        failures=failures,
+      )
+    except ValueError:
+      if failures is None:
+        raise
+      paces.append(0.0)  # All were lost at once.
+      continue
+    times = timing.commit_times
+    # From the first step on, as a journal is read.
+    taken = times[-1] - times[0]
+    paces.append((times.size - 1) / taken if taken > 0 else 0.0)
+  low, high = np.percentile(paces, [(100 - _LEVEL) / 2, 50 + _LEVEL / 2])
+  pace = float(np.mean(paces))
+  doubts = recorded.doubts + _too_wide(recorded, pace, float(low), float(high))
+  if n > recorded.replicas:
+    doubts += (
+      f"{recorded.replicas} replicas were recorded: those beyond are taken to be"
+      " like these, and the exchange to take no longer with more",
+    )
+  return Prediction(pace, float(low), float(high), repetitions, doubts)
+
+
+def held_out(
+  records: Sequence[journal.Record], *, repetitions: int = 40, seed: int = 0
+) -> HeldOut | None:
+  """Predicts the second half of a run from the first.
+
+  Args:
+    records: of `journal.read`; the longest run in them counts.
+    repetitions: as `predict` has them.
+    seed: as `predict` has it.
+
+  Returns:
+    Both paces; None where a half has fewer than ten steps.
+  """
+  parts = journal.segments(records)
+  if not parts:
+    return None
+  part = max(parts, key=lambda part: len(turns.ends(part)))
+  at = [i for i, r in enumerate(part) if r["kind"] in ("commit", "exchange")]
+  if len(at) < 20:
+    return None
+  middle = at[len(at) // 2]
+  ends = turns.ends(part)[len(at) // 2 :]
+  if ends[-1] <= ends[0]:
+    return None
+  first = from_journal(part[: middle + 1])
+  predicted = predict(
+    first,
+    steps=min(len(ends) - 1, _MOST_STEPS),
+    repetitions=repetitions,
+    seed=seed,
+  )
+  return HeldOut(predicted, (len(ends) - 1) / (ends[-1] - ends[0]))
+
+
+def _too_wide(
+  recorded: Recorded, pace: float, low: float, high: float
+) -> tuple[str, ...]:
+  if pace <= 0:
+    return ("in the simulation the run stands still",)
+  half = (high - low) / 2 / pace
+  if half <= _GOAL:
+    return ()
+  needed = math.ceil(recorded.steps * (half / _GOAL) ** 2 / 10) * 10
+  return (
+    f"too short: {recorded.steps} steps tell the pace to {half:.0%}; about"
+    f" {needed} would tell it to {_GOAL:.0%}",
+  )

@@ -1,0 +1,104 @@
+"""A journal as computations: who computed from when to when, and after what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from optax_dist.coordinator import journal
+from optax_dist.quorum.events import Replica
+
+
+class Turn(NamedTuple):
+  """One computation of a replica.
+
+  Attributes:
+    replica: its id.
+    compute: seconds, without those for compiling.
+    gradients: that were summed in it.
+    arrived: when it came to the leader, or was part of a step if that is all that
+      is known.
+    since: what it follows: the last arrival of a step that the replica took
+      part in, or that of a gradient that was dropped; None where it is not
+      known, or where it joined in between.
+    ready: when parameters of the step that was the newest then could be had,
+      but for communication: the last arrival of that step.
+    delay: seconds from `since` until it began, as the leader saw it, messages
+      included; None where that is not known.
+    after_commit: whether it follows a step, rather than a dropped gradient.
+    compiled: seconds that were for compiling; None where that is not known.
+  """
+
+  replica: Replica
+  compute: float
+  gradients: int
+  arrived: float
+  since: float | None
+  ready: float | None
+  delay: float | None
+  after_commit: bool
+  compiled: float | None
+
+
+def of(part: Sequence[journal.Record]) -> Iterator[Turn]:
+  """The computations of a run whose times are known, in order of arrival.
+
+  Args:
+    part: one of `journal.segments`.
+  """
+  # What each replica's next one follows: the least step, when, whether a commit,
+  # and the last step's end by then.
+  follows: dict[Replica, tuple[int, float | None, bool, float | None]] = {}
+  ready: float | None = None
+  for record in part:
+    gradients = []
+    if record["kind"] == "commit":
+      gradients = record["members"]
+    elif record["kind"] in ("drop", "exchange"):
+      gradients = [record]
+    for one in gradients:
+      replica, arrived = one["replica"], one.get("arrived")
+      step, end, after_commit, before = follows.pop(
+        replica, (0, None, False, None)
+      )
+      compute, count = one.get("compute"), one.get("count", 1)
+      if compute is not None and count > 0:
+        delay = None
+        known = end is not None and arrived is not None
+        if known and one["local_step"] >= step:
+          delay = arrived - compute - end
+        told = one.get("timings")
+        compiled = None if told is None else min(told["compiled"], compute)
+        yield Turn(
+          replica,
+          compute - (compiled or 0.0),
+          count,
+          record["time"] if arrived is None else arrived,
+          end,
+          before,
+          delay,
+          after_commit,
+          compiled,
+        )
+      if record["kind"] == "drop" and arrived is not None:
+        follows[replica] = record["step"], arrived, False, ready
+    ends = [m["arrived"] for m in gradients if m.get("arrived") is not None]
+    if record["kind"] == "commit" and ends:
+      ready = max(ends)
+      for one in gradients:
+        follows[one["replica"]] = record["step"] + 1, ready, True, ready
+    elif record["kind"] in ("join", "lost", "leave"):
+      follows.pop(record["replica"], None)
+
+
+def ends(part: Sequence[journal.Record]) -> list[float]:
+  """When each step of a run had all that it needs: its last arrival."""
+  found = []
+  for record in part:
+    if record["kind"] == "exchange":
+      found.append(record["time"])
+    elif record["kind"] == "commit":
+      arrivals = [m.get("arrived") for m in record["members"]]
+      known = [t for t in arrivals if t is not None]
+      found.append(max(known) if known else record["time"])
+  return found
