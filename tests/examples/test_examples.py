@@ -49,6 +49,17 @@ def test_sharded_transformer():
   assert losses[-1] < losses[0] - 0.5
 
 
+def test_decoupled_diloco():
+  printed = run("decoupled_diloco.py", "--steps", "150", devices=1)
+  assert "b is lost" in printed
+  ((slow, back),) = re.findall(r"'slow': (\d+), 'b': (\d+)", printed)
+  # Each on its own clock: half as fast, and back for half of the time.
+  assert int(slow) == int(back) == 75
+  ((first, second),) = re.findall(r"fragment: \[(\d+), (\d+)\]", printed)
+  assert min(int(first), int(second)) >= 12
+  assert numbers(r"parameters: ([\d.]+)", printed)[-1] > 0.9
+
+
 def test_port_from_tensorflow1():
   printed = run("port_from_tensorflow1.py", "--steps", "100", devices=1)
   assert numbers(r"test accuracy ([\d.]+)", printed)[-1] > 0.8

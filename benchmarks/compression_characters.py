@@ -1,0 +1,246 @@
+"""What compression costs in learning: characters, 4 replicas, several seeds.
+
+Three questions, each about the loss on held-out text after training:
+
+- SparseLoCo (3 % of the numbers, 2 bits each, with error feedback) against DiLoCo,
+  and against itself without error feedback; all in rounds of local AdamW steps;
+- PowerSGD of rank 4 against the mean of gradients, with momentum;
+- signs with majority vote against the mean of signs.
+
+Each method's learning rate is the best of a grid, on a seed of its own. Seeds share
+their start and their batches between methods, so intervals are of paired differences
+(95 %, Student's t). Bytes are what a replica hands over.
+
+    python benchmarks/compression_characters.py [--rounds N] [--period N] [--seeds N]
+      [--questions rounds low-rank signs]
+
+The defaults take hours on two cores; ``--rounds 10`` some minutes, and says less:
+of 3 % a round, few numbers have been sent by then.
+
+Sarfi et al. 2025, SparseLoCo (https://arxiv.org/abs/2508.15706); Vogels et al. 2019,
+PowerSGD (https://arxiv.org/abs/1905.13727); Bernstein et al. 2018, signSGD with
+Majority Vote (https://arxiv.org/abs/1802.04434).
+"""
+
+import time
+
+import diloco_characters as characters
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+import results
+from scipy import stats
+
+import optax_dist
+from optax_dist import compression
+
+REPLICAS, AXIS = 4, "replicas"
+TUNING_SEED = 1000
+SPARSE = compression.top_k(0.03, bits=2, error_feedback=0.95)
+SPARSE_FORGETS = compression.top_k(0.03, bits=2, error_feedback=None)
+LOW_RANK = compression.power_sgd(4)
+VOTE = compression.sign()
+# By name: the learning rates to choose from; the outer ones for rounds.
+GRIDS = {
+  "DiLoCo": (0.4, 0.7, 1.0),
+  "SparseLoCo": (0.7, 1.0, 1.5),
+  "SparseLoCo, no feedback": (0.7, 1.0, 1.5),
+  "mean": (0.1, 0.3, 1.0),
+  "PowerSGD, rank 4": (0.1, 0.3, 1.0),
+  "mean of signs": (1e-3, 3e-3, 1e-2),
+  "majority vote": (1e-3, 3e-3, 1e-2),
+}
+QUESTIONS = {
+  "rounds": ("DiLoCo", "SparseLoCo", "SparseLoCo, no feedback"),
+  "low-rank": ("mean", "PowerSGD, rank 4"),
+  "signs": ("mean of signs", "majority vote"),
+}
+# What is compared: a method, and what it should not be worse than.
+PAIRS = (
+  ("SparseLoCo", "DiLoCo"),
+  ("SparseLoCo", "SparseLoCo, no feedback"),
+  ("PowerSGD, rank 4", "mean"),
+  ("majority vote", "mean of signs"),
+)
+
+
+def decay(rate, steps):
+  """The schedule of all that isn't an outer step."""
+  shape = optax.warmup_cosine_decay_schedule(
+    0.0, 1.0, max(1, steps // 20), steps, 0.1
+  )
+  return lambda count: rate * shape(count)
+
+
+def transformation(name, rate, period, steps):
+  """What trains."""
+  local = optax.adamw(decay(4e-3, steps))
+  share = lambda method=None: optax_dist.cross_shard(
+    AXIS, compression=method, num_replicas=REPLICAS
+  )
+  momentum = optax.sgd(decay(rate, steps), momentum=0.9)
+  match name:
+    case "DiLoCo":
+      return optax_dist.diloco(
+        local,
+        AXIS,
+        communication_period=period,
+        outer_learning_rate=lambda _: rate,
+      )
+    case "SparseLoCo" | "SparseLoCo, no feedback":
+      feedback = 0.95 if name == "SparseLoCo" else None
+      return optax_dist.sparse_loco(
+        local,
+        AXIS,
+        communication_period=period,
+        outer_learning_rate=lambda _: rate,
+        error_feedback=feedback,
+      )
+    case "mean":
+      return optax.chain(optax_dist.cross_shard(AXIS), momentum)
+    case "PowerSGD, rank 4":
+      return optax.chain(share(LOW_RANK), momentum)
+    case "mean of signs":
+      signs = optax.stateless(lambda g, _: jax.tree.map(jnp.sign, g))
+      return optax.chain(
+        signs, optax_dist.cross_shard(AXIS), optax.sgd(decay(rate, steps))
+      )
+    case _:
+      return optax.chain(share(VOTE), optax.sgd(decay(rate, steps)))
+
+
+def handed_over(name, params, rounds, steps):
+  """Bytes that a replica hands over in the whole run."""
+  whole = sum(x.nbytes for x in jax.tree.leaves(params))
+  match name:
+    case "DiLoCo":
+      return rounds * whole
+    case "SparseLoCo" | "SparseLoCo, no feedback":
+      return rounds * SPARSE.sent(params)
+    case "PowerSGD, rank 4":
+      return steps * LOW_RANK.sent(params)
+    case "majority vote" | "mean of signs":
+      # One bit each, or in the mean a float32.
+      return steps * (VOTE.sent(params) if name == "majority vote" else whole)
+    case _:
+      return steps * whole
+
+
+def trainer(name, rounds, period, data):
+  """Returns a function of a rate and a seed: the losses after each round."""
+  text, held_out, symbols = data
+  part = text.size // REPLICAS
+  texts = jnp.asarray(text[: part * REPLICAS].reshape(REPLICAS, part))
+  starts = np.linspace(
+    0, held_out.size - characters.CONTEXT - 1, characters.EVALUATED
+  ).astype(int)
+  evaluated = characters.windows_at(jnp.asarray(held_out), starts)
+
+  @jax.jit
+  def run(rate, key, texts, evaluated):
+    tx = transformation(name, rate, period, rounds * period)
+    start = characters.init(key, symbols)
+
+    def replica(key, own_text):
+      def step(carry, key):
+        params, state = carry
+        at = jax.random.randint(
+          key, (characters.BATCH,), 0, part - characters.CONTEXT
+        )
+        windows = characters.windows_at(own_text, at)
+        gradients = jax.grad(characters.loss)(params, windows)
+        updates, state = tx.update(gradients, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+      def one_round(carry, key):
+        carry, _ = jax.lax.scan(step, carry, jax.random.split(key, period))
+        return carry, characters.loss(carry[0], evaluated)
+
+      keys = jax.random.split(key, rounds)
+      return jax.lax.scan(one_round, (start, tx.init(start)), keys)[1]
+
+    keys = jax.random.split(jax.random.fold_in(key, 1), REPLICAS)
+    return jax.vmap(replica, axis_name=AXIS)(keys, texts)[0]
+
+  def train(rate, seed):
+    return np.asarray(run(rate, jax.random.key(seed), texts, evaluated))
+
+  return train
+
+
+def interval(values):
+  """The mean, and half the width of its 95 % interval."""
+  values = np.asarray(values)
+  half = stats.t.ppf(0.975, values.size - 1) * stats.sem(values)
+  return float(np.mean(values)), float(half)
+
+
+def draw(found):
+  """Draws the mean losses, a panel for each question."""
+  asked = [names for names in QUESTIONS.values() if names[0] in found]
+  figure, axes = plt.subplots(
+    1, len(asked), figsize=(4 * len(asked), 3.4), layout="constrained"
+  )
+  for ax, group in zip(np.atleast_1d(axes), asked, strict=True):
+    for name in group:
+      losses = np.asarray(found[name]["losses"])
+      label = f"{name}: {found[name]['bytes'] / 2**20:,.2f} MiB"
+      ax.plot(1 + np.arange(losses.shape[1]), losses.mean(0), label=label)
+    ax.set(xlabel="rounds", ylabel="loss on held-out text (nats)")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize="small")
+  return figure
+
+
+def main():
+  """Tunes, trains and compares."""
+  parser = results.parser(__doc__)
+  parser.add_argument("--rounds", type=int, default=160)
+  parser.add_argument("--period", type=int, default=50)
+  parser.add_argument("--seeds", type=int, default=5)
+  parser.add_argument(
+    "--questions", nargs="+", choices=QUESTIONS, default=[*QUESTIONS]
+  )
+  args = parser.parse_args()
+  if args.seeds < 2:
+    parser.error("--seeds must be at least 2, for an interval")
+  data = characters.load_text()
+  params = characters.init(jax.random.key(0), data[2])
+  steps = args.rounds * args.period
+  print(
+    f"{sum(x.size for x in jax.tree.leaves(params)):,} parameters;", end=" "
+  )
+  print(f"{args.rounds} rounds of {args.period} steps, {args.seeds} seeds")
+  found = {}
+  for name in (n for q in args.questions for n in QUESTIONS[q]):
+    grid = GRIDS[name]
+    begin = time.perf_counter()
+    train = trainer(name, args.rounds, args.period, data)
+    tried = [train(rate, TUNING_SEED)[-1] for rate in grid]
+    rate = grid[int(np.argmin(tried))]
+    losses = np.stack([train(rate, seed) for seed in range(args.seeds)])
+    mean, half = interval(losses[:, -1])
+    sent = handed_over(name, params, args.rounds, steps)
+    found[name] = {"rate": rate, "losses": losses.tolist(), "bytes": sent}
+    print(
+      f"{name:24} loss {mean:.4f} +- {half:.4f}, rate {rate:g} of {grid},"
+      f" {sent:,} bytes, {time.perf_counter() - begin:.0f} s",
+      flush=True,
+    )
+  for name, other in (pair for pair in PAIRS if found.keys() >= {*pair}):
+    ours, theirs = (
+      np.asarray(found[n]["losses"])[:, -1] for n in (name, other)
+    )
+    mean, half = interval(100 * (ours / theirs - 1))
+    fewer = found[other]["bytes"] / found[name]["bytes"]
+    print(
+      f"{name} against {other}: loss {mean:+.2f} % +- {half:.2f},"
+      f" {fewer:.1f} times fewer bytes"
+    )
+  results.save(args, lambda: draw(found), found)
+
+
+if __name__ == "__main__":
+  main()
