@@ -97,10 +97,10 @@ def join(
       at its address; by default, if the address is one of this host, and no
       launcher has started one.
     on_sigterm: "leave" has the replica leave gracefully after its step when it
-      gets SIGTERM: `Outcome.finished` says so. With "save" all replicas see
-      `Outcome.save` before. By default "leave" if a launcher has started this
-      process; not where the program has a handler of its own, nor outside
-      the main thread.
+      gets SIGTERM (or SIGINT of a launcher): `Outcome.finished` says so. With
+      "save" all replicas see `Outcome.save` before. By default "leave" if a
+      launcher has started this process; not where the program has a handler of
+      its own, nor outside the main thread.
     **settings: fields of `Options`: deadlines, `wire`, `journal` and others; by
       default `journal` is OPTAX_DIST_JOURNAL and `run` OPTAX_DIST_RUN.
 
@@ -175,7 +175,10 @@ def join(
         on_sigterm = "leave"
       preempted = None
       if on_sigterm is not None:
-        preempted = preemption.Preemption(on_sigterm, launched.grace)
+        # A launcher passes Ctrl-C on to replicas, who get none otherwise.
+        preempted = preemption.Preemption(
+          on_sigterm, launched.grace, interrupts=line is not None
+        )
       if line is not None and launched.faults is not None:
         faults.install(launched, line)
       made = replicas.Replica(

@@ -25,13 +25,20 @@ class Preemption:
     told: whether it came.
   """
 
-  def __init__(self, mode: str, grace: float | None = None):
+  def __init__(
+    self,
+    mode: str,
+    grace: float | None = None,
+    *,
+    interrupts: bool = False,
+  ):
     """Says what to do.
 
     Args:
       mode: "leave", or "save" to have all replicas save before.
       grace: seconds until the process is killed; after half of them it leaves
         in any case.
+      interrupts: whether SIGINT (Ctrl-C) is taken as well.
 
     Raises:
       ValueError: there is no such mode.
@@ -45,14 +52,15 @@ class Preemption:
     self._since: float | None = None
     self._asked = False
     self._saved = False
-    self._before: Any = None
+    self._numbers = [signal.SIGTERM, *([signal.SIGINT] if interrupts else [])]
+    self._before: dict[int, Any] = {}
 
   @property
   def told(self) -> bool:
     return self._since is not None
 
   def install(self) -> bool:
-    """Takes SIGTERM from now on.
+    """Takes the signals from now on.
 
     Returns:
       Whether it could: not if the program has a handler of its own, and in the
@@ -60,16 +68,21 @@ class Preemption:
     """
     if threading.current_thread() is not threading.main_thread():
       return False
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-      return False
-    self._before = signal.signal(signal.SIGTERM, self._take)
-    return True
+    for number in self._numbers:
+      if signal.getsignal(number) in (
+        signal.SIG_DFL,
+        signal.default_int_handler,
+      ):
+        self._before[number] = signal.signal(number, self._take)
+    return signal.SIGTERM in self._before
 
   def remove(self) -> None:
-    """Takes it no longer."""
-    # Methods are made anew each time, so "==".
-    if signal.getsignal(signal.SIGTERM) == self._take:
-      signal.signal(signal.SIGTERM, self._before)
+    """Takes them no longer."""
+    for number, before in self._before.items():
+      # Methods are made anew each time, so "==".
+      if signal.getsignal(number) == self._take:
+        signal.signal(number, before)
+    self._before = {}
 
   def _take(self, number: int, frame: FrameType | None) -> None:
     # No more than that: it may come in the midst of anything.

@@ -44,7 +44,7 @@ def test_with_half_of_the_grace_over_it_leaves_in_any_case():
   assert made.is_time(save=False, settled=False)
 
 
-def test_a_handler_of_the_program_stays(monkeypatch):
+def test_a_handler_of_the_program_stays():
   made = preemption.Preemption("leave")
   mine = lambda number, frame: None
   before = signal.signal(signal.SIGTERM, mine)
@@ -58,6 +58,18 @@ def test_a_handler_of_the_program_stays(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
   finally:
     signal.signal(signal.SIGTERM, before)
+  with_interrupts = preemption.Preemption("leave", interrupts=True)
+  before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    assert with_interrupts.install()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert with_interrupts.told
+    with_interrupts.remove()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  finally:
+    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGINT, interrupt)
   found = []
   thread = threading.Thread(target=lambda: found.append(made.install()))
   thread.start()

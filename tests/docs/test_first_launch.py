@@ -1,0 +1,185 @@
+"""The page "From an empty machine to two hosts", command by command."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import hosts as host_maker
+import pytest
+
+from optax_dist.coordinator import journal
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PAGE = (_ROOT / "docs" / "first_launch.md").read_text("utf-8")
+_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NAMES = (
+  *("install", "first", "second", "kill", "watch", "resume"),
+  *("secret", "host 0", "host 1"),
+)
+_COMMANDS = dict(zip(_NAMES, _BLOCK.findall(_PAGE), strict=True))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  """A clone of the repository, in which the page's install has been run."""
+  folder = tmp_path_factory.mktemp("clone")
+  for path in _ROOT.iterdir():
+    if path.name in ("optax_dist", "examples") or path.suffix in (
+      ".md",
+      ".toml",
+    ):
+      (folder / path.name).symlink_to(path)
+  (folder / "LICENSE").symlink_to(_ROOT / "LICENSE")
+  (folder / "bin").mkdir()
+  (folder / "bin" / "python3").symlink_to(sys.executable)
+  done = _run("install", folder)
+  assert done.returncode == 0, done.stderr
+  return folder
+
+
+def _environment(folder):
+  """As on the machine of a user, where pip has fetched all that is needed."""
+  named = [x for x in os.environ if x.startswith("OPTAX_DIST_")]
+  here = {k: v for k, v in os.environ.items() if k not in named}
+  # The packages are this environment's; so is what builds the wheel.
+  packages = next(p for p in sys.path if p.endswith("site-packages"))
+  return here | {
+    "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    "PYTHONPATH": packages,
+    "PIP_NO_INDEX": "1",
+    "PIP_NO_BUILD_ISOLATION": "false",  # pip's way to write --no-...
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "JAX_PLATFORMS": "cpu",
+  }
+
+
+def _run(name, folder):
+  return subprocess.run(
+    ["sh", "-e", "-c", _COMMANDS[name]],
+    cwd=folder,
+    env=_environment(folder),
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+
+
+class _Terminal:
+  """A command that runs on, and what it has printed."""
+
+  def __init__(self, folder, log, start, *command):
+    self._log = log
+    with log.open("wb") as out:
+      self.process = start(
+        command,
+        cwd=folder,
+        env=_environment(folder),
+        stdout=out,
+        stderr=subprocess.STDOUT,
+      )
+
+  def wait_for(self, pattern, count=1, seconds=120.0):
+    end = time.monotonic() + seconds
+    while len(found := re.findall(pattern, self.text)) < count:
+      assert time.monotonic() < end, self.text
+      assert self.process.poll() is None, self.text
+      time.sleep(0.05)
+    return found
+
+  @property
+  def text(self):
+    return self._log.read_text()
+
+
+def _begin(name, folder, log, start=subprocess.Popen, **replaced):
+  command = _COMMANDS[name]
+  for old, new in replaced.items():
+    command = command.replace(old, new)
+  return _Terminal(folder, log, start, "sh", "-e", "-c", f"exec {command}")
+
+
+def test_one_machine(place):
+  done = _run("first", place)
+  assert done.returncode == 0, done.stderr
+  # Two are enough for all steps; one that comes after them is ended.
+  ended = re.findall(r"\[replica (\d)\] step 300, loss 0\.", done.stdout)
+  assert len(ended) >= 2
+  assert {p.name for p in (place / "runs/first").iterdir()} == {
+    *("checkpoints", "journal.jsonl", "replicas")
+  }
+
+
+def test_a_kill_a_stop_and_a_resume(place):
+  joins = r"\[replica (\d)\] process \d+ joins at step (\d+)"
+  one = _begin("second", place, place / "second.log")
+  try:
+    one.wait_for(joins, 3)
+    path = place / "runs/second/journal.jsonl"
+    end = time.monotonic() + 60.0
+    while '"commit"' not in path.read_text():
+      assert time.monotonic() < end
+      time.sleep(0.05)
+    done = _run("kill", place)
+    assert done.returncode == 0, done.stderr
+    replica, step = one.wait_for(joins, 4)[3]
+    assert replica == "1"
+    assert int(step) > 0
+    done = _run("watch", place)
+    assert done.returncode == 0, done.stderr
+    assert "accepted" in done.stdout
+    while not list((place / "runs/second/checkpoints").glob("step-*")):
+      assert one.process.poll() is None, one.text
+      time.sleep(0.05)
+    one.process.send_signal(signal.SIGINT)
+    assert one.process.wait(60.0) == 130, one.text
+    assert "Traceback" not in one.text
+    assert len(re.findall(r"step \d+, loss", one.text)) == 3
+  finally:
+    one.process.kill()
+    one.process.wait()
+  saved = max((place / "runs/second/checkpoints").glob("step-*"))
+  one = _begin("resume", place, place / "resume.log")
+  try:
+    for _, step in one.wait_for(joins, 3):
+      assert int(step) >= int(saved.name.removeprefix("step-")) > 0
+    one.process.send_signal(signal.SIGTERM)
+    assert one.process.wait(60.0) == 143, one.text
+  finally:
+    one.process.kill()
+    one.process.wait()
+  assert len(journal.segments(journal.read(path).records)) == 2
+
+
+def test_two_machines(place):
+  why = host_maker.not_permitted()
+  if why:
+    pytest.skip(f"needs network namespaces: {why}")
+  done = _run("secret", place)
+  assert done.returncode == 0, done.stderr
+  assert (place / "secret").stat().st_mode & 0o777 == 0o600
+  with host_maker.Hosts(2) as hosts:
+    both = []
+    for host in (0, 1):
+      start = lambda command, host=host, **options: hosts.start(
+        host, command, **options
+      )
+      both.append(
+        _begin(
+          f"host {host}",
+          place,
+          place / f"host-{host}.log",
+          start,
+          host0=hosts.address(0),
+          # Each machine has a disk of its own.
+          **{"runs/two": f"runs/two-{host}"},
+        )
+      )
+    for host, one in enumerate(both):
+      assert one.process.wait(120.0) == 0, one.text
+      assert re.findall(r"\[replica (\d)\] step 300, loss", one.text) == [
+        str(host)
+      ]
