@@ -24,7 +24,11 @@ from optax_dist.coordinator.errors import (
   RunFinished,
 )
 from optax_dist.coordinator.fingerprint import fingerprint
-from optax_dist.coordinator.join import join, run_embedded
+from optax_dist.coordinator.join import (
+  initialize_processes,
+  join,
+  run_embedded,
+)
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Outcome, Replica
 from optax_dist.coordinator.strategies import elastic_average, local_updates
@@ -39,6 +43,7 @@ __all__ = [
   "RunFinished",
   "elastic_average",
   "fingerprint",
+  "initialize_processes",
   "join",
   "local_updates",
   "run_embedded",

@@ -6,6 +6,7 @@ on as many replicas as one likes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 from typing import Any
@@ -22,7 +23,8 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
 
   After an `Outcome` with `save` it is the common step that is written, also by
   a replica that has gone on meanwhile. The folder appears once all of it is on
-  the disk, and only its owner may read it.
+  the disk, and only its owner may read it. All processes of a replica that has
+  several call it, and each writes its shards, into a folder that they share.
 
   Args:
     path: a folder that does not exist yet.
@@ -40,18 +42,25 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
   shared, step = replica.state_to_save()
   phases.reach("checkpointing", replica.replica)
   path = pathlib.Path(os.path.abspath(path))
-  if path.exists():
-    raise FileExistsError(f"There is a checkpoint at {path} already.")
+  tree = {
+    "params": shared.params,
+    "opt_state": shared.opt_state,
+    "global_step": step,
+  }
+  group = replica.group
   # Left in this order: it must be whole before it gets its name.
-  with durable.folder(path) as new, ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(
-      new,
-      {
-        "params": shared.params,
-        "opt_state": shared.opt_state,
-        "global_step": step,
-      },
-    )
+  with contextlib.ExitStack() as stack:
+    new = ""
+    if (group is None or not group.process) and not path.exists():
+      new = str(stack.enter_context(durable.folder(path)))
+    if group is not None:
+      new, *_ = group.gather(new)
+    if not new:
+      raise FileExistsError(f"There is a checkpoint at {path} already.")
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(pathlib.Path(new), tree)
+  if group is not None:
+    group.gather("It has its name.")
   return step
 
 

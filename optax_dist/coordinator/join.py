@@ -21,6 +21,7 @@ from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
@@ -38,6 +39,7 @@ def join(
   coordinator_address: str | None = None,
   store: str | None = None,
   replica: int | None = None,
+  processes_per_replica: int | None = None,
   strategy: strategies.Factory | None = None,
   max_staleness: int = 0,
   staleness_weight: str | None = None,
@@ -74,6 +76,10 @@ def join(
     store: another kind of store, ``etcd://a:2379,b:2379,c:2379``; then there is
       no store process.
     replica: this one's number, from 0.
+    processes_per_replica: processes of this JAX program, if it has several
+      (`jax.distributed`, or `coordinator.initialize_processes`); by default
+      OPTAX_DIST_NUM_PROCESSES, or 1. Parameters then have a `NamedSharding`
+      over the devices of all of them, and all call everything alike.
     strategy: `elastic_average(...)` or `local_updates(...)`; by default
       gradients are averaged (sync replicas).
     max_staleness: steps by which a gradient may be late and still count.
@@ -148,16 +154,21 @@ def join(
     secret = launched.find_secret()
   key = _secret(secret, local or certificates is not None)
   hosted = None
+  group = groups.of_this_program(
+    processes_per_replica or launched.num_processes or 1
+  )
+  process_index = 0 if group is None else group.process
   if start_store is None:
     start_store = (
       launched.channel is None and number == 0 and _is_of_this_host(host)
     )
+  start_store = start_store and process_index == 0
   if start_store and isinstance(place, urls.Tcp):
     hosted = _start_store(place.address, key, certificates)
   try:
     where = endpoint.connect(
       place,
-      number,
+      number if group is None else f"{number}.{process_index}",
       key,
       endpoint.Network(
         bind,
@@ -191,6 +202,7 @@ def join(
         global_step=global_step,
         preempted=preempted,
         on_close=lambda one: _say_goodbye(one, line, preempted),
+        group=group,
       )
     except BaseException:
       where.close()
@@ -305,6 +317,32 @@ def run_embedded(
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results
+
+
+def initialize_processes() -> None:
+  """Makes one JAX program of the processes of this replica.
+
+  To be called first of all in a process that `optax-dist launch
+  --processes-per-replica` has started: `jax.distributed.initialize` with the
+  replica's own address and numbers, out of the environment. Where a replica
+  has one process it does nothing.
+  """
+  launched = Environment.read()
+  if (launched.num_processes or 1) == 1:
+    return
+  import jax
+
+  address = launched.group_address
+  assert address is not None
+  host = address.rpartition(":")[0]
+  jax.distributed.initialize(
+    coordinator_address=address,
+    # Of its own accord it would listen on all addresses.
+    coordinator_bind_address=address if addresses.is_loopback(host) else None,
+    num_processes=launched.num_processes,
+    process_id=launched.process_index,
+    cluster_detection_method="deactivate",
+  )
 
 
 def _place(

@@ -7,7 +7,7 @@ import os
 import queue
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,9 @@ from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.fingerprint import fingerprint
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, effects, inputs
+from optax_dist.coordinator.protocol.group import orders
+from optax_dist.coordinator.protocol.group.companion import Companion
+from optax_dist.coordinator.protocol.group.speaker import Speaker
 from optax_dist.coordinator.protocol.node import Node as Core
 from optax_dist.coordinator.runtime import (
   agreement,
@@ -33,9 +36,11 @@ from optax_dist.coordinator.runtime import (
   endpoint,
   handover,
   journal_lines,
+  shards,
   timings,
   trees,
 )
+from optax_dist.coordinator.runtime import group as groups
 
 __all__ = ["Outcome", "Replica"]
 
@@ -48,6 +53,7 @@ class Replica:
 
   Attributes:
     replica: its id.
+    group: which process of the replica this is, if it has several.
   """
 
   def __init__(
@@ -62,6 +68,7 @@ class Replica:
     global_step: int = 0,
     preempted: preemption.Preemption | None = None,
     on_close: Callable[[Replica], None] = lambda replica: None,
+    group: groups.Group | None = None,
   ):
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
@@ -71,18 +78,45 @@ class Replica:
     if opt_state is not None:
       shared = shared._replace(opt_state=opt_state)
     self._template = trees.Template(params)
-    self._encoder = encoders.Encoder(self._template.leaves, settings.wire)
+    self.group = group
+    self._gradient_shards = state_shards = None
+    self._update = strategy.apply
+    alike = agreement.agreement(strategy, shared, params, settings)
+    blocks: Any = self._template.leaves
+    if group is not None:
+      alike += (("processes per replica", str(group.count)),)
+      if not self._template.is_local:
+        alike += shards.agreement(params)
+        shared = shards.spread(shared, shards.mesh_of(params))
+        self._update = jax.jit(
+          strategy.apply,
+          out_shardings=jax.tree.map(lambda x: x.sharding, shared),
+        )
+      shards.check_wire(params, settings.wire)
+      self._gradient_shards = shards.LocalShards(jax.tree.leaves(params))
+      state_shards = shards.LocalShards(jax.tree.leaves(shared))
+      blocks = self._gradient_shards.templates
+    self._encoder = encoders.Encoder(blocks, settings.wire)
     nbytes = self._encoder.place.nbytes
-    self._inline = nbytes <= settings.inline_bytes
+    # Shards are exchanged, however small: nobody has all of a gradient.
+    self._inline = group is None and nbytes <= settings.inline_bytes
     self._compile(shared)
+    address, digest = place.transport.address, fingerprint(shared)
+    places = [(place.transport.name, address)]
+    if group is not None:
+      told = group.gather(json.dumps([*places[0], digest]))
+      found = [json.loads(text) for text in told]
+      places = [(name, where) for name, where, _ in found]
+      address = orders.join_places(places)
+      digest = orders.combined([theirs for _, _, theirs in found])
     numbers = strategy.quorum
     self._config = config.Config(
       process=place.transport.name,
       replica=replica,
-      address=place.transport.address,
-      agreement=agreement.agreement(strategy, shared, params, settings),
+      address=address,
+      agreement=alike,
       step=global_step,
-      digest=fingerprint(shared),
+      digest=digest,
       replicas_to_aggregate=numbers.replicas_to_aggregate,
       total_num_replicas=numbers.total_num_replicas,
       max_staleness=numbers.max_staleness,
@@ -98,7 +132,7 @@ class Replica:
       fingerprint_every=settings.fingerprint_every,
     )
     self._driver = driver.Driver(
-      Core(self._config),
+      self._core(places),
       place.transport,
       place.store,
       replica=replica,
@@ -113,6 +147,9 @@ class Replica:
       journal=journal_lines.JournalLines(settings.journal, self._describe()),
       attempt_timeout=settings.attempt_timeout,
       store_timeout=min(settings.leader_timeout, settings.attempt_timeout),
+      of=group,
+      local=state_shards,
+      patience=self._config.patience,
     )
     self._handover = self._driver.handover
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
@@ -136,6 +173,18 @@ class Replica:
     # Of the submission before: when it was sent, and its parts until now.
     self._sent: float | None = None
     self._waited = self._apply_time = 0.0
+
+  def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
+    """What decides: in a replica of several processes, in its process 0."""
+    config, group = self._config, self.group
+    if group is None:
+      return Core(config)
+    if not group.process:
+      others = [name for name, _ in places[1:]]
+      return Speaker(Core(config), others, patience=config.patience)
+    return Companion(
+      *places[0], pause=config.leader_timeout / 8, patience=config.timeout
+    )
 
   def _describe(self) -> dict[str, Any]:
     numbers = self._strategy.quorum
@@ -162,11 +211,13 @@ class Replica:
   def _apply(self, shared: Any, leaves: Any, parts: int) -> Any:
     """The shared state after a commit; called by the event loop's side."""
     start = time.monotonic()
+    if self._gradient_shards is not None:
+      leaves = self._gradient_shards.join(leaves)
     mean = self._template.unflatten(leaves)
     strategy = self._strategy
     # With sums, some may have left.
     full = not strategy.sums or parts == strategy.quorum.replicas_to_aggregate
-    found = strategy.apply(shared, mean, *([] if full else [parts]))
+    found = self._update(shared, mean, *([] if full else [parts]))
     if not self._inline:
       # The memory of a mean is used again; one in a message is nobody else's.
       jax.block_until_ready(found)
@@ -227,8 +278,13 @@ class Replica:
   def is_stale(self) -> bool:
     """Whether a gradient on `params` would be dropped by now.
 
-    A training step in micro-batches can ask between them, and `abandon`.
+    A training step in micro-batches can ask between them, and `abandon`. All
+    processes of a replica that has several ask at the same place.
     """
+    self._handover.sync()
+    return self._is_late()
+
+  def _is_late(self) -> bool:
     late = self._handover.published.step - self._based_on
     return late > self._strategy.quorum.max_staleness
 
@@ -239,8 +295,15 @@ class Replica:
 
   @property
   def finished(self) -> bool:
-    """Whether the run is over, or this replica has left it."""
-    return self._left or self._handover.finished is not None
+    """Whether the run is over, or this replica has left it.
+
+    All processes of a replica that has several ask at the same place.
+    """
+    self._handover.sync()
+    return self._left or self._has_finished()
+
+  def _has_finished(self) -> bool:
+    return self._handover.finished is not None
 
   @property
   def has_left(self) -> bool:
@@ -256,7 +319,11 @@ class Replica:
     }
 
   def fingerprint(self) -> str:
-    """A digest of the shared state: equal on all replicas at equal steps."""
+    """A digest of the shared state: equal on all replicas at equal steps.
+
+    Of a replica of several processes, each has one of its own shards, equal to
+    that of its like in other replicas.
+    """
     return fingerprint(self._pinned)
 
   # What it does.
@@ -287,6 +354,7 @@ class Replica:
     now = time.monotonic()
     self._computed += now - self._token_time
     self._token_time = now
+    self._handover.sync()
     over = self._over(1)
     if over is not None:
       return over
@@ -303,7 +371,7 @@ class Replica:
     if payload is None:
       return self._outcome("", accepted=True)
     self._batches.append(text)
-    if self.is_stale:
+    if self._is_late():
       return self._say_it_is_stale(self._computed)
     self._total = (
       payload if self._total is None else self._add(self._total, payload)
@@ -320,13 +388,14 @@ class Replica:
     For a training step in micro-batches that finds `is_stale`: `params` are
     current afterwards, and the time for the rest of the work is saved.
     """
+    self._handover.sync()
     over = self._over(1)
     if over is not None:
       return over
     if self._pending >= 0:
       self._conclude(self._pending)
     self._account_for_prefetched()
-    if self.is_stale:
+    if self._is_late():
       self._batches.append("null")
       # How long it would have taken is not known.
       return self._say_it_is_stale(None)
@@ -343,8 +412,8 @@ class Replica:
     Returns:
       Whether that happened within `timeout` seconds.
     """
-    found = self._handover.wait(lambda: self.is_stale, timeout)
-    return found or self.finished or self._handover.failure is not None
+    found = self._handover.wait(self._is_late, timeout)
+    return found or self._has_finished() or self._handover.failure is not None
 
   def save_soon(self) -> None:
     """Asks all replicas to save after the same step, told by `Outcome.save`.
@@ -375,7 +444,7 @@ class Replica:
     if not self.finished and not self._left:
       self._raise_failure()
       self._driver.feed(inputs.FinishWanted(reason))
-      self._wait(lambda: self.finished, "for the end of the run")
+      self._wait(self._has_finished, "for the end of the run")
     if not self._left:
       self._start_over("finished", self._counted)
 
@@ -396,14 +465,15 @@ class Replica:
   def _leave_if_told(self, outcome: Outcome) -> Outcome:
     """After SIGTERM: leaves, or has all replicas save before."""
     told = self._preempted
-    if told is None or not told.told or outcome.finished:
+    if told is None or outcome.finished:
       return outcome
     if told.wants_save():
       self.save_soon()
     decided = bool(outcome.members or outcome.reason)
-    if not told.is_time(
+    leaves = told.is_time(
       save=outcome.save, settled=decided and not self._counted
-    ):
+    )
+    if not self._handover.agree(leaves):
       return outcome
     self.leave()
     return outcome._replace(finished=True)
@@ -411,6 +481,7 @@ class Replica:
   def close(self) -> None:
     """Ends this replica's threads and waits; what it has not said is lost."""
     self._driver.close()
+    self._handover.close()
     self._on_close(self)
 
   def __enter__(self) -> Replica:
@@ -436,7 +507,7 @@ class Replica:
     if self._left:
       self._count("finished", gradients)
       return self._outcome("finished", finished=True)
-    if self.finished:
+    if self._has_finished():
       return self._start_over("finished", self._counted + gradients)
     if self._handover.admission != self._admission:
       # It was taken for dead meanwhile: what it had is worth nothing.
@@ -475,12 +546,12 @@ class Replica:
     memory, payload = None, b""
     if self._inline:
       out = np.zeros(self._encoder.place.nbytes, np.uint8)
-      finite = self._encoder.write(jax.tree.leaves(self._total), out)
+      finite = self._encoder.write(self._to_send(), out)
       payload = out.tobytes() if finite else b""
     else:
       memory = self._memory()
       out = np.frombuffer(memory, np.uint8)
-      finite = self._encoder.write(jax.tree.leaves(self._total), out)
+      finite = self._encoder.write(self._to_send(), out)
       if not finite:
         self._handover.memory.put(memory)
         memory = None
@@ -527,6 +598,13 @@ class Replica:
       memory,
     )
     return sequence
+
+  def _to_send(self) -> list[Any]:
+    """What this process has of the gradient."""
+    leaves = jax.tree.leaves(self._total)
+    if self._gradient_shards is None:
+      return leaves
+    return self._gradient_shards.split(leaves)
 
   def _memory(self) -> memoryview:
     """A buffer for a gradient."""
@@ -657,7 +735,7 @@ class Replica:
     self._count(reason, gradients)
     self._clear()
     if reason == "finished":
-      self._wait(lambda: self.finished, "for the end of the run")
+      self._wait(self._has_finished, "for the end of the run")
       self._raise_failure()
     before = self._pinned
     self._take_current()
@@ -665,7 +743,7 @@ class Replica:
       before, self._pinned, self._local, mine=False
     )
     self._begin()
-    finished = self.finished
+    finished = self._has_finished()
     return self._outcome(reason, waited=waited, finished=finished)
 
   def _outcome(
@@ -698,7 +776,7 @@ class Replica:
     if self._handover.wait(ready, patience):
       return
     self._raise_failure()
-    if self.finished:
+    if self._has_finished():
       return
     raise errors.CoordinatorError(
       f"Replica {self.replica!r} has waited {patience:.1f} s {what}. Its event "

@@ -71,7 +71,7 @@ def run(
       shows what all of them wrote.
   """
   deadline = time.time() + timeout
-  port = _free_port()
+  port = free_port()
   with tempfile.TemporaryDirectory() as folder:
     homes = [pathlib.Path(folder) / str(i) for i in range(processes)]
     children: list[subprocess.Popen] = []
@@ -154,7 +154,7 @@ def _report(fn, codes, homes, timeout) -> str:
   return "\n".join(lines)
 
 
-def _free_port() -> int:
+def free_port() -> int:
   """Returns a free port below those that the system hands out by itself."""
   for port in random.Random().sample(range(20000, 32000), 100):
     with socket.socket() as s:
@@ -174,7 +174,7 @@ def _main(home: pathlib.Path) -> None:
   job: _Job = pickle.loads((home / "job").read_bytes())
   left = max(0.1, job.deadline - time.time())
   faulthandler.dump_traceback_later(left, exit=True)
-  _initialize(job)
+  initialize(job.port, job.processes, job.index, job.deadline - time.time())
   fn = getattr(_imported(job.path), job.name)
   result = fn(*job.args)
   (home / "result").write_bytes(pickle.dumps(result))
@@ -197,20 +197,21 @@ def _imported(path: str) -> Any:
   return module
 
 
-def _initialize(job: _Job) -> None:
+def initialize(port: int, processes: int, index: int, timeout: float) -> None:
+  """Makes one JAX program of processes; nothing leaves loopback."""
   import jax
   from jax._src import distributed, xla_bridge
   from jax.extend import backend
   from jaxlib import _jax
 
-  address = f"{HOST}:{job.port}"
+  address = f"{HOST}:{port}"
   jax.distributed.initialize(
     coordinator_address=address,
     coordinator_bind_address=address,
-    num_processes=job.processes,
-    process_id=job.index,
+    num_processes=processes,
+    process_id=index,
     cluster_detection_method="deactivate",
-    initialization_timeout=max(1, int(job.deadline - time.time())),
+    initialization_timeout=max(1, int(timeout)),
   )
 
   def cpu_client():
@@ -221,7 +222,7 @@ def _initialize(job: _Job) -> None:
     )
 
   backend.register_backend_factory("cpu", cpu_client, fail_quietly=False)
-  assert len(jax.devices()) == job.processes * jax.local_device_count()
+  assert len(jax.devices()) == processes * jax.local_device_count()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import os
 import queue
 import threading
 import time
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, assert_never
 
@@ -30,10 +31,13 @@ from optax_dist.coordinator.aggregation import (
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import entries, inputs, messages
 from optax_dist.coordinator.protocol.codec import BadMessage
+from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.runtime import (
   background,
+  group,
   handover,
   journal_lines,
+  shards,
   states,
 )
 from optax_dist.coordinator.store import interface as stores
@@ -42,6 +46,8 @@ from optax_dist.coordinator.transport import interface as transports
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for the end of a thread that closes.
 _PATIENCE = 5.0
+# What processes of one replica tell each other.
+_OF_GROUP = (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
 # States of more bytes are computed in the background.
 _SMALL = 256 << 10
 
@@ -49,7 +55,7 @@ _SMALL = 256 << 10
 class Core(Protocol):
   """The protocol core of a replica."""
 
-  def step(self, given: inputs.Input, now: float) -> Sequence[fx.Effect]:
+  def step(self, given: typing.Any, now: float) -> Sequence[orders.Wanted]:
     """Takes an input; returns what is to be done."""
     ...
 
@@ -90,6 +96,9 @@ class Driver:
     journal: journal_lines.JournalLines,
     attempt_timeout: float,
     store_timeout: float,
+    of: group.Group | None = None,
+    local: shards.LocalShards | None = None,
+    patience: float = math.inf,
   ):
     """Makes one; nothing happens before `start`.
 
@@ -109,6 +118,10 @@ class Driver:
       journal: where the leader writes.
       attempt_timeout: seconds without a byte after which transfers have failed.
       store_timeout: seconds after which the store's answer is unknown.
+      of: which process of its replica this is, where there are several.
+      local: this process's shards of the state, if it spans several.
+      patience: seconds that other processes of the replica may take to come to
+        the same place of the program.
     """
     self.rejoins = 0
     # How long the latest exchange of a gradient took, and of which submission.
@@ -122,10 +135,17 @@ class Driver:
     name = f"optax-dist-{replica}"
     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
     self._background = background.Background(f"{name}-work", self.post)
-    self._states = states.States(initial, step, apply, None)
+    self._of = of
+    post = self.post if of is not None else None
+    made = lambda work: states.States(initial, step, apply, work, local, post)
+    self._states = made(None)
     if self._states.nbytes > _SMALL:
-      self._states = states.States(initial, step, apply, self._background)
+      self._states = made(self._background)
     self.handover = handover.Handover(self._states.published)
+    if of is not None:
+      self.handover = group.GroupHandover(
+        self._states.published, None if of.process else self.feed, patience
+      )
     self._aggregations = reduce_scatter_gather.Aggregations(
       transport,
       encoder.place,
@@ -138,7 +158,7 @@ class Driver:
       transport, self._states.nbytes, self._background, attempt_timeout
     )
     self._posted: collections.deque[Callable[[], None]] = collections.deque()
-    self._inputs: collections.deque[inputs.Input] = collections.deque()
+    self._inputs: collections.deque[orders.Given] = collections.deque()
     # Peers whose loss is among the inputs: what needs them must not begin.
     self._lost: collections.Counter[str] = collections.Counter()
     self._numbers = itertools.count()
@@ -150,7 +170,8 @@ class Driver:
       collections.Counter()
     )
     self._drop_later: set[entries.AttemptId] = set()
-    self._encoded: tuple[messages.Message, list[bytes]] | None = None
+    # The latest message, for the same often goes to several.
+    self._encoded: tuple[object, list[bytes]] | None = None
     self._tell = False
     self._closing = ""
     self._closed = False
@@ -165,7 +186,7 @@ class Driver:
       self._make_memory()
     self._thread.start()
 
-  def feed(self, given: inputs.Input) -> None:
+  def feed(self, given: orders.Given) -> None:
     """Has an input taken by the core; from any thread."""
     self.check_process()
     self.post(lambda: self._inputs.append(given))
@@ -284,7 +305,7 @@ class Driver:
     found = min(times)
     return None if found == math.inf else max(0.0, found)
 
-  def _step(self, given: inputs.Input) -> None:
+  def _step(self, given: orders.Given) -> None:
     if isinstance(given, inputs.PeerLost):
       self._lost[given.peer] -= 1
     for effect in self._core.step(given, time.monotonic()):
@@ -314,11 +335,19 @@ class Driver:
     match event:
       case transports.Message(peer, payload):
         try:
-          found = messages.MESSAGES.decode(payload)
+          found = orders.WIRE.decode(payload)
         except BadMessage as error:
           self._inputs.append(inputs.Malformed(peer, str(error)))
+          return
+        if not isinstance(found, _OF_GROUP):
+          message = typing.cast(messages.Message, found)
+          self._inputs.append(inputs.Received(peer, message))
+        elif self._of is not None:
+          said = typing.cast(orders.Order | orders.Report, found)
+          self._inputs.append(orders.Heard(peer, said))
         else:
-          self._inputs.append(inputs.Received(peer, found))
+          text = "this replica has one process"
+          self._inputs.append(inputs.Malformed(peer, text))
       case transports.PeerLost(peer, how, reason):
         self._lost[peer] += 1
         self._inputs.append(inputs.PeerLost(peer, how, reason))
@@ -393,7 +422,7 @@ class Driver:
 
   # Effects.
 
-  def _carry_out(self, effect: fx.Effect) -> None:
+  def _carry_out(self, effect: orders.Wanted) -> None:
     match effect:
       case fx.UseRun(nonce):
         self._use_run(nonce)
@@ -440,8 +469,10 @@ class Driver:
       case fx.ServeSnapshot():
         phases.reach("serving", self._replica)
         published = self._states.published
-        self._snapshots.serve(
-          effect, lambda out: self._states.write(published, out)
+        published.then(
+          lambda: self._snapshots.serve(
+            effect, lambda out: self._states.write(published, out)
+          )
         )
       case fx.FetchSnapshot():
         phases.reach("fetching_snapshot", self._replica)
@@ -451,33 +482,22 @@ class Driver:
         else:
           self._snapshots.fetch(effect)
       case fx.TakeFingerprint(step):
-        self._states.fingerprint(
-          self._states.published,
-          lambda digest: self._inputs.append(
-            inputs.FingerprintTaken(step, digest)
-          ),
-        )
+        self._take_fingerprint(step, self._states.published)
       case fx.Admitted(admission, _, _, asked):
         self.rejoins = admission - 1
-        self.handover.admission, self.handover.asked = admission, asked
-        self.handover.suspended = False
-        self._tell = True
+        self._change(admission=admission, asked=asked, suspended=False)
       case fx.Suspended():
-        self.handover.suspended = True
+        self._change(suspended=True)
       case fx.SetAsked(count):
-        self.handover.asked = count
+        self._change(asked=count)
       case fx.Taken(sequence, count):
-        self.handover.asked = count
-        self.handover.resolve(sequence, effect)
-        self._tell = True
+        self._answer(sequence, effect, asked=count)
       case fx.Resolved():
         self._resolve(effect)
       case fx.Left():
-        self.handover.left = True
-        self._tell = True
+        self._change(left=True)
       case fx.Finished(_, reason):
-        self.handover.finished = reason
-        self._tell = True
+        self._change(finished=reason)
       case fx.Fail(error, reason):
         self.handover.failure = getattr(errors, error)(reason)
         self._tell = True
@@ -491,6 +511,14 @@ class Driver:
         self._journal.close()
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
+      case orders.Tell(peer, what):
+        self._send(peer, what)
+      case orders.Advance():
+        assert isinstance(self.handover, group.GroupHandover)
+        self.handover.advance(effect)
+        self._tell = True
+      case orders.EndGroup(reason):
+        self._end_group(reason)
       case _:
         assert_never(effect)
 
@@ -500,10 +528,11 @@ class Driver:
     except ValueError as error:
       self._on_event(transports.PeerLost(peer, "unreachable", str(error)))
 
-  def _send(self, peer: str, message: messages.Message) -> None:
-    # The same message often goes to all.
+  def _send(
+    self, peer: str, message: messages.Message | orders.Report | orders.Order
+  ) -> None:
     if self._encoded is None or self._encoded[0] is not message:
-      self._encoded = message, messages.MESSAGES.parts(message)
+      self._encoded = message, orders.WIRE.parts(message)
     parts = self._encoded[1]
     self._transport.send(peer, parts)
 
@@ -583,8 +612,32 @@ class Driver:
     self._states.apply(lambda: self._encoder.read(mean), effect.parts, done)
 
   def _show(self) -> None:
-    self.handover.published = self._states.published
-    self.handover.to_save = self._states.to_save
+    self._change(published=self._states.published, to_save=self._states.to_save)
+
+  def _change(self, **fields: typing.Any) -> None:
+    """Changes what the training loop sees."""
+
+    def change(seen: handover.Handover) -> None:
+      for name, value in fields.items():
+        setattr(seen, name, value)
+
+    self.handover.change(change)
+    self._tell = True
+
+  def _answer(
+    self,
+    sequence: int,
+    answer: handover.Outcome | fx.Taken,
+    **fields: typing.Any,
+  ) -> None:
+    """Answers a submission."""
+
+    def change(seen: handover.Handover) -> None:
+      for name, value in fields.items():
+        setattr(seen, name, value)
+      seen.resolve(sequence, answer)
+
+    self.handover.change(change)
     self._tell = True
 
   def _resolve(self, resolved: fx.Resolved) -> None:
@@ -593,8 +646,23 @@ class Driver:
       if sequence == resolved.sequence or not resolved.apart:
         self._gradients.pop(sequence).resolve()
     outcome = handover.Outcome(resolved, self._states.before)
-    self.handover.resolve(resolved.sequence, outcome)
+    self._answer(resolved.sequence, outcome)
+
+  def _take_fingerprint(self, step: int, state: states.State) -> None:
+    taken = lambda digest: self._inputs.append(
+      inputs.FingerprintTaken(step, digest)
+    )
+    state.then(lambda: self._states.fingerprint(state, taken))
+
+  def _end_group(self, reason: str) -> None:
+    """A process of this replica is lost, and so all of it is."""
+    assert self._of is not None
+    _log.error("%s", reason)
+    failure = self.handover.failure
+    self.handover.failure = failure or errors.CoordinatorError(reason)
     self._tell = True
+    self._closing = reason
+    self._of.on_loss(reason)
 
   def _reach(self, phase: str) -> None:
     phases.reach(phase, self._replica)

@@ -59,6 +59,10 @@ class Handover:
 
   # The event loop's.
 
+  def change(self, action: Callable[[Handover], None]) -> None:
+    """Something has happened that the training loop decides by."""
+    action(self)
+
   def tell(self) -> None:
     """What waits looks again."""
     with self._changed:
@@ -69,6 +73,16 @@ class Handover:
     self._outcomes[sequence] = outcome
 
   # The training loop's.
+
+  def sync(self) -> None:
+    """Looks at what has happened; where there is one process, it sees it."""
+
+  def agree(self, flag: bool) -> bool:
+    """What process 0 says, where there are several."""
+    return flag
+
+  def close(self) -> None:
+    """Nothing will happen any more."""
 
   def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
     """Waits until it is ready, or the run is over; returns whether it is."""

@@ -7,6 +7,7 @@ computed when it is published: who reads it waits.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
 from optax_dist.coordinator.fingerprint import as_numpy, fingerprint
+from optax_dist.coordinator.runtime.shards import LocalShards
 
 
 class State:
@@ -31,6 +33,13 @@ class State:
     self._value = value
     self._error: BaseException | None = None
     self._ready = None if value is not None else threading.Event()
+    # Of one that is computed by whoever gets it first.
+    self._base: State | None = None
+    self._work: Callable[[], Any] | None = None
+    self._done: weakref.finalize | None = None
+    self._post: Callable[[Callable[[], None]], None] = lambda action: None
+    self._actions: list[Callable[[], None]] | None = None
+    self._lock = threading.Lock()
 
   def compute(self, work: Callable[[], Any]) -> None:
     """Computes it in this thread."""
@@ -43,13 +52,69 @@ class State:
     finally:
       self._ready.set()
 
+  def defer(
+    self,
+    base: State | None,
+    work: Callable[[], Any],
+    done: Callable[[], None],
+    post: Callable[[Callable[[], None]], None],
+  ) -> None:
+    """It is computed by the thread that gets it first.
+
+    Args:
+      base: the state before, which `work` gets.
+      work: computes it.
+      done: called by the event loop once it is computed, or dropped.
+      post: has a function called by the event loop.
+    """
+    self._base, self._work, self._post = base, work, post
+    self._actions = []
+    # Also if nobody ever gets it.
+    self._done = weakref.finalize(self, post, done)
+    self._done.atexit = False
+
+  def then(self, action: Callable[[], None]) -> None:
+    """Has something done by the event loop, which calls, once it is there.
+
+    At once, unless the state was deferred: what is computed in the background
+    may be used there, after it.
+    """
+    with self._lock:
+      if self._actions is not None:
+        self._actions.append(action)
+        return
+    action()
+
   def get(self) -> Any:
     """The state, as soon as it is there."""
+    if self._work is not None:
+      # One after the other, for there may be many.
+      chain: list[State] = []
+      state: State | None = self
+      while state is not None and state._work is not None:
+        chain.append(state)
+        state = state._base
+      for state in reversed(chain):
+        state._compute_now()
     if self._ready is not None:
       self._ready.wait()
       if self._error is not None:
         raise self._error
     return self._value
+
+  def _compute_now(self) -> None:
+    work = self._work
+    assert work is not None
+    try:
+      self.compute(work)
+    finally:
+      self._base = self._work = None
+      if self._done is not None:
+        self._done()
+      with self._lock:
+        actions, self._actions = self._actions or [], None
+      for action in actions:
+        self._post(action)
 
 
 class States:
@@ -68,6 +133,8 @@ class States:
     step: int,
     apply: Callable[[Any, Sequence[np.ndarray], int], Any],
     background: Background | None,
+    shards: LocalShards | None = None,
+    post: Callable[[Callable[[], None]], None] | None = None,
   ):
     """Begins with a state.
 
@@ -77,6 +144,10 @@ class States:
       apply: computes from a state, the leaves of a mean, and the number of
         its parts the state after it, and waits until it is there.
       background: computes what takes long; None: all is computed at once.
+      shards: of a state whose arrays span several processes.
+      post: has a function called by the event loop. With it, states are
+        computed by the thread that gets them first: the training loop's, where
+        all processes of a replica launch the same programs in the same order.
     """
     self.published = self.before = State(step, initial)
     self.to_save: State | None = None
@@ -84,8 +155,10 @@ class States:
     self._apply = apply
     self._background = background
     leaves, self._tree = jax.tree.flatten(initial)
-    self._likes = leaves
-    self._place = layout.layout([as_numpy(leaf) for leaf in leaves])
+    self._likes, self._shards, self._post = leaves, shards, post
+    self._place = layout.layout(
+      shards.templates if shards else [as_numpy(leaf) for leaf in leaves]
+    )
     self.nbytes = self._place.nbytes
 
   def apply(
@@ -103,7 +176,8 @@ class States:
     """
     base = self.published
     after = self._ahead = State(base.step + 1)
-    self._compute(after, lambda: self._apply(base.get(), read(), parts), done)
+    work = lambda: self._apply(base.get(), read(), parts)
+    self._compute(after, base, work, done)
 
   def publish(self, step: int, save: bool) -> None:
     """What was computed is decided."""
@@ -123,12 +197,14 @@ class States:
     self._ahead = None
     self.before = self.published
     after = self.published = State(step)
-    self._compute(after, lambda: self._read(raw), lambda: None)
+    self._compute(after, None, lambda: self._read(raw), lambda: None)
 
   def write(self, state: State, out: np.ndarray) -> None:
     """Writes a state's bytes."""
-    leaves = [as_numpy(leaf) for leaf in jax.tree.leaves(state.get())]
-    means.write(leaves, self._place, out)
+    leaves = jax.tree.leaves(state.get())
+    if self._shards is not None:
+      leaves = self._shards.split(leaves)
+    means.write([as_numpy(leaf) for leaf in leaves], self._place, out)
 
   def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
     """Computes a digest; `done` is called by the event loop."""
@@ -147,8 +223,16 @@ class States:
       self._background(work, finish)
 
   def _compute(
-    self, state: State, work: Callable[[], Any], done: Callable[[], None]
+    self,
+    state: State,
+    base: State | None,
+    work: Callable[[], Any],
+    done: Callable[[], None],
   ) -> None:
+    if self._post is not None:
+      state.defer(base, work, done, self._post)
+      return
+
     def finish(error: BaseException | None) -> None:
       done()
       if error is not None:
@@ -164,6 +248,8 @@ class States:
     arrays = means.read(
       self._place, [raw], (0, self._place.elements), np.empty(0, np.uint8)
     )
+    if self._shards is not None:
+      return jax.tree.unflatten(self._tree, self._shards.join(arrays))
     found = [
       _like(a, leaf) for a, leaf in zip(arrays, self._likes, strict=True)
     ]

@@ -45,12 +45,17 @@ class Template:
 
   Attributes:
     leaves: of the parameters, as `jax.ShapeDtypeStruct`s.
+    is_local: whether this process has all of the parameters.
   """
 
   def __init__(self, params: Any):
     found, self._tree = jax.tree_util.tree_flatten_with_path(params)
     self._names = [jax.tree_util.keystr(path) for path, _ in found]
     self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in found]
+    self.is_local = all(x.is_fully_addressable for _, x in found)
+    # Of arrays that span several processes; gradients are to lie alike.
+    self._shardings = [] if self.is_local else [x.sharding for _, x in found]
+    self._reshard: Any = None
 
   def unflatten(self, leaves: Any) -> Any:
     """A tree like the parameters."""
@@ -82,4 +87,19 @@ class Template:
           f"grads{name} must be {like.dtype}{list(like.shape)}, as the"
           f" parameter, got {dtype or type(grad).__name__}{list(shape)}."
         )
-    return grads
+    return grads if self.is_local else self._place(grads)
+
+  def _place(self, grads: Any) -> Any:
+    """A gradient with the shardings of the parameters."""
+    leaves = jax.tree.leaves(grads)
+    if all(
+      isinstance(grad, jax.Array)
+      and grad.sharding.is_equivalent_to(sharding, grad.ndim)
+      for grad, sharding in zip(leaves, self._shardings, strict=True)
+    ):
+      return grads
+    if self._reshard is None:
+      self._reshard = jax.jit(
+        lambda tree: tree, out_shardings=self.unflatten(self._shardings)
+      )
+    return self._reshard(grads)

@@ -50,7 +50,8 @@ class Companion:
       out += self._handle(given, now)
     if not self.over and not self._welcome:
       if now >= self._give_up_at:
-        return [*out, *self._fail(self._what_is_missing())]
+        text = f"A process has waited {self._what_is_missing(now)}."
+        return [*out, *self._fail(text)]
       if now >= self._retry_at:
         out += self._look()
     return out
@@ -60,6 +61,12 @@ class Companion:
     if self.over or self._welcome:
       return math.inf
     return min(self._retry_at, self._give_up_at)
+
+  def missing(self, now: float) -> str:
+    """What it waits for, in words."""
+    if self._welcome:
+      return "for what process 0 of its replica says"
+    return self._what_is_missing(now)
 
   def _handle(self, given: orders.Given, now: float) -> list[orders.Wanted]:
     match given:
@@ -166,6 +173,7 @@ class Companion:
     self.over = True
     return [orders.EndGroup(reason)]
 
-  def _what_is_missing(self) -> str:
+  def _what_is_missing(self, now: float) -> str:
     what = "process 0 of its replica" if self._found_run else "the run's store"
-    return f"A process has waited {self._patience:.1f} s for {what}."
+    waited = now - (self._give_up_at - self._patience)
+    return f"for {what}, since {waited:.1f} s"

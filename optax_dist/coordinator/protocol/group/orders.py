@@ -110,12 +110,12 @@ class Advance:
     call: counts the looks, from 0; differs if the loops are not at the same
       place of the program.
     events: since the start, of those that training loops are told.
-    timed_out: whether what was waited for did not come in time.
+    flag: what process 0 has decided, for example that a wait was in vain.
   """
 
   call: Natural
   events: Natural
-  timed_out: bool = False
+  flag: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

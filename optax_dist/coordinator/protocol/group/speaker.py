@@ -31,6 +31,10 @@ class Core(Protocol):
     """When it is to be given `TimePassed`."""
     ...
 
+  def missing(self, now: float) -> str:
+    """What it waits for, in words."""
+    ...
+
 
 @dataclasses.dataclass(slots=True)
 class _Aggregation:
@@ -80,6 +84,10 @@ class Speaker:
     self._everyone = set(range(len(companions) + 1))
     self._patience = patience
     self._out: list[orders.Wanted] = []
+    # Answers of the store, until all processes can be reached: a replica takes
+    # part as a whole.
+    self._knows_run = False
+    self._held: list[ins.Input] = []
     # What is to be told to processes that are not there yet.
     self._kept: dict[Process, list[orders.Order]] = {p: [] for p in companions}
     self._mine: ins.Submitted | None = None
@@ -106,6 +114,15 @@ class Speaker:
       return math.inf
     waits = math.inf if self._since is None else self._since + self._patience
     return min(self.core.deadline(), waits)
+
+  def missing(self, now: float) -> str:
+    """What the replica waits for, in words."""
+    lacks = self._lacking()
+    if lacks and self._since is not None:
+      names = " and ".join(f"process {rank}" for rank in lacks)
+      waited = f"{now - self._since:.1f} s"
+      return f"for {names} of its own replica, since {waited}"
+    return self.core.missing(now)
 
   # Inputs.
 
@@ -143,6 +160,10 @@ class Speaker:
         rank = self._ranks[peer]
         if peer not in self._kept and not self._ended:
           self._lose(f"its process {rank} is lost ({how}: {reason})", now)
+      case ins.GetAnswered() | ins.PutAnswered() if (
+        self._knows_run and self._kept
+      ):
+        self._held.append(given)
       case _:
         self._decide(given, now)
 
@@ -158,6 +179,10 @@ class Speaker:
         self._out.append(orders.Tell(peer, orders.Welcomed()))
         for order in self._kept.pop(peer, ()):
           self._out.append(orders.Tell(peer, order))
+        if not self._kept:
+          held, self._held = self._held, []
+          for answer in held:
+            self._decide(answer, now)
       case orders.Ready():
         self._ready[rank] = what
         self._submit(now)
@@ -288,6 +313,9 @@ class Speaker:
 
   def _carry_out(self, effect: fx.Effect) -> None:
     match effect:
+      case fx.UseRun():
+        self._knows_run = True
+        self._out.append(effect)
       case fx.Connect(peer, address):
         _, own = orders.place_of(peer, address, 0)
         self._out.append(fx.Connect(peer, own))

@@ -1,0 +1,209 @@
+"""A replica of several processes, from one of them.
+
+`Group` says which process this is. `GroupHandover` has the training loops of all
+processes see the same events at the same places of the program: process 0's
+looks, and tells how far; the others look as far.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from optax_dist.coordinator import errors
+from optax_dist.coordinator.protocol.group import orders
+from optax_dist.coordinator.runtime import handover
+from optax_dist.coordinator.runtime.states import State
+
+# What a process tells the others as it begins: name, address and a digest.
+_TEXT = 4096
+# Seconds that a program has to end by itself when its replica can't go on.
+_GRACE = 5.0
+# Of the process then: a launcher starts the replica again.
+EXIT_CODE = 75
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Which process of its replica this is.
+
+  Attributes:
+    process: its number, from 0.
+    count: how many there are.
+    gather: given a text, returns those of all processes, in order; called by
+      all of them at the same place of the program.
+    on_loss: called when a process of the replica is lost: what is left of it
+      can't go on.
+  """
+
+  process: int
+  count: int
+  gather: Callable[[str], list[str]]
+  on_loss: Callable[[str], None] = lambda reason: None
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.process < self.count:
+      raise ValueError(
+        f"process must be from 0 to {self.count - 1}, the processes of the"
+        f" replica, got {self.process}."
+      )
+
+
+def of_this_program(count: int) -> Group | None:
+  """The processes of this JAX program, as those of one replica.
+
+  Args:
+    count: how many there are to be; None is returned for 1.
+
+  Raises:
+    ValueError: the program has another number of processes.
+  """
+  if count == 1:
+    return None
+  if jax.process_count() != count:
+    raise ValueError(
+      f"processes_per_replica is {count}, and this JAX program has"
+      f" {jax.process_count()} processes. Call jax.distributed.initialize in"
+      " each of them first, with the replica's own address."
+    )
+  return Group(jax.process_index(), count, _gather, _end_soon)
+
+
+def _gather(text: str) -> list[str]:
+  raw = text.encode()
+  if len(raw) > _TEXT:
+    raise ValueError(
+      f"The address of a process may have {_TEXT} bytes, got {len(raw)}: {text}"
+    )
+  padded = np.frombuffer(raw.ljust(_TEXT), np.uint8)
+  found = multihost_utils.process_allgather(padded)
+  return [bytes(np.asarray(row)).decode().rstrip() for row in found]
+
+
+def _end_soon(reason: str) -> None:
+  """Ends this process, should it hang in a collective of one that is gone."""
+
+  def end() -> None:
+    time.sleep(_GRACE)
+    print(f"{reason} This process ends, too.", file=sys.stderr, flush=True)
+    os._exit(EXIT_CODE)
+
+  threading.Thread(target=end, name="optax-dist-end", daemon=True).start()
+
+
+class GroupHandover(handover.Handover):
+  """A handover that changes only where all training loops look at it."""
+
+  def __init__(
+    self,
+    published: State,
+    tell: Callable[[orders.Advance], None] | None,
+    patience: float,
+  ):
+    """Makes one.
+
+    Args:
+      published: the first state.
+      tell: tells the other processes, in process 0; None in the others.
+      patience: seconds that another process may take to come to the same place
+        of the program.
+    """
+    super().__init__(published)
+    self._tell_others, self._patience = tell, patience
+    self._changes: collections.deque[Callable[[handover.Handover], None]] = (
+      collections.deque()
+    )
+    self._advances: collections.deque[orders.Advance] = collections.deque()
+    self._seen = self._calls = 0
+    self._closed = False
+
+  # The event loop's.
+
+  def change(self, action: Callable[[handover.Handover], None]) -> None:
+    self._changes.append(action)
+
+  def advance(self, order: orders.Advance) -> None:
+    """Process 0's training loop has looked; `tell` follows."""
+    self._advances.append(order)
+
+  # The training loop's.
+
+  def sync(self) -> None:
+    self.agree(False)
+
+  def agree(self, flag: bool) -> bool:
+    if self._closed or self.failure is not None:
+      return flag
+    if self._tell_others is None:
+      return self._follow(self._patience)
+    self._look(flag)
+    return flag
+
+  def close(self) -> None:
+    self._closed = True
+
+  def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
+    end = time.monotonic() + timeout
+    over = lambda: self.failure is not None or self.finished is not None
+    timed_out = False
+    while not (ready() or over() or timed_out):
+      if self._tell_others is None:
+        timed_out = self._follow(timeout + self._patience)
+        continue
+      with self._changed:
+        self._changed.wait_for(
+          lambda: bool(self._changes) or self.failure is not None,
+          end - time.monotonic(),
+        )
+      if self.failure is None:
+        timed_out = not self._changes
+        self._look(timed_out)
+    return ready()
+
+  def _look(self, flag: bool) -> None:
+    """Process 0 looks at all that has happened so far."""
+    assert self._tell_others is not None
+    events = self._seen + len(self._changes)
+    self._tell_others(orders.Advance(self._calls, events, flag))
+    self._take(events)
+
+  def _follow(self, patience: float) -> bool:
+    """Looks as far as process 0; returns what that has decided."""
+    with self._changed:
+      self._changed.wait_for(
+        lambda: bool(self._advances) or self.failure is not None, patience
+      )
+    if self.failure is not None:
+      return False
+    if not self._advances:
+      self.failure = errors.CoordinatorError(
+        "Process 0 of the replica did not come to the same place of the program"
+        f" in {patience:.1f} s."
+      )
+      return False
+    order = self._advances.popleft()
+    if order.call != self._calls:
+      self.failure = errors.CoordinatorError(
+        "The processes of the replica do not make the same calls: process 0 is"
+        f" at call {order.call}, this one at {self._calls}."
+      )
+      return False
+    self._take(order.events)
+    return order.flag
+
+  def _take(self, events: int) -> None:
+    self._calls += 1
+    while self._seen < events:
+      self._changes.popleft()(self)
+      self._seen += 1
+    # All processes do so here, and someone may wait for it.
+    self.published.get()

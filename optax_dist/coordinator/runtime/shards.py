@@ -1,0 +1,205 @@
+"""A process's own part of arrays that are sharded over several processes.
+
+Every process exchanges the distinct shards that its own devices hold, as if
+they were small arrays; what other processes hold it never sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+# Where a shard lies: start and stop in each dimension.
+_Index = tuple[tuple[int, int], ...]
+
+
+class _Leaf(NamedTuple):
+  """How one array is sharded.
+
+  Attributes:
+    shape: of the whole array; of a random key, of its words.
+    sharding: of the same.
+    key: the implementation of a random key; None for other arrays.
+    indices: of the distinct shards of this process's devices, in order.
+    on: for each of these devices, which of the shards it holds.
+  """
+
+  shape: tuple[int, ...]
+  sharding: Any
+  key: Any
+  indices: tuple[_Index, ...]
+  on: tuple[tuple[Any, int], ...]
+
+
+class LocalShards:
+  """Takes sharded arrays apart, into this process's shards, and joins them.
+
+  Attributes:
+    templates: shapes and dtypes of the shards, as `jax.ShapeDtypeStruct`s.
+
+  Example:
+    >>> found = LocalShards([jnp.arange(6.0)])
+    >>> [shard.shape for shard in found.templates]
+    [(6,)]
+    >>> found.join(found.split([jnp.ones(6)]))
+    [Array([1., 1., 1., 1., 1., 1.], dtype=float32)]
+  """
+
+  def __init__(self, leaves: Sequence[jax.Array]):
+    """Remembers how arrays are sharded; `split` and `join` take others alike."""
+    self._leaves = [_look_at(leaf) for leaf in leaves]
+    self.templates = [
+      jax.ShapeDtypeStruct(shard.shape, shard.dtype)
+      for shard in self.split(leaves)
+    ]
+
+  def split(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """The distinct shards of this process, array by array."""
+    found: list[jax.Array] = []
+    for like, leaf in zip(self._leaves, leaves, strict=True):
+      data = leaf if like.key is None else jax.random.key_data(leaf)
+      shards = {
+        _index(shard.index, like.shape): shard.data
+        for shard in data.addressable_shards
+      }
+      found += [shards[index] for index in like.indices]
+    return found
+
+  def join(self, shards: Sequence[np.ndarray]) -> list[jax.Array]:
+    """Whole arrays, of which this process holds these shards.
+
+    No process sees another's shards. Shards may be of another dtype than the
+    arrays that were split; numpy's memory is copied.
+    """
+    found: list[jax.Array] = []
+    first = 0
+    for like in self._leaves:
+      mine = shards[first : first + len(like.indices)]
+      first += len(like.indices)
+      arrays = [jax.device_put(mine[i].copy(), device) for device, i in like.on]
+      array = jax.make_array_from_single_device_arrays(
+        like.shape, like.sharding, arrays
+      )
+      if like.key is not None:
+        array = jax.random.wrap_key_data(array, impl=like.key)
+      found.append(array)
+    return found
+
+
+def _look_at(leaf: jax.Array) -> _Leaf:
+  key = None
+  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    key, leaf = jax.random.key_impl(leaf), jax.random.key_data(leaf)
+  where = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+  by_device = {d: _index(i or (), leaf.shape) for d, i in where.items()}
+  indices = tuple(sorted(set(by_device.values())))
+  on = tuple((d, indices.index(i)) for d, i in by_device.items())
+  return _Leaf(leaf.shape, leaf.sharding, key, indices, on)
+
+
+def _index(index: tuple[slice, ...], shape: tuple[int, ...]) -> _Index:
+  return tuple(
+    s.indices(size)[:2] for s, size in zip(index, shape, strict=True)
+  )
+
+
+def spread(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+  """Arrays of this process's devices alone become arrays of all: replicated.
+
+  An optimizer's counters, say, which every process has made for itself.
+  """
+
+  def one(leaf: Any) -> jax.Array:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+      return leaf
+    leaf = jnp.asarray(leaf)
+    key = None
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+      key, leaf = jax.random.key_impl(leaf), jax.random.key_data(leaf)
+    value = np.asarray(leaf)
+    array = jax.make_array_from_callback(
+      value.shape,
+      NamedSharding(mesh, PartitionSpec()),
+      lambda index: value[index],
+    )
+    return array if key is None else jax.random.wrap_key_data(array, impl=key)
+
+  return jax.tree.map(one, tree)
+
+
+def mesh_of(params: Any) -> jax.sharding.Mesh:
+  """The mesh of parameters that are sharded over all processes.
+
+  Raises:
+    ValueError: a parameter has another kind of sharding, is on another mesh, or
+      is not on all processes' devices; it is named.
+  """
+  found: jax.sharding.Mesh | None = None
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    name = f"params{jax.tree_util.keystr(path)}"
+    sharding = leaf.sharding
+    if not isinstance(sharding, NamedSharding):
+      raise ValueError(
+        f"{name} must have a NamedSharding, over the devices of all processes"
+        f" of the replica, got {sharding}. Make it with jax.device_put(x,"
+        " NamedSharding(mesh, spec)), where mesh has all of jax.devices()."
+      )
+    mesh = sharding.mesh
+    assert isinstance(mesh, jax.sharding.Mesh)
+    if found is None:
+      found = mesh
+      processes = {d.process_index for d in mesh.devices.flat}
+      if len(processes) != jax.process_count():
+        raise ValueError(
+          f"{name} must be on devices of all {jax.process_count()} processes of"
+          f" the replica, got a mesh of processes {sorted(processes)}."
+        )
+    elif mesh != found:
+      raise ValueError(
+        f"{name} must be on the same mesh as the other parameters, {found},"
+        f" got {mesh}."
+      )
+  assert found is not None
+  return found
+
+
+def agreement(params: Any) -> tuple[tuple[str, str], ...]:
+  """What replicas must have in common for shards to fit, by name."""
+  mesh = mesh_of(params)
+  where = [int(d.process_index) for d in mesh.devices.flat]
+  pairs = [("mesh", f"{dict(mesh.shape)} over processes {where}")]
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    spec = list(leaf.sharding.spec)
+    while spec and spec[-1] is None:
+      spec.pop()
+    name = f"sharding of params{jax.tree_util.keystr(path)}"
+    pairs.append((name, str(PartitionSpec(*spec))))
+  return tuple(pairs)
+
+
+def check_wire(params: Any, wire: str) -> None:
+  """Checks that what several processes hold alike stays alike.
+
+  Raises:
+    ValueError: int8 rounds a number by what lies beside it, and that differs
+      between processes, for a parameter that several of them hold.
+  """
+  if wire != "int8":
+    return
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    where = leaf.sharding.devices_indices_map(leaf.shape)
+    holders: dict[_Index, set[int]] = {}
+    for device, index in where.items():
+      key = _index(index, leaf.shape)
+      holders.setdefault(key, set()).add(device.process_index)
+    if any(len(processes) > 1 for processes in holders.values()):
+      name = f"params{jax.tree_util.keystr(path)}"
+      raise ValueError(
+        f"wire='int8' needs each shard to be in one process alone, got {name}"
+        f" with {leaf.sharding}. Use wire='bfloat16', or shard it."
+      )

@@ -1,0 +1,265 @@
+"""Replicas of several processes, as threads: each has a tree for its shards."""
+
+import copy
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist.coordinator import errors, strategies
+from optax_dist.coordinator.options import Options
+from optax_dist.coordinator.replica import Replica
+from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import group as groups
+
+SIZE = 2
+QUICK = {"timeout": 20.0, "attempt_timeout": 5.0, "leader_timeout": 1.0}
+OPT = optax.sgd(0.1, momentum=0.9)
+SYNC = strategies.SyncReplicas(OPT, strategies.Quorum(1, 1))
+
+
+def start_params(process):
+  """As if it were sharded: what each process has is its own."""
+  return {"b": jnp.full((4 + process,), 0.5), "w": jnp.ones((5, 30)) * process}
+
+
+@jax.jit
+def gradient(params, batch):
+  return jax.tree.map(
+    lambda x: 0.1 * x + jnp.sin(batch.astype(x.dtype)), params
+  )
+
+
+class Gatherer:
+  """What `process_allgather` is between processes."""
+
+  def __init__(self, count):
+    self.texts = [""] * count
+    self.barrier = threading.Barrier(count, timeout=20.0)
+
+  def __call__(self, process, text):
+    self.texts[process] = text
+    self.barrier.wait()
+    found = list(self.texts)
+    self.barrier.wait()
+    return found
+
+
+class Job:
+  """Threads of all processes of all replicas; what they did, by both."""
+
+  def __init__(self, replicas, needed=None, **settings):
+    self.world = endpoint.World()
+    self.replicas, self.needed = replicas, needed or replicas
+    self.settings = settings
+    self.threads, self.results, self.errors = [], {}, {}
+    self.losses, self.live = [], {}
+
+  def start(self, replica, train, sizes=SIZE):
+    gatherer = Gatherer(sizes)
+    for process in range(sizes):
+      thread = threading.Thread(
+        target=self._run, args=(replica, process, sizes, gatherer, train)
+      )
+      self.threads.append(thread)
+      thread.start()
+
+  def _run(self, replica, process, sizes, gatherer, train):
+    # Compiled once.
+    strategy = copy.copy(SYNC)
+    strategy.quorum = strategies.Quorum(
+      self.needed, self.replicas, lower_on_loss=True
+    )
+    key = (replica, process)
+    try:
+      group = groups.Group(
+        process,
+        sizes,
+        lambda text: gatherer(process, text),
+        lambda reason: self.losses.append((key, reason)),
+      )
+      one = Replica(
+        self.world.connect(f"{replica}.{process}"),
+        strategy,
+        start_params(process),
+        replica=replica,
+        settings=Options(**(QUICK | self.settings)),
+        group=group,
+      )
+      self.live[key] = one
+      with one.start():
+        self.results[key] = train(one, process)
+    except BaseException as error:
+      self.errors[key] = error
+
+  def join(self):
+    for thread in self.threads:
+      thread.join(60.0)
+    assert not any(thread.is_alive() for thread in self.threads)
+
+
+def to_step(target):
+  def train(replica, process):
+    seen = {}
+    number = 0
+    while replica.global_step < target:
+      batch = jnp.asarray(100 * replica.replica + number)
+      outcome = replica.step(gradient(replica.params, batch), batch=number)
+      number += 1
+      seen[replica.global_step] = (
+        replica.fingerprint(),
+        outcome._replace(waited=0.0),
+      )
+      if outcome.finished:
+        break
+    seen["stats"] = replica.stats()
+    seen["params"] = replica.params
+    return seen
+
+  return train
+
+
+def check_equal(job, steps):
+  """Like holds what like holds, and processes are told the same."""
+  assert not job.errors, job.errors
+  for step in steps:
+    for process in range(SIZE):
+      prints = {
+        seen[step][0]
+        for (_, p), seen in job.results.items()
+        if p == process and step in seen
+      }
+      assert len(prints) == 1, (step, process)
+  for replica in {r for r, _ in job.results}:
+    told = [
+      {s: o for s, (_, o) in ((s, v) for s, v in seen.items() if s in steps)}
+      for (r, _), seen in job.results.items()
+      if r == replica
+    ]
+    assert all(t == told[0] for t in told)
+
+
+def test_each_process_exchanges_its_own_shards_and_no_more():
+  job = Job(3, fingerprint_every=2)
+  for replica in range(3):
+    job.start(replica, to_step(6))
+  job.join()
+  check_equal(job, range(1, 7))
+  for process in range(SIZE):
+    # By hand: the mean of all three, in order.
+    params = start_params(process)
+    state = OPT.init(params)
+    for step in range(6):
+      grads = [gradient(params, jnp.asarray(100 * r + step)) for r in range(3)]
+      mean = jax.tree.map(lambda *x: sum(x[1:], x[0]) / 3, *grads)
+      updates, state = OPT.update(mean, state, params)
+      params = optax.apply_updates(params, updates)
+    for replica in range(3):
+      seen = job.results[replica, process]
+      jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-6),
+        seen["params"],
+        params,
+      )
+      # 2P(k-1)/k in each direction together, where P includes what aligns it.
+      total = 4 * (16 + 160)
+      moved = seen["stats"]["bytes_in"] + seen["stats"]["bytes_out"]
+      assert moved == pytest.approx(6 * 4 * total * 2 / 3, rel=0.1)
+
+
+def test_the_others_commit_without_a_replica_that_loses_a_process():
+  job = Job(2)
+  arrived = threading.Event()
+
+  def dies(replica, process):
+    for number in range(3):
+      replica.step(gradient(replica.params, jnp.asarray(number)))
+    if process == 1:
+      raise RuntimeError("this process fails")
+    # Its next step needs both.
+    arrived.set()
+    replica.step(gradient(replica.params, jnp.asarray(3)))
+
+  job.start(0, to_step(8))
+  job.start(1, dies)
+  job.join()
+  assert job.results.keys() == {(0, 0), (0, 1)}
+  assert isinstance(job.errors[1, 1], RuntimeError)
+  assert isinstance(job.errors[1, 0], errors.CoordinatorError)
+  assert "process 1" in str(job.errors[1, 0])
+  assert "this process fails" in str(job.errors[1, 0])
+  assert [key for key, _ in job.losses] == [(1, 0)]
+  last = job.results[0, 0][8][1]
+  assert last.members == (0,)
+
+
+def test_a_replica_that_joins_later_is_sent_its_shards():
+  job = Job(2, needed=1)
+  go = threading.Event()
+
+  def first(replica, process):
+    seen = {}
+    number = 0
+    while replica.global_step < 5 or not go.is_set() or number < 200:
+      outcome = replica.step(gradient(replica.params, jnp.asarray(number)))
+      number += 1
+      seen[replica.global_step] = (
+        replica.fingerprint(),
+        outcome._replace(waited=0.0),
+      )
+      if replica.global_step == 5 and process == 0:
+        job.start(1, second)
+      # All processes must stop at the same step.
+      if replica.global_step >= 400:
+        break
+    replica.finish()
+    return seen
+
+  def second(replica, process):
+    seen = {replica.global_step: (replica.fingerprint(), None)}
+    while not replica.finished:
+      outcome = replica.step(gradient(replica.params, jnp.asarray(7)))
+      seen[replica.global_step] = (
+        replica.fingerprint(),
+        outcome._replace(waited=0.0),
+      )
+    go.set()
+    return seen
+
+  job.start(0, first)
+  job.join()
+  assert not job.errors, job.errors
+  late = job.results[1, 1]
+  assert min(late) >= 5
+  common = [s for s in late if s in job.results[0, 1]]
+  assert len(common) > 1
+  for process in range(SIZE):
+    for step in common:
+      ours = job.results[0, process].get(step)
+      theirs = job.results[1, process].get(step)
+      assert ours is not None
+      assert theirs is not None
+      assert ours[0] == theirs[0]
+
+
+def test_replicas_of_other_sizes_are_refused():
+  job = Job(2, needed=1)
+  begun, refused = threading.Event(), threading.Event()
+
+  def first(replica, process):
+    begun.set()
+    assert refused.wait(40.0)
+
+  job.start(0, first)
+  assert begun.wait(40.0)
+  job.start(1, to_step(1), sizes=3)
+  for thread in job.threads[SIZE:]:
+    thread.join(40.0)
+  refused.set()
+  job.join()
+  told = [job.errors[1, process] for process in range(3)]
+  assert all(isinstance(e, errors.JoinRefused) for e in told), told
+  assert "processes per replica" in str(told[2])

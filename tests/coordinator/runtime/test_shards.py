@@ -1,0 +1,105 @@
+"""A process's own part of sharded arrays; here the process has all devices."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from optax_dist.coordinator.runtime import shards
+
+
+@pytest.fixture
+def mesh():
+  return jax.make_mesh((2, 4), ("data", "fsdp"))
+
+
+def put(mesh, value, *spec):
+  return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def test_each_distinct_shard_is_there_once_and_in_order(mesh):
+  arrays = [
+    put(mesh, jnp.arange(16.0).reshape(8, 2), "fsdp"),
+    put(mesh, jnp.arange(6.0)),
+    put(mesh, jnp.arange(8.0), ("data", "fsdp")),
+    put(mesh, jnp.float32(3.0)),
+  ]
+  found = shards.LocalShards(arrays)
+  shapes = [t.shape for t in found.templates]
+  assert shapes == [(2, 2)] * 4 + [(6,)] + [(1,)] * 8 + [()]
+  parts = [np.asarray(part) for part in found.split(arrays)]
+  np.testing.assert_array_equal(np.concatenate(parts[:4]), arrays[0])
+  np.testing.assert_array_equal(np.concatenate(parts[5:13]), arrays[2])
+  joined = found.join([part + 1 for part in parts])
+  for array, other in zip(arrays, joined, strict=True):
+    np.testing.assert_array_equal(array + 1, other)
+    assert other.sharding == array.sharding
+
+
+def test_random_keys_are_keys_again(mesh):
+  key = put(mesh, jax.random.key(7))
+  found = shards.LocalShards([key])
+  (joined,) = found.join([np.asarray(x) for x in found.split([key])])
+  assert joined.dtype == key.dtype
+  np.testing.assert_array_equal(
+    jax.random.key_data(joined), jax.random.key_data(key)
+  )
+
+
+def test_another_dtype_than_the_parameters_will_do(mesh):
+  found = shards.LocalShards([put(mesh, jnp.ones(8), "fsdp")])
+  (joined,) = found.join([np.full(2, i, np.uint16) for i in range(4)])
+  assert joined.dtype == jnp.uint16
+  np.testing.assert_array_equal(joined, [0, 0, 1, 1, 2, 2, 3, 3])
+
+
+def test_what_differs_between_replicas_has_a_name(mesh):
+  params = {"w": put(mesh, jnp.ones((8, 4)), "fsdp", None)}
+  ours = shards.agreement(params)
+  assert ours == shards.agreement({"w": put(mesh, jnp.ones((8, 4)), "fsdp")})
+  other = shards.agreement({"w": put(mesh, jnp.ones((8, 4)), None, "fsdp")})
+  (differs,) = [a[0] for a, b in zip(ours, other, strict=True) if a != b]
+  assert differs == "sharding of params['w']"
+  turned = jax.make_mesh((4, 2), ("data", "fsdp"))
+  other = shards.agreement({"w": put(turned, jnp.ones((8, 4)), "fsdp")})
+  assert "'data': 2" in ours[0][1]
+  assert "'data': 4" in other[0][1]
+
+
+def test_parameters_without_a_mesh_or_on_two_are_refused(mesh):
+  with pytest.raises(ValueError, match=r"params\['w'\] must have a NamedShard"):
+    shards.mesh_of({"w": jnp.ones(3)})
+  other = jax.make_mesh((8,), ("fsdp",))
+  with pytest.raises(
+    ValueError, match=r"params\['b'\] must be on the same mesh"
+  ):
+    shards.mesh_of({"a": put(mesh, jnp.ones(8)), "b": put(other, jnp.ones(8))})
+
+
+class Device:
+  """A device of some process."""
+
+  def __init__(self, process):
+    self.process_index = process
+
+
+def leaf(*places):
+  """An array of four numbers: by process, which of them it holds."""
+  sharding = types.SimpleNamespace(
+    devices_indices_map=lambda shape: {
+      Device(process): (part,) for process, part in places
+    }
+  )
+  return types.SimpleNamespace(shape=(4,), sharding=sharding)
+
+
+def test_int8_needs_shards_of_one_process_each():
+  halves = leaf((0, slice(0, 2)), (0, slice(0, 2)), (1, slice(2, 4)))
+  shards.check_wire({"w": halves}, "int8")
+  both = leaf((0, slice(None)), (1, slice(None)))
+  shards.check_wire({"w": both}, "bfloat16")
+  with pytest.raises(ValueError, match="wire='int8' needs each shard"):
+    shards.check_wire({"w": both}, "int8")

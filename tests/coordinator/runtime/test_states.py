@@ -1,0 +1,79 @@
+"""States that the training loop computes, one after the other, when it gets them."""
+
+import gc
+
+import jax.numpy as jnp
+import numpy as np
+
+from optax_dist.coordinator.runtime import states
+
+
+class Deferred:
+  """States whose event loop is a list."""
+
+  def __init__(self):
+    self.posted, self.computed = [], []
+    self.states = states.States(
+      {"w": jnp.zeros(3)}, 0, self.apply, None, None, self.posted.append
+    )
+
+  def apply(self, state, leaves, parts):
+    self.computed.append(float(leaves[0][0]))
+    return {"w": state["w"] + leaves[0]}
+
+  def commit(self, number, done=lambda: None):
+    mean = [np.full(3, number, np.float32)]
+    self.states.apply(lambda: mean, 1, done)
+    self.states.publish(self.states.published.step + 1, False)
+
+  def loop(self):
+    while self.posted:
+      self.posted.pop(0)()
+
+
+def test_they_are_computed_in_order_by_who_gets_the_last():
+  found = Deferred()
+  done = []
+  for number in range(1, 1500):  # More than could be nested.
+    found.commit(number, lambda number=number: done.append(number))
+  assert not found.computed
+  value = found.states.published.get()
+  assert found.computed == list(range(1, 1500))
+  np.testing.assert_array_equal(value["w"], np.full(3, 1500 * 1499 / 2))
+  found.loop()
+  assert done == found.computed
+  assert found.states.published.get() is value
+
+
+def test_one_that_was_not_to_be_gives_its_mean_back():
+  found, done = Deferred(), []
+  found.states.apply(lambda: [], 1, lambda: done.append(1))
+  found.states.discard()
+  gc.collect()
+  found.loop()
+  assert done == [1]
+  assert not found.computed
+
+
+def test_what_needs_a_state_happens_once_it_is_there():
+  found, seen = Deferred(), []
+  found.commit(1)
+  state = found.states.published
+  state.then(lambda: seen.append("then"))
+  found.loop()
+  assert not seen
+  state.get()
+  assert not seen  # It is for the event loop.
+  found.loop()
+  state.then(lambda: seen.append("at once"))
+  assert seen == ["then", "at once"]
+
+
+def test_a_snapshot_takes_the_place_of_what_was_not_computed():
+  found, raw = Deferred(), np.zeros(64, np.uint8)
+  found.commit(7)
+  raw = np.zeros(found.states.nbytes, np.uint8)
+  raw[:12].view(np.float32)[:] = 5.0
+  found.states.restore(4, raw)
+  np.testing.assert_array_equal(found.states.published.get()["w"], [5, 5, 5])
+  assert not found.computed
