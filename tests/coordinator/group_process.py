@@ -12,7 +12,7 @@ import time
 
 import launch  # tests/processes: collectives that stay on loopback.
 
-from optax_dist.coordinator import child
+from optax_dist.coordinator.launch import channel as channels
 
 TARGET = 8
 
@@ -47,7 +47,7 @@ def model(mesh, width):
 
 
 def main():
-  channel = child.Channel()
+  channel = channels.Channel()
   began = time.time()
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(message)s"
@@ -92,7 +92,7 @@ def main():
   ) as replica:
     times["joined"] = time.time() - began
     prints[replica.global_step] = replica.fingerprint()
-    channel.say("joined", step=replica.global_step, times=times)
+    channel.say("begun", step=replica.global_step, times=times)
     number, before = 0, None
     told = threading.Event()
     threading.Thread(

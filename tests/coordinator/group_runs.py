@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from optax_dist.coordinator import child
+from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 
 DEADLINE = 120.0

@@ -32,7 +32,7 @@ def test_shards_go_to_their_like_and_nowhere_else(tmp_path):
   with group_runs.Groups(tmp_path, replicas=1, **job) as groups:
     groups.start(0)
     resumed = groups.run()
-    assert [p.said("joined")[0]["step"] for p in resumed] == [3, 3]
+    assert [p.said("begun")[0]["step"] for p in resumed] == [3, 3]
     for one, like in zip(resumed, ended, strict=False):
       assert one.result["prints"]["3"] == like.result["prints"]["3"]
 
