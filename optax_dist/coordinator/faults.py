@@ -25,10 +25,12 @@ _PHASES = ("computing", "arrived", "applied")
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-  """What happens at random.
+  """What happens: at random, or at a given gradient.
 
   Attributes:
     kill: probability that a replica is killed, for each gradient.
+    kill_at: by replica, which of its first process's gradients it is killed at,
+      counted from 1.
     stop: probability that it is stopped for a while.
     slow: by replica, how many times longer it computes.
     seconds: for how long it is stopped.
@@ -36,6 +38,7 @@ class Faults:
   """
 
   kill: float = 0.0
+  kill_at: Mapping[int, int] = dataclasses.field(default_factory=dict)
   stop: float = 0.0
   slow: Mapping[int, float] = dataclasses.field(default_factory=dict)
   seconds: float = 2.0
@@ -49,7 +52,8 @@ class Faults:
   def load(cls, text: str) -> Faults:
     """From text."""
     fields = json.loads(text)
-    fields["slow"] = {int(k): v for k, v in fields["slow"].items()}
+    for name in ("kill_at", "slow"):
+      fields[name] = {int(k): v for k, v in fields[name].items()}
     return cls(**fields)
 
 
@@ -73,7 +77,11 @@ class _Random:
     rng = np.random.default_rng([self._faults.seed, *self._place, self._steps])
     kill, stop = rng.random(2)
     phase = str(rng.choice(_PHASES))
-    if kill < self._faults.kill:
+    replica, restarts = self._place
+    planned = self._faults.kill_at.get(replica) if restarts == 0 else None
+    if self._steps == planned:
+      self._armed = ("kill", "arrived")
+    elif kill < self._faults.kill:
       self._armed = ("kill", phase)
     elif stop < self._faults.stop:
       self._armed = ("stop", phase)
@@ -98,6 +106,6 @@ def install(told: environment.Environment, line: channel.Channel) -> None:
     return
   faults = Faults.load(told.faults)
   place = (told.replica, told.restarts or 0)
-  if faults.kill or faults.stop:
+  if faults.kill or faults.kill_at or faults.stop:
     phases.listen(_Random(faults, place, line))
   phases.slow_down(factor=faults.slow.get(told.replica, 1.0))

@@ -14,12 +14,19 @@ def parse(text: str) -> dict[str, Any]:
   Example:
     >>> parse("kill:0.02,slow:2x5")
     {'kill': 0.02, 'slow': {2: 5.0}}
+    >>> parse("kill:1@40")  # Replica 1, once, at its 40th gradient.
+    {'kill_at': {1: 40}}
   """
   found: dict[str, Any] = {}
   for part in text.split(","):
     name, _, value = part.partition(":")
     try:
-      if name in ("kill", "stop"):
+      if name == "kill" and "@" in value:
+        replica, _, gradient = value.partition("@")
+        if int(replica) < 0 or int(gradient) < 1:
+          raise ValueError
+        found.setdefault("kill_at", {})[int(replica)] = int(gradient)
+      elif name in ("kill", "stop"):
         found[name] = float(value)
         if not 0 <= found[name] < 1:
           raise ValueError
@@ -32,24 +39,25 @@ def parse(text: str) -> dict[str, Any]:
         raise ValueError
     except ValueError:
       raise argparse.ArgumentTypeError(
-        "must be kill:P, stop:P (probabilities below 1) or slow:REPLICAxFACTOR"
-        f" with commas between, got {part!r}"
+        "must be kill:P, stop:P (probabilities below 1), kill:REPLICA@GRADIENT"
+        f" or slow:REPLICAxFACTOR, with commas between, got {part!r}"
       ) from None
   return found
 
 
 def check(faults: dict[str, Any] | None, replicas: int) -> None:
   """Raises an error if a replica is named that there is not."""
-  for replica in (faults or {}).get("slow", {}):
-    if replica >= replicas:
-      raise errors.CommandError(
-        f"--chaos slow:{replica}x...: there are {replicas} replicas, numbered 0"
-        f" to {replicas - 1}"
-      )
+  for name, text in (("slow", "slow:{}x..."), ("kill_at", "kill:{}@...")):
+    for replica in (faults or {}).get(name, {}):
+      if replica >= replicas:
+        raise errors.CommandError(
+          f"--chaos {text.format(replica)}: there are {replicas} replicas,"
+          f" numbered 0 to {replicas - 1}"
+        )
 
 
 def dump(faults: dict[str, Any] | None, seed: int = 0) -> str | None:
-  """The faults as replicas are told them; None for none."""
+  """The faults as replicas get them; None for none."""
   from optax_dist.coordinator import faults as coordinator_faults
 
   if not faults:

@@ -34,7 +34,7 @@ def add_parser(commands) -> None:
     "--save",
     metavar="FILE",
     type=pathlib.Path,
-    help="save a picture (PNG) at the end: a timeline, drops and waits",
+    help="save a picture at the end: a timeline, drops and waits",
   )
 
 
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from optax_dist.cli.runs import timeline_picture
 
     parts = journal.segments(journal.read(args.journal).records)
-    timeline_picture.save(
-      args.save, parts[-1] if parts else [], args.journal.name
-    )
+    path = args.journal.absolute()
+    title = path.parent.name if path.name == "journal.jsonl" else path.name
+    timeline_picture.save(args.save, parts[-1] if parts else [], title)
     print(f"picture in {args.save}")
   return 0

@@ -246,6 +246,7 @@ class _Collected:
       lines.write(record)
     self._written = before[-1]["step"] if before else 0
     self.finals: dict[int, dict[str, Any]] = {}
+    self._evaluated: set[int] = set()
     self.faults: collections.Counter[str] = collections.Counter()
 
   @property
@@ -263,12 +264,20 @@ class _Collected:
       self._accuracies[event["step"]] = event["accuracy"]
     elif kind == "step":
       step = event["step"]
-      if "accuracy" in event:
+      if "accuracy" in event and self._epochs(step) not in self._evaluated:
+        # A replica that is late evaluates an epoch again, at a later step.
+        self._evaluated.add(self._epochs(step))
         self._accuracies[step] = event["accuracy"]
       if event["accepted"]:
         self._losses[step].append(event["loss"])
         self._times.setdefault(step, time.monotonic())
         self._write(step - 3)
+
+  def _epochs(self, steps: int) -> int:
+    """How many epochs are over after so many steps."""
+    config = self._config
+    epochs = config["local_steps"] / config["steps_per_epoch"]
+    return int(steps * epochs / config["commits"])
 
   def flush(self) -> None:
     """Writes what is left."""
@@ -278,10 +287,9 @@ class _Collected:
     config = self._config
     for step in sorted(s for s in self._losses if self._written < s <= until):
       losses, now = self._losses[step], self._times[step]
-      epochs = config["local_steps"] / config["steps_per_epoch"]
       record = {
         "step": step,
-        "epoch": 1 + int((step - 1) * epochs / config["commits"]),
+        "epoch": 1 + self._epochs(step - 1),
         "loss": sum(losses) / len(losses),
         "gradients": len(losses),
         "samples_per_second": round(

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import matplotlib.image
 import pytest
 
 from optax_dist.cli import main
-from optax_dist.cli.train.processes import checkpoints
+from optax_dist.cli.train.processes import checkpoints, training
 from optax_dist.coordinator import journal
 
 _QUICK = ("--batch-size", "96", "--timeout", "40", "--launch", "processes")
@@ -146,3 +147,25 @@ def test_chaos_needs_processes(tmp_path, capsys):
   flags = ["train", "--output", str(tmp_path), "--chaos", "kill:0.1"]
   assert main.main(flags) == 2
   assert "--chaos needs --launch processes" in capsys.readouterr().err
+
+
+def test_an_epoch_is_evaluated_once():
+  """Also where a replica that is late reports it again at a later step."""
+  config = {
+    "local_steps": 40,
+    "steps_per_epoch": 10,
+    "commits": 40,
+    "batch_size": 8,
+  }
+  lines = types.SimpleNamespace(write=lambda record: None)
+  collected = training._Collected(config, lines, [])
+  step = {"event": "step", "accepted": True, "loss": 1.0}
+  evaluations = {10: 0.5, 17: 0.1, 20: 0.6, 24: 0.2}
+  for number in range(1, 26):
+    accuracy = (
+      {"accuracy": evaluations[number]} if number in evaluations else {}
+    )
+    collected.take(0, step | {"step": number} | accuracy)
+  collected.flush()
+  found = {r["step"]: r.get("test_accuracy") for r in collected.records}
+  assert {s: a for s, a in found.items() if a is not None} == {10: 0.5, 20: 0.6}
