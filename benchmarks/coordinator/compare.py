@@ -19,6 +19,7 @@ import sys
 
 import against_tensorflow
 import against_torchft
+import between_hosts
 import bytes_moved
 import closed_form
 import processes
@@ -31,6 +32,9 @@ FIGURES = {
   "straggler": straggler.lines,
   "closed-form": closed_form.lines,
   "bytes": bytes_moved.lines,
+  "round-trips": between_hosts.round_trips,
+  "gloo": between_hosts.against_gloo,
+  "gigabit": between_hosts.gigabit,
 }
 
 

@@ -23,6 +23,7 @@ import tempfile
 import time
 from typing import Any
 
+import between_hosts
 import processes
 import stall
 
@@ -53,16 +54,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   }
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    store = stack.enter_context(
-      store_process.start(b"", bind=processes.HOST, port=0)
-    )
+    if args.between == "nothing":
+      store = stack.enter_context(
+        store_process.start(b"", bind=processes.HOST, port=0)
+      )
+      address, within = store.address.partition(",")[0], [[]] * args.replicas
+    else:
+      address, within = _hosts(args, stack)
     group = stack.enter_context(processes.group(args.timeout))
     started = [
       group.start(
         f"replica {i}",
         [
-          *(args.python, os.path.abspath(__file__), *sys.argv[1:]),
-          *("--role", str(i), "--address", store.address.partition(",")[0]),
+          *(*within[i], args.python, os.path.abspath(__file__), *sys.argv[1:]),
+          *("--role", str(i), "--address", address),
           *("--journal", f"{folder}/journal"),
         ],
         {"JAX_PLATFORMS": "cpu"},
@@ -92,6 +97,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         *("cpu_seconds_per_step", "page_faults_per_step"),
       )
     }
+
+
+def _hosts(
+  args: argparse.Namespace, stack: contextlib.ExitStack
+) -> tuple[str, list[list[str]]]:
+  """Makes a host for each replica: where its store is, and what runs in each."""
+  hosts = between_hosts.made(args.replicas, args.between, args.rate)
+  stack.enter_context(hosts)
+  if args.delay:
+    hosts.shape(delay=args.delay)
+  within = [["ip", "netns", "exec", name] for name in hosts.names]
+  return f"{hosts.address(0)}:29300", within
 
 
 def _step_time(path: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -139,7 +156,8 @@ def _replica(args: argparse.Namespace) -> None:
     replica=index,
     wire=args.wire,
     lower_on_loss=args.kill,
-    start_store=False,
+    start_store=args.between != "nothing" and index == 0,
+    secret="of these hosts alone" if args.between != "nothing" else None,
     timeout=30.0,
     journal=args.journal if args.steps else None,
   ) as replica:
@@ -244,6 +262,9 @@ def _parser() -> argparse.ArgumentParser:
   add("--victim", type=int, default=-1, help="which one; by default the last")
   add("--moment", type=float, default=0.0)
   add("--timeout", type=float, default=120.0)
+  add("--between", choices=between_hosts.KINDS, default="nothing")
+  add("--delay", type=float, default=0.0, help="one way, through a switch")
+  add("--rate", type=float, default=0.0, help="bits per second, on a bridge")
   for name in ("--role", "--address", "--journal"):
     add(name, help=argparse.SUPPRESS)
   return parser

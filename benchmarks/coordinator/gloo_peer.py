@@ -1,0 +1,101 @@
+"""All-reduces per second of torch's gloo between two hosts, and nothing else.
+
+    python benchmarks/coordinator/gloo_peer.py --params 1000
+
+The interpreter is one with torch (`--python`, if not this one).
+"""
+
+import argparse
+import os
+import time
+from typing import Any
+
+import between_hosts
+import peers
+import processes
+
+PORT = 29500
+WARM_UP = 5
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+  """Runs a process on each of two hosts.
+
+  Args:
+    args: those of the command line.
+
+  Returns:
+    All-reduces per second, with what was measured.
+
+  Raises:
+    processes.Failed: if a process fails or is not done in time.
+  """
+  with (
+    between_hosts.made(2, "bridge") as hosts,
+    processes.group(args.timeout) as group,
+  ):
+    started = [
+      group.start(
+        f"gloo {rank}",
+        [
+          *("ip", "netns", "exec", hosts.names[rank]),
+          *peers.command(args, str(rank), address=hosts.address(0)),
+        ],
+        {
+          "GLOO_SOCKET_IFNAME": "wire",
+          "CUDA_VISIBLE_DEVICES": "",
+          "OMP_NUM_THREADS": "1",
+        },
+      )
+      for rank in range(2)
+    ]
+    return group.wait_for(started[0])
+
+
+# --- In a process ------------------------------------------------------------
+
+
+def _play(args: argparse.Namespace) -> None:
+  import torch
+  import torch.distributed as dist
+
+  os.environ |= {"MASTER_ADDR": args.address, "MASTER_PORT": str(PORT)}
+  rank = int(args.role)
+  dist.init_process_group("gloo", rank=rank, world_size=2)
+  numbers = torch.ones(args.params)
+  over = torch.zeros(1)
+  for _ in range(WARM_UP):
+    dist.all_reduce(numbers)
+  # Both must stop at the same one, so they agree on how many before.
+  count, begin = 1, time.monotonic()
+  steps = 0
+  while True:
+    for _ in range(count):
+      dist.all_reduce(numbers)
+    steps += count
+    seconds = time.monotonic() - begin
+    over[0] = float(rank == 0 and seconds >= args.seconds)
+    dist.all_reduce(over)
+    if over[0]:
+      break
+    count = max(1, min(100, steps // 4))
+  processes.say(
+    peer=f"gloo of torch {torch.__version__}",
+    params=args.params,
+    steps=steps,
+    seconds=seconds,
+    steps_per_second=steps / seconds,
+  )
+  processes.leave()
+
+
+def _main() -> None:
+  # The hosts are networks of their own already.
+  os.environ.setdefault("BENCHMARK_APART", "in hosts")
+  parser = peers.parser(__doc__, timeout=60.0)
+  parser.add_argument("--address", help=argparse.SUPPRESS)
+  peers.run(parser.parse_args(), measure, _play)
+
+
+if __name__ == "__main__":
+  _main()
