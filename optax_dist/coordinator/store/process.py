@@ -142,6 +142,10 @@ def start(
       watchdog.cancel()
     if line.startswith(_READY):
       made.address = line.removeprefix(_READY).strip()
+      if not lifeline:
+        # Nobody need end it: the pipe is closed here, and its end waited for.
+        process.stdout.close()
+        threading.Thread(target=process.wait, daemon=True).start()
       return made
     late = process.wait() == -signal.SIGKILL  # By the watchdog.
     made.stop()

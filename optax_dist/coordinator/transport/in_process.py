@@ -161,7 +161,11 @@ class InProcessTransport(peers.Peers):
 
   def _new_session(self, peer: str) -> session.Session:
     return session.Session(
-      peer, self._limits, self._pool, self._emit, self._map
+      peer,
+      self._pool,
+      self._emit,
+      self._map,
+      connected=lambda: self._is_connected(peer),
     )
 
   def _map(self, peer: str, number: int) -> np.ndarray:

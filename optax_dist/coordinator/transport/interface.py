@@ -27,6 +27,9 @@ from typing import Literal, Protocol, TypeAlias
 # array's `.data`.
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+# The largest message, in bytes: part of the protocol, so alike everywhere.
+MAX_MESSAGE = 4 << 20
+
 How: TypeAlias = Literal[
   "left",  # It said goodbye; the reason is its own.
   "broken",  # The connection was closed or reset: most likely it has died.
@@ -49,7 +52,6 @@ class Limits:
       is slow but moves is not silent.
     connect: how long `Transport.connect` tries.
     handshake: how long a stranger may take to prove who it is.
-    max_message: the largest message, in bytes; alike in all replicas.
     max_queued: bytes of messages that may wait for a peer which does not read.
     max_strangers: connections that may be in their handshake at a time.
   """
@@ -58,7 +60,6 @@ class Limits:
   silence: float = 10.0
   connect: float = 10.0
   handshake: float = 5.0
-  max_message: int = 4 << 20
   max_queued: int = 64 << 20
   max_strangers: int = 256
 
@@ -240,7 +241,7 @@ class Transport(Protocol):
       `Limits.max_queued` bytes would wait for it, the peer is lost.
 
     Raises:
-      ValueError: it is larger than `Limits.max_message`.
+      ValueError: it is larger than `MAX_MESSAGE`.
     """
     ...
 

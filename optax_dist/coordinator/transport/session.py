@@ -101,30 +101,31 @@ class Session:
   def __init__(
     self,
     peer: str,
-    limits: interface.Limits,
     pool: shared_memory.Pool,
     emit: Callable[[interface.Event], None],
     see: Callable[[str, int], np.ndarray] | None = None,
+    connected: Callable[[], bool] = lambda: True,
   ):
     """Makes one that waits for its connection.
 
     Args:
       peer: the other side's name.
-      limits: bounds on memory.
       pool: what is lent comes from here.
       emit: is called with each event.
       see: finds a peer's buffer, by its number, if it is in this process;
         otherwise descriptors come with the frames.
+      connected: whether the peer is not lost, as of now: what lies in its
+        memory is whole for so long.
     """
     self.peer = peer
     self.near = self._lends = False
     self.backlog = 0
     self.ended: str | None = None
     self.file: int | None = None
-    self._limits = limits
     self._pool = pool
     self._emit = emit
     self._see = see
+    self._connected = connected
     self._keys: tuple[bytes, bytes] | None = None
     self._started = False
     self._sent_frames = self._received_frames = 0
@@ -172,10 +173,10 @@ class Session:
   def send(self, payload: Sequence[interface.Buffer]) -> None:
     """Queues a message."""
     body = b"".join(payload)
-    if len(body) > self._limits.max_message:
+    if len(body) > interface.MAX_MESSAGE:
       raise ValueError(
-        f"A message has at most {self._limits.max_message:,} bytes"
-        f" (Limits.max_message), got {len(body):,}."
+        f"A message has at most {interface.MAX_MESSAGE:,} bytes, got"
+        f" {len(body):,}."
       )
     self._put(_MESSAGE, 0, body)
 
@@ -476,9 +477,7 @@ class Session:
       head, tag = self._head(start, body)
       self._check(head, tag, b"")
       self._begin_piece(number, length)
-    elif length > self._limits.max_message or (
-      kind != _MESSAGE and length > 512
-    ):
+    elif length > interface.MAX_MESSAGE or (kind != _MESSAGE and length > 512):
       raise Faulty(f"a frame of kind {kind} with {length:,} bytes")
     elif body - start + length <= _STAGING:
       if here < length:
@@ -671,6 +670,10 @@ class Session:
     else:
       memory = found.memory
       np.copyto(np.frombuffer(memory, np.uint8), data)
+      if not self._connected():
+        # It may have used the memory for something else meanwhile.
+        self._fail(transfer, False, "its sender was lost as it was read")
+        return
       self._put(_RELEASE, transfer)
     self._emit(interface.ArrayReceived(self.peer, transfer, memory))
 

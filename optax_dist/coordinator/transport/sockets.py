@@ -687,7 +687,12 @@ class SocketTransport(peers.Peers):
   # Small things.
 
   def _new_session(self, peer: str) -> session.Session:
-    return session.Session(peer, self._limits, self._pool, self._emit)
+    return session.Session(
+      peer,
+      self._pool,
+      self._emit,
+      connected=lambda: self._is_connected(peer),
+    )
 
   def _last_of(self, link: _Link) -> bytes:
     shake = link.handshake

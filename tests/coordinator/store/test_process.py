@@ -39,6 +39,16 @@ def test_it_serves_and_is_killed_and_its_clients_live_on():
     one.store.close()
 
 
+def test_one_that_outlives_its_owner_leaves_nothing_open():
+  store = process.start(SECRET, port=0, lifeline=False, idle=0.2)
+  assert store.process.stdout.closed
+  # It ends by itself, and is waited for by then.
+  end = time.monotonic() + 30.0
+  while store.process.returncode is None and time.monotonic() < end:
+    time.sleep(0.01)
+  assert store.process.returncode == 0
+
+
 def test_its_end_is_told():
   with process.start(SECRET, "run", port=0) as store:
     one = connect(store.address)

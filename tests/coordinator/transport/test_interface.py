@@ -124,6 +124,21 @@ def test_a_reader_is_told_if_the_lender_was_lost_meanwhile(world):
   assert not b.release("a", 1)  # Without another poll.
 
 
+def test_what_is_copied_from_a_lost_lender_is_not_taken_for_whole(world):
+  if world.kind in ("tcp", "tls"):
+    pytest.skip("no memory is shared")
+  a, b = world.pair()
+  memory = a.allocate(1_000_000)
+  a.send_array("b", 1, memory)
+  world.run(0.05)  # It is offered by now.
+  world.all.pop("a").close()
+  b.expect("a", 1, 1_000_000, bytearray(1_000_000))
+  (failed,) = world.wait_for("b", interface.ArrayFailed)
+  assert (failed.transfer, failed.sending) == (1, False)
+  assert "lost as it was read" in failed.reason
+  assert not world.of("b", interface.ArrayReceived)
+
+
 def test_messages_overtake_arrays(world):
   a, b = world.pair()
   data = _array(30_000_000)
@@ -375,7 +390,7 @@ def test_polls_end_with_their_time_and_with_a_wake(world):
 
 def test_what_can_not_be_is_refused_where_it_is_asked_for(world):
   a, b = world.pair()
-  with pytest.raises(ValueError, match=r"Limits\.max_message"):
+  with pytest.raises(ValueError, match="at most 4,194,304 bytes"):
     a.send("b", [bytes(5 << 20)])
   with pytest.raises(ValueError, match="writable"):
     b.expect("a", 1, 3, b"abc")
@@ -393,7 +408,7 @@ def test_what_can_not_be_is_refused_where_it_is_asked_for(world):
 
 
 @pytest.mark.parametrize(
-  ("field", "value"), [("silence", 0), ("max_message", -1), ("heartbeat", 8)]
+  ("field", "value"), [("silence", 0), ("max_queued", -1), ("heartbeat", 8)]
 )
 def test_limits_that_can_not_be_are_refused(field, value):
   with pytest.raises(ValueError, match=field):

@@ -18,9 +18,7 @@ class _Side:
   def __init__(self, keys, near=False):
     self.events = []
     self.pool = shared_memory.Pool()
-    self.session = session.Session(
-      "peer", interface.Limits(), self.pool, self.events.append
-    )
+    self.session = session.Session("peer", self.pool, self.events.append)
     self.session.start(keys, near)
 
   def written(self, rng=None):
