@@ -86,8 +86,7 @@ def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes):
       finally:
         over.set()
         other.join(20.0)
-    # Buffers in shared memory come and go; one a join would be thirty.
-    assert after[0] < before[0] + 15
+    assert after[0] <= before[0] + 2
     assert after[1] <= before[1] + 1
     at_end = _settled(before_all)
     assert at_end[0] <= before_all[0] + 2

@@ -24,7 +24,6 @@ EAGER = 1 << 20  # Bytes of an array that may go before it is expected.
 _BUDGET = 4 * EAGER  # The same for all arrays of a connection.
 _LEAST = 4096  # What even the smallest array counts for there.
 CHUNK = 256 << 10
-_SHARED = 64 << 10  # Smaller arrays are sent even where memory is shared.
 _REMEMBERED = 16384  # Transfers that a side may know of beforehand.
 _REGIONS = 1024
 _STAGING = 64 << 10
@@ -367,7 +366,7 @@ class Session:
 
   def _offer(self, transfer: int, out: _Outgoing) -> bool:
     """Lends the array instead of sending it, if it lies where it can be."""
-    if not self._lends or out.data.nbytes < _SHARED:
+    if not self._lends or out.data.nbytes < shared_memory.LEAST:
       return False
     region = self._pool.find(out.data)
     if region is None or (region.file < 0 and self._see is None):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+LEAST = 64 << 10  # Smaller arrays are sent even where memory is shared.
 _KEPT = 8  # Free buffers that are kept for the next one who asks.
 # From fcntl.h; Python 3.11 has no names for them everywhere.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
@@ -36,11 +37,8 @@ class Region:
   def __init__(self, number: int, nbytes: int, shared: bool):
     self.number = number
     self.file = _memory_file(nbytes) if shared else -1
-    self.array = (
-      np.empty(nbytes, np.uint8)
-      if self.file < 0
-      else np.frombuffer(mmap.mmap(self.file, nbytes), np.uint8)
-    )
+    # Without a file (-1) it is memory of this process alone.
+    self.array = np.frombuffer(mmap.mmap(self.file, nbytes), np.uint8)
     self.inode = os.fstat(self.file).st_ino if self.file >= 0 else 0
     self.start = _address(self.array)
     self.lent = 0
@@ -81,7 +79,9 @@ class Pool:
       region = min(fitting, key=lambda r: r.array.size)
     else:
       whole = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
-      region = Region(next(self._numbers), whole, self._shared)
+      # What is never lent needs no descriptors.
+      shared = self._shared and nbytes >= LEAST
+      region = Region(next(self._numbers), whole, shared)
       self._regions[region.number] = region
     region.free = False
     return region.array.data[:nbytes]

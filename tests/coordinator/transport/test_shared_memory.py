@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_what_is_written_is_seen_and_can_not_be_written_there():
   pool = shared_memory.Pool()
-  memory = pool.allocate(10_000)
+  memory = pool.allocate(100_000)
   region = pool.find(memory)
   seen = shared_memory.map_file(region.file, region.array.size, region.inode)
   memory[:5] = b"hello"
@@ -44,6 +44,15 @@ def test_freed_buffers_are_given_out_again():
   assert len(os.listdir("/proc/self/fd")) == files
 
 
+def test_what_is_too_small_to_be_lent_takes_no_descriptor():
+  files = len(os.listdir("/proc/self/fd"))
+  pool = shared_memory.Pool()
+  small = pool.allocate(shared_memory.LEAST - 1)
+  assert pool.find(small).file == -1
+  assert len(os.listdir("/proc/self/fd")) == files
+  pool.close()
+
+
 def test_few_free_buffers_are_kept():
   gone = []
   pool = shared_memory.Pool(gone.append)
@@ -66,7 +75,7 @@ def test_memory_that_could_shrink_is_not_mapped():
     shared_memory.map_file(file, mmap.PAGESIZE, os.fstat(file).st_ino)
   os.close(file)
   pool = shared_memory.Pool()
-  region = pool.find(pool.allocate(1))
+  region = pool.find(pool.allocate(shared_memory.LEAST))
   with pytest.raises(OSError, match="shrink"):
     shared_memory.map_file(region.file, region.array.size + 1, region.inode)
   with pytest.raises(OSError, match="another file"):
