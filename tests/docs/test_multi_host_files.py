@@ -1,0 +1,357 @@
+"""The files of docs/multi_host that launch: what each has hosts run, and be told.
+
+srun, ssh and Ray are stand-ins; the JobSet is checked against its schema.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from optax_dist.cli import main
+from optax_dist.cli.launch import command, job
+
+_FILES = pathlib.Path(__file__).resolve().parents[2] / "docs" / "multi_host"
+_SCHEMA = json.loads(
+  pathlib.Path(__file__).with_name("jobset_schema.json").read_text()
+)
+
+# Writes down what it was told, in place of optax-dist.
+_RECORD = """\
+#!{python}
+import json, os, signal, sys, time
+told = {{k: v for k, v in os.environ.items() if k.startswith(("OPTAX", "SLURM"))}}
+name = f"told-{{time.monotonic_ns()}}.json"
+if "OPTAX_DIST_SECRET_FILE" in told:
+  with open(told["OPTAX_DIST_SECRET_FILE"]) as file:
+    told["secret in the file"] = file.read()
+if "--wait" in sys.argv:
+  def stop(*_):
+    with open("stopped", "a") as file:
+      file.write("x")
+    sys.exit(143)
+  signal.signal(signal.SIGTERM, stop)
+with open(name + ".new", "w") as file:
+  json.dump([sys.argv[1:], told, os.getcwd()], file)
+os.rename(name + ".new", name)
+if "--wait" in sys.argv:
+  time.sleep(60)
+"""
+_SRUN = """\
+#!/bin/sh
+# srun: the command once for each task, here one after another.
+while [ "${1#--}" != "$1" ]; do shift; done
+for SLURM_PROCID in 0 1 2 3; do
+  export SLURM_PROCID SLURM_LOCALID=0 SLURM_NTASKS=4
+  export SLURM_STEP_NODELIST=node[03-06] SLURM_STEP_NUM_NODES=4
+  "$@" || exit
+done
+"""
+_SSH = """\
+#!/bin/sh
+echo "$1" >> hosts
+# Command lines can be read by others.
+echo "$2" >> commands
+exec sh -c "$2"
+"""
+_RAY = '''\
+"""Stands in for Ray: actors of this process, one after another."""
+import types
+
+class _Actor:
+  def __init__(self, made, options):
+    self._made, self._options = made, options
+  def __getattr__(self, name):
+    method = getattr(self._made, name)
+    return types.SimpleNamespace(remote=lambda *told: method(*told))
+
+def remote(**options):
+  def wrap(cls):
+    def choose(**more):
+      strategy = more["scheduling_strategy"]
+      assert strategy.group.strategy == "STRICT_SPREAD"
+      assert len(strategy.group.bundles) == 3
+      return types.SimpleNamespace(remote=lambda: _Actor(cls(), more))
+    cls.options = staticmethod(choose)
+    return cls
+  return wrap
+
+from ray import util
+init = lambda: None
+get = lambda found: found
+'''
+_RAY_UTIL = """\
+import types
+get_node_ip_address = lambda: "10.0.0.7"
+def placement_group(bundles, strategy):
+  return types.SimpleNamespace(
+    bundles=bundles, strategy=strategy, ready=lambda: None)
+class PlacementGroupSchedulingStrategy:
+  def __init__(self, placement_group, placement_group_bundle_index):
+    self.group = placement_group
+    assert 0 <= placement_group_bundle_index < len(placement_group.bundles)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+  """A folder with stand-ins of commands, first on the PATH."""
+  tools = tmp_path / "tools"
+  for folder in (tools, tmp_path / ".venv" / "bin"):
+    folder.mkdir(parents=True)
+    _program(folder / "optax-dist", _RECORD.format(python=sys.executable))
+  (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+  _program(tools / "srun", _SRUN)
+  _program(tools / "ssh", _SSH)
+  return tmp_path
+
+
+def _program(path, text):
+  path.write_text(text)
+  path.chmod(0o755)
+
+
+def _start(place, *arguments, **variables):
+  named = [n for n in os.environ if n.startswith(("OPTAX_DIST", "SLURM"))]
+  env = {k: v for k, v in os.environ.items() if k not in named}
+  path = f"{place / 'tools'}:{os.environ['PATH']}"
+  return subprocess.Popen(
+    list(map(str, arguments)), cwd=place, env=env | variables | {"PATH": path}
+  )
+
+
+def _told(place):
+  """What the stand-ins of optax-dist were given, in the order of their start."""
+  return [
+    json.loads(path.read_text()) for path in sorted(place.glob("told-*.json"))
+  ]
+
+
+def _job(arguments, environ):
+  """The job as the real command understands it."""
+  parser = argparse.ArgumentParser()
+  commands = parser.add_subparsers()
+  given = ["launch", *arguments[arguments.index("launch") + 1 :]]
+  args = parser.parse_args(command.add_parser(commands, given))
+  args.output = None
+  made = job.Job(args, None, environ)
+  return made, args
+
+
+def _check_hosts(found, count):
+  """Each host runs one of the replicas, and they agree on all else."""
+  assert [made.node.rank for made, _ in found] == list(range(count))
+  assert {made.node.count for made, _ in found} == {count}
+  assert len({made.node.address for made, _ in found}) == 1
+  assert len({made.told.secret for made, _ in found}) == 1
+  assert len(found[0][0].told.secret) == 32
+  hosted = [list(made.node.replicas(made.replicas)) for made, _ in found]
+  assert hosted == [[i] for i in range(count)]
+
+
+def test_slurm(place, monkeypatch):
+  process = _start(
+    place, "bash", _FILES / "launch_slurm.sh", SLURM_JOB_ID="4111"
+  )
+  assert process.wait(60) == 0
+  found = []
+  for arguments, told, _ in _told(place):
+    secret = told.pop("secret in the file")
+    file = place / "secret"
+    file.write_text(secret)
+    told["OPTAX_DIST_SECRET_FILE"] = str(file)
+    for name, value in told.items():
+      monkeypatch.setenv(name, value)  # JAX's detection looks there.
+    found.append(_job(arguments, os.environ))
+  _check_hosts(found, 4)
+  made, args = found[0]
+  assert made.node.address.startswith("node03:")
+  assert (made.told.replicas_to_aggregate, made.needed) == (3, 2)
+  assert args.program == ["train.py"]
+  # The secret is gone with the job.
+  assert list(place.glob(".secret*")) == []
+  text = (_FILES / "launch_slurm.sh").read_text()
+  (lead,) = re.findall(r"#SBATCH --signal=TERM@(\d+)", text)
+  assert args.grace < int(lead)
+
+
+def test_ssh(place):
+  hosts = ["host0", "host1", "host2"]
+  process = _start(
+    place,
+    *(sys.executable, _FILES / "launch_ssh.py", *hosts, "--"),
+    *("--replicas-to-aggregate", "2", "train.py", "--name", "it's a run"),
+  )
+  assert process.wait(60) == 0
+  assert sorted((place / "hosts").read_text().split()) == hosts
+  told = _told(place)
+  found = sorted(
+    (_job(arguments, environ) for arguments, environ, _ in told),
+    key=lambda one: one[0].node.rank,
+  )
+  _check_hosts(found, 3)
+  made, args = found[0]
+  assert made.node.address == "host0:29300"
+  assert args.program == ["train.py", "--name", "it's a run"]
+  assert {folder for _, _, folder in told} == {str(place)}
+  assert made.told.secret not in (place / "commands").read_text()
+
+
+def test_ssh_stops_all_hosts(place):
+  process = _start(
+    place,
+    *(sys.executable, _FILES / "launch_ssh.py", "host0", "host1", "--"),
+    *("train.py", "--wait"),
+  )
+  end = time.monotonic() + 60
+  while len(_told(place)) < 2:
+    assert time.monotonic() < end
+    time.sleep(0.02)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(60) == 143
+  assert (place / "stopped").read_text() == "xx"
+
+
+def test_ray(place):
+  package = place / "ray" / "util"
+  package.mkdir(parents=True)
+  (place / "ray" / "__init__.py").write_text(_RAY)
+  for name in ("__init__", "placement_group", "scheduling_strategies"):
+    (package / f"{name}.py").write_text(_RAY_UTIL)
+  process = _start(
+    place,
+    *(sys.executable, _FILES / "launch_ray.py", "--hosts", "3", "--"),
+    *("--output", "/shared/run", "--resume", "train.py"),
+    PYTHONPATH=str(place),
+  )
+  assert process.wait(60) == 0
+  found = [_job(arguments, environ) for arguments, environ, _ in _told(place)]
+  _check_hosts(found, 3)
+  assert found[0][0].node.address == "10.0.0.7:29300"
+  assert found[0][1].program == ["train.py"]
+
+
+def _wrong(value, schema, at):
+  """What of a value is not as a schema of Kubernetes has it."""
+  kinds = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+  }
+  choices = schema.get("anyOf")
+  if choices and all(_wrong(value, one, at) for one in choices):
+    return [f"{at}: {value!r} is none of {choices}"]
+  kind = kinds.get(schema.get("type"), object)
+  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    return [f"{at}: {value!r} is no {schema['type']}"]
+  found = []
+  if "enum" in schema and value not in schema["enum"]:
+    found.append(f"{at}: {value!r} is none of {schema['enum']}")
+  if isinstance(value, dict):
+    properties = schema.get("properties", {})
+    more = schema.get("additionalProperties", True)
+    missing = [n for n in schema.get("required", ()) if n not in value]
+    found += [f"{at}: {name} is missing" for name in missing]
+    for name, one in value.items():
+      if name not in properties and more is False:
+        found.append(f"{at}: there is no field {name}")
+      inner = properties.get(name, more if isinstance(more, dict) else {})
+      found += _wrong(one, inner, f"{at}.{name}")
+  if isinstance(value, list):
+    for index, one in enumerate(value):
+      found += _wrong(one, schema.get("items", {}), f"{at}[{index}]")
+  return found
+
+
+def _jobset():
+  text = (_FILES / "launch_jobset.yaml").read_text()
+  (found,) = yaml.safe_load_all(text)
+  return found
+
+
+def test_the_jobset_is_as_its_schema_says():
+  assert _wrong(_jobset(), _SCHEMA, "JobSet") == []
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    (lambda s: s.update(replicatedJob=[]), "no field replicatedJob"),
+    (lambda s: s["replicatedJobs"][0].pop("name"), "name is missing"),
+    (lambda s: s["failurePolicy"].update(maxRestarts="5"), "no integer"),
+    (
+      lambda s: s["failurePolicy"].update(restartStrategy="Again"),
+      "none of",
+    ),
+    (
+      lambda s: s["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+        "containers"
+      ][0]["env"].append({"value": "x"}),
+      "name is missing",
+    ),
+  ],
+)
+def test_a_wrong_jobset_is_found(change, words):
+  found = _jobset()
+  change(found["spec"])
+  assert words in " ".join(_wrong(found, _SCHEMA, "JobSet"))
+
+
+def test_what_the_pods_of_the_jobset_are_told():
+  found = _jobset()
+  name = found["metadata"]["name"]
+  (replicated,) = found["spec"]["replicatedJobs"]
+  spec = replicated["template"]["spec"]
+  assert spec["completionMode"] == "Indexed"
+  assert spec["parallelism"] == spec["completions"] == 4
+  pod = spec["template"]["spec"]
+  (container,) = pod["containers"]
+  assert container["command"] == ["optax-dist", "launch"]
+  secret = "5" * 32
+  jobs = []
+  for index in range(spec["completions"]):
+    told = {}
+    for one in container["env"]:
+      source = one.get("valueFrom", {})
+      match source:
+        case {"fieldRef": {"fieldPath": path}}:
+          annotation = "batch.kubernetes.io/job-completion-index"
+          assert path == f"metadata.annotations['{annotation}']"
+          told[one["name"]] = str(index)
+        case {"secretKeyRef": {"name": "optax-dist", "key": "secret"}}:
+          told[one["name"]] = secret
+        case _:
+          told[one["name"]] = one["value"]
+    jobs.append(_job(["launch", *container["args"]], told))
+  _check_hosts(jobs, spec["completions"])
+  made, args = jobs[0]
+  # The name by which pod 0 is found, and a port that is open.
+  host, port = made.node.address.split(":")
+  assert host == f"{name}-{replicated['name']}-0-0.{name}"
+  assert int(port) in [p["containerPort"] for p in container["ports"]]
+  assert args.grace < pod["terminationGracePeriodSeconds"]
+  assert args.resume
+  volumes = {v["name"] for v in pod["volumes"]}
+  assert {m["name"] for m in container["volumeMounts"]} <= volumes
+
+
+def test_the_page_has_all_of_them():
+  page = (_FILES.parent / "multi_host.md").read_text()
+  for path in _FILES.iterdir():
+    if path.is_file():
+      assert f"multi_host/{path.name}" in page, path.name
+
+
+def test_the_options_are_real():
+  """A file that names an option which is gone fails above, as here."""
+  assert main.main(["launch", "--replica", "2", "x.py"]) == 2
