@@ -7,6 +7,11 @@ r"""The coordinator's figures, each beside what it is compared with, in turns.
     python benchmarks/coordinator/compare.py --figure straggler
     python benchmarks/coordinator/compare.py --figure closed-form
     python benchmarks/coordinator/compare.py --figure bytes
+    python benchmarks/coordinator/compare.py --figure followers
+    python benchmarks/coordinator/compare.py --figure round-trips
+    python benchmarks/coordinator/compare.py --figure gigabit
+    python benchmarks/coordinator/compare.py --figure gloo \
+        --torchft-python .venv-torchft/bin/python
 
 README.md says how the environments are made, and what the figures mean.
 """
@@ -22,6 +27,7 @@ import against_torchft
 import between_hosts
 import bytes_moved
 import closed_form
+import followers
 import processes
 import side_by_side
 import straggler
@@ -32,6 +38,7 @@ FIGURES = {
   "straggler": straggler.lines,
   "closed-form": closed_form.lines,
   "bytes": bytes_moved.lines,
+  "followers": followers.lines,
   "round-trips": between_hosts.round_trips,
   "gloo": between_hosts.against_gloo,
   "gigabit": between_hosts.gigabit,

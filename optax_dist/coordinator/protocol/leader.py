@@ -365,10 +365,11 @@ class Leader:
     if len(self._records) > 2 * self._config.block:
       del self._records[0]
       self._first += 1
+    # One message for all, so that it is encoded once.
+    brief = msg.Recorded(done.position, None)
+    whole = msg.Recorded(done.position, done.record)
     for peer in self._streams:
-      known = peer in self._proposed_to
-      record = None if known else done.record
-      self._send(peer, msg.Recorded(done.position, record))
+      self._send(peer, brief if peer in self._proposed_to else whole)
     self._proposed_to.clear()
     self._out += done.effects
     for peer in gone:
@@ -392,8 +393,9 @@ class Leader:
     if any(isinstance(e, Committed) and e.inline for e in record.entries):
       # With a mean in it there is something to prepare.
       self._proposed_to = set(self._streams)
+      proposed = msg.Proposed(self._log.position, record)
       for peer in self._streams:
-        self._send(peer, msg.Proposed(self._log.position, record))
+        self._send(peer, proposed)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Begins to send the log to a process."""

@@ -137,6 +137,17 @@ def test_inline_gradients_are_proposed_and_told_when_they_stand():
   assert recorded == msg.Recorded(proposed.position, None)
 
 
+def test_what_all_are_told_is_one_message_that_is_encoded_once():
+  driven = inline(total_num_replicas=3, replicas_to_aggregate=3)
+  driven.hello("p2")
+  driven.sent.clear()
+  for peer in ("p0", "p1", "p2"):
+    driven.arrive(peer, payload=b"x")
+  for kind in (msg.Proposed, msg.Recorded):
+    told = [driven.sent_to(peer, kind)[-1] for peer in ("p1", "p2")]
+    assert told[0] is told[1]
+
+
 def test_nothing_is_said_that_rests_on_what_does_not_stand_yet():
   driven = inline()
   driven.holds = []

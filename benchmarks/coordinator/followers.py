@@ -1,0 +1,247 @@
+r"""Steps per second of a leader with many followers, who compute nothing.
+
+    python benchmarks/coordinator/followers.py --followers 256
+
+One process is a replica like any other, and the leader; another one has all
+followers in one loop: each submits the same gradient as soon as a step is
+committed, over a connection of its own with the transport's handshake and
+frames. They take part in every step, and hold no state.
+"""
+
+import argparse
+import itertools
+import os
+import resource
+import selectors
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import processes
+import side_by_side
+from side_by_side import Line
+
+COUNTS = (16, 64, 256)
+GOAL = 200.0
+_COMMITTED = b'["Recorded",'
+
+
+def lines(args: argparse.Namespace) -> Iterator[Line]:
+  """Yields steps per second by the number of followers, and how they grow."""
+  times = {}
+  for count in COUNTS:
+    options = {"followers": count, "seconds": args.seconds}
+    said = [
+      side_by_side.run("followers.py", options, 90.0)
+      for _ in range(args.repeats)
+    ]
+    rate = max(side_by_side.values(said, "steps_per_second"))
+    times[count] = 1 / rate
+    yield Line(
+      f"leader with {count} followers",
+      rate,
+      "steps/s",
+      ratio=rate,
+      goal=(GOAL, float("inf")) if count == COUNTS[-1] else None,
+      note=f"(leader: {1e3 * said[0]['cpu_seconds_per_step']:.2f} ms of CPU)",
+    )
+  for few, many in itertools.pairwise(COUNTS):
+    grown = times[many] / times[few] / (many / few)
+    yield Line(
+      f"time from {few} to {many} followers, by their number",
+      times[many] / times[few],
+      "times",
+      "the number grows",
+      many / few,
+      grown,
+      (0.0, 1.0),
+    )
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+  """Runs the store, the leader and its followers."""
+  from optax_dist.coordinator.store import process as store_process
+
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    store_process.start(b"", bind=processes.HOST, port=0) as store,
+    processes.group(args.timeout) as group,
+  ):
+    common = [
+      *(sys.executable, os.path.abspath(__file__), *sys.argv[1:]),
+      *("--address", store.address.partition(",")[0]),
+      *("--told", f"{folder}/told"),
+    ]
+    env = {"JAX_PLATFORMS": "cpu"}
+    leader = group.start("leader", [*common, "--role", "leader"], env)
+    group.wait_for(leader)
+    followers = group.start("followers", [*common, "--role", "followers"], env)
+    group.wait_for(followers)
+    group.go(leader, followers)
+    return group.wait_for(leader)
+
+
+# --- In a process ------------------------------------------------------------
+
+
+def _lead(args: argparse.Namespace) -> None:
+  told = processes.end_with_parent()
+  import jax.numpy as jnp
+  import optax
+
+  from optax_dist import coordinator
+  from optax_dist.coordinator.protocol import messages
+
+  grads = jnp.ones(args.params, jnp.float32)
+  with coordinator.join(
+    optax.sgd(0.01),
+    grads,
+    total_num_replicas=args.followers + 1,
+    coordinator_address=args.address,
+    replica=0,
+    start_store=False,
+    timeout=60.0,
+  ) as replica:
+    config, driver = replica._config, replica._driver
+    hello = messages.Hello(
+      messages.PROTOCOL_VERSION,
+      config.agreement,
+      1,
+      "127.0.0.1:1",
+      *(-1, -1, 0, True, 1),
+    )
+    with open(args.told, "wb") as file:
+      file.write(messages.MESSAGES.encode(hello))
+    with open(f"{args.told}.leader", "w") as file:
+      print(config.process, config.address, driver._nonce, file=file)
+    processes.say(ready=True)
+    told.wait()
+    for _ in range(3):
+      replica.step(grads)
+    used, steps, begin = processes.used(), 0, time.monotonic()
+    while time.monotonic() < begin + args.seconds:
+      steps += replica.step(grads).accepted
+    seconds = time.monotonic() - begin
+    used = {k: v - used[k] for k, v in processes.used().items()}
+    processes.say(
+      followers=args.followers,
+      steps=steps,
+      seconds=seconds,
+      steps_per_second=steps / seconds,
+      cpu_seconds_per_step=used["cpu_seconds"] / max(1, steps),
+    )
+    processes.leave()
+
+
+class _Follower:
+  """A connection that submits a gradient after each commit."""
+
+  def __init__(self, number: int, leader: str, path: str, key: bytes):
+    from optax_dist.coordinator.transport import handshake, session
+    from optax_dist.coordinator.transport import shared_memory as memory
+
+    self.sock = socket.socket(socket.AF_UNIX)
+    self.sock.connect("\0" + path)
+    shake = handshake.Handshake(key, f"z-light-{number:04}", wanted=leader)
+    while not shake.done:
+      self.sock.sendall(shake.output)
+      shake.output = b""
+      shake.feed(self.sock.recv(4096))
+      if shake.undecided:
+        shake.use()
+        shake.feed(b"")
+    self.sock.sendall(shake.output)
+    self.came: list[Any] = []
+    self.session = session.Session(leader, memory.Pool(), self.came.append)
+    self.session.start(None, near=False)
+    self.session.feed(shake.rest)
+
+  def say(self, parts: list[bytes]) -> None:
+    self.session.send(parts)
+    while output := self.session.output():
+      self.session.sent(self.sock.sendmsg(output))
+
+  def commits(self) -> int:
+    """How many steps were committed, of what there is to read."""
+    data = self.sock.recv(1 << 16)
+    if not data:
+      raise ConnectionError("the leader has left")
+    self.session.feed(data)
+    found = sum(
+      _COMMITTED in event.payload[:40] and event.payload[-5:] == b"null]"
+      for event in self.came
+    )
+    self.came.clear()
+    return found
+
+
+def _follow(args: argparse.Namespace) -> None:
+  told = processes.end_with_parent()
+  import dataclasses
+
+  from optax_dist.coordinator.protocol import messages
+  from optax_dist.coordinator.transport import handshake
+
+  _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+  with open(f"{args.told}.leader") as file:
+    leader, address, nonce = file.read().split()
+  with open(args.told, "rb") as file:
+    hello = messages.MESSAGES.decode(file.read())
+  unix = next(w for w in address.split(",") if w.startswith("unix:"))
+  key = handshake.job_key(b"", nonce.encode())
+  selector = selectors.DefaultSelector()
+  encode = messages.MESSAGES.parts
+  all_ = []
+  for number in range(1, args.followers + 1):
+    one = _Follower(number, leader, unix.removeprefix("unix:"), key)
+    one.say(encode(dataclasses.replace(hello, replica=number)))
+    selector.register(one.sock, selectors.EVENT_READ, one)
+    all_.append(one)
+  processes.say(ready=True)
+  told.wait()
+  payload = bytes(-(-args.params // 16) * 64)
+
+  def arrival(step: int) -> list[bytes]:
+    return encode(
+      messages.Arrive(step, step, 1, 1, True, step, None, payload, "[]", None)
+    )
+
+  steps, latest, parts = dict.fromkeys(all_, 0), 0, arrival(0)
+  for one in all_:
+    one.say(parts)
+  while True:
+    for ready, _ in selector.select():
+      one = ready.data
+      commits = one.commits()
+      if commits:
+        steps[one] += commits
+        if steps[one] > latest:
+          latest, parts = steps[one], arrival(steps[one])
+        one.say(parts)
+
+
+def _main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--followers", type=int, default=256)
+  add("--params", type=int, default=16)
+  add("--seconds", type=float, default=3.0)
+  add("--timeout", type=float, default=80.0)
+  for name in ("--role", "--address", "--told"):
+    add(name, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.role is None:
+    processes.launch(apart=False)
+    processes.say(**measure(args))
+  elif args.role == "leader":
+    _lead(args)
+  else:
+    _follow(args)
+
+
+if __name__ == "__main__":
+  _main()
