@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optax_dist.simulate import goodput
+from optax_dist.simulate.goodput import Goodput
 from optax_dist.simulate.strategy import Strategy
 
 # Where a replica's time goes, and what that is.
@@ -80,6 +82,20 @@ class Timing(NamedTuple):
     total = self.duration * self.replicas
     return {cause: float(self.seconds[cause].sum()) / total for cause in CAUSES}
 
+  def goodput(self) -> Goodput:
+    """The same in the categories of every report, in replica-seconds."""
+    total = {cause: float(self.seconds[cause].sum()) for cause in CAUSES}
+    return goodput.make(
+      {
+        "useful": total["useful"],
+        "waiting": total["waiting"],
+        "exchanging": total["communication"],
+        "dropped": total["stale"] + total["lost"],
+        "recovery": total["down"],
+        "idle": max(0.0, total["unfinished"]),
+      }
+    )
+
   def report(self) -> dict[str, Any]:
     """Everything as plain numbers, for JSON."""
     per_replica = {
@@ -96,6 +112,7 @@ class Timing(NamedTuple):
       "dropped_share": self.dropped_share,
       "mean_staleness": self.mean_staleness,
       "time_shares": self.shares(),
+      "goodput": self.goodput().report(),
       "per_replica": {
         "applied": self.applied.tolist(),
         "dropped": self.dropped.tolist(),

@@ -1,0 +1,161 @@
+"""Every second of every replica is in exactly one category."""
+
+import time
+
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator, simulate
+from optax_dist.coordinator import journal
+from optax_dist.simulate.replay import ledger
+
+
+def _check(found):
+  """Spans follow each other from 0 to the end, and add up."""
+  for name in found.replicas:
+    now = 0.0
+    for span in found.spans:
+      if span.replica == name:
+        assert span.begin == now
+        assert span.end > now
+        now = span.end
+    assert now == pytest.approx(found.seconds)
+  total = found.goodput()
+  assert total.total == pytest.approx(found.seconds * len(found.replicas))
+  assert sum(total.shares().values()) == pytest.approx(1.0)
+  edges, over = found.over_time(7)
+  assert edges[-1] == found.seconds
+  np.testing.assert_allclose(sum(over.values()), len(found.replicas))
+  for category, replicas in over.items():
+    seconds = replicas.sum() * found.seconds / 7
+    assert seconds == pytest.approx(total.seconds[category], abs=1e-9)
+
+
+def _contribution(replica, start, end, **told):
+  timings = {"start": start, "sent": end, "compiled": 0.0, "encoded": 0.0}
+  return {
+    "replica": replica,
+    "local_step": 0,
+    "compute": end - start,
+    "arrived": end,
+    "timings": timings | told,
+  }
+
+
+def test_a_run_by_hand():
+  """Two replicas; 1 is lost at 6 s, and back at 8 s."""
+  commit = lambda now, *members: {
+    "kind": "commit",
+    "time": now,
+    "step": 0,
+    "members": list(members),
+  }
+  records = [
+    {"kind": "run", "time": 0.0},
+    {"kind": "join", "time": 0.5, "replica": 0},
+    {"kind": "join", "time": 0.5, "replica": 1},
+    commit(
+      3.25, _contribution(0, 1.0, 2.0, compiled=0.5), _contribution(1, 1.0, 3.0)
+    ),
+    {"kind": "lost", "time": 6.0, "replica": 1, "reason": "killed"},
+    {"kind": "join", "time": 8.0, "replica": 1},
+    {
+      "kind": "drop",
+      "time": 5.0,
+      **_contribution(0, 3.5, 5.0),
+      "reason": "stale",
+    },
+    commit(
+      10.0,
+      _contribution(0, 5.5, 6.5, encoded=0.25),
+      _contribution(1, 9.0, 10.0),
+    ),
+    {"kind": "finish", "time": 12.0},
+  ]
+  # Encoding is no computing.
+  records[-2]["members"][0]["compute"] = 0.75
+  found = ledger.of(records)
+  _check(found)
+  zero, one = found.goodput(0).seconds, found.goodput(1).seconds
+  assert zero == pytest.approx(
+    {
+      "start": 1.0,
+      "compile": 0.5,
+      "useful": 0.5 + 0.75,
+      "waiting": 1.0 + 3.5,
+      "exchanging": 0.5 + 0.5 + 0.25,
+      "dropped": 1.5,
+      "recovery": 0.0,
+      "idle": 2.0,
+    }
+  )
+  # From 3 s on it was lost; that it computed from 3.5 s nobody knows.
+  assert one == pytest.approx(
+    {
+      "start": 1.0,
+      "compile": 0.0,
+      "useful": 3.0,
+      "waiting": 0.0,
+      "exchanging": 0.0,
+      "dropped": 3.0,
+      "recovery": 3.0,
+      "idle": 2.0,
+    }
+  )
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_a_real_run_adds_up(tmp_path, k):
+  zeros = np.zeros(3, np.float32)
+
+  def train(replica):
+    while replica.global_step < 8 and not replica.finished:
+      time.sleep(0.01 * (1 + replica.replica))
+      replica.step(zeros)
+    if not replica.finished:
+      replica.finish()
+
+  coordinator.run_embedded(
+    train,
+    3,
+    optax.sgd(0.1),
+    zeros,
+    replicas_to_aggregate=k,
+    journal=tmp_path / "run.jsonl",
+    timeout=60.0,
+  )
+  found = ledger.of(journal.read(tmp_path / "run.jsonl").records)
+  _check(found)
+  total = found.goodput().seconds
+  assert total["useful"] > 0
+  assert total["start"] > 0
+  assert (total["dropped"] > 0) == (k == 1)
+
+
+def test_a_simulation_has_the_same_categories(tmp_path):
+  with journal.Journal(tmp_path / "run.jsonl") as file:
+    timing = simulate.simulate_timing(
+      simulate.sync_replicas(3),
+      simulate.parse_latency("gamma:4,0.25"),
+      4,
+      steps=200,
+      communication=0.1,
+      failures=simulate.Failures(0.01, 5.0),
+      journal=file,
+    )
+  found = ledger.of(journal.read(tmp_path / "run.jsonl").records)
+  _check(found)
+  simulated, read = timing.goodput(), found.goodput()
+  assert simulated.total == pytest.approx(read.total, rel=0.01)
+  for category in ("useful", "dropped", "recovery", "waiting", "exchanging"):
+    assert read.share(category) == pytest.approx(
+      simulated.share(category), abs=0.03
+    )
+
+
+def test_a_journal_without_replicas_has_no_ledger():
+  with pytest.raises(ValueError, match="nothing to report"):
+    ledger.of([{"kind": "run", "time": 0.0}])
+  with pytest.raises(ValueError, match="nothing to report"):
+    ledger.of([])
