@@ -44,9 +44,9 @@ LOW_RANK = compression.power_sgd(4)
 VOTE = compression.sign()
 # By name: the learning rates to choose from; the outer ones for rounds.
 GRIDS = {
-  "DiLoCo": (0.4, 0.7, 1.0),
-  "SparseLoCo": (0.7, 1.0, 1.5),
-  "SparseLoCo, no feedback": (0.7, 1.0, 1.5),
+  "DiLoCo": (0.2, 0.4, 0.7),
+  "SparseLoCo": (1.0, 1.5, 2.0),
+  "SparseLoCo, no feedback": (1.0, 1.5, 2.0),
   "mean": (0.1, 0.3, 1.0),
   "PowerSGD, rank 4": (0.1, 0.3, 1.0),
   "mean of signs": (1e-3, 3e-3, 1e-2),

@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import maps
 import numpy as np
 import pytest
 
+import optax_dist
 from optax_dist import compression
 
 
@@ -42,3 +44,18 @@ def test_it_takes_a_bit_for_each_number():
 def test_a_bad_decay_is_refused():
   with pytest.raises(ValueError, match=r"`error_feedback` must be .*got -1"):
     compression.sign(error_feedback=-1)
+
+
+@pytest.mark.parametrize(
+  "map_name", [n for n in maps.NAMES if n != "plain_jit"]
+)
+def test_the_vote_is_the_same_in_each_map(map_name):
+  tx = optax_dist.cross_shard(
+    maps.AXIS, compression=compression.sign(), num_replicas=3
+  )
+  gradients = np.random.default_rng(0).normal(size=(3, 11)).astype(np.float32)
+  state = tx.init(gradients[0])
+  run = maps.stepper(map_name, lambda s, g: tx.update(g, s), state, 3)
+  result, _ = run(state, gradients)
+  expected = np.sign(np.sign(gradients).sum(0))
+  np.testing.assert_array_equal(result, np.stack([expected] * 3))
