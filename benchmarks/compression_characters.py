@@ -44,13 +44,13 @@ LOW_RANK = compression.power_sgd(4)
 VOTE = compression.sign()
 # By name: the learning rates to choose from; the outer ones for rounds.
 GRIDS = {
-  "DiLoCo": (0.2, 0.4, 0.7),
-  "SparseLoCo": (1.0, 1.5, 2.0),
-  "SparseLoCo, no feedback": (1.0, 1.5, 2.0),
-  "mean": (0.1, 0.3, 1.0),
-  "PowerSGD, rank 4": (0.1, 0.3, 1.0),
-  "mean of signs": (1e-3, 3e-3, 1e-2),
-  "majority vote": (1e-3, 3e-3, 1e-2),
+  "DiLoCo": (0.4, 0.7, 1.0),
+  "SparseLoCo": (0.7, 1.0, 1.5),
+  "SparseLoCo, no feedback": (0.7, 1.0, 1.5),
+  "mean": (0.03, 0.1, 0.3),
+  "PowerSGD, rank 4": (0.03, 0.1, 0.3),
+  "mean of signs": (3e-4, 1e-3, 3e-3),
+  "majority vote": (3e-4, 1e-3, 3e-3),
 }
 QUESTIONS = {
   "rounds": ("DiLoCo", "SparseLoCo", "SparseLoCo, no feedback"),
