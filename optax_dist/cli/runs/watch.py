@@ -31,6 +31,21 @@ def add_parser(commands) -> None:
   add = command.add_argument
   add("--once", action="store_true", help="show it once, and end")
   add(
+    "--web",
+    metavar="PORT",
+    type=int,
+    nargs="?",
+    const=0,
+    help="show it on a page in a browser, on this port or any that is free",
+  )
+  add(
+    "--bind",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    help="where the page is served; beyond loopback it needs the token that is"
+    " printed with its address (default: %(default)s)",
+  )
+  add(
     "--save",
     metavar="FILE",
     type=pathlib.Path,
@@ -49,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.cli.runs import table as run_table
   from optax_dist.coordinator import journal, journal_tail
 
-  if args.once:
+  if args.web is not None:
+    _serve(args)
+  elif args.once:
     summary = run_summary.RunSummary()
     summary.update(journal_tail.Tail(args.journal).read())
     tables.show(run_table.table(summary, width=tables.width()))
@@ -72,3 +89,21 @@ def run(args: argparse.Namespace) -> int:
     timeline_picture.save(args.save, parts[-1] if parts else [], title)
     print(f"picture in {args.save}")
   return 0
+
+
+def _serve(args: argparse.Namespace) -> None:
+  """Serves the page until Ctrl-C; a run that has ended is shown, too."""
+  from optax_dist.cli.runs.web import server
+  from optax_dist.coordinator import journal_tail
+
+  page = server.Server(
+    journal_tail.Tail(args.journal), bind=args.bind, port=args.web
+  )
+  print(f"serving {page.url} (Ctrl-C ends it)", flush=True)
+  try:
+    while True:
+      time.sleep(_SLICE)
+  except KeyboardInterrupt:
+    pass
+  finally:
+    page.close()

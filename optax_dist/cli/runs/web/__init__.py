@@ -1,0 +1,1 @@
+"""``optax-dist watch --web``: a run on one page in a browser."""

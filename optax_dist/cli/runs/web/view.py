@@ -1,0 +1,140 @@
+"""What the page shows of a run, from its journal's records."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+from optax_dist.cli.runs.summary import RunSummary
+
+Record = dict[str, Any]
+
+#: Seconds of the timeline, and how many of the newest the other parts show.
+WINDOW = 60.0
+STEPS = 240
+EVENTS = 60
+
+_EVENTS = {
+  "run": "run started",
+  "leader": "leads",
+  "join": "joined",
+  "leave": "left",
+  "lost": "lost",
+  "stall": "waiting",
+  "cannot_proceed": "can't go on",
+  "abandon": "attempt abandoned",
+  "finish": "run ended",
+}
+
+
+class View:
+  """Keeps of a growing journal what the page shows.
+
+  Example:
+    >>> view = View()
+    >>> view.update([{"kind": "join", "replica": 0, "time": 1.0, "step": 0}])
+    >>> [member["replica"] for member in view.state()["members"]]
+    ['0']
+  """
+
+  def __init__(self) -> None:
+    """Starts before the first record."""
+    self.summary = RunSummary()
+    self._bars: collections.deque[dict[str, Any]] = collections.deque(
+      maxlen=20_000
+    )
+    self._steps: collections.deque[tuple[float, float]] = collections.deque(
+      maxlen=STEPS
+    )
+    self._events: collections.deque[dict[str, Any]] = collections.deque(
+      maxlen=EVENTS
+    )
+
+  def update(self, records: Iterable[Record]) -> None:
+    """Takes further records into account."""
+    for record in records:
+      before, committed = self.summary.step, self.summary.committed
+      self.summary.update([record])
+      kind = record["kind"]
+      if kind == "run":
+        self._bars.clear()
+        self._steps.clear()
+      if kind == "commit" and self.summary.step > before:
+        if committed:
+          self._steps.append((record["time"], record["time"] - committed))
+        for member in record["members"]:
+          self._add_work(member, "computing")
+          if member["arrived"] is not None:
+            self._bar(member, "waiting", member["arrived"], record["time"])
+      elif kind == "drop":
+        self._add_work(record, "dropped")
+      if kind in _EVENTS:
+        self._events.append(self._event(record))
+
+  def state(self) -> dict[str, Any]:
+    """The page's data, as JSON has it: numbers, texts, lists and objects."""
+    summary = self.summary
+    now = summary.now()
+    return {
+      "now": now,
+      "window": WINDOW,
+      "step": summary.step,
+      "rate": summary.rate(),
+      "strategy": summary.run["strategy"] if summary.run else "",
+      "leader": _name(summary.leader),
+      "terms": summary.terms,
+      "abandoned": summary.abandoned,
+      "awaited": summary.waiting_for(),
+      "ended": (summary.finish or {}).get("reason") or "",
+      "members": [
+        {
+          "replica": _name(one.replica),
+          "state": one.state,
+          "accepted": one.accepted,
+          "dropped": dict(one.dropped.most_common()),
+          "losses": one.losses,
+          "computed": one.computed,
+          "wait": one.wait,
+          "seen": max(0.0, now - one.seen),
+        }
+        for _, one in sorted(
+          summary.replicas.items(), key=lambda item: str(item[0])
+        )
+      ],
+      "bars": [bar for bar in self._bars if bar["end"] >= now - WINDOW],
+      "steps": list(self._steps),
+      "events": list(self._events)[::-1],
+    }
+
+  def _add_work(self, record: Record, kind: str) -> None:
+    if record["arrived"] is not None and record["compute"] is not None:
+      start = record["arrived"] - record["compute"]
+      self._bar(record, kind, start, record["arrived"])
+
+  def _bar(self, record: Record, kind: str, start: float, end: float) -> None:
+    replica = _name(record["replica"])
+    if end > start:
+      self._bars.append(
+        {"replica": replica, "kind": kind, "start": start, "end": end}
+      )
+
+  def _event(self, record: Record) -> dict[str, Any]:
+    text = _EVENTS[record["kind"]]
+    if "replica" in record:
+      text = f"replica {record['replica']} {text}"
+    if record.get("reason"):
+      text += f": {record['reason']}"
+    if record["kind"] in ("stall", "cannot_proceed"):
+      text += f" for {record.get('missing')}"
+    replica = _name(record["replica"]) if "replica" in record else ""
+    return {
+      "time": record["time"],
+      "kind": record["kind"],
+      "replica": replica,
+      "text": text,
+    }
+
+
+def _name(replica: object) -> str:
+  return "" if replica is None else f"{replica}"
