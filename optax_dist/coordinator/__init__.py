@@ -32,8 +32,10 @@ from optax_dist.coordinator.join import (
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Outcome, Replica
 from optax_dist.coordinator.strategies import elastic_average, local_updates
+from optax_dist.ledger import Batches
 
 __all__ = [
+  "Batches",
   "CoordinatorError",
   "Diverged",
   "JoinRefused",

@@ -9,6 +9,7 @@ from typing import Any
 
 import optax
 
+from optax_dist import ledger
 from optax_dist import quorum as rules
 from optax_dist.coordinator import (
   errors,
@@ -47,6 +48,8 @@ def join(
   lower_on_loss: bool | None = None,
   opt_state: Any = None,
   global_step: int = 0,
+  data: ledger.Batches | None = None,
+  progress: ledger.Progress | None = None,
   secret: bytes | str | None = None,
   certificates: channels.Certificates | None = None,
   bind: str | None = None,
@@ -90,6 +93,9 @@ def join(
       OPTAX_DIST_MIN_REPLICAS is less than `replicas_to_aggregate`.
     opt_state: of a checkpoint; by default `opt.init(params)`.
     global_step: of a checkpoint.
+    data: the samples that are leased to replicas (`Replica.batches`); None: each
+      replica has data of its own.
+    progress: of a checkpoint: which samples are in committed steps.
     secret: of the job, at least 16 bytes; by default OPTAX_DIST_SECRET, or what
       is in the file OPTAX_DIST_SECRET_FILE. Needed where others than this host
       can connect.
@@ -127,7 +133,10 @@ def join(
     total_num_replicas,
     replica,
   )
-  if replicas_to_aggregate is None:
+  shares = _shares(data, total, replicas_to_aggregate)
+  if shares is not None:
+    replicas_to_aggregate = shares
+  elif replicas_to_aggregate is None:
     replicas_to_aggregate = launched.replicas_to_aggregate or total
   if lower_on_loss is None:
     fewest = launched.min_replicas or replicas_to_aggregate
@@ -203,6 +212,8 @@ def join(
         preempted=preempted,
         on_close=lambda one: _say_goodbye(one, line, preempted),
         group=group,
+        data=data,
+        progress=progress,
       )
     except BaseException:
       where.close()
@@ -233,6 +244,8 @@ def run_embedded(
   lower_on_loss: bool = False,
   opt_state: Any = None,
   global_step: int = 0,
+  data: ledger.Batches | None = None,
+  progress: ledger.Progress | None = None,
   world: endpoint.World | None = None,
   **settings: Any,
 ) -> list[Any]:
@@ -252,6 +265,8 @@ def run_embedded(
     lower_on_loss: see `join`.
     opt_state: see `join`.
     global_step: see `join`.
+    data: see `join`.
+    progress: see `join`.
     world: shared by runs that are to meet; by default one of its own.
     **settings: fields of `Options`.
 
@@ -276,7 +291,9 @@ def run_embedded(
       f"num_replicas must be a positive integer, got {num_replicas!r}."
     )
   world = world or endpoint.World()
-  k = num_replicas if replicas_to_aggregate is None else replicas_to_aggregate
+  k = _shares(data, num_replicas, replicas_to_aggregate)
+  if k is None:
+    k = num_replicas if replicas_to_aggregate is None else replicas_to_aggregate
   quorum = strategies.Quorum(
     k,
     num_replicas,
@@ -299,6 +316,8 @@ def run_embedded(
         settings=told,
         opt_state=opt_state,
         global_step=global_step,
+        data=data,
+        progress=progress,
       )
       with one.start():
         results[index] = fn(one)
@@ -343,6 +362,21 @@ def initialize_processes() -> None:
     process_id=launched.process_index,
     cluster_detection_method="deactivate",
   )
+
+
+def _shares(
+  data: ledger.Batches | None, replicas: int, told: int | None
+) -> int | None:
+  """Micro-batches in a step, where its samples are to stay the same."""
+  if data is None or not data.constant_global_batch:
+    return None
+  found = data.gradients_per_step(replicas)
+  if told not in (None, found):
+    raise ValueError(
+      "replicas_to_aggregate follows from data with constant_global_batch, and"
+      f" is {found} here; got {told!r}."
+    )
+  return found
 
 
 def _place(

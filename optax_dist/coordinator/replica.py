@@ -7,16 +7,17 @@ import os
 import queue
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_dist import quorum
+from optax_dist import ledger, quorum
 from optax_dist.coordinator import (
   errors,
+  leases,
   options,
   phases,
   preemption,
@@ -69,6 +70,8 @@ class Replica:
     preempted: preemption.Preemption | None = None,
     on_close: Callable[[Replica], None] = lambda replica: None,
     group: groups.Group | None = None,
+    data: ledger.Batches | None = None,
+    progress: ledger.Progress | None = None,
   ):
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
@@ -81,7 +84,7 @@ class Replica:
     self.group = group
     self._gradient_shards = state_shards = None
     self._update = strategy.apply
-    alike = agreement.agreement(strategy, shared, params, settings)
+    alike = agreement.agreement(strategy, shared, params, settings, data)
     blocks: Any = self._template.leaves
     if group is not None:
       alike += (("processes per replica", str(group.count)),)
@@ -110,6 +113,19 @@ class Replica:
       address = orders.join_places(places)
       digest = orders.combined([theirs for _, _, theirs in found])
     numbers = strategy.quorum
+    if data is not None and strategy.name != "sync_replicas":
+      raise ValueError(
+        "data= is for sync replicas; with another strategy each replica has"
+        f" data of its own, and this one is {strategy.name!r}."
+      )
+    if data is not None and group is not None:
+      raise ValueError(
+        "data= is for replicas of one process; the processes of a replica share"
+        " a batch of its own."
+      )
+    progress = ledger.Progress() if progress is None else progress
+    if progress.next:
+      digest = f"{digest}-{progress}"
     self._config = config.Config(
       process=place.transport.name,
       replica=replica,
@@ -130,6 +146,9 @@ class Replica:
       leader_timeout=settings.leader_timeout,
       stall_warning=settings.stall_warning,
       fingerprint_every=settings.fingerprint_every,
+      data=data,
+      progress=progress,
+      exact=data is not None and data.constant_global_batch,
     )
     self._driver = driver.Driver(
       self._core(places),
@@ -152,6 +171,10 @@ class Replica:
       patience=self._config.patience,
     )
     self._handover = self._driver.handover
+    self._leases: leases.Leases | None = None
+    if data is not None:
+      unit = data.unit(numbers.replicas_to_aggregate)
+      self._leases = leases.Leases(data, unit, self._handover)
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._pinned, self._based_on = shared, global_step
     self._local: Any = strategy.local(shared)
@@ -326,6 +349,109 @@ class Replica:
     """
     return fingerprint(self._pinned)
 
+  # The data.
+
+  def batches(self) -> Iterator[np.ndarray]:
+    """The samples to compute gradients on, until all data is used.
+
+    Each time it gives the numbers of the samples of one gradient, and `step` is
+    to be called with that; what has no gradient comes again. `params` may be
+    newer than before. When it ends the run is over: each sample of each epoch is
+    in exactly one committed step, but for what `report_data` names.
+
+    Yields:
+      int64 numbers, from 0 to `num_samples` - 1.
+
+    Raises:
+      ValueError: `join` or `run_embedded` was given no `data`.
+      CoordinatorError: the run can't go on.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from optax_dist import coordinator
+      >>> data = coordinator.Batches(num_samples=6, global_batch=4, seed=1)
+      >>> def train(replica):
+      ...   found = []
+      ...   for indices in replica.batches():
+      ...     found.append(indices.tolist())
+      ...     replica.step(jnp.ones(()))
+      ...   return found, replica.global_step
+      >>> coordinator.run_embedded(
+      ...   train, 1, optax.sgd(0.1), jnp.zeros(()), data=data
+      ... )
+      [([[5, 1, 4, 3]], 1)]
+    """
+    found = self._data("batches()")
+    while (spans := self._draw(found)) is not None:
+      yield found.indices(spans)
+
+  def report_data(self) -> tuple[ledger.EpochReport, ...]:
+    """What became of each epoch's samples, as of `params`, by their numbers.
+
+    Raises:
+      ValueError: `join` or `run_embedded` was given no `data`.
+    """
+    data = self._data("report_data()").data
+    return ledger.report(data, self.progress_at(self._based_on))
+
+  def progress_at(self, step: int) -> ledger.Progress:
+    """Which samples are in the steps before this one, for a checkpoint.
+
+    Args:
+      step: that of `params`, or of `state_to_save`.
+
+    Raises:
+      ValueError: `join` or `run_embedded` was given no `data`.
+    """
+    self._data("progress_at()")
+    known = lambda: step in self._handover.progress
+    self._wait(known, "to read what is committed")
+    return self._handover.progress[step]
+
+  @property
+  def has_data(self) -> bool:
+    """Whether samples are leased (`data` of `join`)."""
+    return self._leases is not None
+
+  def _data(self, what: str) -> leases.Leases:
+    if self._leases is None:
+      raise ValueError(
+        f"{what} needs data=Batches(...), given to join or run_embedded."
+      )
+    return self._leases
+
+  def _draw(self, found: leases.Leases) -> ledger.Spans | None:
+    """The samples of the next gradient, as soon as some are leased."""
+    self._driver.check_process()
+    while True:
+      if self._over(0) is not None and (self._left or self.finished):
+        return None
+      if self._pending >= 0:
+        # A call of `step` was interrupted; its outcome counts first.
+        self._conclude(self._pending)
+        continue
+      self._account_for_prefetched()
+      spans = found.draw(anew=self._unsent == 0)
+      if spans is None:
+        admission = self._handover.admission
+        ready = lambda: (
+          found.ready
+          or self._handover.admission != admission
+          or self._has_outcome_of_taken()
+        )
+        self._wait(ready, "for samples to compute on")
+        continue
+      if not self._counted and self._handover.published.step > self._based_on:
+        # What it is computed on is not to be older than it need be.
+        self._start_over("", 0)
+        continue
+      return spans
+
+  def _has_outcome_of_taken(self) -> bool:
+    return self._taken >= 0 and isinstance(
+      self._handover.outcome(self._taken), handover.Outcome
+    )
+
   # What it does.
 
   def step(self, grads: Any, *, batch: Any = None) -> Outcome:
@@ -341,6 +467,7 @@ class Replica:
     Raises:
       ValueError: the gradient's structure, shapes or dtypes differ from the
         parameters'.
+      ValueError: samples are leased, and none were drawn from `batches`.
       TypeError: the batch is no JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
@@ -364,6 +491,11 @@ class Replica:
       # An earlier call was interrupted; what it had submitted counts first.
       self._conclude(self._pending)
       return self._start_over("stale")
+    if self._leases is not None and self._leases.out is None:
+      raise ValueError(
+        "step() needs the samples of its gradient: iterate over batches()."
+      )
+    out = None if self._leases is None else self._leases.out
     self._account_for_prefetched()
     payload, self._local = self._strategy.contribute(
       self._pinned, self._local, grads
@@ -371,6 +503,9 @@ class Replica:
     if payload is None:
       return self._outcome("", accepted=True)
     self._batches.append(text)
+    if self._leases is not None:
+      self._leases.out = out
+      self._leases.submit()
     if self._is_late():
       return self._say_it_is_stale(self._computed)
     self._total = (
@@ -378,9 +513,15 @@ class Replica:
     )
     self._counted += 1
     self._unsent += 1
-    if self._unsent < self._handover.asked:
+    if self._wants_more():
       return self._outcome("", accepted=True)
     return self._submit()
+
+  def _wants_more(self) -> bool:
+    """Whether more is to be summed before it is submitted."""
+    if self._leases is not None:
+      return bool(self._leases.left)
+    return self._unsent < self._handover.asked
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -594,6 +735,7 @@ class Replica:
         batches,
         compute,
         self._timings(sequence, now, now - self._token_time),
+        () if self._leases is None else self._leases.latest(total),
       ),
       memory,
     )
@@ -717,6 +859,8 @@ class Replica:
     self._taken = -1
     self._computed = 0.0
     self._batches = []
+    if self._leases is not None:
+      self._leases.clear()
 
   def _take_current(self) -> None:
     """Goes on from what is shared now."""

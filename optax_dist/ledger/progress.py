@@ -44,17 +44,22 @@ class Progress:
       ValueError: one of them was done before.
     """
     spans = sp.union(spans, skipped)
+    after = self.with_(spans, skipped)
+    if after.done - self.done != sp.size(spans):
+      raise ValueError(f"Some of {spans} were in a committed step before.")
+    return after
+
+  def with_(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
+    """The same, where a step may be told of twice."""
+    spans = sp.union(spans, skipped)
     if not spans:
       return self
     following = max(self.next, spans[-1][1])
     open_ = self.open
     if following > self.next:
       open_ = sp.join(open_, ((self.next, following),))
-    rest = sp.minus(open_, spans)
-    if sp.size(open_) - sp.size(rest) != sp.size(spans):
-      raise ValueError(f"Some of {spans} were in a committed step before.")
     given_up = sp.union(self.skipped, skipped) if skipped else self.skipped
-    return Progress(following, rest, given_up)
+    return Progress(following, sp.minus(open_, spans), given_up)
 
   def is_open(self, spans: Iterable[Span]) -> bool:
     """Whether none of these positions is done."""

@@ -39,6 +39,7 @@ from optax_dist.quorum.arguments import (
   initial_tokens,
   tokens_per_step,
 )
+from optax_dist.quorum.draft import Draft
 from optax_dist.quorum.events import (
   Abandon,
   Accept,
@@ -100,6 +101,7 @@ __all__ = [
   "inverse_staleness",
   "ledger",
   "missing",
+  "needed",
   "step",
   "tokens_per_step",
 ]
@@ -131,6 +133,7 @@ def init(
   two_phase: bool = True,
   replicas: Iterable[Replica] | None = None,
   global_step: int = 0,
+  exact: bool = False,
   name: str = "sync_replicas",
 ) -> State:
   """The state before any event.
@@ -152,6 +155,9 @@ def init(
     two_phase: whether a commit waits until each member has reported `Done`.
     replicas: the ids expected, where they matter for who is missing.
     global_step: the step to start from.
+    exact: for shares (`replicas_to_aggregate` above `total_num_replicas`):
+      whether a step has exactly that many gradients. Shares then differ by one,
+      and a sum that would be too much is dropped (`over_quota`).
     name: of the optimizer.
 
   Returns:
@@ -170,7 +176,7 @@ def init(
     raise ValueError(
       f"replicas must name total_num_replicas={n} replicas, got {len(ids)}."
     )
-  config = Config(k, n, late, weight, lower_on_leave, two_phase, name, ids)
+  config = Config(k, n, late, weight, lower_on_leave, two_phase, name, ids, exact)
   return _state.init(config, global_step)
 
 
@@ -218,6 +224,16 @@ def missing(state: State | StrictRules) -> Missing:
   if isinstance(state, State):
     return _state.missing(state)
   return state.missing()
+
+
+def needed(state: State) -> int:
+  """How many gradients a step takes now, with who has left or was lost.
+
+  Example:
+    >>> needed(init(3))
+    3
+  """
+  return Draft(state).quorum()
 
 
 def ledger(state: State | StrictRules) -> Ledger:

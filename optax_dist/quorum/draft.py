@@ -14,6 +14,8 @@ class Draft:
   def __init__(self, state: State):
     self.__dict__.update(zip(State._fields, state, strict=True))
     self.decisions: list[ev.Decision] = []
+    # Of the live replicas, in order; known once somebody asks.
+    self._ranks: dict[ev.Replica, int] | None = None
 
   # The fields of State; mypy cannot see them arrive through __dict__.
   config: Config
@@ -52,10 +54,23 @@ class Draft:
       return max(1, min(k, self.live + self.awaited + self.lost))
     return k
 
-  def quota(self) -> int:
+  def quota(self, replica: ev.Replica) -> int:
     if not self.shared:
       return 1
-    return -(-self.quorum() // max(1, self.live + self.awaited))
+    needed, sharers = self.quorum(), max(1, self.live + self.awaited)
+    if not self.config.exact:
+      return -(-needed // sharers)
+    if self._ranks is None:
+      live = ev.ordered(r for r, m in self.replicas.items() if m.live)
+      self._ranks = {r: rank for rank, r in enumerate(live)}
+    each, more = divmod(needed, sharers)
+    return max(1, each + (self._ranks.get(replica, sharers) < more))
+
+  def excess(self, count: int) -> int:
+    """By how many gradients a step would have too many with so many more."""
+    if not (self.config.exact and self.shared):
+      return 0
+    return max(0, self.gathered + count - self.quorum())
 
   # Tokens and drops.
 
@@ -115,9 +130,15 @@ class Draft:
     """K > N: nobody is working and too little is in, so all bring more."""
     if self.working or self.awaited or not self.live:
       return
-    each = -(-(self.quorum() - self.gathered) // self.live)
+    lacks = self.quorum() - self.gathered
+    each = -(-lacks // self.live)
     for replica in ev.ordered(r for r, m in self.replicas.items() if m.live):
       inside = self.inside.get(replica)
+      if self.config.exact:
+        each = min(each, lacks)
+        lacks -= each
+        if not each:
+          return
       # A sum cannot mix steps: an older one will be replaced as a whole.
       old = inside and inside.local_step != self.step and inside.count
       self.ask(replica, each + (old or 0))
@@ -138,13 +159,13 @@ class Draft:
         self.inside = self.inside.set(replica, self.aged(held))
       else:
         self.withdraw(replica, ev.Reason.STALE)
-        self.ask(replica, self.quota())
+        self.ask(replica, self.quota(replica))
     for member in attempt.members:
       record = self.replicas.get(member.replica)
       if record.live and record.incarnation == member.incarnation:
         # A replica that is early needs no token.
         tell = member.replica not in early
-        self.ask(member.replica, self.quota(), tell)
+        self.ask(member.replica, self.quota(member.replica), tell)
     return tuple(early.get(r) for r in ev.ordered(early))
 
   def aged(self, held: ev.Contribution) -> ev.Contribution:
@@ -182,4 +203,4 @@ class Draft:
         self.replicas = self.replicas.set(
           member.replica, record._replace(counted=member.local_step - 1)
         )
-        self.ask(member.replica, self.quota())
+        self.ask(member.replica, self.quota(member.replica))

@@ -25,6 +25,7 @@ class Reason(enum.StrEnum):
   LOST = "lost"
   LEFT = "left"
   FINISHED = "finished"
+  RETURNED = "returned"
 
 
 # Events.

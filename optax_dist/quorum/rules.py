@@ -48,7 +48,7 @@ def _join(draft: Draft, event: ev.Join) -> None:
   draft.replicas = draft.replicas.set(
     replica, ReplicaState(incarnation, True, False, 0, draft.step)
   )
-  draft.ask(replica, draft.quota())
+  draft.ask(replica, draft.quota(replica))
   draft.advance()
 
 
@@ -74,7 +74,7 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
     draft.drop(replica, local_step, reason, count)
     inside = draft.inside.get(replica)
     if (
-      reason is ev.Reason.NON_FINITE
+      (reason is ev.Reason.NON_FINITE or _is_too_much(draft, event, reason))
       and inside is not None
       and inside.local_step == local_step
     ):
@@ -95,7 +95,8 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
       # A gradient of an earlier incarnation: the live one has its token.
       pass
     elif record.asked:
-      draft.ask(replica, record.asked if draft.shared else 1)
+      count = record.asked if draft.shared else 1
+      draft.ask(replica, max(1, count - draft.excess(count)))
     else:
       draft.emit(ev.Wait(replica, draft.step))
     return
@@ -124,6 +125,12 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
   draft.advance()
 
 
+def _is_too_much(draft: Draft, event: ev.Arrive, reason: ev.Reason) -> bool:
+  """Whether a sum is dropped for it would make a step too large."""
+  too_much = draft.excess(event.count) > 0
+  return reason is ev.Reason.OVER_QUOTA and too_much
+
+
 def _fault(
   draft: Draft, event: ev.Arrive, record: ReplicaState | None
 ) -> ev.Reason | None:
@@ -149,7 +156,8 @@ def _fault(
     return ev.Reason.DUPLICATE
   if not event.finite:
     return ev.Reason.NON_FINITE
-  if event.count > record.asked:
+  replaced = held.count if held and held.local_step != event.local_step else 0
+  if event.count > record.asked or draft.excess(event.count - replaced):
     return ev.Reason.OVER_QUOTA
   return None
 

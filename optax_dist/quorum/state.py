@@ -24,6 +24,8 @@ class Config(NamedTuple):
     name: of the optimizer these rules belong to.
     expected: the ids of the replicas expected at the start; None takes the
       first `total_num_replicas` that join.
+    exact: whether a step of shares has neither more nor fewer gradients than
+      `replicas_to_aggregate`.
   """
 
   replicas_to_aggregate: int
@@ -34,6 +36,7 @@ class Config(NamedTuple):
   two_phase: bool = True
   name: str = "sync_replicas"
   expected: frozenset[ev.Replica] | None = None
+  exact: bool = False
 
 
 class ReplicaState(NamedTuple):

@@ -1,4 +1,4 @@
-"""What must hold after every event: the guarantees A1 to A9 of the coordinator.
+"""What must hold after every event: the guarantees A1 to A10 of the coordinator.
 
 The truth is the log as it was first written, position by position: what stands
 there later (a record put where an old one was deleted) is nobody's history.
@@ -21,6 +21,7 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
   Trimmed,
 )
+from optax_dist.ledger import spans as sp
 from tests.simulation.world import BLOCK
 
 
@@ -56,6 +57,10 @@ class Checker:
     # Versions by step, since the run's start.
     self.versions: dict[int, int] = {}
     self.submissions: dict[tuple[str, int], _Submission] = {}
+    # Positions of samples in committed steps; and their number, by step.
+    self.samples: set[int] = set()
+    self.skipped: set[int] = set()
+    self.done: dict[int, int] = {0: 0}
     self.excused = ""
     # The latest process that left with no fault about that could excuse it.
     self.left_in_peace = ""
@@ -129,7 +134,10 @@ class Checker:
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
     self.positions.append(len(self.log) - 1)
+    self.data_of(commit)
     total = sum(part.count for part in commit.parts)
+    if setting.exact and total != setting.needed:
+      self.fail("A10", f"step {step} has {total} of {setting.needed} shares")
     lowered = (setting.lower_on_leave or setting.lower_on_loss) and self.left
     lowered = lowered or (setting.lower_on_loss and self.lost)
     if total < setting.needed and not (
@@ -167,6 +175,45 @@ class Checker:
       # "Lost" says that it isn't known; it was given up, and may count yet.
       if found.outcome is not None and found.outcome.reason != "lost":
         self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
+
+  def data_of(self, commit: Committed) -> None:
+    """Each sample is in one step, and no epoch begins too early."""
+    data, setting = self.setting.data, self.setting
+    if data is None:
+      return
+    step, unit = commit.attempt.step, data.unit(setting.needed)
+    found: set[int] = set()
+    for part in commit.parts:
+      samples = [p for a, b in part.data for p in range(a, b)]
+      found.update(samples)
+      if len(samples) != part.count * unit:
+        self.fail("A10", f"step {step} has {part} of {unit} samples each")
+      submitted = self.submissions[
+        self.processes[part.incarnation], part.sequence
+      ].submitted
+      if sp.union(submitted.data) != sp.union(part.data):
+        self.fail("A10", f"{part} was computed on {submitted.data}")
+    if len(found) != sum(part.count for part in commit.parts) * unit:
+      self.fail("A10", f"a sample is twice in step {step}: {commit.parts}")
+    if found & (self.samples | self.skipped):
+      self.fail("A10", f"samples of step {step} were committed before")
+    if data.total is not None and max(found) >= data.total:
+      self.fail("A10", f"step {step} has samples of no epoch")
+    size = data.per_epoch
+    before = max(found) // size * size
+    if data.mode == "exact" and found:
+      left = before - sum(p < before for p in self.samples | self.skipped)
+      if left >= setting.needed * unit:
+        self.fail("A10", f"step {step} begins an epoch with {left} left")
+    self.samples |= found
+    self.skipped |= {p for a, b in commit.skipped for p in range(a, b)}
+    self.done[step + 1] = len(self.samples) + len(self.skipped)
+
+  def progressed(self, process: Any, effect: fx.Progressed) -> None:
+    """What a replica would write into a checkpoint."""
+    done = effect.progress.done
+    if effect.step > len(self.commits) or done != self.done[effect.step]:
+      self.fail("A10", f"{process.name} counts {done} at step {effect.step}")
 
   def held_by_all(self, commit: Committed) -> None:
     """Each member that lives has the mean of what is committed."""

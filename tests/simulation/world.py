@@ -18,11 +18,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from optax_dist import ledger
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import AttemptId
 from optax_dist.coordinator.protocol.node import Node
+from optax_dist.ledger import spans as sp
 
 _MASK = (1 << 63) - 1
 
@@ -53,6 +55,8 @@ class Setting:
     same_start: whether all start from the same state.
     leaves: whether each replica leaves after its last step; otherwise the first
       one there finishes the run for all.
+    data: whose samples are leased, if any.
+    exact: as in `Config`.
   """
 
   replicas: int = 3
@@ -70,6 +74,8 @@ class Setting:
   fingerprint_every: int = 0
   same_start: bool = True
   leaves: bool = False
+  data: ledger.Batches | None = None
+  exact: bool = False
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
@@ -173,6 +179,8 @@ class Process:
     self.leaves_since = math.inf
     # After a stale gradient, the step and admission that it waits to pass.
     self.stale: tuple[int, int] | None = None
+    self.incarnation = -1
+    self.lease: tuple[int, ledger.Spans] = (-1, ())
     self.gradients: dict[int, int] = {}
     self.aggregations: dict[AttemptId, Aggregation] = {}
     self.early: dict[AttemptId, list[tuple[str, int, int]]] = {}
@@ -196,6 +204,8 @@ class Process:
       leader_timeout=LEADER_TIMEOUT,
       fingerprint_every=setting.fingerprint_every,
       block=BLOCK,
+      data=setting.data,
+      exact=setting.exact,
     )
     self.config = config
     self.node = Node(config)
@@ -854,6 +864,7 @@ class World:
 
   def on_admitted(self, process: Process, effect: fx.Admitted) -> None:
     process.admission, process.suspended = effect.admission, False
+    process.incarnation = effect.incarnation
     process.asked = effect.asked
     assert effect.step == process.step
     if self.checker is not None:
@@ -862,6 +873,14 @@ class World:
 
   def on_suspended(self, process: Process, effect: fx.Suspended) -> None:
     process.suspended, process.taken = True, None
+
+  def on_leased(self, process: Process, effect: fx.Leased) -> None:
+    process.lease = (effect.incarnation, effect.spans)
+    self.at(self.now, self.next_gradient, process)
+
+  def on_progressed(self, process: Process, effect: fx.Progressed) -> None:
+    if self.checker is not None:
+      self.checker.progressed(process, effect)
 
   def on_setasked(self, process: Process, effect: fx.SetAsked) -> None:
     process.asked = effect.count
@@ -940,13 +959,21 @@ class World:
       if not process.wants_finish:
         process.wants_finish = True
         self.input(process, ins.FinishWanted("enough"))
-    else:
+    elif self.setting.data is None:
       self.compute(process, process.asked, None)
+    elif process.lease[0] == process.incarnation and process.lease[1]:
+      self.compute(process, self.units(process.lease[1]), None)
+
+  def units(self, spans: ledger.Spans) -> int:
+    """How many gradients' samples these are."""
+    assert self.setting.data is not None
+    return sp.size(spans) // self.setting.data.unit(self.setting.needed)
 
   def compute(
     self, process: Process, count: int, more_of: ins.Submitted | None
   ) -> None:
     process.busy = True
+    data = process.lease[1]
     mean = self.setting.compute[process.index]
     time = self.now + mean * (0.5 + self.random.random())
     self.at(
@@ -957,6 +984,7 @@ class World:
       more_of,
       process.admission,
       process.step,
+      data,
     )
 
   def computed(
@@ -966,11 +994,12 @@ class World:
     more_of: ins.Submitted | None,
     admission: int,
     step: int,
+    data: ledger.Spans,
   ) -> None:
     if not process.alive or process.over:
       return
     if process.paused_until > self.now:
-      args = (process, count, more_of, admission, step)
+      args = (process, count, more_of, admission, step, data)
       process.backlog.append((self.computed, args))
       return
     process.busy = False
@@ -983,6 +1012,10 @@ class World:
       return
     process.sequence += 1
     total = count + (more_of.total if more_of else 0)
+    if more_of is not None:
+      data = sp.join(more_of.data, data)
+    if self.setting.data is not None:
+      total = max(1, self.units(data))
     local_step = more_of.local_step if more_of else step
     gradient = digest(process.uid, process.sequence)
     process.gradients[process.sequence] = gradient
@@ -999,6 +1032,7 @@ class World:
       finite,
       payload,
       gradient,
+      data=data,
     )
     process.pending, process.pending_since = submitted, self.now
     if self.checker is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from optax_dist import quorum
+from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.entries import Process, ReplicaId
 
 
@@ -35,6 +35,10 @@ class Config:
     stall_warning: waiting time after which it is said who is waited for.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     block: records of the log that are deleted at a time; one to two blocks stay.
+    data: whose samples are leased; None: replicas have data of their own.
+    progress: which of them are in committed steps before the first.
+    exact: whether a step of sums has neither more nor fewer gradients than
+      `replicas_to_aggregate`.
   """
 
   process: Process
@@ -57,6 +61,9 @@ class Config:
   stall_warning: float = 10.0
   fingerprint_every: int = 0
   block: int = 128
+  data: ledger.Batches | None = None
+  progress: ledger.Progress = ledger.Progress()
+  exact: bool = False
 
   @property
   def inline(self) -> bool:
@@ -81,5 +88,6 @@ class Config:
       weight=quorum.inverse_staleness if self.weight else None,
       lower_on_leave=self.lower_on_leave or self.lower_on_loss,
       two_phase=not self.inline,
+      exact=self.exact,
       global_step=step,
     )

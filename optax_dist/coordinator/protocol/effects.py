@@ -23,6 +23,7 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.inputs import Handle
 from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.coordinator.protocol.notes import Note
+from optax_dist.ledger import Progress, Spans
 
 # Transport.
 
@@ -317,6 +318,28 @@ class Suspended:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Leased:
+  """The training loop computes on these samples next.
+
+  Attributes:
+    incarnation: of the membership that they are leased to.
+    spans: the samples, in order; empty: it waits for some. Where more is asked for
+      (`Taken`), those for the rest.
+  """
+
+  incarnation: Incarnation
+  spans: Spans
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Progressed:
+  """Which samples are in the first `step` steps."""
+
+  step: int
+  progress: Progress
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SetAsked:
   """From now on a submission sums so many gradients."""
 
@@ -460,6 +483,8 @@ Effect: TypeAlias = (
   | TakeFingerprint
   | Admitted
   | Suspended
+  | Leased
+  | Progressed
   | SetAsked
   | Taken
   | Resolved

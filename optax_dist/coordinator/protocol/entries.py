@@ -18,6 +18,7 @@ import dataclasses
 from typing import Annotated, TypeAlias
 
 from optax_dist.coordinator.protocol.codec import AtLeast, Codec
+from optax_dist.ledger import Progress, Spans
 
 Natural: TypeAlias = Annotated[int, AtLeast(0)]
 Positive: TypeAlias = Annotated[int, AtLeast(1)]
@@ -80,6 +81,7 @@ class Part:
     staleness: by how many steps it is late.
     count: how many gradients are summed in it.
     weight: what it counts for in the mean.
+    data: the samples that it was computed on, where a ledger leases them.
   """
 
   incarnation: Incarnation
@@ -89,6 +91,20 @@ class Part:
   staleness: Natural
   count: Positive
   weight: float
+  data: Spans = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leased:
+  """A member computes on these samples next.
+
+  Attributes:
+    incarnation: of the member.
+    spans: the samples, in its order.
+  """
+
+  incarnation: Incarnation
+  spans: Spans
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,6 +136,8 @@ class Term:
     replica: the leader's id.
     step: the first step, where `fresh`; the next one otherwise.
     digest: of the state that the run starts from, where `fresh`; "" otherwise.
+    progress: which samples are in committed steps of the run that it goes on
+      with, where `fresh`.
   """
 
   term: Natural
@@ -130,6 +148,7 @@ class Term:
   replica: ReplicaId
   step: Natural
   digest: str
+  progress: Progress = Progress()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,6 +188,8 @@ class Committed:
     save: whether the state after this step is the one that all replicas save.
     details: for the journal; one for each part.
     dropped: for each reason, how many gradients the run has dropped so far.
+    leases: what members compute on next; their samples are in no committed step.
+    skipped: samples that are given up, for their gradients were never finite.
   """
 
   attempt: AttemptId
@@ -179,6 +200,8 @@ class Committed:
   save: bool
   details: tuple[Details, ...]
   dropped: tuple[tuple[str, Natural], ...]
+  leases: tuple[Leased, ...] = ()
+  skipped: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -294,6 +317,7 @@ class ViewState:
     dropped: how many were dropped, by reason, as of the latest commit.
     saved: the latest step that all were to save; -1 for none.
     ended: how the run has ended; None if it hasn't.
+    progress: which samples are in committed steps.
   """
 
   term: Natural
@@ -311,3 +335,4 @@ class ViewState:
   dropped: tuple[tuple[str, Natural], ...]
   saved: int
   ended: Ended | None
+  progress: Progress = Progress()

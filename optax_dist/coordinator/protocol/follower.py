@@ -50,6 +50,8 @@ from optax_dist.coordinator.protocol.search import (
   StartAt,
 )
 from optax_dist.coordinator.protocol.session import Session
+from optax_dist.ledger import Progress, Spans
+from optax_dist.ledger import spans as sp
 from optax_dist.quorum.events import ordered
 
 # The first pause before a replica that was given up joins again; it doubles.
@@ -98,6 +100,8 @@ class Follower:
     self._last_incarnation = -1
     self._rejoins = 0
     self._asked = 1
+    # The samples it computes on, or has submitted and got no answer for.
+    self._lease: Spans = ()
     self._optimistic_at = (-1, -1)
     self._leaving: str | None = None
     self._leave_by = math.inf
@@ -297,6 +301,7 @@ class Follower:
       self.applier.step,
       self.applier.sound,
       self._calls,
+      self._lease,
     )
     self._out.append(fx.Send(process, hello))
 
@@ -339,6 +344,7 @@ class Follower:
         self._fall_off()
       self._position, self._complete = welcome.position, True
       self.view = View.load(welcome.view)
+      self._tell_progress([(self.view.step, self.view.progress)])
       self._office = max(self._office, self.view.term - 1)
     self._promised = welcome.incarnation
     if self.incarnation != self._promised:
@@ -422,10 +428,13 @@ class Follower:
         self.applier.attempt(message, self.incarnation, self.view.members)
       case msg.Abandoned(attempt):
         self.applier.abandon(attempt)
-      case msg.Dropped(sequence, reason, count):
+      case msg.Dropped(sequence, reason, count, lease):
+        self._leased(lease)
         self._out += self.session.dropped(sequence, reason)
         self._ask(count)
-      case msg.Asked(sequence, count):
+      case msg.Asked(sequence, count, lease):
+        if lease:
+          self._leased(lease, more=sequence >= 0)
         if sequence >= 0:
           self._out += self.session.asked_for_more(sequence, count)
         else:
@@ -443,6 +452,13 @@ class Follower:
       case _:
         text = f"a leader doesn't say {type(message).__name__}"
         self._out.append(fx.Send(self._leader, msg.Rejected(text)))
+
+  def _leased(self, spans: Spans, more: bool = False) -> None:
+    """Has samples to compute on; with `more` besides those of what is in."""
+    if self._config.data is None or self.incarnation < 0:
+      return
+    self._lease = sp.join(self._lease, spans) if more else spans
+    self._out.append(fx.Leased(self.incarnation, spans))
 
   def _ask(self, count: int) -> None:
     if count != self._asked:
@@ -483,6 +499,7 @@ class Follower:
     self._proposed = None
     self._search.heard(now)
     self.view.apply(position, record)
+    self._tell_progress(self.view.latest)
     for entry in record.entries:
       self._entry(position, record, entry, now)
       if self.over:
@@ -520,11 +537,26 @@ class Follower:
         if self.session.committed(entry, self._last_incarnation):
           self._rejoins = 0
         self.recent.append(dataclasses.replace(entry, mean=b""))
+        self._lend(entry)
         self.applier.committed(entry)
       case Ended():
         self._out += self.session.lost(quorum.Reason.FINISHED.value)
       case _:
         assert_never(entry)
+
+  def _lend(self, commit: Committed) -> None:
+    """Finds what a commit leases to this replica."""
+    if self._config.data is None:
+      return
+    mine: Spans | None = None
+    for part in commit.parts:
+      if part.incarnation == self.incarnation:
+        mine = ()
+    for lease in commit.leases:
+      if lease.incarnation == self.incarnation:
+        mine = lease.spans
+    if mine is not None:
+      self._leased(mine)
 
   def _new_term(
     self, position: int, record: Record, entry: Term, now: float
@@ -546,6 +578,10 @@ class Follower:
     if self._leader and self._leader != entry.leader:
       self._leader = ""
     self._call(entry.leader, entry.address, now)
+
+  def _tell_progress(self, found: list[tuple[int, Progress]]) -> None:
+    if self._config.data is not None and self._complete:
+      self._out += [fx.Progressed(step, progress) for step, progress in found]
 
   # Membership.
 
@@ -574,6 +610,7 @@ class Follower:
     if self._admitted == self.incarnation >= 0:
       self._out.append(fx.Suspended())
     self.incarnation = self._admitted = -1
+    self._lease = ()
     self.applier.end()
 
   def _removed(self, left: bool, reason: str, now: float) -> None:
@@ -661,12 +698,21 @@ class Follower:
         pending.batches,
         pending.compute,
         pending.timings,
+        self._data_of(pending, count),
       )
     )
     if attempt is not None:
       self.applier.optimistic(
         attempt, parts, self.incarnation, self.view.members
       )
+
+  def _data_of(self, pending: ins.Submitted, count: int) -> Spans:
+    """The samples of the latest gradients of a sum."""
+    data = self._config.data
+    if data is None or count == pending.total:
+      return pending.data
+    unit = data.unit(self._config.replicas_to_aggregate)
+    return sp.tail(pending.data, count * unit)
 
   def _optimistic_parts(
     self, pending: ins.Submitted, count: int

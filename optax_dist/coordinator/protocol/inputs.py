@@ -19,6 +19,7 @@ from optax_dist.coordinator.protocol.entries import (
   StoreValue,
 )
 from optax_dist.coordinator.protocol.messages import Message
+from optax_dist.ledger import Spans
 
 # An array or arrays in the driver's hands.
 Handle: TypeAlias = Hashable
@@ -198,6 +199,7 @@ class Submitted:
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
     timings: for the journal, as the driver encodes them.
+    data: the samples of the gradients, in the order in which they were summed.
   """
 
   sequence: int
@@ -211,6 +213,7 @@ class Submitted:
   batches: str = ""
   compute: float | None = None
   timings: bytes = b""
+  data: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

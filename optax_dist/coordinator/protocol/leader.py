@@ -29,6 +29,7 @@ from optax_dist.coordinator.protocol.entries import (
   Ended,
   Incarnation,
   Joined,
+  Leased,
   Member,
   Part,
   Process,
@@ -38,6 +39,7 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.inputs import Input
+from optax_dist.coordinator.protocol.lender import Lender
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
   Appended,
@@ -47,6 +49,7 @@ from optax_dist.coordinator.protocol.log import (
   Trimmer,
 )
 from optax_dist.coordinator.protocol.membership import View
+from optax_dist.ledger import Spans
 
 # A replica so many steps late gets no more means, but a snapshot; one that has
 # just got a snapshot is given more time to catch up.
@@ -157,6 +160,9 @@ class Leader:
     self._seats: dict[Incarnation, _Seat] = {}
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
+    self._lender: Lender | None = None
+    if config.data is not None:
+      self._lender = Lender(config, view.progress)
     # Who asks to take part as a replica that is there, and until when they wait.
     self._rivals: dict[Process, tuple[float, msg.Hello]] = {}
     self._arriving: tuple[Incarnation, _Arrival] | None = None
@@ -214,6 +220,7 @@ class Leader:
         self._out.append(fx.Connect(member.process, member.address))
       self._send(member.process, msg.Recorded(self._first, self._records[0]))
     self._quorum = self._quorum._replace(step=view.step)
+    self._members_changed()
     return self._finish_step()
 
   def step(self, input_: Input, now: float) -> list[Effect]:
@@ -465,7 +472,7 @@ class Leader:
       seat.until = math.inf
       seat.applied = hello.step if hello.has_state else -1
       self._stream(peer, hello, hello.incarnation)
-      self._ask_again(seat)
+      self._ask_again(seat, hello.lease)
       return
     if self._ending is not None:
       self._stream(peer, hello, -1)
@@ -482,9 +489,13 @@ class Leader:
     self._stream(peer, hello, incarnation)
     self._admit(Member(incarnation, hello.replica, peer, hello.address))
 
-  def _ask_again(self, seat: _Seat) -> None:
+  def _ask_again(self, seat: _Seat, lease: Spans) -> None:
     known = self._quorum.replicas.get(seat.member.replica)
-    if self._shared and known is not None and known.asked:
+    if self._lender is not None:
+      count = known.asked if known is not None else 1
+      self._lender.claim(seat.member.incarnation, lease, max(1, count))
+      self._tell_leases()
+    elif self._shared and known is not None and known.asked:
       self._say(seat, msg.Asked(-1, known.asked))
 
   def _admit(self, member: Member) -> None:
@@ -495,6 +506,7 @@ class Leader:
       self._note_removed(old, False, "replaced")
       self._dismiss(old.member.incarnation)
       self._step(quorum.Lost(member.replica, old.member.incarnation))
+      self._take_back(old.member.incarnation)
     self._next_incarnation += 1
     self._seats[member.incarnation] = _Seat(member)
     self._log.add(Joined(member))
@@ -507,6 +519,7 @@ class Leader:
       )
     )
     self._step(quorum.Join(member.replica, member.incarnation))
+    self._members_changed()
 
   def _remove(self, seat: _Seat, reason: str, left: bool = False) -> None:
     """A member is one no more: it has left, or is lost."""
@@ -520,8 +533,62 @@ class Leader:
     counts_as_left = left or self._config.lower_on_loss
     kind = quorum.Leave if counts_as_left else quorum.Lost
     self._step(kind(replica, incarnation))
+    self._take_back(incarnation)
+    self._members_changed()
     if not self._arrivals:
       self._waiting_since = None
+
+  # The ledger.
+
+  def _members_changed(self) -> None:
+    if self._lender is not None:
+      self._lender.need(self._quorum)
+      self._tell_leases()
+
+  def _take_back(self, incarnation: Incarnation) -> None:
+    """What a member held that is one no more goes to others."""
+    if self._lender is None:
+      return
+    keep: Spans = ()
+    if self._attempt is not None:
+      for part in self._attempt.message.parts:
+        if part.incarnation == incarnation:
+          keep = part.data  # It has done its part, and may be committed yet.
+    self._lender.gone(incarnation, keep)
+    self._tell_leases()
+
+  def _tell_leases(self) -> None:
+    """Tells members what they compute on, where no other message has."""
+    assert self._lender is not None
+    for lease in self._lender.take_all():
+      seat = self._seats.get(lease.incarnation)
+      if seat is None or seat.until < math.inf:
+        continue
+      arrival = self._arrivals.get(lease.incarnation)
+      inside = -1 if arrival is None else arrival.message.sequence
+      samples = sum(stop - start for start, stop in lease.spans)
+      count = samples // self._lender.state.unit
+      self._say(seat, msg.Asked(inside, count, lease.spans))
+
+  def _lend(self, tokens: dict[ReplicaId, int]) -> None:
+    """Leases samples with tokens."""
+    assert self._lender is not None
+    for replica, count in tokens.items():
+      seat = self._seat_by_id(replica)
+      if seat is not None and seat.until == math.inf:
+        self._lender.ask(seat.member.incarnation, count)
+
+  def _end_of_data(self) -> None:
+    """Ends the run when what is left of the data doesn't fill a step."""
+    if (
+      self._lender is not None
+      and self._lender.state.exhausted
+      and self._attempt is None
+      and self._ending is None
+      and not self._ended
+    ):
+      self._reason_of_end = "all data is used"
+      self._step(quorum.Finish())
 
   def _note_removed(self, seat: _Seat, left: bool, reason: str) -> None:
     self._note(
@@ -671,11 +738,13 @@ class Leader:
         seat, f"it sent a gradient of {found:,} bytes, not {expected:,}"
       )
       return
+    finite = message.finite
+    if self._lender is not None and finite:
+      # To the rules, a gradient on samples of another one is as bad as NaN.
+      finite = not fresh or self._lender.fits(incarnation, message)
     self._arriving = (incarnation, _Arrival(message, self._now))
     self._step(
-      quorum.Arrive(
-        replica, local_step, message.finite, incarnation, message.count
-      )
+      quorum.Arrive(replica, local_step, finite, incarnation, message.count)
     )
     self._arriving = None
 
@@ -691,16 +760,18 @@ class Leader:
           assert self._arriving is not None
           incarnation, arrival = self._arriving
           self._arrivals[incarnation] = arrival
+          if self._lender is not None:
+            self._lender.accept(incarnation, arrival.message.data)
           if self._waiting_since is None:
             self._waiting_since, self._warned = self._now, 0.0
         case quorum.Drop():
-          self._drop(event, decision, tokens.pop(decision.replica, 1))
+          self._drop(event, decision, tokens)
         case quorum.StartAttempt():
           self._start(decision)
         case quorum.Abandon():
           self._abandon(decision)
         case quorum.Commit():
-          self._commit(decision)
+          self._commit(decision, tokens)
         case quorum.CannotProceed():
           self._cannot_proceed(decision)
         case quorum.Finished():
@@ -710,7 +781,10 @@ class Leader:
           pass
         case _:
           assert_never(decision)
-    if self._shared:
+    if self._lender is not None:
+      self._lend(tokens)
+      self._tell_leases()
+    elif self._shared:
       self._ask(tokens)
 
   def _ask(self, tokens: dict[ReplicaId, int]) -> None:
@@ -722,13 +796,26 @@ class Leader:
         inside = -1 if arrival is None else arrival.message.sequence
         self._say(seat, msg.Asked(inside, count))
 
-  def _drop(self, event: quorum.Event, drop: quorum.Drop, count: int) -> None:
+  def _drop(
+    self,
+    event: quorum.Event,
+    drop: quorum.Drop,
+    tokens: dict[ReplicaId, int],
+  ) -> None:
     incarnation, arrival = self._what_was_dropped(event, drop)
     reason = drop.reason.value
+    if reason == quorum.Reason.NON_FINITE and arrival is not None:
+      if arrival.message.finite:
+        reason = quorum.Reason.RETURNED.value
     self._dropped[reason] = self._dropped.get(reason, 0) + drop.count
     seat = self._seats.get(incarnation)
+    asked = tokens.pop(drop.replica, None)
+    lease: Spans = ()
+    if self._lender is not None:
+      lease = self._lend_again(incarnation, arrival, drop, asked)
     if seat is not None and arrival is not None:
-      self._say(seat, msg.Dropped(arrival.message.sequence, reason, count))
+      sequence, count = arrival.message.sequence, asked or 1
+      self._say(seat, msg.Dropped(sequence, reason, count, lease))
     self._note(
       notes.GradientDropped(
         self._quorum.step,
@@ -743,6 +830,27 @@ class Leader:
         arrival.message.timings if arrival else b"",
       )
     )
+
+  def _lend_again(
+    self,
+    incarnation: Incarnation,
+    arrival: _Arrival | None,
+    drop: quorum.Drop,
+    asked: int | None,
+  ) -> Spans:
+    """The samples of a drop return; what its replica computes on next."""
+    assert self._lender is not None
+    if arrival is None:
+      return ()
+    arriving = self._arriving is not None and self._arriving[1] is arrival
+    data = (
+      arrival.message.data if arriving else self._lender.data(incarnation)
+    )
+    self._lender.drop(incarnation, data, arrival.message.finite)
+    if asked is not None and incarnation in self._seats:
+      self._lender.ask(incarnation, asked)
+    self._lender.take(incarnation)
+    return self._lender.lease(incarnation)
 
   def _what_was_dropped(
     self, event: quorum.Event, drop: quorum.Drop
@@ -773,6 +881,7 @@ class Leader:
       c.staleness,
       c.count,
       c.weight,
+      self._lender.data(c.incarnation) if self._lender else (),
     )
 
   def _start(self, start: quorum.StartAttempt) -> None:
@@ -950,7 +1059,9 @@ class Leader:
       # What is served may wait for a step that isn't coming now.
       seat.server = None
 
-  def _commit(self, commit: quorum.Commit) -> None:
+  def _commit(
+    self, commit: quorum.Commit, tokens: dict[ReplicaId, int]
+  ) -> None:
     attempt, self._attempt = self._attempt, None
     inline = self._config.inline
     self._early = {}
@@ -971,8 +1082,24 @@ class Leader:
       for a in arrivals
     )
     dropped = tuple(sorted(self._dropped.items()))
+    leases: tuple[Leased, ...] = ()
+    skipped: Spans = ()
+    if self._lender is not None:
+      skipped = self._lender.commit(parts)
+      self._lend(tokens)
+      tokens.clear()
+      leases = self._lender.take_all()
     entry = Committed(
-      id_, parts, readers, inline, b"", self._saving, details, dropped
+      id_,
+      parts,
+      readers,
+      inline,
+      b"",
+      self._saving,
+      details,
+      dropped,
+      leases,
+      skipped,
     )
     self._saving = False
     if inline:
@@ -1089,6 +1216,7 @@ class Leader:
         self._remove(seat, "it has not come to the new leader")
     self._check_attempt()
     self._check_waiting()
+    self._end_of_data()
     if not self._ended:
       self._serve_snapshots()
       self._let_go()

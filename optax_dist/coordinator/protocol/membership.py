@@ -20,13 +20,15 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
   ViewState,
 )
+from optax_dist.ledger import Progress
 
 
 class View:
   """Leader, members and step, as of a position of the log.
 
   Attributes: those of `ViewState`, with `members` by incarnation and `departed`
-    by id; and `ended`, the entry that ended the run, or None.
+    by id; `ended`, the entry that ended the run, or None; and `latest`, which
+    has `progress` after each step of the latest record.
   """
 
   def __init__(self) -> None:
@@ -44,6 +46,8 @@ class View:
     self.dropped: tuple[tuple[str, int], ...] = ()
     self.saved = -1
     self.ended: Ended | None = None
+    self.progress = Progress()
+    self.latest: list[tuple[int, Progress]] = []
 
   def copy(self) -> View:
     """One of its own."""
@@ -73,6 +77,7 @@ class View:
 
   def apply(self, position: int, record: Record) -> None:
     """Takes the record at this position into account."""
+    self.latest = []
     for entry in record.entries:
       self._apply(position, entry)
 
@@ -85,6 +90,8 @@ class View:
         if entry.fresh:
           self.step = self.origin_step = entry.step
           self.origin_digest = entry.digest
+          self.progress = entry.progress
+          self.latest.append((self.step, self.progress))
           self.members.clear()
         if entry.incarnation not in self.members:
           self._admit(
@@ -106,6 +113,10 @@ class View:
         self.dropped = entry.dropped
         if entry.save:
           self.saved = self.step
+        spans = [span for part in entry.parts for span in part.data]
+        if spans or entry.skipped:
+          self.progress = self.progress.with_(spans, entry.skipped)
+        self.latest.append((self.step, self.progress))
       case Ended():
         self.ended = entry
         self.dropped = entry.dropped
@@ -139,6 +150,7 @@ class View:
       self.dropped,
       self.saved,
       self.ended,
+      self.progress,
     )
 
   @classmethod
@@ -156,4 +168,5 @@ class View:
     view.terms = list(state.terms)
     view.applied, view.dropped = state.applied, state.dropped
     view.saved, view.ended = state.saved, state.ended
+    view.progress = state.progress
     return view

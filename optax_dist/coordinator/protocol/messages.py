@@ -27,6 +27,7 @@ from optax_dist.coordinator.protocol.entries import (
   ReplicaId,
   ViewState,
 )
+from optax_dist.ledger import Spans
 
 # Raised when a message's meaning changes; `Hello` carries it.
 PROTOCOL_VERSION = 1
@@ -53,6 +54,7 @@ class Hello:
     step: how many steps its state has.
     has_state: whether its state is that of the run at `step`.
     call: counts the sender's calls of leaders; the answer repeats it.
+    lease: the samples that it computes on, or whose gradient has no answer yet.
   """
 
   version: int
@@ -64,6 +66,7 @@ class Hello:
   step: Natural
   has_state: bool
   call: Natural
+  lease: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Arrive:
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
     timings: for the journal; nobody else reads them.
+    data: the samples of the gradients that `count` counts, where they are leased.
   """
 
   sequence: Natural
@@ -99,6 +103,7 @@ class Arrive:
   batches: str
   compute: float | None
   timings: bytes = b""
+  data: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -273,28 +278,34 @@ class Dropped:
     sequence: which one.
     reason: a value of `quorum.Reason`.
     count: how many gradients the next submission is to sum.
+    lease: the samples that the receiver computes on next; empty if it has to wait
+      for some, or if none are leased.
   """
 
   sequence: Natural
   reason: str
   count: Positive
+  lease: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-  """How many gradients the receiver's next submission is to sum.
+  """A token: what the receiver is to compute next.
 
-  Sent where it isn't one, that is with `replicas_to_aggregate` larger than the
-  number of replicas.
+  Sent with `replicas_to_aggregate` larger than the number of replicas, and where
+  samples are leased and the lease is in no `Committed` or `Dropped`.
 
   Attributes:
     sequence: the submission that is in and stays in (`more`); it was not
       enough, so the next one adds to it; -1 if there is none.
-    count: how many more.
+    count: how many gradients the next submission is to sum; how many more, where
+      one is in.
+    lease: the samples for them, where they are leased.
   """
 
   sequence: int
   count: Positive
+  lease: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from optax_dist.coordinator.protocol.log import (
 )
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.coordinator.protocol.messages import Canvass
+from optax_dist.ledger import Progress
 
 # Seconds between the claims of those who could all claim at once.
 _TURN = 0.05
@@ -260,6 +261,7 @@ class Search:
       config.replica,
       config.step if fresh else view.step,
       config.digest if fresh else "",
+      config.progress if fresh else Progress(),
     )
     return self._put_claim(situation.position, Record(term.term, (term,)))
 

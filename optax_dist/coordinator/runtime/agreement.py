@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from optax_dist import ledger
 from optax_dist.coordinator import options, strategies
 
 
@@ -16,6 +17,7 @@ def agreement(
   shared: Any,
   params: Any,
   settings: options.Options,
+  data: ledger.Batches | None = None,
 ) -> tuple[tuple[str, str], ...]:
   """What replicas must have in common, as pairs of a name and a text.
 
@@ -36,6 +38,7 @@ def agreement(
     ("wire", settings.wire),
     ("inline_bytes", str(settings.inline_bytes)),
     ("fingerprint_every", str(settings.fingerprint_every)),
+    ("data", str(data)),
     ("version of JAX", jax.__version__),
     ("optimizer", _digest(program)),
   )

@@ -483,8 +483,14 @@ class Driver:
           self._snapshots.fetch(effect)
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
-      case fx.Admitted(admission, _, _, asked):
+      case fx.Leased(incarnation, spans):
+        self.handover.lease = incarnation, spans
+        self._tell = True
+      case fx.Progressed(step, progress):
+        self.handover.progressed(step, progress)
+      case fx.Admitted(admission, incarnation, _, asked):
         self.rejoins = admission - 1
+        self.handover.incarnation = incarnation
         self._change(admission=admission, asked=asked, suspended=False)
       case fx.Suspended():
         self._change(suspended=True)

@@ -9,6 +9,10 @@ from collections.abc import Callable
 
 from optax_dist.coordinator.protocol import effects
 from optax_dist.coordinator.runtime.states import State
+from optax_dist.ledger import Progress, Spans
+
+# Steps whose progress is kept: more than a replica may be behind.
+_KEPT = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class Handover:
     failure: why the run can't go on for this replica.
     leads: whether this process is leader.
     memory: buffers that the event loop has made for gradients.
+    lease: the membership that samples are leased to, and the samples.
+    incarnation: of the membership; -1: none so far.
+    progress: which samples are in committed steps, by step.
   """
 
   def __init__(self, published: State):
@@ -53,6 +60,9 @@ class Handover:
     self.finished: str | None = None
     self.failure: BaseException | None = None
     self.leads = False
+    self.lease: tuple[int, Spans] = (-1, ())
+    self.incarnation = -1
+    self.progress: dict[int, Progress] = {}
     self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()
     self._outcomes: dict[int, Outcome | effects.Taken] = {}
@@ -71,6 +81,15 @@ class Handover:
   def resolve(self, sequence: int, outcome: Outcome | effects.Taken) -> None:
     """Has an answer to a submission; `tell` follows."""
     self._outcomes[sequence] = outcome
+
+  def progressed(self, step: int, progress: Progress) -> None:
+    """So much is committed with this step."""
+    self.progress[step] = progress
+    if len(self.progress) > _KEPT:
+      saved = -1 if self.to_save is None else self.to_save.step
+      for old in sorted(self.progress)[: _KEPT // 2]:
+        if old != saved:
+          del self.progress[old]
 
   # The training loop's.
 

@@ -1,0 +1,91 @@
+"""The training loop's side of the ledger: samples drawn from what is leased."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from optax_dist import ledger
+from optax_dist.coordinator.runtime.handover import Handover
+from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
+
+# Indices are computed for so many positions at a time, for that is cheaper.
+_BLOCK = 8192
+_BLOCKS = 4
+
+
+class Leases:
+  """What a replica was leased, and what it has drawn of it.
+
+  Attributes:
+    data: whose samples these are.
+    out: drawn, with no gradient so far; None: nothing is.
+    left: leased for the gradient or sum that is computed, and not drawn yet.
+    drawn: the samples of each gradient in the sum.
+  """
+
+  def __init__(self, data: ledger.Batches, unit: int, handover: Handover):
+    self.data = data
+    self.out: Spans | None = None
+    self.left: Spans = ()
+    self.drawn: list[Spans] = []
+    self._unit, self._handover = unit, handover
+    self._blocks: dict[int, np.ndarray] = {}
+
+  @property
+  def ready(self) -> bool:
+    """Whether there is a lease to draw from."""
+    incarnation, spans = self._handover.lease
+    return bool(spans) and incarnation == self._handover.incarnation
+
+  def draw(self, anew: bool) -> Spans | None:
+    """The samples of the next gradient; None: there are none for now.
+
+    Args:
+      anew: whether a gradient or sum begins, or the rest of a sum.
+    """
+    if self.out is None:
+      if anew:
+        self.left = self._handover.lease[1] if self.ready else ()
+      if not self.left:
+        return None
+      self.out, self.left = sp.head(self.left, self._unit)
+    return self.out
+
+  def submit(self) -> None:
+    """A gradient on what was drawn is part of the sum."""
+    assert self.out is not None
+    self.drawn.append(self.out)
+    self.out = None
+
+  def latest(self, count: int) -> Spans:
+    """The samples of the latest gradients of the sum."""
+    return sp.join(*self.drawn[-count:]) if count else ()
+
+  def clear(self) -> None:
+    """Another sum begins."""
+    self.out, self.left, self.drawn = None, (), []
+
+  def indices(self, spans: Spans) -> np.ndarray:
+    """The samples' numbers."""
+    parts = []
+    for start, stop in spans:
+      while start < stop:
+        number = start // _BLOCK
+        end = min(stop, (number + 1) * _BLOCK)
+        first = number * _BLOCK
+        parts.append(self._block(number)[start - first : end - first])
+        start = end
+    return np.concatenate(parts)
+
+  def _block(self, number: int) -> np.ndarray:
+    found = self._blocks.get(number)
+    if found is None:
+      first, last = number * _BLOCK, (number + 1) * _BLOCK
+      if self.data.total is not None:
+        last = min(last, self.data.total)
+      found = self.data.indices(((first, last),))
+      while len(self._blocks) >= _BLOCKS:
+        del self._blocks[next(iter(self._blocks))]
+      self._blocks[number] = found
+    return found

@@ -1,0 +1,105 @@
+"""The leader's side of the ledger: samples leased with its tokens.
+
+What is committed stands in the log; leases do not. A new leader learns them from
+the members (`Hello.lease`), and samples that nobody claims are in the pool again.
+So a lease may be given twice across a change of leaders, but no sample can count
+twice: a gradient is taken in only if its samples are leased to its replica, and
+are in no gradient that was taken in before.
+"""
+
+from __future__ import annotations
+
+from optax_dist import ledger, quorum
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
+from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.ledger import Spans
+
+
+class Lender:
+  """A ledger, and the leases that are to be told.
+
+  Attributes:
+    state: of the ledger.
+  """
+
+  def __init__(self, config: Config, progress: ledger.Progress):
+    assert config.data is not None
+    self.state = ledger.init(
+      config.data, config.replicas_to_aggregate, progress
+    )
+    self._leases: dict[Incarnation, Spans] = {}
+
+  def _step(self, event: ledger.Event) -> None:
+    self.state, leases = ledger.step(self.state, event)
+    for lease in leases:
+      assert isinstance(lease.holder, int)
+      self._leases[lease.holder] = lease.spans
+
+  def take(self, incarnation: Incarnation) -> Spans:
+    """The lease that this member is to be told of; empty for none."""
+    return self._leases.pop(incarnation, ())
+
+  def take_all(self) -> tuple[Leased, ...]:
+    """All leases that are to be told."""
+    if not self._leases:
+      return ()
+    found = tuple(Leased(i, spans) for i, spans in self._leases.items())
+    self._leases.clear()
+    return found
+
+  def lease(self, incarnation: Incarnation) -> Spans:
+    """What a member computes on."""
+    found = self.state.held.get(incarnation)
+    return found.out if found is not None else ()
+
+  def data(self, incarnation: Incarnation) -> Spans:
+    """The samples of a member's gradient that is in."""
+    found = self.state.held.get(incarnation)
+    return found.inside if found is not None else ()
+
+  def need(self, rules: quorum.State) -> None:
+    """Who takes part has changed, and with it how many a step needs."""
+    self._step(ledger.Need(quorum.needed(rules)))
+
+  def claim(self, incarnation: Incarnation, spans: Spans, count: int) -> None:
+    """A member says what it computes on."""
+    self._step(ledger.Claim(incarnation, spans, count))
+    if incarnation not in self._leases:
+      confirmed = self.lease(incarnation)
+      if confirmed:
+        self._leases[incarnation] = confirmed
+
+  def ask(self, incarnation: Incarnation, count: int) -> None:
+    """A member gets a token."""
+    self._step(ledger.Ask(incarnation, count))
+
+  def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
+    """Whether a gradient may be taken in."""
+    samples = sum(stop - start for start, stop in message.data)
+    return samples == message.count * self.state.unit and ledger.fits(
+      self.state, incarnation, message.data
+    )
+
+  def accept(self, incarnation: Incarnation, spans: Spans) -> None:
+    """A gradient is in."""
+    self._step(ledger.Accept(incarnation, spans))
+
+  def drop(
+    self, incarnation: Incarnation, spans: Spans, finite: bool = True
+  ) -> None:
+    """A gradient doesn't count."""
+    if spans:
+      self._step(ledger.Drop(incarnation, spans, finite))
+
+  def gone(self, incarnation: Incarnation, keep: Spans) -> None:
+    """A member is one no more; what is kept may be committed yet."""
+    self._step(ledger.Gone(incarnation, keep))
+    self._leases.pop(incarnation, None)
+
+  def commit(self, parts: tuple[Part, ...]) -> Spans:
+    """A step is committed; returns the samples that are given up with it."""
+    skipped = self.state.giving_up
+    held = tuple((part.incarnation, part.data) for part in parts)
+    self._step(ledger.Commit(held, skipped))
+    return skipped

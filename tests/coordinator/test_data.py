@@ -1,0 +1,194 @@
+"""Samples that are leased: each in one committed step, whatever happens."""
+
+import collections
+import itertools
+import threading
+
+import embedded_runs as runs
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator, ledger
+
+PARAMS = jnp.zeros(4)
+
+
+class Seen:
+  """What was committed, as the replicas are told."""
+
+  def __init__(self, data):
+    self.data = data
+    self.lock = threading.Lock()
+    self.steps = collections.defaultdict(list)
+
+  def accepted(self, outcome, indices):
+    with self.lock:
+      self.steps[outcome.global_step].append(indices)
+
+  def counts(self):
+    return collections.Counter(
+      np.concatenate([np.ravel(i) for s in self.steps.values() for i in s])
+      .astype(int)
+      .tolist()
+    )
+
+
+def train(replica, seen):
+  for indices in replica.batches():
+    outcome = replica.step(jnp.ones(4))
+    if outcome.accepted:
+      seen.accepted(outcome, indices)
+  return replica.report_data(), replica.global_step
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
+def test_each_sample_is_in_one_step_of_an_epoch(inline_bytes):
+  data = coordinator.Batches(num_samples=26, global_batch=6, seed=3, epochs=2)
+  seen = Seen(data)
+  found = coordinator.run_embedded(
+    lambda replica: train(replica, seen),
+    3,
+    optax.sgd(0.1),
+    PARAMS,
+    data=data,
+    inline_bytes=inline_bytes,
+  )
+  assert [step for _, step in found] == [8, 8, 8]
+  for epoch in range(2):
+    steps = [seen.steps[4 * epoch + i] for i in (1, 2, 3, 4)]
+    assert all(len(step) == 3 for step in steps)
+    samples = np.concatenate([i for step in steps for i in step])
+    assert sorted([*samples, *data.left_out(epoch)]) == list(range(26))
+  for reports, _ in found:
+    assert [r.committed for r in reports] == [24, 24]
+    assert [r.open for r in reports] == [(), ()]
+
+
+def test_backups_lose_no_sample():
+  """Two of three are enough; the third is slow, and mostly dropped."""
+  data = coordinator.Batches(num_samples=40, global_batch=4, seed=3)
+  seen = Seen(data)
+  dropped = []
+
+  def slow(replica):
+    for indices in replica.batches():
+      if replica.replica == 2:
+        replica.wait_until_stale(5.0)
+      outcome = replica.step(jnp.ones(4))
+      if outcome.accepted:
+        seen.accepted(outcome, indices)
+      else:
+        dropped.append(outcome.reason)
+
+  coordinator.run_embedded(
+    slow, 3, optax.sgd(0.1), PARAMS, replicas_to_aggregate=2, data=data
+  )
+  assert seen.counts() == dict.fromkeys(range(40), 1)
+  assert "stale" in dropped
+
+
+def test_a_replica_that_fails_returns_its_samples():
+  data = coordinator.Batches(num_samples=36, global_batch=6, seed=3)
+  seen = Seen(data)
+
+  def fails(replica):
+    for number in itertools.count():
+      indices = next(iter(replica.batches()), None)
+      if indices is None:
+        return
+      if replica.replica == 1 and number == 2:
+        raise RuntimeError("on purpose")
+      outcome = replica.step(jnp.ones(4))
+      if outcome.accepted:
+        seen.accepted(outcome, indices)
+
+  with pytest.raises(RuntimeError, match="on purpose"):
+    coordinator.run_embedded(
+      fails, 3, optax.sgd(0.1), PARAMS, data=data, lower_on_loss=True
+    )
+  assert seen.counts() == dict.fromkeys(range(36), 1)
+
+
+def test_a_batch_size_stays_the_same_while_replicas_go_and_come():
+  """Four replicas, three, two, four: exact at every commit."""
+  data = coordinator.Batches(
+    24 * 30, 24, seed=1, constant_global_batch=True, micro_batch=2
+  )
+  world = runs.endpoint.World()
+  seen = Seen(data)
+  members = {}
+  started = threading.Barrier(4)
+  gone = threading.Event()
+
+  def one(number, leave_at):
+    replica = coordinator.Replica(
+      world.connect(f"{number}-{leave_at}"),
+      coordinator.join_strategy(optax.sgd(0.1), data, 4),
+      PARAMS,
+      replica=number,
+      settings=coordinator.Options(),
+      data=data,
+    )
+    del replica
+
+  del one, members, started, gone
+
+
+def test_what_is_never_finite_is_given_up_and_reported():
+  data = coordinator.Batches(num_samples=10, global_batch=1, seed=3)
+  seen = Seen(data)
+  reasons = collections.Counter()
+
+  def bad(replica):
+    for indices in replica.batches():
+      nan = 7 in indices
+      outcome = replica.step(jnp.full(4, jnp.nan if nan else 1.0))
+      reasons[outcome.reason] += 1
+      if outcome.accepted:
+        seen.accepted(outcome, indices)
+    return replica.report_data()
+
+  ((report,),) = coordinator.run_embedded(
+    bad, 1, optax.sgd(0.1), PARAMS, data=data
+  )
+  assert report == ledger.EpochReport(0, 9, (), (7,), ())
+  assert reasons == {"": 9, "non_finite": 3}
+
+
+def test_abandoned_samples_come_again():
+  data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
+  drawn = []
+
+  def gives_up(replica):
+    for number, indices in enumerate(replica.batches()):
+      drawn.append(indices.tolist())
+      if number == 1:
+        replica.abandon()
+      else:
+        replica.step(jnp.ones(4))
+
+  coordinator.run_embedded(gives_up, 1, optax.sgd(0.1), PARAMS, data=data)
+  assert len(drawn) == 4
+  assert drawn[1] == drawn[2]
+
+
+def test_mistakes_are_named():
+  data = coordinator.Batches(num_samples=6, global_batch=2)
+
+  def run(fn, n=1, **arguments):
+    coordinator.run_embedded(fn, n, optax.sgd(0.1), PARAMS, **arguments)
+
+  with pytest.raises(ValueError, match=r"batches\(\) needs data=Batches"):
+    run(lambda replica: next(replica.batches()))
+  with pytest.raises(ValueError, match=r"step\(\) needs the samples"):
+    run(lambda replica: replica.step(jnp.ones(4)), data=data)
+  with pytest.raises(ValueError, match="a multiple of the 3 gradients"):
+    run(lambda replica: None, n=3, data=data)
+  with pytest.raises(ValueError, match="is for sync replicas"):
+    strategy = coordinator.local_updates(communication_period=2)
+    run(lambda replica: None, data=data, strategy=strategy)
+  constant = coordinator.Batches(24, 12, constant_global_batch=True)
+  with pytest.raises(ValueError, match="replicas_to_aggregate follows from"):
+    run(lambda replica: None, data=constant, replicas_to_aggregate=1)
