@@ -7,15 +7,21 @@ on as many replicas as one likes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import pathlib
 from typing import Any
 
 import jax
 
+from optax_dist import ledger
 from optax_dist._internal import durable
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.replica import Replica
+
+# Which samples are in committed steps, beside what orbax writes.
+_PROGRESS = "progress.json"
 
 
 def save(path: str | os.PathLike[str], replica: Replica) -> int:
@@ -59,6 +65,10 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
       raise FileExistsError(f"There is a checkpoint at {path} already.")
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(pathlib.Path(new), tree)
+    if replica.has_data:
+      # Beside it, once all of it is there.
+      told = dataclasses.asdict(replica.progress_at(step))
+      (pathlib.Path(new) / _PROGRESS).write_text(json.dumps(told))
   if group is not None:
     group.gather("It has its name.")
   return step
@@ -77,7 +87,7 @@ def restore(
 
   Returns:
     Arguments of `join` and `run_embedded`: `params`, `opt_state` and
-    `global_step`.
+    `global_step`; and `progress`, if samples were leased.
 
   Raises:
     ModuleNotFoundError: orbax-checkpoint is not installed.
@@ -94,9 +104,18 @@ def restore(
 
   like = {"params": params, "opt_state": opt_state, "global_step": 0}
   with ocp.StandardCheckpointer() as checkpointer:
-    return checkpointer.restore(
+    found = checkpointer.restore(
       os.path.abspath(path), jax.tree.map(_abstract, like)
     )
+  told = pathlib.Path(path) / _PROGRESS
+  if told.exists():
+    found["progress"] = _progress(json.loads(told.read_text()))
+  return found
+
+
+def _progress(found: dict[str, Any]) -> ledger.Progress:
+  spans = lambda name: tuple((a, b) for a, b in found[name])
+  return ledger.Progress(found["next"], spans("open"), spans("skipped"))
 
 
 def _abstract(leaf: Any) -> Any:

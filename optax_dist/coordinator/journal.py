@@ -45,7 +45,11 @@ _GRADIENT = _REPLICA | {
   "arrived": _NUMBER + "?",
   "timings": _OBJECT + "?",
 }
-_MEMBER = _GRADIENT | {"staleness": _INT, "weight": _NUMBER}
+_MEMBER = _GRADIENT | {
+  "staleness": _INT,
+  "weight": _NUMBER,
+  "data": _LIST + "?",
+}
 _STEP = {"step": _INT}
 
 KINDS: dict[str, dict[str, str]] = {
@@ -63,6 +67,7 @@ KINDS: dict[str, dict[str, str]] = {
     "gradient_bytes": _INT + "?",
     "lower_on_loss": _BOOL + "?",
     "cores": _INT + "?",
+    "data": _OBJECT + "?",
     "config": _OBJECT + "?",
   },
   "leader": {"replica": _ID, "term": _INT + "?"} | _STEP,

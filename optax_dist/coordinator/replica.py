@@ -76,6 +76,7 @@ class Replica:
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
     self._strategy, self._settings = strategy, settings
+    self._data_spec = data
     params = trees.as_params(params)
     shared = strategy.shared(params)
     if opt_state is not None:
@@ -222,6 +223,7 @@ class Replica:
       "weight": numbers.weight and "inverse_staleness",
       "wire": self._settings.wire,
       "gradient_bytes": self._encoder.place.nbytes,
+      "data": None if self._data_spec is None else vars(self._data_spec),
       "config": dict(self._settings.config),
     }
 
@@ -433,8 +435,9 @@ class Replica:
       self._account_for_prefetched()
       spans = found.draw(anew=self._unsent == 0)
       if spans is None:
-        admission = self._handover.admission
-        ready = lambda: (
+        # If it is let in anew, or part of its sum is decided, it looks again.
+        admission = self._admission
+        ready = lambda admission=admission: (
           found.ready
           or self._handover.admission != admission
           or self._has_outcome_of_taken()

@@ -47,12 +47,18 @@ from optax_dist.ledger.events import (
   Lease,
   Need,
 )
-from optax_dist.ledger.progress import EpochReport, Progress, report
+from optax_dist.ledger.progress import (
+  NOTHING_DONE,
+  EpochReport,
+  Progress,
+  report,
+)
 from optax_dist.ledger.rules import fits, step
 from optax_dist.ledger.spans import Span, Spans
 from optax_dist.ledger.state import Held, State, init
 
 __all__ = [
+  "NOTHING_DONE",
   "Accept",
   "Ask",
   "Batches",

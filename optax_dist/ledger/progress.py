@@ -68,6 +68,10 @@ class Progress:
     return not sp.minus(sp.union(inner), self.open)
 
 
+# Of a run that begins.
+NOTHING_DONE = Progress()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpochReport:
   """What became of the samples of an epoch.

@@ -176,7 +176,9 @@ def init(
     raise ValueError(
       f"replicas must name total_num_replicas={n} replicas, got {len(ids)}."
     )
-  config = Config(k, n, late, weight, lower_on_leave, two_phase, name, ids, exact)
+  config = Config(
+    k, n, late, weight, lower_on_leave, two_phase, name, ids, exact
+  )
   return _state.init(config, global_step)
 
 

@@ -87,6 +87,8 @@ def make(
   opt_state: Any = None,
   global_step: int = 0,
   name: str | None = None,
+  data: Any = None,
+  progress: Any = None,
   **settings: Any,
 ) -> Replica:
   """A replica that has yet to start."""
@@ -100,6 +102,8 @@ def make(
     settings=Options(**(QUICK | settings)),
     opt_state=opt_state,
     global_step=global_step,
+    data=data,
+    progress=progress,
   )
 
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from optax_dist import coordinator, ledger
+from optax_dist.coordinator import checkpoint
 
 PARAMS = jnp.zeros(4)
 
@@ -111,29 +112,101 @@ def test_a_replica_that_fails_returns_its_samples():
   assert seen.counts() == dict.fromkeys(range(36), 1)
 
 
-def test_a_batch_size_stays_the_same_while_replicas_go_and_come():
-  """Four replicas, three, two, four: exact at every commit."""
+def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
+  """Four replicas, three, two, four: 24 samples in every committed step."""
   data = coordinator.Batches(
-    24 * 30, 24, seed=1, constant_global_batch=True, micro_batch=2
+    24 * 40, 24, seed=1, constant_global_batch=True, micro_batch=2
   )
+  journal = tmp_path / "journal.jsonl"
   world = runs.endpoint.World()
-  seen = Seen(data)
-  members = {}
-  started = threading.Barrier(4)
-  gone = threading.Event()
+  options = {"k": 12, "n": 4, "data": data, "journal": journal}
+  grads = runs.PARAMS
+  reached, joined = threading.Event(), threading.Semaphore(0)
+  waited = threading.Barrier(2)
 
-  def one(number, leave_at):
-    replica = coordinator.Replica(
-      world.connect(f"{number}-{leave_at}"),
-      coordinator.join_strategy(optax.sgd(0.1), data, 4),
-      PARAMS,
-      replica=number,
-      settings=coordinator.Options(),
-      data=data,
+  def train(last, joins=False):
+    def to_last(replica, result):
+      if joins:
+        joined.release()
+      stays = last == 99 and not joins
+      for _ in replica.batches():
+        replica.step(grads)
+        if replica.global_step >= 20 and stays and not result.computed:
+          # The two that are left go on with the two that join.
+          result.computed = 1
+          reached.set()
+          joined.acquire(timeout=30.0)
+          waited.wait(30.0)
+        if replica.global_step >= last:
+          return
+
+    return to_last
+
+  results = [runs.Result() for _ in range(6)]
+  threads = [
+    runs.start(runs.make(world, index, **options), train(last), results[index])
+    for index, last in enumerate((99, 99, 8, 12))
+  ]
+  assert reached.wait(30.0)
+  threads += [
+    runs.start(
+      runs.make(world, index, name=f"{index} again", **options),
+      train(99, joins=True),
+      results[index + 2],
     )
-    del replica
+    for index in (2, 3)
+  ]
+  runs.finish(threads)
+  assert [r.error for r in results] == [None] * 6
+  found = runs.records(journal)
+  commits = [r for r in found if r["kind"] == "commit"]
+  assert len(commits) == 40
+  seen = []
+  numbers = []
+  for commit in commits:
+    assert sum(member["count"] for member in commit["members"]) == 12
+    numbers.append(len(commit["members"]))
+    for member in commit["members"]:
+      spans = tuple(tuple(span) for span in member["data"])
+      samples = data.indices(spans).tolist()
+      assert len(samples) == 2 * member["count"]
+      seen += samples
+  assert sorted(seen) == list(range(24 * 40))
+  assert {2, 3, 4} <= set(numbers[:20])
+  assert 4 in numbers[20:]
 
-  del one, members, started, gone
+
+def test_a_checkpoint_goes_on_with_what_is_left(tmp_path):
+  """Saved by three after some steps; two go on, with other shares."""
+  data = coordinator.Batches(num_samples=66, global_batch=6, seed=3)
+  seen = Seen(data)
+  path = tmp_path / "saved"
+
+  def first(replica):
+    for indices in replica.batches():
+      outcome = replica.step(jnp.ones(4))
+      if outcome.accepted and outcome.global_step <= 5:
+        seen.accepted(outcome, indices)
+      if outcome.global_step >= 5:
+        break
+    if replica.replica == 0:
+      checkpoint.save(path, replica)
+
+  opt = optax.sgd(0.1)
+  coordinator.run_embedded(first, 3, opt, PARAMS, data=data)
+  found = checkpoint.restore(path, PARAMS, opt.init(PARAMS))
+  assert found["global_step"] == 5
+  assert found["progress"].done == 30
+  rest = coordinator.run_embedded(
+    lambda replica: train(replica, seen),
+    2,
+    opt,
+    found.pop("params"),
+    data=data,
+    **found,
+  )
+  assert rest[0] == (ledger.report(data, ledger.Progress(66)), 11)
+  assert seen.counts() == dict.fromkeys(range(66), 1)
 
 
 def test_what_is_never_finite_is_given_up_and_reported():
@@ -186,8 +259,8 @@ def test_mistakes_are_named():
     run(lambda replica: replica.step(jnp.ones(4)), data=data)
   with pytest.raises(ValueError, match="a multiple of the 3 gradients"):
     run(lambda replica: None, n=3, data=data)
+  strategy = coordinator.local_updates(communication_period=2)
   with pytest.raises(ValueError, match="is for sync replicas"):
-    strategy = coordinator.local_updates(communication_period=2)
     run(lambda replica: None, data=data, strategy=strategy)
   constant = coordinator.Batches(24, 12, constant_global_batch=True)
   with pytest.raises(ValueError, match="replicas_to_aggregate follows from"):

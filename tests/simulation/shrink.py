@@ -32,7 +32,14 @@ def _smaller(schedule: faults.Schedule) -> Iterator[faults.Schedule]:
     yield changed(steps=max(1, setting.steps // 2))
     yield changed(steps=setting.steps - 1)
   plain = type(setting)()
-  for name in ("max_staleness", "fingerprint_every", "rates", "compute"):
+  for name in (
+    "max_staleness",
+    "fingerprint_every",
+    "rates",
+    "compute",
+    "data",
+    "exact",
+  ):
     if getattr(setting, name) != getattr(plain, name) and not setting.alone:
       yield changed(**{name: getattr(plain, name)})
 

@@ -62,7 +62,7 @@ class Config:
   fingerprint_every: int = 0
   block: int = 128
   data: ledger.Batches | None = None
-  progress: ledger.Progress = ledger.Progress()
+  progress: ledger.Progress = ledger.NOTHING_DONE
   exact: bool = False
 
   @property

@@ -18,7 +18,7 @@ import dataclasses
 from typing import Annotated, TypeAlias
 
 from optax_dist.coordinator.protocol.codec import AtLeast, Codec
-from optax_dist.ledger import Progress, Spans
+from optax_dist.ledger import NOTHING_DONE, Progress, Spans
 
 Natural: TypeAlias = Annotated[int, AtLeast(0)]
 Positive: TypeAlias = Annotated[int, AtLeast(1)]
@@ -148,7 +148,7 @@ class Term:
   replica: ReplicaId
   step: Natural
   digest: str
-  progress: Progress = Progress()
+  progress: Progress = NOTHING_DONE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -335,4 +335,4 @@ class ViewState:
   dropped: tuple[tuple[str, Natural], ...]
   saved: int
   ended: Ended | None
-  progress: Progress = Progress()
+  progress: Progress = NOTHING_DONE

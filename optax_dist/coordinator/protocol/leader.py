@@ -804,9 +804,9 @@ class Leader:
   ) -> None:
     incarnation, arrival = self._what_was_dropped(event, drop)
     reason = drop.reason.value
-    if reason == quorum.Reason.NON_FINITE and arrival is not None:
-      if arrival.message.finite:
-        reason = quorum.Reason.RETURNED.value
+    finite = arrival is not None and arrival.message.finite
+    if drop.reason is quorum.Reason.NON_FINITE and finite:
+      reason = quorum.Reason.RETURNED.value
     self._dropped[reason] = self._dropped.get(reason, 0) + drop.count
     seat = self._seats.get(incarnation)
     asked = tokens.pop(drop.replica, None)
@@ -843,9 +843,7 @@ class Leader:
     if arrival is None:
       return ()
     arriving = self._arriving is not None and self._arriving[1] is arrival
-    data = (
-      arrival.message.data if arriving else self._lender.data(incarnation)
-    )
+    data = arrival.message.data if arriving else self._lender.data(incarnation)
     self._lender.drop(incarnation, data, arrival.message.finite)
     if asked is not None and incarnation in self._seats:
       self._lender.ask(incarnation, asked)

@@ -484,14 +484,17 @@ class Driver:
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
       case fx.Leased(incarnation, spans):
-        self.handover.lease = incarnation, spans
-        self._tell = True
+        self._change(lease=(incarnation, spans))
       case fx.Progressed(step, progress):
         self.handover.progressed(step, progress)
       case fx.Admitted(admission, incarnation, _, asked):
         self.rejoins = admission - 1
-        self.handover.incarnation = incarnation
-        self._change(admission=admission, asked=asked, suspended=False)
+        self._change(
+          admission=admission,
+          incarnation=incarnation,
+          asked=asked,
+          suspended=False,
+        )
       case fx.Suspended():
         self._change(suspended=True)
       case fx.SetAsked(count):

@@ -160,6 +160,7 @@ class JournalLines:
           "count": part.count,
           "weight": part.weight,
           "staleness": part.staleness,
+          "data": [list(span) for span in part.data] or None,
           "batches": _json(details.batches),
           "compute": details.compute,
           "arrived": arrived,
