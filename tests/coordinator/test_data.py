@@ -5,6 +5,7 @@ import itertools
 import threading
 
 import embedded_runs as runs
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,6 +13,8 @@ import pytest
 
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint
+from optax_dist.coordinator import journal as journals
+from optax_dist.simulate.replay.run import replay_run
 
 PARAMS = jnp.zeros(4)
 
@@ -265,3 +268,28 @@ def test_mistakes_are_named():
   constant = coordinator.Batches(24, 12, constant_global_batch=True)
   with pytest.raises(ValueError, match="replicas_to_aggregate follows from"):
     run(lambda replica: None, data=constant, replicas_to_aggregate=1)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_journal_replays_without_batches_of_its_own(tmp_path, constant):
+  """The samples are in it, also of sums; the parameters come out the same."""
+  journal = tmp_path / "journal.jsonl"
+  data = coordinator.Batches(50, 12, seed=2, constant_global_batch=constant)
+  points = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+  gradient = jax.jit(lambda w, x: jnp.mean(x, 0) * jnp.tanh(w))
+  opt, start = optax.sgd(0.1, momentum=0.9), jnp.ones(4)
+
+  def fit(replica):
+    for indices in replica.batches():
+      replica.step(gradient(replica.params, points[indices]))
+
+  coordinator.run_embedded(
+    fit, 2, opt, start, data=data, journal=journal, fingerprint_every=1
+  )
+  outcome = replay_run(
+    journals.read(journal).records,
+    optimizer=opt,
+    params=start,
+    gradient=lambda w, indices: gradient(w, points[indices]),
+  )
+  assert str(outcome) == "identical, 4 steps"

@@ -5,6 +5,7 @@ python -m tests.simulation --replay 7000123
 python -m tests.simulation --planted all
 python -m tests.simulation --exhaustive
 python -m tests.simulation --groups --schedules 20000
+python -m tests.simulation --leases --schedules 20000
 """
 
 from __future__ import annotations
@@ -17,24 +18,23 @@ import sys
 import time
 from typing import Any
 
-from tests.simulation import explore, faults, groups, planted, shrink
+from tests.simulation import explore, faults, groups, leases, planted, shrink
 
 # So that no two `--seed`s share a schedule.
 _SPREAD = 1_000_000
 _BATCH = 100
 
 
-def _kind(several: bool) -> Any:
-  """Schedules of replicas of one process, or of several."""
-  return groups if several else faults
+# Replicas of one process, of several, and with samples that are leased.
+_KINDS: dict[str, Any] = {"": faults, "groups": groups, "leases": leases}
 
 
 def _batch(
-  several: bool, first: int, count: int
+  name: str, first: int, count: int
 ) -> tuple[int, int, int, list[tuple[int, str]]]:
   steps = events = ended = 0
   bad = []
-  kind = _kind(several)
+  kind = _KINDS[name]
   for seed in range(first, first + count):
     result = kind.run(kind.schedule(seed))
     steps += result.steps
@@ -45,7 +45,7 @@ def _batch(
   return steps, events, ended, bad
 
 
-def _schedules(several: bool, count: int, seed: int, workers: int) -> int:
+def _schedules(name: str, count: int, seed: int, workers: int) -> int:
   began = time.perf_counter()
   first = seed * _SPREAD
   starts = range(first, first + count, _BATCH)
@@ -53,9 +53,7 @@ def _schedules(several: bool, count: int, seed: int, workers: int) -> int:
   steps = events = ended = 0
   bad: list[tuple[int, str]] = []
   with concurrent.futures.ProcessPoolExecutor(workers) as pool:
-    for s, e, d, b in pool.map(
-      functools.partial(_batch, several), starts, sizes
-    ):
+    for s, e, d, b in pool.map(functools.partial(_batch, name), starts, sizes):
       steps, events, ended = steps + s, events + e, ended + d
       for at, violation in b:
         print(f"seed {at}: {violation}", flush=True)
@@ -67,7 +65,7 @@ def _schedules(several: bool, count: int, seed: int, workers: int) -> int:
     f"violations, {took:.1f} s"
   )
   if bad:
-    flag = " --groups" if several else ""
+    flag = f" --{name}" if name else ""
     print(f"python -m tests.simulation{flag} --replay {bad[0][0]}")
   return int(bool(bad))
 
@@ -144,16 +142,16 @@ def main() -> int:
   add("--exhaustive", action="store_true", help="every interleaving")
   add("--states", type=int, default=2_000_000, help="at most, in each space")
   add("--groups", action="store_true", help="replicas of several processes")
+  add("--leases", action="store_true", help="samples that are leased")
   options = parser.parse_args()
+  name = "groups" if options.groups else "leases" if options.leases else ""
   if options.replay is not None:
-    return _replay(_kind(options.groups), options.replay)
+    return _replay(_KINDS[name], options.replay)
   if options.planted is not None:
     return _planted(options.planted, options.within)
   if options.exhaustive:
     return _exhaustive(options.states)
-  return _schedules(
-    options.groups, options.schedules, options.seed, options.workers
-  )
+  return _schedules(name, options.schedules, options.seed, options.workers)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import dataclasses
 import random
 from typing import Any
 
-from optax_dist import ledger
 from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
   CONNECT,
@@ -109,7 +108,6 @@ def schedule(seed: int, steps: int = 12) -> Schedule:
   )
   if setting.lower_on_leave and needed <= replicas and r.random() < 0.25:
     setting = dataclasses.replace(setting, leaves=True)
-  setting = _with_data(setting, random.Random(f"data of {seed}"))
   # Steps take about as long as this, so faults strike amid them.
   pace = max(setting.compute) + 4 * setting.latency + 2 * setting.store_latency
   faults = []
@@ -119,22 +117,6 @@ def schedule(seed: int, steps: int = 12) -> Schedule:
     kind_ = r.choices([k for k, _ in _KINDS], [w for _, w in _KINDS])[0]
     faults.append((time, kind_, _details(kind_, r, replicas)))
   return Schedule(seed, setting, tuple(faults))
-
-
-def _with_data(setting: Setting, r: random.Random) -> Setting:
-  """The same, now and then with samples that are leased."""
-  shared = setting.needed > setting.replicas
-  if setting.alone or r.random() < 0.65:
-    return setting
-  batch = setting.needed * r.choice((1, 2))
-  data = ledger.Batches(
-    batch * r.choice((1, 3, 5)) + r.randrange(batch),
-    batch,
-    epochs=r.choice((1, 2, 3, None)),
-    mode=r.choice(("exact", "exact", "streaming")),
-  )
-  exact = shared and r.random() < 0.5
-  return dataclasses.replace(setting, data=data, exact=exact)
 
 
 def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:

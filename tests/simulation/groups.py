@@ -347,8 +347,6 @@ def schedule(seed: int, steps: int = 8) -> faults.Schedule:
   replicas = min(found.setting.replicas, 3)
   setting = dataclasses.replace(
     found.setting,
-    data=None,
-    exact=False,
     inline=False,
     replicas=replicas,
     needed=min(found.setting.needed, replicas + 1),

@@ -208,36 +208,6 @@ FAULTS = (
     "        self.position += 1\n"
     "        return self._put(self.record)",
   ),
-  _one(
-    "a sample counts twice: a new leader takes in whatever is sent",
-    "lender",
-    """    return samples == message.count * self.state.unit and ledger.fits(
-      self.state, incarnation, message.data
-    )""",
-    """    if not ledger.fits(self.state, incarnation, message.data):
-      self.state = ledger.step(
-        self.state, ledger.Claim(incarnation, message.data)
-      )[0]
-      held = self.state.held.get(incarnation)
-      out = held._replace(out=message.data) if held else None
-      if out is not None:
-        self.state = self.state._replace(
-          held=self.state.held.set(incarnation, out)
-        )
-    return bool(message.data)""",
-  ),
-  _one(
-    "a commit's samples are not in what a replica starts with",
-    "membership",
-    "      self.ended,\n      self.progress,\n",
-    "      self.ended,\n",
-  ),
-  _one(
-    "what a lost replica has in an attempt is leased again",
-    "leader",
-    "          keep = part.data  # It",
-    "          keep = ()  # It",
-  ),
 )
 
 

@@ -25,7 +25,8 @@ data. It has a function replay(config), which gets the configuration in the jour
 (a dictionary) and returns a dictionary with
   optimizer, params     as they were given to coordinator.join
   gradient(params, batch)
-                        the gradient of a batch, as it was given to Replica.step"""
+                        the gradient of a batch: of the samples that
+                        Replica.batches gave, or of the batch given to Replica.step"""
 
 _DIFFERS = 1
 

@@ -78,7 +78,8 @@ def replay(
       was resumed, what it had lost is left out.
     init: makes the state before the first step (parameters, optimizer state).
     gradient: the gradient of a member of a commit, on the state of its
-      `local_step`: the sum over its `batches`, as its replica made it.
+      `local_step`: the sum over its `batches`, or over the samples in `data`, as
+      its replica made it.
     aggregate: the mean of the members' gradients, which come in replica order,
       with what the journal says of each.
     apply: the state after a step with that mean.
@@ -188,7 +189,7 @@ def _history(
 
 def _check(commit: Record) -> None:
   for member in commit["members"]:
-    if not member.get("batches"):
+    if not (member.get("batches") or member.get("data")):
       raise ValueError(
         f"step {commit['step']}: the journal does not say on which batches"
         f" replica {member['replica']} computed."

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from optax_dist import ledger
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means
@@ -37,8 +38,9 @@ def replay_run(
     records: of the run's journal, `journal.read(path).records`.
     optimizer: as given to `join`.
     params: as given to `join`, the parameters before the first step.
-    gradient: from parameters and the `batch` given to `Replica.step` to the
-      gradient given there.
+    gradient: from parameters and the samples that `Replica.batches` gave to the
+      gradient given to `Replica.step`; in a run without leased samples, from
+      parameters and the `batch` given there.
     opt_state: as given to `join`.
     progress: is told the steps done, and how many there are.
 
@@ -65,7 +67,7 @@ def replay_run(
 
   def encoded(state: strategies.SharedState, member: Record) -> np.ndarray:
     total = None
-    for batch in member["batches"]:
+    for batch in _batches(runs[0], member):
       one = gradient(state.params, batch)
       total = one if total is None else add(total, one)
     out = np.zeros(place.nbytes, np.uint8)
@@ -108,3 +110,12 @@ def replay_run(
     },
     progress=progress,
   )
+
+
+def _batches(run: Record, member: Record) -> Sequence[Any]:
+  """What each gradient of a sum was computed on."""
+  if not member.get("data"):
+    return member["batches"]
+  data = ledger.Batches(**run["data"])
+  spans = tuple((start, stop) for start, stop in member["data"])
+  return np.split(data.indices(spans), member["count"])

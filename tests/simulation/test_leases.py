@@ -1,0 +1,64 @@
+"""Runs whose samples are leased: schedules, and faults that they must find."""
+
+import pytest
+
+from tests.simulation import leases, planted
+
+_BATCH = 150
+
+FAULTS = (
+  (
+    "a sample counts twice: what is sent is taken in",
+    "lender",
+    "    samples = sum(stop - start for start, stop in message.data)\n",
+    "    self._step(ledger.Claim(incarnation, message.data))\n"
+    "    samples = sum(stop - start for start, stop in message.data)\n"
+    "    if not ledger.fits(self.state, incarnation, message.data):\n"
+    "      inside = self.data(incarnation)\n"
+    "      mine = ledger.Held(message.data, inside)\n"
+    "      held = self.state.held.set(incarnation, mine)\n"
+    "      self.state = self.state._replace(held=held)\n",
+  ),
+  (
+    "what is committed is not in what a replica starts with",
+    "membership",
+    "      self.ended,\n      self.progress,\n",
+    "      self.ended,\n",
+  ),
+  (
+    "a replica is not told of its samples",
+    "leader",
+    "      self._say(seat, msg.Asked(inside, count, lease.spans))",
+    "      pass",
+  ),
+  (
+    "a step of shares may be larger than the others",
+    "leader",
+    "    finite = message.finite\n",
+    "    finite = message.finite\n"
+    "    config = self._quorum.config._replace(exact=False)\n"
+    "    self._quorum = self._quorum._replace(config=config)\n",
+  ),
+)
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_no_guarantee_is_violated(batch):
+  bad = []
+  steps = 0
+  for seed in range(batch * _BATCH, (batch + 1) * _BATCH):
+    result = leases.run(leases.schedule(seed))
+    steps += result.steps
+    if result.violation:
+      bad.append((seed, result.violation))
+  command = "python -m tests.simulation --leases --replay"
+  assert not bad, f"{command} {bad[0][0]}: {bad}"
+  assert steps > 5 * _BATCH  # Most runs come to their end.
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f[0] for f in FAULTS])
+def test_a_planted_fault_is_found(fault):
+  name, *change = fault
+  found = planted.find(planted.Planted(name, (tuple(change),)), 0, 100, leases)
+  assert found is not None
+  assert not leases.run(found.schedule).violation  # Without the fault.
