@@ -381,7 +381,7 @@ class Replica:
       >>> coordinator.run_embedded(
       ...   train, 1, optax.sgd(0.1), jnp.zeros(()), data=data
       ... )
-      [([[5, 1, 4, 3]], 1)]
+      [([[5, 2, 4, 0]], 1)]
     """
     found = self._data("batches()")
     while (spans := self._draw(found)) is not None:
