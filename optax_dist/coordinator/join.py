@@ -21,7 +21,7 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import endpoint, processes
 from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
@@ -349,18 +349,12 @@ def initialize_processes() -> None:
   launched = Environment.read()
   if (launched.num_processes or 1) == 1:
     return
-  import jax
-
-  address = launched.group_address
-  assert address is not None
-  host = address.rpartition(":")[0]
-  jax.distributed.initialize(
-    coordinator_address=address,
-    # Of its own accord it would listen on all addresses.
-    coordinator_bind_address=address if addresses.is_loopback(host) else None,
-    num_processes=launched.num_processes,
-    process_id=launched.process_index,
-    cluster_detection_method="deactivate",
+  # `Environment` has checked that they are there.
+  assert launched.num_processes is not None
+  assert launched.group_address is not None
+  assert launched.process_index is not None
+  processes.initialize(
+    launched.group_address, launched.num_processes, launched.process_index
   )
 
 

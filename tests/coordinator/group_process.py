@@ -59,7 +59,7 @@ def main():
   from optax_dist import coordinator
   from optax_dist.coordinator import checkpoint, phases
 
-  times = {"imported": time.time() - began}
+  times = {"at": began, "imported": time.time() - began}
   job = channel.receive()
   # As tests/processes/launch.py does, but for the store's sake not at exit.
   launch.initialize(job["port"], job["processes"], job["process"], 60.0)

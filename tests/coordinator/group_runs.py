@@ -83,7 +83,7 @@ class Groups:
       one = child.Child(
         f"process {rank} of replica {replica}",
         [sys.executable, _PROGRAM],
-        self.folder / f"process-{len(self.everyone)}.log",
+        self.folder / f"process-{len(self.everyone) + rank}.log",
         {
           "JAX_PLATFORMS": "cpu",
           "JAX_NUM_CPU_DEVICES": str(self.devices),
@@ -133,6 +133,12 @@ class Groups:
     for group in self.live.values():
       for one in group:
         one.process.send({"do": "finish"})
+
+  def kill(self, replica):
+    """Ends what lives of a replica."""
+    for one in self.live[replica]:
+      one.process.kill()
+      one.ended_at = one.ended_at or time.time()
 
   def _look(self):
     live = {p.process.pid: p for p in self.everyone if p.ended_at is None}

@@ -29,6 +29,27 @@ def run(name, *arguments, devices=2):
   return done.stdout
 
 
+def launched(folder, flags, name, arguments):
+  """Returns what an example prints that `optax-dist launch` starts."""
+  program = "from optax_dist.cli.main import main; raise SystemExit(main())"
+  environment = os.environ | {
+    "JAX_NUM_CPU_DEVICES": "1",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": str(_FOLDER.parent),
+  }
+  output = ["--output", str(folder / "job")]
+  command = [sys.executable, "-c", program, "launch", *flags, *output]
+  done = subprocess.run(
+    [*command, str(_FOLDER / name), *arguments],
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
 def numbers(pattern, text):
   return [float(found) for found in re.findall(pattern, text)]
 
@@ -68,3 +89,23 @@ def test_port_from_tensorflow1():
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.py")), ids=str)
 def test_each_example_has_its_test(path):
   assert f'"{path.name}"' in pathlib.Path(__file__).read_text("utf-8")
+
+
+def test_launched_k_of_n(tmp_path):
+  flags = ["--replicas", "3", "--replicas-to-aggregate", "2"]
+  printed = launched(tmp_path, flags, "launched_k_of_n.py", ["--steps", "60"])
+  assert max(numbers(r"step 60, loss ([\d.]+)", printed)) < 0.6
+
+
+def test_sharded_transformer_groups(tmp_path):
+  size = ["--width", "16", "--layers", "1", "--context", "16"]
+  printed = launched(
+    tmp_path,
+    ["--replicas", "2", "--processes-per-replica", "2", "--min-replicas", "1"],
+    "sharded_transformer_groups.py",
+    [*size, "--steps", "40", "--save-every", "20"],
+  )
+  losses = numbers(r"loss ([\d.]+)", printed)
+  # One that has learned nothing has 4.56, for there are 96 characters.
+  assert max(losses) < 4.3, losses
+  assert (tmp_path / "job" / "checkpoints" / "step-00000020").is_dir()
