@@ -29,7 +29,8 @@ def initialize(address: str, count: int, index: int) -> None:
     process_id=index,
     cluster_detection_method="deactivate",
   )
-  if local and jax.config.jax_cpu_collectives_implementation == "gloo":
+  kind = getattr(jax.config, "jax_cpu_collectives_implementation", None)
+  if local and kind == "gloo":
     _keep_gloo_on(host)
 
 
