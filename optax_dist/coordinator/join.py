@@ -345,6 +345,15 @@ def initialize_processes() -> None:
   --processes-per-replica` has started: `jax.distributed.initialize` with the
   replica's own address and numbers, out of the environment. Where a replica
   has one process it does nothing.
+
+  Raises:
+    ValueError: a variable is not what it must be.
+
+  Example:
+    >>> import jax
+    >>> initialize_processes()  # Nobody has started several.
+    >>> jax.process_count()
+    1
   """
   launched = Environment.read()
   if (launched.num_processes or 1) == 1:
