@@ -95,3 +95,22 @@ def test_other_threads_get_no_signals():
   thread.start()
   thread.join()
   assert not errors
+
+
+def test_others_are_only_collected():
+  before = signal.getsignal(signal.SIGUSR2)
+  with interrupts.handled([signal.SIGUSR2]) as told:
+    _come(signal.SIGUSR2)
+    told.check()
+    assert told.take_others() == [signal.SIGUSR2]
+    assert told.take_others() == []
+  assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_what_was_seen_to_can_be_forgotten():
+  with interrupts.handled() as told:
+    told.at_once = False
+    _come(signal.SIGTERM)
+    assert told.number == signal.SIGTERM
+    told.forget()
+    told.check()

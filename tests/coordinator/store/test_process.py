@@ -49,6 +49,17 @@ def test_one_that_outlives_its_owner_leaves_nothing_open():
   assert store.process.returncode == 0
 
 
+def test_it_waits_for_its_last_client_when_told_to_drain():
+  with process.start(SECRET, "run", port=0) as store:
+    one = connect(store.address)
+    assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
+    assert not store.drain(0.2)
+    assert isinstance(one.ask("put", "log/1", b"x"), interface.Done)
+    one.store.close()
+    assert store.drain(30.0)
+    assert store.process.returncode == 0
+
+
 def test_its_end_is_told():
   with process.start(SECRET, "run", port=0) as store:
     one = connect(store.address)
