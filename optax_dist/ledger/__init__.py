@@ -47,6 +47,7 @@ from optax_dist.ledger.events import (
   Lease,
   Need,
 )
+from optax_dist.ledger.learning_rate import scaled_by_batch
 from optax_dist.ledger.progress import (
   NOTHING_DONE,
   EpochReport,
@@ -54,6 +55,7 @@ from optax_dist.ledger.progress import (
   report,
 )
 from optax_dist.ledger.rules import fits, step
+from optax_dist.ledger.sources import read
 from optax_dist.ledger.spans import Span, Spans
 from optax_dist.ledger.state import Held, State, init
 
@@ -78,6 +80,8 @@ __all__ = [
   "State",
   "fits",
   "init",
+  "read",
   "report",
+  "scaled_by_batch",
   "step",
 ]

@@ -1,0 +1,57 @@
+"""Learning rates for steps whose number of samples changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+# As optax has it: from the number of updates so far to a number.
+Schedule = Callable[[Any], Any]
+
+
+def scaled_by_batch(
+  learning_rate: float | Schedule,
+  global_batch: int | Schedule,
+  reference: int,
+  rule: Literal["linear", "square_root"] = "linear",
+) -> Schedule:
+  """A learning rate that follows the samples in a step.
+
+  For runs whose global batch is not constant: with fewer replicas, or one that
+  grows by a plan. Where it is (`Batches.constant_global_batch`) nothing need be
+  scaled.
+
+  Args:
+    learning_rate: that for `reference` samples in a step: a number or a schedule.
+    global_batch: samples in a step: a number, or a schedule of them.
+    reference: samples in a step for which `learning_rate` was chosen.
+    rule: "linear": k times the samples, k times the rate (Goyal et al., Accurate,
+      Large Minibatch SGD, 2017); "square_root": the root of that (Krizhevsky,
+      One weird trick, 2014; for Adam, Malladi et al., 2022).
+
+  Returns:
+    An optax schedule.
+
+  Raises:
+    ValueError: `reference` is not positive, or there is no such rule.
+
+  Example:
+    >>> rate = scaled_by_batch(0.1, 512, reference=256)
+    >>> round(rate(0), 6)
+    0.2
+    >>> rate = scaled_by_batch(0.1, 1024, reference=256, rule="square_root")
+    >>> round(rate(0), 6)
+    0.2
+  """
+  if reference < 1:
+    raise ValueError(f"reference must be a positive number, got {reference!r}.")
+  if rule not in ("linear", "square_root"):
+    raise ValueError(f"rule must be 'linear' or 'square_root', got {rule!r}.")
+  power = 1.0 if rule == "linear" else 0.5
+
+  def schedule(count: Any) -> Any:
+    rate = learning_rate(count) if callable(learning_rate) else learning_rate
+    samples = global_batch(count) if callable(global_batch) else global_batch
+    return rate * (samples / reference) ** power
+
+  return schedule

@@ -1,0 +1,81 @@
+"""Samples by their numbers, out of whatever has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def read(source: Any, indices: np.ndarray | Sequence[int]) -> Any:
+  """The samples of a batch.
+
+  Args:
+    source: a NumPy array, or a tree of those in dictionaries and tuples
+      (with samples along the first axis); or whatever has `source[number]` and
+      `len(source)`: Grain's `MapDataset`, a data set of torch, a sequence.
+    indices: numbers of samples, as `coordinator.Replica.batches` gives them.
+
+  Returns:
+    Of arrays, the rows; of anything else, its samples stacked leaf by leaf.
+
+  Raises:
+    IndexError: a sample's number is not in the source.
+
+  Example:
+    >>> read({"x": np.arange(4) * 10, "y": np.eye(4)[:, 0]}, [3, 0])
+    {'x': array([30,  0]), 'y': array([0., 1.])}
+    >>> read(["a", "b", "c"], [2, 1])
+    array(['c', 'b'], dtype='<U1')
+    >>> class Squares:
+    ...   def __len__(self):
+    ...     return 10
+    ...   def __getitem__(self, number):
+    ...     return {"number": number, "square": number**2}
+    >>> read(Squares(), [4, 2])
+    {'number': array([4, 2]), 'square': array([16,  4])}
+  """
+  numbers = np.asarray(indices)
+  if _is_of_arrays(source):
+    return _map(lambda leaf: leaf[numbers], source)
+  size = len(source)
+  if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
+    # Some, like Grain's, would begin another epoch there.
+    raise IndexError(
+      f"samples must be from 0 to {size - 1}, got {numbers.min()} to "
+      f"{numbers.max()}."
+    )
+  return stack([source[number] for number in numbers.tolist()])
+
+
+def stack(samples: Sequence[Any]) -> Any:
+  """Samples as one tree of arrays with a first axis.
+
+  Example:
+    >>> stack([(1, 2.0), (3, 4.0)])
+    (array([1, 3]), array([2., 4.]))
+  """
+  first = samples[0]
+  if isinstance(first, dict):
+    return {key: stack([sample[key] for sample in samples]) for key in first}
+  if isinstance(first, tuple | list):
+    parts = [stack(column) for column in zip(*samples, strict=True)]
+    return type(first)(parts)
+  return np.stack([np.asarray(sample) for sample in samples])
+
+
+def _is_of_arrays(tree: Any) -> bool:
+  if isinstance(tree, dict):
+    return bool(tree) and all(_is_of_arrays(leaf) for leaf in tree.values())
+  if isinstance(tree, tuple):
+    return bool(tree) and all(_is_of_arrays(leaf) for leaf in tree)
+  return hasattr(tree, "shape") and hasattr(tree, "dtype")
+
+
+def _map(function: Any, tree: Any) -> Any:
+  if isinstance(tree, dict):
+    return {key: _map(function, leaf) for key, leaf in tree.items()}
+  if isinstance(tree, tuple):
+    return tuple(_map(function, leaf) for leaf in tree)
+  return function(tree)

@@ -1,0 +1,42 @@
+"""Samples by number: arrays, what torch calls a data set, and Grain."""
+
+import numpy as np
+import pytest
+
+from optax_dist import ledger
+
+
+def test_arrays_are_read_as_they_are():
+  x, y = np.arange(12.0).reshape(6, 2), np.arange(6)
+  found = ledger.read((x, {"y": y}), np.array([5, 0, 3]))
+  np.testing.assert_array_equal(found[0], x[[5, 0, 3]])
+  np.testing.assert_array_equal(found[1]["y"], [5, 0, 3])
+
+
+def test_a_data_set_like_torchs_is_read_sample_by_sample():
+  class Pairs:
+    def __len__(self):
+      return 4
+
+    def __getitem__(self, number):
+      return np.full(3, number, np.float32), number % 2
+
+  x, y = ledger.read(Pairs(), [3, 2])
+  assert x.dtype == np.float32
+  assert x.tolist() == [[3.0] * 3, [2.0] * 3]
+  assert y.tolist() == [1, 0]
+  with pytest.raises(IndexError, match="from 0 to 3, got 1 to 4"):
+    ledger.read(Pairs(), [1, 4])
+
+
+def test_grain_is_read_by_number():
+  grain = pytest.importorskip("grain", reason="Grain is not installed")
+  numbers = grain.MapDataset.range(10)
+  data = numbers.map(lambda x: {"x": x, "square": x * x})
+  spec = ledger.Batches(len(data), 4, seed=1)
+  indices = spec.indices(((0, 4),))
+  found = ledger.read(data, indices)
+  assert found["x"].tolist() == indices.tolist()
+  assert found["square"].tolist() == (indices**2).tolist()
+  with pytest.raises(IndexError, match="from 0 to 9"):
+    ledger.read(data, [10])
