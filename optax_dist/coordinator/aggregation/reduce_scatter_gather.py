@@ -24,9 +24,9 @@ from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.protocol import effects, entries, inputs
 from optax_dist.coordinator.transport import interface as transports
 
-# A slice up to this many bytes is averaged at once; a larger one in the
-# background, so that messages go on meanwhile.
-_AT_ONCE = 256 << 10
+# Slices up to this many bytes together are averaged at once, in about a
+# millisecond; larger ones in the background, so that messages go on meanwhile.
+_AT_ONCE = 4 << 20
 # A slice of the mean can only come once its owner has all gradients, so it may
 # take longer than they; then whoever misses a gradient is heard first.
 _MEAN_PATIENCE = 1.5
