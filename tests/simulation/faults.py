@@ -71,7 +71,10 @@ _KINDS = (
   ("abort", 1),
   ("save", 1),
   ("lag", 4),
+  ("kill amid lag", 3),
 )
+# What is over in a moment, but for those that are killed.
+_BRIEF = ("kill", "kill leader", "kill amid lag", "leave", "save", "lag")
 _STORE = ("answer lost", "request lost", "late")
 
 
@@ -148,6 +151,9 @@ def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
       return (a, r.choice((1, 2)))
     case "lag":
       return (a, r.choice((0.01, 0.1, 0.5)))
+    case "kill amid lag":
+      lag = r.choice((0.02, 0.1, 0.5))
+      return (a, r.choice((0.5, 10.0, -1.0)), lag, lag * r.random())
     case _:
       return (a,)
 
@@ -184,7 +190,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   if process is None:
     return
   times = [detail for detail in details if isinstance(detail, float)]
-  if kind not in ("kill", "kill leader", "leave", "save", "lag"):
+  if kind not in _BRIEF:
     # So long it may take until all know of each other again.
     rest = max([0.0, *times]) + SILENCE + CONNECT + LEADER_TIMEOUT
     world.quiet_at = max(world.quiet_at, world.now + rest)
@@ -228,6 +234,11 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         one.store_cut_until = max(one.store_cut_until, until)
     case "lag":
       world.lag(process, details[1])
+    case "kill amid lag":
+      # What the leader has sent, and its end, is found at once by another one.
+      world.lag(process, details[2])
+      time = world.now + details[3]
+      world.at(time, strike, world, "kill leader", details)
     case "snapshot":
       process.fail_snapshots += details[1]
     case "leave":

@@ -120,7 +120,13 @@ class Applier:
   @property
   def hopeless(self) -> bool:
     """Whether nothing is under way that could bring it further."""
-    return self._fetch is None and (bool(self.needs) or not self._todo)
+    if self._fetch is not None:
+      return False
+    if self.needs or not self._todo:
+      return True
+    work = self._work.get(self._todo[0].attempt)
+    runs = work is not None and work.status == "runs"
+    return not runs and not self._todo[0].inline
 
   def begin(self, step: int, origin_step: int, origin_digest: str) -> None:
     """The run is at this step: takes part from there, or needs a snapshot."""

@@ -128,6 +128,11 @@ class Search:
     self._trusting = False
     self._claim: _Claim | None = None
 
+  @property
+  def idle(self) -> bool:
+    """Whether there is a leader, and no claim of its own under way."""
+    return self._claim is None and not self.active
+
   def begin(self, now: float, when: float | None = None) -> None:
     """The leader is lost: begins to search, now or at a later time."""
     if not self.active:
@@ -206,7 +211,8 @@ class Search:
       effects.append(Get(self._hint_request, LEADER_KEY))
     return effects
 
-  def _look_again(self, now: float) -> None:
+  def pause(self, now: float) -> None:
+    """Asks the store again in a while, not at once."""
     self._look_at = now + self._config.leader_timeout / 8
 
   def _others(self, situation: Situation) -> list[Incarnation]:
@@ -301,7 +307,7 @@ class Search:
       case Get():
         return [result], []
       case "unknown":
-        self._look_again(now)
+        self.pause(now)
         return [], []
       case FellOff():
         self._look_at = now
@@ -311,7 +317,7 @@ class Search:
     self._at_end = result.end
     if result.end:
       self._behind = False
-      self._look_again(now)
+      self.pause(now)
     else:
       self._look_at = now
     return [], [result]
@@ -323,7 +329,7 @@ class Search:
       # Nothing is known of it yet, so the same is put again: what landed and
       # what did not are told apart by the next answer.
       claim.stage = "again"
-      self._look_again(now)
+      self.pause(now)
       return [], []
     if claim.stage == "marker":
       self._claim = None
@@ -339,7 +345,7 @@ class Search:
       return [Get(claim.request, key)], []
     if answer.value is None and not answer.occupied:
       claim.stage = "again"
-      self._look_again(now)
+      self.pause(now)
       return [], []
     # Somebody was quicker; the log tells who.
     self._claim, self._at_end, self._behind = None, False, True
@@ -350,7 +356,7 @@ class Search:
     self, answer: GetAnswered, now: float, situation: Situation
   ) -> tuple[list[Effect], list[Finding]]:
     if not answer.known:
-      self._look_again(now)
+      self.pause(now)
       return [], []
     beat = answer.value if isinstance(answer.value, Beat) else None
     found: list[Finding] = []
@@ -367,7 +373,7 @@ class Search:
       if reachable and (not situation.complete or (known and situation.me < 0)):
         found.append(LeaderFound(beat.leader, beat.address))
       if position < 0 and reachable:
-        self._look_again(now)
+        self.pause(now)
         return [], found
     if position < 0:
       position = 0 if beat is None else beat.position
