@@ -309,9 +309,9 @@ class World:
     if process.busy_until > self.now or process.inbox:
       process.inbox.append(input_)
       return
-    self.take(process, input_)
+    self.give(process, input_)
 
-  def take(self, process: Process, input_: ins.Input) -> None:
+  def give(self, process: Process, input_: ins.Input) -> None:
     """The core takes an input."""
     if self.trace is not None and not isinstance(input_, ins.TimePassed):
       self.say(f"{process.name} <- {_short(input_)}")
@@ -337,7 +337,7 @@ class World:
       process.backlog.append((self.catch_up, (process,)))
       return
     while process.inbox and process.alive and process.busy_until <= self.now:
-      self.take(process, process.inbox.pop(0))
+      self.give(process, process.inbox.pop(0))
 
   def set_timer(self, process: Process) -> None:
     due = process.node.deadline()

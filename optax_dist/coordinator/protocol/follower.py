@@ -244,7 +244,7 @@ class Follower:
     else:
       self._fail("JoinRefused", "The store's run is not one of this version.")
 
-  # Who is leader.
+  # The leader.
 
   def _searched(
     self, effects: list[Effect], findings: list[Finding], now: float
@@ -681,7 +681,7 @@ class Follower:
     self._out.append(fx.Resolved(submitted.sequence, reason.value, 0))
 
   def _arrive(self) -> None:
-    """Sends the pending submission, and begins what need not be told."""
+    """Sends the pending submission, and begins the optimistic attempt."""
     pending = self.session.pending
     assert pending is not None
     if not self._leader:
@@ -761,6 +761,7 @@ class Follower:
     ended, applier = self.view.ended, self.applier
     if ended is None or self.over:
       return
+    applier.pump()  # What was read before its membership ended may do.
     if ended.error:
       diverged = ended.error == "Diverged"
       self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
@@ -792,7 +793,7 @@ class Follower:
     self._search.end()
 
   def _check_waiting(self, now: float) -> None:
-    """Whoever waits for too long raises an error, whatever the leader says."""
+    """Fails a replica that waits for too long, whatever the leader says."""
     waits = (
       self._admitted < 0
       or self.session.waits

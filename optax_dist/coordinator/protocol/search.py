@@ -130,7 +130,7 @@ class Search:
 
   @property
   def idle(self) -> bool:
-    """Whether there is a leader, and no claim of its own under way."""
+    """Whether there is a leader, and no claim under way."""
     return self._claim is None and not self.active
 
   def begin(self, now: float, when: float | None = None) -> None:
@@ -195,7 +195,7 @@ class Search:
     effects: list[Effect] = []
     if situation.me >= 0 and now >= self._canvass_at and not self._trusting:
       self._canvass_at = now + self._config.leader_timeout / 2
-      # Who has not answered since the last time may be dead by now.
+      # Members that have not answered since the last time may be dead by now.
       self._votes = {i: v for i, v in self._votes.items() if i in self._fresh}
       self._fresh.clear()
       effects += self._canvass(situation)
@@ -238,8 +238,8 @@ class Search:
     if view.ended is not None or self._trusting or self._behind:
       return math.inf
     if me < 0:
-      # Perhaps all who are members are dead, and whoever has the latest state
-      # may go on. Until the first commit, one start state is as good as any.
+      # Perhaps all members are dead, and a process with the latest state may
+      # go on. Until the first commit, one start state is as good as any.
       fit = situation.holds or view.untouched
       if not self._at_end or not (
         situation.position == 0 or (situation.complete and fit)
