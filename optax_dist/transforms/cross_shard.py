@@ -43,7 +43,7 @@ def cross_shard(
   """Replaces each replica's updates by their mean or sum over all replicas.
 
   Use it inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap(axis_name=)``, in a
-  chain: what stands before it sees one replica's gradient, what stands behind it
+  chain: what stands before it sees one replica's gradient, what stands after it
   the aggregated one, equal on all replicas::
 
     optax.chain(
@@ -52,7 +52,7 @@ def cross_shard(
         optax.adam(1e-3),
     )
 
-  The numbers are the same in every map. In particular, ``jax.grad`` with respect
+  The numbers are the same in each of these. In particular, ``jax.grad`` with respect
   to replicated parameters under ``shard_map(check_vma=True)`` arrives *already
   summed* over the replicas, where ``jax.lax.pmean`` would return a gradient that
   is too large by the number of replicas. The type shows it (the update does not
