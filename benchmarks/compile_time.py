@@ -1,10 +1,9 @@
 """Times compilation of a training step with each transform, against pmean's.
 
-Prints ratios: the processor time to trace, lower and compile a whole step (gradient,
+Prints ratios: the time to trace, lower and compile a whole step (gradient,
 aggregation, inner optimizer) under ``jax.shard_map`` on 8 CPU devices, over that of
 the same step with ``jax.lax.pmean`` and the same inner optimizer. The model has many
-small leaves, as one whose layers are not stacked. Processor time is of all threads, and
-does not count what else the machine does; the compiler uses several.
+small leaves, as one whose layers are not stacked.
 
     python benchmarks/compile_time.py [--leaves N ...] [--only NAME ...] [--json FILE]
 """
@@ -114,14 +113,14 @@ def step_of(case: Case, leaves: int) -> tuple[Any, tuple]:
 
 
 def _seconds(make: Callable[[], tuple[Any, tuple]]) -> tuple[float, float]:
-  """Returns the processor time to trace and lower a program, and to compile it."""
+  """Returns the time to trace and lower a program, and that to compile it."""
   run, args = make()
   jax.clear_caches()
-  begin = time.process_time()
+  begin = time.perf_counter()
   lowered = run.lower(*args)
-  middle = time.process_time()
+  middle = time.perf_counter()
   lowered.compile()
-  return middle - begin, time.process_time() - middle
+  return middle - begin, time.perf_counter() - middle
 
 
 def main() -> None:

@@ -6,14 +6,16 @@ import argparse
 import math
 
 from optax_dist.cli import errors, installed, output_files, parser
-from optax_dist.cli.simulate import latency_source
+from optax_dist.cli.simulate import fleet_plan, latency_source
 
 _DESCRIPTION = """\
 Recommends how many gradients there should be in a step of sync replicas, for given
 latencies, and shows the table behind it. More of them wait for stragglers, fewer
 leave work unused. Progress counts steps per second, each weighed by the gradients
 in it: a step from k of them makes k / (k + B) of the progress of a noiseless one,
-with B the noise scale; it is told in steps from all replicas."""
+with B the noise scale; it is told in steps from all replicas.
+With --chips a strategy is recommended for a fleet whose chips fail: its k, period,
+group size and checkpoint interval, by the share of the chips' time that is useful."""
 
 _ROWS = 16
 
@@ -35,6 +37,7 @@ def add_parser(commands) -> None:
     " mean; 'inf' to count gradients (default: the number of replicas)",
   )
   latency_source.add_run_arguments(command)
+  fleet_plan.add_arguments(command)
   parser.add_number(
     command,
     "--steps",
@@ -59,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
   installed.check()
   output_files.check_writable(args.json, picture=args.save)
   latency, recorded = latency_source.load(args)
+  if args.chips is not None:
+    return fleet_plan.run(args, latency)
   if recorded is not None and recorded.strategy.kind == "exchange":
     raise errors.CommandError(
       f"--journal {args.journal}: it is of elastic averaging, where no gradients"

@@ -126,15 +126,15 @@ class Follower:
     """When `TimePassed` is to be the next input, at the latest."""
     if self.over:
       return math.inf
-    time = min(
+    times = [
+      self._search.deadline(self._situation()),
       self._run_at,
       self._leave_by,
-      self._called_at + self._config.attempt_timeout,
-      self._waiting_since + self._config.patience,
-    )
-    if self._search.idle:
-      return time
-    return min(time, self._search.deadline(self._situation()))
+    ]
+    if self._called:
+      times.append(self._called_at + self._config.attempt_timeout)
+    times.append(self._waiting_since + self._config.patience)
+    return min(times)
 
   def _situation(self) -> Situation:
     holds = self.applier.current and self.applier.step == self.view.step
@@ -158,8 +158,7 @@ class Follower:
       return
     if now >= self._run_at:
       self._get_run()
-    if not self._search.idle:
-      self._out += self._search.proceed(now, self._situation())
+    self._out += self._search.proceed(now, self._situation())
     self._check_waiting(now)
 
   def _handle(self, input_: Input, now: float) -> None:
@@ -244,7 +243,7 @@ class Follower:
     else:
       self._fail("JoinRefused", "The store's run is not one of this version.")
 
-  # The leader.
+  # Who is leader.
 
   def _searched(
     self, effects: list[Effect], findings: list[Finding], now: float
@@ -258,9 +257,7 @@ class Follower:
           self._position, self._complete = position, position == 0
         case FellOff(position):
           # A leader that is followed, or being called, knows better.
-          if self._called or self._leader:
-            self._search.pause(now)
-          else:
+          if not self._called and not self._leader:
             self._fall_off()
             self._position = position
         case Elected(position, record):
@@ -480,10 +477,6 @@ class Follower:
   ) -> None:
     """A record that stands in the log, as another replica says."""
     if position < self._position:
-      term = record.entries[0] if record is not None else None
-      if isinstance(term, Term) and term.term == self.view.term:
-        # It was called before it knew that it is the leader.
-        self._call(term.leader, term.address, now)
       return
     if record is None and self._proposed is not None:
       proposed_at, record = self._proposed
@@ -681,7 +674,7 @@ class Follower:
     self._out.append(fx.Resolved(submitted.sequence, reason.value, 0))
 
   def _arrive(self) -> None:
-    """Sends the pending submission, and begins the optimistic attempt."""
+    """Sends the pending submission, and begins what need not be told."""
     pending = self.session.pending
     assert pending is not None
     if not self._leader:
@@ -761,7 +754,6 @@ class Follower:
     ended, applier = self.view.ended, self.applier
     if ended is None or self.over:
       return
-    applier.pump()  # What was read before its membership ended may do.
     if ended.error:
       diverged = ended.error == "Diverged"
       self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
@@ -793,7 +785,7 @@ class Follower:
     self._search.end()
 
   def _check_waiting(self, now: float) -> None:
-    """Fails a replica that waits for too long, whatever the leader says."""
+    """Whoever waits for too long raises an error, whatever the leader says."""
     waits = (
       self._admitted < 0
       or self.session.waits

@@ -6,6 +6,8 @@ the same way as any message, only without a connection.
 
 from __future__ import annotations
 
+import collections
+
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
@@ -50,13 +52,13 @@ class Node:
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
-    me = self._config.process
     out: list[Effect] = []
-    todo = [input_]
-    for next_ in todo:  # It grows meanwhile.
+    todo: collections.deque[Input] = collections.deque([input_])
+    while todo:
+      next_ = todo.popleft()
       for effect in self._step(next_, now):
-        if isinstance(effect, fx.Send) and effect.peer == me:
-          todo.append(ins.Received(me, effect.message))
+        if isinstance(effect, fx.Send) and effect.peer == self._config.process:
+          todo.append(ins.Received(effect.peer, effect.message))
         else:
           out.append(effect)
     return out
@@ -71,35 +73,39 @@ class Node:
     return self.follower.missing(now)
 
   def _step(self, input_: Input, now: float) -> list[Effect]:
-    leader, follower = self.leader, self.follower
-    if leader is None:
-      effects = follower.step(input_, now)
-    elif isinstance(input_, ins.Received):
+    effects: list[Effect] = []
+    leader = self.leader
+    to_leader, to_follower = leader is not None, True
+    if isinstance(input_, ins.Received) and to_leader:
       to_leader = isinstance(input_.message, _TO_LEADER)
-      effects = (leader if to_leader else follower).step(input_, now)
-    else:
-      effects = leader.step(input_, now)
-      if not isinstance(input_, ins.Malformed):
-        effects += follower.step(input_, now)
-    elected = follower.elected
-    if leader is not None and (leader.over or follower.view.term > leader.term):
+      to_follower = not to_leader
+    elif isinstance(input_, ins.Malformed):
+      to_follower = not to_leader
+    if leader is not None and to_leader:
+      effects += leader.step(input_, now)
+    if to_follower:
+      effects += self.follower.step(input_, now)
+    elected = self.follower.elected
+    if leader is not None and (
+      leader.over or self.follower.view.term > leader.term
+    ):
       self.leader = None
       effects += leader.resign()
       effects.append(fx.LeadershipChanged(False, leader.term))
       effects.append(fx.CloseJournal())
-      if follower.view.term == leader.term:
+      if self.follower.view.term == leader.term:
         lost = ins.PeerLost(self._config.process, "left", leader.over)
-        effects += follower.step(lost, now)
+        effects += self.follower.step(lost, now)
     if elected is not None:
-      follower.elected = None
+      self.follower.elected = None
       position, record = elected
-      view = follower.view.copy()
+      view = self.follower.view.copy()
       self.leader = Leader(
         self._config,
         view,
         position,
         record,
-        follower.recent,
+        self.follower.recent,
         self._count,
       )
       effects.append(fx.LeadershipChanged(True, view.term))

@@ -5,6 +5,8 @@ generator; it returns where the chips' seconds went. Each is in a file of its ow
 """
 
 from optax_dist.simulate.scale.backup_groups import backup_groups
+from optax_dist.simulate.scale.choose import Choice, Option, choose
+from optax_dist.simulate.scale.decoupled_diloco import decoupled_diloco
 from optax_dist.simulate.scale.diloco import diloco
 from optax_dist.simulate.scale.elastic_restart import elastic_restart
 from optax_dist.simulate.scale.fleet import Fleet, Network
@@ -17,11 +19,15 @@ from optax_dist.simulate.scale.replica_groups import replica_groups
 from optax_dist.simulate.scale.run import Strategy, simulate_fleet
 
 __all__ = [
+  "Choice",
   "Fleet",
   "Network",
+  "Option",
   "Strategy",
   "backup_groups",
   "best_checkpoint_interval",
+  "choose",
+  "decoupled_diloco",
   "diloco",
   "elastic_restart",
   "one_program",

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from optax_dist.simulate.goodput import Goodput
+from optax_dist.simulate.scale import arrivals as order
 from optax_dist.simulate.scale import rounds
-from optax_dist.simulate.scale.arrivals import Arrivals
 from optax_dist.simulate.scale.fleet import Fleet
 
 
@@ -29,7 +29,7 @@ class _BackupGroups:
         f"replicas_to_aggregate must be at most the number of groups"
         f" ({fleet.groups}), got {k}."
       )
-    arrivals = Arrivals(fleet.step)
+    arrivals = order.arrivals(fleet.step)
 
     def round_of(n: int) -> rounds.Round:
       if n < k:

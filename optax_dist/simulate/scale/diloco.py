@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from optax_dist.simulate.goodput import Goodput
+from optax_dist.simulate.scale import arrivals as order
 from optax_dist.simulate.scale import rounds
-from optax_dist.simulate.scale.arrivals import Arrivals
 from optax_dist.simulate.scale.fleet import Fleet
 
 
@@ -23,7 +23,7 @@ class _DiLoCo:
   def __call__(
     self, fleet: Fleet, seconds: float, rng: np.random.Generator
   ) -> Goodput:
-    arrivals = Arrivals(fleet.step, self.period)
+    arrivals = order.arrivals(fleet.step, self.period)
 
     def round_of(n: int) -> rounds.Round:
       last = arrivals.expected(n, n)

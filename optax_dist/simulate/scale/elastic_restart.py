@@ -10,7 +10,7 @@ import numpy as np
 
 from optax_dist.simulate import goodput
 from optax_dist.simulate.goodput import Goodput
-from optax_dist.simulate.scale.arrivals import Arrivals
+from optax_dist.simulate.scale import arrivals as order
 from optax_dist.simulate.scale.fleet import Fleet
 from optax_dist.simulate.scale.one_program import (
   best_checkpoint_interval,
@@ -23,16 +23,15 @@ class _Run:
 
   Attributes:
     up: groups that take part.
-    since: seconds of work since the last checkpoint.
-    pending: useful group-seconds since then.
+    pending: useful group-seconds since the last checkpoint.
   """
 
   def __init__(
     self, fleet: Fleet, seconds: float, rng: np.random.Generator
   ) -> None:
     self.fleet, self.seconds, self.rng = fleet, seconds, rng
-    self.arrivals = Arrivals(fleet.step)
-    self.now = self.since = self.pending = 0.0
+    self.arrivals = order.arrivals(fleet.step)
+    self.now = self.pending = 0.0
     self.up = fleet.groups
     self.returns: list[float] = []
     self.spent = dict.fromkeys(goodput.CATEGORIES, 0.0)
@@ -56,16 +55,20 @@ class _Run:
     self.pending += useful
     self.spent["exchanging"] += exchanging
     self.spent["waiting"] += max(0.0, n * seconds - useful - exchanging)
-    self.since += seconds
+    self.idle(seconds)
+
+  def stand(self, seconds: float) -> None:
+    """All stand still, and nothing happens."""
+    self.spent["recovery"] += self.up * seconds
     self.idle(seconds)
 
   def saved(self) -> None:
     self.spent["useful"] += self.pending
-    self.since = self.pending = 0.0
+    self.pending = 0.0
 
   def fail(self) -> None:
     self.spent["dropped"] += self.pending
-    self.since = self.pending = 0.0
+    self.pending = 0.0
     self.up -= 1
     heapq.heappush(self.returns, self.now + self.fleet.repair)
 
@@ -102,7 +105,7 @@ class _ElasticRestart:
 
   @property
   def name(self) -> str:
-    every = "the best interval"
+    every = "at the best interval"
     if self.interval is not None:
       every = f"every {self.interval:.4g} s"
     return f"elastic restart, checkpoints {every}"
@@ -115,6 +118,7 @@ class _ElasticRestart:
       interval = best_checkpoint_interval(
         fleet.save, fleet.mean_time_between_failures
       )
+    interval = min(interval, seconds)
     run = _Run(fleet, seconds, rng)
     again = fleet.detect + fleet.reshard + fleet.restart + fleet.restore
     while run.now < seconds:
@@ -125,19 +129,18 @@ class _ElasticRestart:
           run.recover(again)
         continue
       failure = run.failure()
-      save = max(0.0, interval - run.since)
       back = run.returns[0] - run.now if run.returns else math.inf
-      part = min(failure, save, max(0.0, back), seconds - run.now)
-      run.work(part)
-      if part == failure:
+      window = min(failure, max(0.0, back), seconds - run.now)
+      cycles = math.floor(window / (interval + fleet.save))
+      run.work(cycles * interval)
+      run.saved()
+      run.stand(cycles * fleet.save)
+      rest = window - cycles * (interval + fleet.save)
+      run.work(min(rest, interval))
+      run.stand(max(0.0, rest - interval))  # A checkpoint that is cut short.
+      if window == failure:
         run.fail()
         run.recover(again)
-      elif part == save:
-        before = run.up
-        run.saved()
-        run.recover(fleet.save)
-        if run.up > before:
-          run.recover(fleet.reshard + fleet.restart)
       elif run.take_back():
         # They save first, so that nothing is lost.
         run.saved()

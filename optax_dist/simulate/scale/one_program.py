@@ -10,7 +10,7 @@ from scipy import optimize
 
 from optax_dist.simulate import goodput
 from optax_dist.simulate.goodput import Goodput
-from optax_dist.simulate.scale.arrivals import Arrivals
+from optax_dist.simulate.scale import arrivals as order
 from optax_dist.simulate.scale.fleet import Fleet
 
 
@@ -76,7 +76,7 @@ class _OneProgram:
 
   @property
   def name(self) -> str:
-    every = "the best interval"
+    every = "at the best interval"
     if self.interval is not None:
       every = f"every {self.interval:.4g} s"
     return f"one program, checkpoints {every}"
@@ -90,7 +90,7 @@ class _OneProgram:
       interval = best_checkpoint_interval(fleet.save, between)
     # Without failures no checkpoint is saved until the end.
     interval = min(interval, seconds)
-    arrivals, n = Arrivals(fleet.step), fleet.groups
+    arrivals, n = order.arrivals(fleet.step), fleet.groups
     exchange = fleet.exchange(n)
     step = arrivals.expected(n, n) + exchange
     down = fleet.detect + fleet.repair + fleet.restart + fleet.restore

@@ -12,6 +12,7 @@ ALL = [
   scale.backup_groups(14),
   scale.replica_groups(),
   scale.diloco(5),
+  scale.decoupled_diloco(5),
 ]
 NAMES = [strategy.name for strategy in ALL]
 
@@ -78,6 +79,19 @@ def test_a_longer_period_waits_less_and_loses_more():
   )
 
 
+def test_learners_that_are_decoupled_wait_for_nobody():
+  some = fleet(
+    latency="exponential:1", detect=5.0, nbytes=1.0, network=scale.Network(0.5)
+  )
+  apart, together = (
+    scale.simulate_fleet(make(10), some, seconds=20_000.0)
+    for make in (scale.decoupled_diloco, scale.diloco)
+  )
+  assert apart.seconds["waiting"] == apart.seconds["exchanging"] == 0.0
+  assert together.seconds["waiting"] > 0
+  assert apart.goodput > together.goodput
+
+
 def test_elastic_restart_goes_on_where_one_program_waits():
   some = fleet(
     failure_rate=1e-5, repair=2000.0, restart=5.0, restore=5.0, save=1.0
@@ -111,7 +125,7 @@ def test_numbers_out_of_range_are_refused():
     scale.Network(0.0, 0.0)
   with pytest.raises(ValueError, match="number of groups"):
     scale.simulate_fleet(scale.backup_groups(17), fleet())
-  for make in (scale.backup_groups, scale.diloco):
+  for make in (scale.backup_groups, scale.diloco, scale.decoupled_diloco):
     with pytest.raises(ValueError, match="positive integer"):
       make(0)
   with pytest.raises(ValueError, match="seconds"):

@@ -1,0 +1,218 @@
+"""``optax-dist plan --chips``: a strategy for a fleet whose chips fail."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from optax_dist.cli import errors, output_files, parser
+
+_TIMES = {
+  "repair": (600.0, "until a failed group has working chips again"),
+  "detect": (10.0, "until the others know of a failure"),
+  "restart": (60.0, "until a program that is started anew computes"),
+  "save-pause": (10.0, "for which all stand still to save a checkpoint"),
+  "restore": (30.0, "until a checkpoint is loaded"),
+  "reshard": (30.0, "until the state is laid out for other groups"),
+  "catch-up": (30.0, "until a group that comes back has the others' state"),
+}
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+  """Adds the arguments of a fleet."""
+  group = to.add_argument_group(
+    "options of --chips (the latency is that of a group's step)"
+  )
+  add = group.add_argument
+  add(
+    "--chips",
+    metavar="N",
+    type=parser.whole_number(1, 10_000_000),
+    help="plan for a fleet of so many chips that fail",
+  )
+  add(
+    "--chips-per-group",
+    metavar="N",
+    nargs="+",
+    type=parser.whole_number(1),
+    default=[8],
+    help="that compute one gradient together; several to choose from"
+    " (default: 8)",
+  )
+  parser.add_number(
+    group,
+    "--chip-mtbf",
+    "HOURS",
+    parser.positive_float,
+    default=50_000.0,
+    help="mean hours between failures of one chip",
+  )
+  for name, (default, what) in _TIMES.items():
+    parser.add_number(
+      group,
+      f"--{name}",
+      "SECONDS",
+      parser.non_negative_float,
+      default=default,
+      help=what,
+    )
+  parser.add_number(
+    group,
+    "--model-bytes",
+    "N",
+    parser.non_negative_float,
+    default=0.0,
+    help="bytes that groups exchange",
+  )
+  add(
+    "--network",
+    metavar="LATENCY,BANDWIDTH",
+    type=_network,
+    help="seconds, and bytes per second of a group (default: no time at all)",
+  )
+  add(
+    "--periods",
+    metavar="N",
+    nargs="+",
+    type=parser.whole_number(1),
+    default=[10, 50, 200],
+    help="local steps between exchanges, to choose from (default: 10 50 200)",
+  )
+  parser.add_number(
+    group,
+    "--local-step-value",
+    "X",
+    parser.positive_float,
+    default=1.0,
+    help="what a local step is worth, beside one whose gradient is exchanged",
+  )
+
+
+def run(args: argparse.Namespace, latency) -> int:
+  """Plans for a fleet, with the parsed arguments of ``plan``."""
+  from optax_dist.cli import bar
+  from optax_dist.simulate import scale
+
+  try:
+    fleet = scale.Fleet(
+      args.chips,
+      args.chips_per_group[0],
+      latency,
+      failure_rate=1 / (3600 * args.chip_mtbf),
+      nbytes=args.model_bytes,
+      network=scale.Network(*(args.network or ())),
+      save=args.save_pause,
+      **{
+        name: getattr(args, name)
+        for name in (n.replace("-", "_") for n in _TIMES)
+        if name != "save_pause"
+      },
+    )
+    with bar.bar(f"planning for {args.chips:,} chips", 1) as shown:
+      choice = scale.choose(
+        fleet,
+        group_sizes=args.chips_per_group,
+        periods=args.periods,
+        local_step_value=args.local_step_value,
+        repetitions=min(args.repetitions, 3),
+        seed=args.seed,
+        progress=shown,
+      )
+  except ValueError as error:
+    raise errors.CommandError(str(error)) from error
+  title = f"{args.chips:,} chips, a step {latency}"
+  _show(choice, title)
+  if args.json:
+    output_files.write_json(
+      args.json,
+      {
+        "recommended": choice.recommended.report(),
+        "runner_up": choice.runner_up and choice.runner_up.report(),
+        "reason": choice.reason,
+        "options": [option.report() for option in choice.options],
+      },
+    )
+  if args.save:
+    save(args.save, choice, title)
+  output_files.tell(args.json, args.save)
+  return 0
+
+
+def _show(choice, title: str) -> None:
+  from optax_dist.cli import tables
+
+  shown = tables.table(title)
+  shown.add_column("strategy")
+  columns = ("chips per group", "progress", "from", "to")
+  causes = ("waiting", "exchanging", "dropped", "recovery", "idle")
+  for name in (*columns, *causes):
+    shown.add_column(name, justify="right")
+  for option in choice.options:
+    shown.add_row(
+      option.name,
+      f"{option.chips_per_group:,}",
+      *(f"{x:.1%}" for x in (option.progress, option.low, option.high)),
+      *(f"{option.outcome.share(cause):.1%}" for cause in causes),
+      style="bold" if option is choice.recommended else None,
+    )
+  tables.show(shown)
+  print(f"recommended: {_named(choice.recommended)}: {choice.reason}")
+  if choice.runner_up is not None:
+    print(f"runner-up: {_named(choice.runner_up)}")
+
+
+def _named(option) -> str:
+  text = f"{option.name}, {option.chips_per_group:,} chips in a group"
+  if option.checkpoint_interval is not None:
+    text += f", a checkpoint every {option.checkpoint_interval:.4g} s"
+  return f"{text} ({option.progress:.1%})"
+
+
+def save(path: pathlib.Path, choice, title: str) -> None:
+  """Draws where the chips' time goes, a bar for each option.
+
+  Args:
+    path: where to.
+    choice: what to draw.
+    title: what it is for.
+
+  Raises:
+    errors.CommandError: the file can't be written.
+  """
+  from optax_dist.cli import panels
+  from optax_dist.cli.runs import report_picture
+
+  options = choice.options
+
+  def draw(axes) -> None:
+    left = [0.0] * len(options)
+    for category, color in report_picture.COLORS.items():
+      shares = [100 * option.outcome.share(category) for option in options]
+      if max(shares) > 0.05:
+        axes.barh(
+          range(len(options)), shares, left=left, color=color, label=category
+        )
+      left = [a + b for a, b in zip(left, shares, strict=True)]
+    axes.set_yticks(
+      range(len(options)),
+      [f"{o.name}; {o.chips_per_group:,} a group" for o in options],
+      fontsize=12,
+    )
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share of the chips' time (%)")
+    axes.set_title(f"Best: {choice.recommended.name}")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.3, -0.14), ncols=4)
+
+  height = 2.6 + 0.42 * len(options)
+  panels.save(path, title, [draw], size=(13.0, height), inverted=1)
+
+
+def _network(text: str) -> tuple[float, float]:
+  """An argument type: a number of at least 0 and one above it."""
+  parts = text.split(",")
+  if len(parts) != 2:
+    raise argparse.ArgumentTypeError(
+      f"must be LATENCY,BANDWIDTH, two numbers, got {text!r}"
+    )
+  return parser.non_negative_float(parts[0]), parser.positive_float(parts[1])
