@@ -8,6 +8,7 @@ r"""The coordinator's figures, each beside what it is compared with, in turns.
     python benchmarks/coordinator/compare.py --figure closed-form
     python benchmarks/coordinator/compare.py --figure bytes
     python benchmarks/coordinator/compare.py --figure followers
+    python benchmarks/coordinator/compare.py --figure leased-data
     python benchmarks/coordinator/compare.py --figure round-trips
     python benchmarks/coordinator/compare.py --figure gigabit
     python benchmarks/coordinator/compare.py --figure gloo \
@@ -28,6 +29,7 @@ import between_hosts
 import bytes_moved
 import closed_form
 import followers
+import leased_data
 import processes
 import side_by_side
 import straggler
@@ -39,6 +41,7 @@ FIGURES = {
   "closed-form": closed_form.lines,
   "bytes": bytes_moved.lines,
   "followers": followers.lines,
+  "leased-data": leased_data.lines,
   "round-trips": between_hosts.round_trips,
   "gloo": between_hosts.against_gloo,
   "gigabit": between_hosts.gigabit,

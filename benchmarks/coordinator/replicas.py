@@ -160,6 +160,7 @@ def _replica(args: argparse.Namespace) -> None:
     secret="of these hosts alone" if args.between != "nothing" else None,
     timeout=30.0,
     journal=args.journal if args.steps else None,
+    data=coordinator.Batches(1 << 20, 64, epochs=None) if args.data else None,
   ) as replica:
     processes.say(ready=True)
     told.wait()
@@ -203,7 +204,11 @@ def _sleep(replica, seconds: float, args: argparse.Namespace) -> bool:
 def _measure(replica, gradient, compute, args, first: bool) -> None:
   """Makes steps until the run is over, which the first replica decides."""
 
+  samples = replica.batches() if args.data else None
+
   def step() -> bool:
+    if samples is not None and next(samples, None) is None:
+      return False
     grads = gradient(replica.params)
     return not compute() or not replica.step(grads).finished
 
@@ -258,6 +263,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--cancel", action="store_true", help="give up gradients that are stale")
   add("--slice", type=float, default=0.0, help="seconds between questions")
   add("--seed", type=int, default=0)
+  add("--data", action="store_true", help="lease the samples of each gradient")
   add("--kill", action="store_true", help="kill a replica, and time the stall")
   add("--victim", type=int, default=-1, help="which one; by default the last")
   add("--moment", type=float, default=0.0)

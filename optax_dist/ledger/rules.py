@@ -7,8 +7,11 @@ from typing import Any
 
 from optax_dist.ledger import events as ev
 from optax_dist.ledger import spans as sp
+from optax_dist.ledger.batches import Batches
+from optax_dist.ledger.progress import Progress
 from optax_dist.ledger.spans import Spans
-from optax_dist.ledger.state import Held, State, limit_of
+from optax_dist.ledger.state import Held, State, left_of, limit_of
+from optax_dist.quorum.persistent import PersistentMap
 
 # So often samples may bring a gradient that is not finite.
 _STRIKES = 3
@@ -19,32 +22,53 @@ class _Draft:
   """A state that an event is changing: mutable, and never returned."""
 
   def __init__(self, state: State):
-    self.state = state
+    self.__dict__.update(zip(State._fields, state, strict=True))
     self.leases: list[ev.Lease] = []
+    self._copied = False
+
+  # The fields of State; mypy cannot see them arrive through __dict__.
+  data: Batches
+  unit: int
+  need: int
+  progress: Progress
+  cursor: int
+  limit: int | None
+  pool: Spans
+  doubtful: Spans
+  strikes: PersistentMap[int, int]
+  giving_up: Spans
+  held: dict[ev.Holder, Held]
+  waiting: tuple[tuple[ev.Holder, int], ...]
+  numbers: int
+
+  def freeze(self) -> State:
+    return State(*map(self.__dict__.__getitem__, State._fields))
 
   def set(self, **changes: Any) -> None:
-    self.state = self.state._replace(**changes)
+    self.__dict__.update(changes)
 
   def of(self, holder: ev.Holder) -> Held:
-    return self.state.held.get(holder, _NOTHING)
+    return self.held.get(holder, _NOTHING)
 
   def hold(self, holder: ev.Holder, held: Held) -> None:
-    held_by = self.state.held
+    if not self._copied:
+      # The state that the draft was made of stays as it is.
+      self.held, self._copied = self.held.copy(), True
     if held.out or held.inside:
-      self.set(held=held_by.set(holder, held))
+      self.held[holder] = held
     else:
-      self.set(held=held_by.delete(holder))
+      self.held.pop(holder, None)
 
   def give_back(self, holder: ev.Holder, spans: Spans, copied: bool) -> None:
     """Puts into the pool what nobody else holds."""
     if copied:
-      for other, held in self.state.held.items():
+      for other, held in self.held.items():
         if other != holder:
           spans = sp.minus(sp.union(spans), held.out)
           spans = sp.minus(spans, held.inside)
-      spans = sp.minus(sp.union(spans), self.state.pool)
+      spans = sp.minus(sp.union(spans), self.pool)
     if spans:
-      self.set(pool=sp.union(self.state.pool, spans))
+      self.set(pool=sp.union(self.pool, spans))
 
   def return_out(self, holder: ev.Holder) -> None:
     """What it computes on returns to the pool."""
@@ -55,17 +79,18 @@ class _Draft:
 
   def wait(self, holder: ev.Holder, count: int) -> None:
     self.stop_waiting(holder)
-    self.set(waiting=(*self.state.waiting, (holder, count)))
+    self.set(waiting=(*self.waiting, (holder, count)))
 
   def stop_waiting(self, holder: ev.Holder) -> None:
-    waiting = self.state.waiting
+    waiting = self.waiting
     if any(other == holder for other, _ in waiting):
       self.set(waiting=tuple(w for w in waiting if w[0] != holder))
 
   def serve(self) -> None:
     """Leases what there is to those who wait."""
-    for holder, count in self.state.waiting:
-      if self.state.exhausted:
+    for holder, count in self.waiting:
+      left = left_of(self)
+      if left is not None and left < self.need * self.unit:
         return
       spans = self.take(count)
       copied = False
@@ -73,7 +98,7 @@ class _Draft:
         spans, copied = self.copy(holder, count), True
       if spans:
         self.stop_waiting(holder)
-        number = self.state.numbers
+        number = self.numbers
         self.set(numbers=number + 1)
         held = self.of(holder)
         held = held._replace(out=spans, number=number, copied=copied)
@@ -82,7 +107,7 @@ class _Draft:
 
   def take(self, count: int) -> Spans:
     """Takes samples that nobody holds: returned ones first, then new ones."""
-    state, unit = self.state, self.state.unit
+    state, unit = self, self.unit
     pool, cursor, limit = state.pool, state.cursor, state.limit
     most = count * unit
     later: Spans = ()
@@ -108,13 +133,13 @@ class _Draft:
     return self.take(count)
 
   def settle_doubts(self) -> None:
-    state = self.state
+    state = self
     if state.doubtful:
       self.set(pool=sp.union(state.pool, state.doubtful), doubtful=())
 
   def copy(self, holder: ev.Holder, count: int) -> Spans:
     """Samples that another one computes on: whoever is first counts."""
-    state = self.state
+    state = self
     found = [
       (held.copied, held.out[0], held.number, other)
       for other, held in state.held.items()
@@ -149,12 +174,12 @@ def step(state: State, event: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
   """
   draft = _Draft(state)
   _HANDLERS[type(event)](draft, event)
-  if draft.state.waiting:
+  if draft.waiting:
     draft.serve()
-  return draft.state, tuple(draft.leases)
+  return draft.freeze(), tuple(draft.leases)
 
 
-def fits(state: State, holder: ev.Holder, spans: Spans) -> bool:
+def fits(state: State | _Draft, holder: ev.Holder, spans: Spans) -> bool:
   """Whether a gradient on these samples may count.
 
   It may not if they were not leased to this replica, or if another one that was
@@ -180,7 +205,7 @@ def _ask(draft: _Draft, event: ev.Ask) -> None:
 
 
 def _claim(draft: _Draft, event: ev.Claim) -> None:
-  state, holder, spans = draft.state, event.holder, event.spans
+  state, holder, spans = draft, event.holder, event.spans
   draft.return_out(holder)
   others = (h for other, h in state.held.items() if other != holder)
   taken = any(
@@ -202,7 +227,7 @@ def _claim(draft: _Draft, event: ev.Claim) -> None:
     draft.wait(holder, event.count)
     return
   draft.stop_waiting(holder)
-  state = draft.state
+  state = draft
   sorted_ = sp.union(spans)
   pool, end = state.pool, sorted_[-1][1]
   if end > state.cursor:
@@ -220,7 +245,7 @@ def _claim(draft: _Draft, event: ev.Claim) -> None:
 
 def _accept(draft: _Draft, event: ev.Accept) -> None:
   holder, spans = event.holder, event.spans
-  if not fits(draft.state, holder, spans):
+  if not fits(draft, holder, spans):
     raise ValueError(f"{spans} are not leased to {holder!r}.")
   held = draft.of(holder)
   rest = () if held.out == spans else _minus(held.out, spans)
@@ -228,7 +253,7 @@ def _accept(draft: _Draft, event: ev.Accept) -> None:
   copied = held.copied
   draft.hold(holder, Held(rest, inside, held.number, copied and bool(rest)))
   if copied:
-    for other, theirs in list(draft.state.held.items()):
+    for other, theirs in list(draft.held.items()):
       if other != holder and sp.overlap(theirs.out, spans):
         out = _minus(theirs.out, spans)
         draft.hold(other, theirs._replace(out=out))
@@ -246,7 +271,7 @@ def _drop(draft: _Draft, event: ev.Drop) -> None:
   if event.finite:
     draft.give_back(holder, spans, held.copied)
     return
-  state = draft.state
+  state = draft
   for other, theirs in list(state.held.items()):
     if held.copied and other != holder:
       # Nobody else is to find out the same.
@@ -263,7 +288,7 @@ def _drop(draft: _Draft, event: ev.Drop) -> None:
     strikes=state.strikes.delete(first),
     giving_up=sp.union(state.giving_up, spans),
   )
-  draft.set(limit=limit_of(draft.state))
+  draft.set(limit=limit_of(draft))
 
 
 def _gone(draft: _Draft, event: ev.Gone) -> None:
@@ -283,19 +308,19 @@ def _commit(draft: _Draft, event: ev.Commit) -> None:
       raise ValueError(f"No gradient of {holder!r} on {part} is in.")
     draft.hold(holder, held._replace(inside=inside))
     spans += part
-  progress = draft.state.progress.commit(spans, event.skipped)
+  progress = draft.progress.commit(spans, event.skipped)
   draft.set(progress=progress)
   if event.skipped:
-    giving_up = sp.minus(draft.state.giving_up, event.skipped)
+    giving_up = sp.minus(draft.giving_up, event.skipped)
     draft.set(giving_up=giving_up)
   draft.settle_doubts()
-  draft.set(limit=limit_of(draft.state))
+  draft.set(limit=limit_of(draft))
 
 
 def _need(draft: _Draft, event: ev.Need) -> None:
-  if event.gradients != draft.state.need:
+  if event.gradients != draft.need:
     draft.set(need=event.gradients)
-    draft.set(limit=limit_of(draft.state))
+    draft.set(limit=limit_of(draft))
 
 
 def _minus(spans: Spans, others: Spans) -> Spans:

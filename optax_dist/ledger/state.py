@@ -40,12 +40,12 @@ class State(NamedTuple):
     progress: what is committed.
     cursor: the first position that was never leased.
     limit: where those end that may be leased now; None: nowhere.
+    held: what each replica holds; never changed in place.
     pool: sorted spans before `cursor` that nobody holds.
     doubtful: sorted spans with which a gradient was not finite; leased again
       only when there is nothing else, or after the next commit.
     strikes: how often, by the first position of a span.
     giving_up: what was not finite too often; to be named in the next `Commit`.
-    held: what each replica holds.
     waiting: who waits for samples, and for how many gradients.
     numbers: counts leases.
   """
@@ -56,21 +56,18 @@ class State(NamedTuple):
   progress: Progress
   cursor: int
   limit: int | None
+  held: dict[Holder, Held]
   pool: Spans = ()
   doubtful: Spans = ()
   strikes: PersistentMap[int, int] = EMPTY
   giving_up: Spans = ()
-  held: PersistentMap[Holder, Held] = EMPTY
   waiting: tuple[tuple[Holder, int], ...] = ()
   numbers: int = 0
 
   @property
   def left(self) -> int | None:
     """Samples that are in no committed step; None if the run goes on."""
-    total = self.data.total
-    if total is None:
-      return None
-    return total - self.progress.done - sp.size(self.giving_up)
+    return left_of(self)
 
   @property
   def exhausted(self) -> bool:
@@ -104,12 +101,21 @@ def init(
     progress,
     progress.next,
     0,
+    {},
     progress.open,
   )
   return state._replace(limit=limit_of(state))
 
 
-def limit_of(state: State) -> int | None:
+def left_of(state: Any) -> int | None:
+  """Samples that are in no committed step; None if the run goes on."""
+  total = state.data.total
+  if total is None:
+    return None
+  return total - state.progress.done - sp.size(state.giving_up)
+
+
+def limit_of(state: Any) -> int | None:
   """Where the positions end that may be leased now."""
   data, total = state.data, state.data.total
   if data.mode == "streaming":

@@ -16,7 +16,7 @@ FAULTS = (
     "    if not ledger.fits(self.state, incarnation, message.data):\n"
     "      inside = self.data(incarnation)\n"
     "      mine = ledger.Held(message.data, inside)\n"
-    "      held = self.state.held.set(incarnation, mine)\n"
+    "      held = self.state.held | {incarnation: mine}\n"
     "      self.state = self.state._replace(held=held)\n",
   ),
   (
