@@ -203,7 +203,6 @@ def _sleep(replica, seconds: float, args: argparse.Namespace) -> bool:
 
 def _measure(replica, gradient, compute, args, first: bool) -> None:
   """Makes steps until the run is over, which the first replica decides."""
-
   samples = replica.batches() if args.data else None
 
   def step() -> bool:
