@@ -1,9 +1,10 @@
 """Times compilation of a training step with each transform, against pmean's.
 
-Prints ratios: the time to trace, lower and compile a whole step (gradient,
+Prints ratios: the processor time to trace, lower and compile a whole step (gradient,
 aggregation, inner optimizer) under ``jax.shard_map`` on 8 CPU devices, over that of
 the same step with ``jax.lax.pmean`` and the same inner optimizer. The model has many
-small leaves, as one whose layers are not stacked.
+small leaves, as one whose layers are not stacked. Processor time is of all threads, and
+does not count what else the machine does; the compiler uses several.
 
     python benchmarks/compile_time.py [--leaves N ...] [--only NAME ...] [--json FILE]
 """
@@ -113,14 +114,14 @@ def step_of(case: Case, leaves: int) -> tuple[Any, tuple]:
 
 
 def _seconds(make: Callable[[], tuple[Any, tuple]]) -> tuple[float, float]:
-  """Returns the time to trace and lower a program, and that to compile it."""
+  """Returns the processor time to trace and lower a program, and to compile it."""
   run, args = make()
   jax.clear_caches()
-  begin = time.perf_counter()
+  begin = time.process_time()
   lowered = run.lower(*args)
-  middle = time.perf_counter()
+  middle = time.process_time()
   lowered.compile()
-  return middle - begin, time.perf_counter() - middle
+  return middle - begin, time.process_time() - middle
 
 
 def main() -> None:

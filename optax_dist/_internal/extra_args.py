@@ -2,7 +2,7 @@
 
 Optax hands further keyword arguments from transformation to transformation, and
 each takes those that it knows. So a misspelt one reaches the last and is lost
-without a word. Which ones an inner transformation knows, its signature does not
+without notice. Which ones an inner transformation knows, its signature does not
 tell: a chain takes any. What it *uses* can be seen by tracing it with an argument
 that reports its first use.
 """

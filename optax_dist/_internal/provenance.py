@@ -141,6 +141,25 @@ def is_scattered(x: Any, name: axes.AxisName) -> bool:
   return False
 
 
+def was_reduced(x: Any, name: axes.AxisName) -> bool:
+  """Whether a value is, but for shape and scale, final over an axis already.
+
+  That of a shard, which varies over the axis, no type shows.
+
+  Args:
+    x: an array.
+    name: of an axis that is bound here.
+  """
+  for value, equation, todo in _backwards(x):
+    if not equation.transposed and _scope(name) in equation.stack:
+      return True
+    if insides := equation.insides(value):
+      todo += insides
+    elif equation.primitive in _SHAPE_AND_SCALE:
+      todo += [v for v in equation.inputs() if v.size == value.size]
+  return False
+
+
 class _Equation:
   """An operation, of a program that is being traced or of a finished one."""
 

@@ -1,4 +1,4 @@
-"""What a run can be told; the same on all replicas but for the journal."""
+"""The options of a run; the same on all replicas but for the journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Options:
     timeout: how long the run may make no progress while someone waits.
     attempt_timeout: how long one aggregation may take.
     leader_timeout: silence of the leader after which another takes its role.
-    stall_warning: waiting time after which it is logged who is waited for.
+    stall_warning: waiting time after which the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
     wire: how gradients travel; one of `wire_formats.WIRES`.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.

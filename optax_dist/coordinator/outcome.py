@@ -1,4 +1,4 @@
-"""What a training loop is told about each of its steps."""
+"""What a training loop learns about each of its steps."""
 
 from __future__ import annotations
 

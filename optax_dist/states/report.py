@@ -15,7 +15,7 @@ class SyncReport(NamedTuple):
   the ``dropped`` ones, but for ``departed``: these were accepted before.
 
   Attributes:
-    global_step: updates made so far.
+    global_step: steps taken so far.
     accepted: by replica, gradients accepted so far.
     accumulated: by replica, accepted gradients that wait for the next step.
     absent: by replica, ticks without a gradient.

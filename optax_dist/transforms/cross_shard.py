@@ -43,7 +43,7 @@ def cross_shard(
   """Replaces each replica's updates by their mean or sum over all replicas.
 
   Use it inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap(axis_name=)``, in a
-  chain: what stands before it sees one replica's gradient, what stands behind it
+  chain: what stands before it sees one replica's gradient, what stands after it
   the aggregated one, equal on all replicas::
 
     optax.chain(
@@ -52,7 +52,7 @@ def cross_shard(
         optax.adam(1e-3),
     )
 
-  The numbers are the same in every map. In particular, ``jax.grad`` with respect
+  The numbers are the same in each of these. In particular, ``jax.grad`` with respect
   to replicated parameters under ``shard_map(check_vma=True)`` arrives *already
   summed* over the replicas, where ``jax.lax.pmean`` would return a gradient that
   is too large by the number of replicas. The type shows it (the update does not
@@ -88,8 +88,9 @@ def cross_shard(
       gathered where they are used (FSDP): the ``PartitionSpec`` of each, in a
       pytree like the updates (or a prefix of it), or a function of the updates
       that returns one. Such a gradient arrives summed, as one shard of it on each
-      replica, and is only divided for the mean. Other axes may be named, too;
-      None is as ``PartitionSpec()``.
+      replica, and is only divided for the mean; by the first ``cross_shard`` of a
+      chain, if there are several. Other axes may be named, too; None is as
+      ``PartitionSpec()``.
     compression: a method of :mod:`optax_dist.compression`, by which each replica's
       own updates are aggregated in fewer bytes; None to send them as they are.
     num_replicas: with ``compression``, the number of replicas; None for the size
@@ -176,6 +177,7 @@ def cross_shard(
       _check_shards(path, leaf, names, shards, tracked)
       invariant = tracked - _varying_axes(leaf)
       equal = frozenset(a for a in invariant if _is_reduced(leaf, a))
+      again = frozenset(a for a in shards if provenance.was_reduced(leaf, a))
       if invariant:
         _check_invariant(
           path,
@@ -187,7 +189,7 @@ def cross_shard(
         )
       kind = dict.fromkeys(names, "own")
       kind |= dict.fromkeys(shards | invariant, "summed")
-      kind |= dict.fromkeys(equal, "equal")
+      kind |= dict.fromkeys(equal | again, "equal")
       if invariant_updates == "reduced":
         kind |= dict.fromkeys(invariant, "final")
       leaves.append(leaf)
@@ -200,7 +202,8 @@ def cross_shard(
       with provenance.reduced_over(names):
         return treedef.unflatten([adasum(x) for x in rows]), state
     results = []
-    for x, kind in zip(_sum(leaves, own, groups), kinds, strict=True):
+    sums = _sum(leaves, own, groups)
+    for x, kind, shards in zip(sums, kinds, sharded_over, strict=True):
       size = lambda *which, kind=kind: math.prod(
         sizes[a] for a in names if kind[a] in which
       )
@@ -209,7 +212,8 @@ def cross_shard(
         if reduction == "mean":
           results.append(_divide(x, size("own", "summed")))
         else:
-          results.append(_multiply(x, size("equal"), bool(tracked)))
+          marks = bool(tracked or shards)
+          results.append(_multiply(x, size("equal"), marks))
     return treedef.unflatten(results), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -22,7 +22,7 @@ class ElasticReplica(NamedTuple):
   """What one replica of :func:`elastic_average` holds.
 
   Attributes:
-    local_step: steps that the replica has made (int32 scalar).
+    local_step: steps that the replica has taken (int32 scalar).
     local_center: the center as the replica last saw it.
     inner_state: state of the inner transformation.
     dropped_nonfinite: exchanges that the replica took no part in, as its
@@ -39,7 +39,7 @@ class ElasticAverageState(NamedTuple):
   """State of :func:`elastic_average`.
 
   Attributes:
-    global_step: exchanges made so far (int32 scalar, equal on all replicas).
+    global_step: exchanges so far (int32 scalar, equal on all replicas).
     ticks: steps since the last exchange (int32 scalar, equal on all).
     center: the center, equal on all replicas. See
       :func:`optax_dist.center_params`.

@@ -27,7 +27,7 @@ class LocalReplica(NamedTuple):
   """What one replica of :func:`local_updates` holds.
 
   Attributes:
-    local_step: steps that the replica has made (int32 scalar).
+    local_step: steps that the replica has taken (int32 scalar).
     inner_state: state of the inner transformation.
     dropped_nonfinite: rounds (of a fragment) that the replica took no part in,
       as its parameters were not finite (int32 scalar).
@@ -45,9 +45,9 @@ class LocalUpdatesState(NamedTuple):
   """State of :func:`local_updates`.
 
   Attributes:
-    global_step: rounds made so far (int32 scalar, equal on all replicas).
+    global_step: rounds so far (int32 scalar, equal on all replicas).
     ticks: steps since the last round ended (int32 scalar, equal on all).
-    round_start: steps made before this round (int32 scalar, equal on all).
+    round_start: steps taken before this round (int32 scalar, equal on all).
     period: steps of this round (int32 scalar, equal on all).
     center: the parameters that this round started from, equal on all. See
       :func:`optax_dist.center_params`.
@@ -80,7 +80,7 @@ def local_updates(
   model_axes: axes.AxisNames = (),
   compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets each replica make steps of its own, then steps with their mean.
+  """Lets each replica take steps of its own, then steps with their mean.
 
   All replicas call ``update`` in lock step, each with its own parameters and its
   own gradient. In each round:
@@ -112,7 +112,7 @@ def local_updates(
       replicas. It gets no keyword arguments.
     axis_name: the axis, or a sequence of axes, that the replicas lie along.
     communication_period: steps in a round: a positive integer, or a schedule,
-      called with the steps made so far (int32 scalar) when a round begins, whose
+      called with the steps taken so far (int32 scalar) when a round begins, whose
       result counts as 1 where it is less, or a :class:`SettablePeriod`. See
       :mod:`optax_dist.transforms.schedules`.
     num_replicas: the number of replicas; None for the size of the axis. It must be

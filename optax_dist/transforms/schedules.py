@@ -23,7 +23,7 @@ def post_local_period(
 
   Args:
     communication_period: steps in a round from ``switch_step`` on.
-    switch_step: steps made with rounds of one; the paper switches with the first
+    switch_step: steps taken with rounds of one; the paper switches with the first
       decay of the learning rate.
 
   Returns:

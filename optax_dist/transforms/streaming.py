@@ -29,7 +29,7 @@ class StreamingUpdatesState(NamedTuple):
   """State of :func:`streaming_updates`.
 
   Attributes:
-    ticks: steps made, modulo the period (int32 scalar, equal on all replicas).
+    ticks: steps taken, modulo the period (int32 scalar, equal on all replicas).
     syncs: how often each fragment was sent (int32 array of one element per
       fragment, equal on all). See :func:`streaming_traffic`.
     center: what the replicas last agreed on, equal on all. See

@@ -1,4 +1,4 @@
-"""Synchronous updates from fresh gradients: k of N replicas make a step."""
+"""Synchronous updates: a step from the fresh gradients of k of N replicas."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -61,7 +61,7 @@ class SyncReplicasState(NamedTuple):
   """State of :func:`sync_replicas`.
 
   Attributes:
-    global_step: updates made so far (int32 scalar, equal on all replicas).
+    global_step: steps taken so far (int32 scalar, equal on all replicas).
     at_most: gradients that can have come in since the last step, if every replica
       arrived on every tick (int32 scalar, equal on all).
     inner_state: state of the inner transformation, equal on all replicas.
@@ -125,7 +125,7 @@ def sync_replicas(
   Args:
     inner: the transformation that gets the mean gradient.
     axis_name: the axis, or a sequence of axes, that the replicas lie along.
-    replicas_to_aggregate: gradients that make a step; a positive integer.
+    replicas_to_aggregate: how many gradients a step takes; a positive integer.
     total_num_replicas: the number of replicas; None for the size of the axis. It
       must be given where ``init`` is called outside of the map.
     max_staleness: how many steps old an accepted gradient may be; None for no
@@ -172,7 +172,7 @@ def sync_replicas(
     UnboundAxisError: in ``update``, if an axis is not bound.
 
   Example:
-    Two of three replicas make a step; the third is late, then stale.
+    Two of three replicas suffice for a step; the third is late, then stale.
 
     >>> import jax, jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.sync_replicas(

@@ -69,7 +69,7 @@ def under_jit(
       and ``tx`` is to see one shard of them. None leaves further axes to the
       compiler.
     inner_axes: axes of replicas within replicas, see :func:`state_specs`; then
-      gradients have the further replica axes behind the first.
+      gradients have the further replica axes after the first.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with the state of ``tx`` as a
@@ -130,7 +130,7 @@ def under_jit(
     )
 
   def specs_of(replica):
-    """The specs of arrays like the parameters, behind the replica's."""
+    """The specs of arrays like the parameters, after the replica's."""
     if param_specs is None:
       return replica
     return jax.tree.map(

@@ -52,9 +52,10 @@ class Groups:
     self.join = {
       "total_num_replicas": replicas,
       "lower_on_loss": True,
-      "timeout": 60.0,
-      "attempt_timeout": 5.0,
-      "leader_timeout": 2.0,
+      # Kills are noticed at once; a machine that is busy is not a fault.
+      "timeout": 100.0,
+      "attempt_timeout": 10.0,
+      "leader_timeout": 10.0,
       **self.job.pop("join", {}),
     }
     self.everyone, self.live = [], {}
@@ -62,7 +63,7 @@ class Groups:
     self.secret = secrets.token_hex()
 
   def __enter__(self):
-    self.store = store_process.start(self.secret.encode(), port=0)
+    self.store = store_process.start(self.secret.encode(), port=0, timeout=60.0)
     return self
 
   def __exit__(self, *error):

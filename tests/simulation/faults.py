@@ -71,7 +71,10 @@ _KINDS = (
   ("abort", 1),
   ("save", 1),
   ("lag", 4),
+  ("kill amid lag", 3),
 )
+# What is over in a moment, but for those that are killed.
+_BRIEF = ("kill", "kill leader", "kill amid lag", "leave", "save", "lag")
 _STORE = ("answer lost", "request lost", "late")
 
 
@@ -116,7 +119,34 @@ def schedule(seed: int, steps: int = 12) -> Schedule:
     time += r.expovariate(1.0 / (3 * pace)) + r.choice((0, 0, 0, 5.0))
     kind_ = r.choices([k for k, _ in _KINDS], [w for _, w in _KINDS])[0]
     faults.append((time, kind_, _details(kind_, r, replicas)))
+  if seed % 16 == 5:
+    return _member_dies_at_once(seed, setting, r)
   return Schedule(seed, setting, tuple(faults))
+
+
+def _member_dies_at_once(
+  seed: int, setting: Setting, r: random.Random
+) -> Schedule:
+  """The leader dies when another replica has its last commits, unread yet.
+
+  Rare in the other schedules, and the rest of a mean is lost with that leader.
+  """
+  setting = dataclasses.replace(
+    setting,
+    replicas=3,
+    needed=1,
+    inline=False,
+    alone=False,
+    max_staleness=0,
+    lower_on_loss=True,
+    latency=r.choice((0.0005, 0.005)),
+    store_latency=0.0005,
+    compute=(0.05,) * 8,
+    leaves=setting.lower_on_leave and r.random() < 0.5,
+  )
+  time = r.uniform(0.1, 0.5)
+  kind = "kill amid lag"
+  return Schedule(seed, setting, ((time, kind, _details(kind, r, 3)),))
 
 
 def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
@@ -148,6 +178,9 @@ def _details(kind: str, r: random.Random, replicas: int) -> tuple[Any, ...]:
       return (a, r.choice((1, 2)))
     case "lag":
       return (a, r.choice((0.01, 0.1, 0.5)))
+    case "kill amid lag":
+      lag = r.choice((0.02, 0.1, 0.5))
+      return (a, r.choice((0.5, 10.0, -1.0)), lag, lag * r.random())
     case _:
       return (a,)
 
@@ -184,7 +217,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   if process is None:
     return
   times = [detail for detail in details if isinstance(detail, float)]
-  if kind not in ("kill", "kill leader", "leave", "save", "lag"):
+  if kind not in _BRIEF:
     # So long it may take until all know of each other again.
     rest = max([0.0, *times]) + SILENCE + CONNECT + LEADER_TIMEOUT
     world.quiet_at = max(world.quiet_at, world.now + rest)
@@ -228,6 +261,11 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
         one.store_cut_until = max(one.store_cut_until, until)
     case "lag":
       world.lag(process, details[1])
+    case "kill amid lag":
+      # What the leader has sent, and its end, is found at once by another one.
+      world.lag(process, details[2])
+      time = world.now + details[3]
+      world.at(time, strike, world, "kill leader", details)
     case "snapshot":
       process.fail_snapshots += details[1]
     case "leave":

@@ -208,6 +208,30 @@ FAULTS = (
     "        self.position += 1\n"
     "        return self._put(self.record)",
   ),
+  Planted(
+    "a mean that can't come any more is waited for",
+    (
+      (
+        "world",
+        "      for aggregation in list(process.aggregations.values()):\n"
+        "        self.peer_lost(process, aggregation, peer)",
+        "      for aggregation in list(process.aggregations.values()):\n"
+        "        aggregation.moved = math.inf",
+      ),
+      (
+        "world",
+        "if peer.process in process.losing:\n        self.fail",
+        "if False:\n        self.fail",
+      ),
+      ("applier", 'if work.status == "runs" and any(', "if False and any("),
+    ),
+  ),
+  _one(
+    "a store that tells of a gap is asked again without a pause",
+    "follower",
+    "            self._search.pause(now)\n",
+    "            pass\n",
+  ),
 )
 
 

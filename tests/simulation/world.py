@@ -82,6 +82,12 @@ TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
 SILENCE, CONNECT, STORE_TIMEOUT = 5.0, 10.0, 2.0
 BLOCK = 4
 MOST_EVENTS = 300_000
+# Of the store by one process in a second.
+MOST_REQUESTS = 200
+
+
+# Of `World`, by the kind of effect that each carries out.
+_METHODS: dict[type, str] = {}
 
 
 class Connection:
@@ -163,6 +169,8 @@ class Process:
     self.timer = math.inf
     self.store_faults: list[str] = []
     self.store_cut_until = 0.0
+    # How often it has asked the store since then.
+    self.asking_since, self.requests = 0.0, 0
     # The published state, and the speculative one.
     self.step, self.version = 0, start
     self.ahead: tuple[int, int] | None = None
@@ -183,7 +191,8 @@ class Process:
     self.lease: tuple[int, ledger.Spans] = (-1, ())
     self.gradients: dict[int, int] = {}
     self.aggregations: dict[AttemptId, Aggregation] = {}
-    self.early: dict[AttemptId, list[tuple[str, int, int]]] = {}
+    # What has come before it was asked for, and from whom; lost with them.
+    self.early: dict[Any, list[tuple[Any, ...]]] = {}
     self.fetching: tuple[int, str, float] | None = None
     self.fail_snapshots = 0
     config = Config(
@@ -300,9 +309,9 @@ class World:
     if process.busy_until > self.now or process.inbox:
       process.inbox.append(input_)
       return
-    self.take(process, input_)
+    self.give(process, input_)
 
-  def take(self, process: Process, input_: ins.Input) -> None:
+  def give(self, process: Process, input_: ins.Input) -> None:
     """The core takes an input."""
     if self.trace is not None and not isinstance(input_, ins.TimePassed):
       self.say(f"{process.name} <- {_short(input_)}")
@@ -328,7 +337,7 @@ class World:
       process.backlog.append((self.catch_up, (process,)))
       return
     while process.inbox and process.alive and process.busy_until <= self.now:
-      self.take(process, process.inbox.pop(0))
+      self.give(process, process.inbox.pop(0))
 
   def set_timer(self, process: Process) -> None:
     due = process.node.deadline()
@@ -510,6 +519,7 @@ class World:
       transfer = end.fetching[0]
       end.fetching = None
       self.input(end, ins.SnapshotFailed(transfer, reason))
+    self.forget(end, peer.name)
     end.losing.append(peer.name)
     self.input(end, ins.PeerLost(peer.name, how, reason))
 
@@ -519,12 +529,27 @@ class World:
       connection.open[process.name] = False
       other = self.by_name[peer]
       self.deliver_loss(connection, other, "left", reason)
+      self.forget(process, peer)
       for aggregation in list(process.aggregations.values()):
         self.peer_lost(process, aggregation, peer)
+
+  def forget(self, process: Process, peer: str) -> None:
+    """What has come from a peer and was not asked for yet goes with it."""
+    for key, items in list(process.early.items()):
+      kept = [item for item in items if item[0] != peer]
+      if kept:
+        process.early[key] = kept
+      else:
+        del process.early[key]
 
   # Store.
 
   def request(self, process: Process, effect: fx.Put | fx.Get) -> None:
+    if self.now >= process.asking_since + 1.0:
+      process.asking_since, process.requests = self.now, 0
+    process.requests += 1
+    if process.requests > MOST_REQUESTS and self.checker is not None:
+      self.checker.fail("A6", f"{process.name} asks the store without a pause")
     fault = process.store_faults.pop(0) if process.store_faults else ""
     if process.store_cut_until > self.now:
       fault = "request lost"
@@ -595,7 +620,7 @@ class World:
       self.at(
         self.now + ATTEMPT_TIMEOUT, self.check_moves, process, aggregation
       )
-    for item in process.early.pop(attempt, []):
+    for _, *item in process.early.pop(attempt, []):
       self.arrived(process, aggregation, *item)
     self.at(self.now, self.go_on_later, process, aggregation)
 
@@ -623,7 +648,8 @@ class World:
       return
     aggregation = process.aggregations.get(attempt)
     if aggregation is None:
-      process.early.setdefault(attempt, []).append((kind, index, value))
+      item = (sender.name, kind, index, value)
+      process.early.setdefault(attempt, []).append(item)
     elif not aggregation.ended:
       self.arrived(process, aggregation, kind, index, value)
       self.go_on(process, aggregation)
@@ -722,7 +748,10 @@ class World:
     elif kind is fx.Put or kind is fx.Get:
       self.request(process, effect)
     else:
-      getattr(self, f"on_{kind.__name__.lower()}")(process, effect)
+      name = _METHODS.get(kind)
+      if name is None:
+        name = _METHODS[kind] = f"on_{kind.__name__.lower()}"
+      getattr(self, name)(process, effect)
 
   def on_userun(self, process: Process, effect: fx.UseRun) -> None:
     pass

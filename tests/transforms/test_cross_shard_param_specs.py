@@ -96,6 +96,34 @@ def test_a_shard_that_nobody_told_of_is_refused(
   assert "'data'" in str(info.value)
 
 
+@every_check
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+  ("first", "second", "factor"),
+  [
+    ("mean", "mean", 1),
+    ("sum", "mean", N),
+    ("mean", "sum", N),
+    ("sum", "sum", N * N),
+  ],
+)
+def test_a_second_one_takes_shards_for_reduced_as_it_does_the_others(
+  check_vma, own, first, second, factor
+):
+  """It divided the shards once more, and left the rest alone."""
+  chained = optax.chain(
+    optax_dist.cross_shard(AXIS, reduction=first, param_specs=SPECS),
+    optax.scale(0.5),
+    optax.clip(1e3),
+    optax_dist.cross_shard(AXIS, reduction=second, param_specs=SPECS),
+  )
+  got = _run(chained, check_vma, own=own)
+  for key, mean in MEAN.items():
+    np.testing.assert_allclose(
+      got[key], np.float32(0.5 * factor) * mean, rtol=1e-5, atol=1e-6
+    )
+
+
 def test_a_replicated_gradient_told_to_be_a_shard_is_refused():
   tx = optax_dist.cross_shard(AXIS, param_specs={"w": P(AXIS), "b": P(AXIS)})
   with pytest.raises(ValueError, match=r"updates\['b'\] does not vary"):

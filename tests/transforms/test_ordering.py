@@ -1,4 +1,4 @@
-"""The rows of docs/ordering.md: before or behind the aggregation."""
+"""The rows of docs/ordering.md: before or after the aggregation."""
 
 import functools
 

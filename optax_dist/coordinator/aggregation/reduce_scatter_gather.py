@@ -28,14 +28,14 @@ from optax_dist.coordinator.transport import interface as transports
 # millisecond; larger ones in the background, so that messages go on meanwhile.
 _AT_ONCE = 4 << 20
 # A slice of the mean can only come once its owner has all gradients, so it may
-# take longer than they; then whoever misses a gradient is heard first.
+# take longer than they; then a member that misses a gradient reports first.
 _MEAN_PATIENCE = 1.5
 
 Answer = inputs.Aggregated | inputs.AggregateFailed
 
 
 class Background(Protocol):
-  """Has work done by another thread, and is told in this one."""
+  """Has work done by another thread, and reports the end in this one."""
 
   def __call__(
     self,
@@ -96,7 +96,7 @@ class _Attempt:
     expected: transfers under way to here.
     averaging: whether another thread reads the gradients now.
     averaged: whether this replica's slice is there.
-    answered: whether the end was told.
+    answered: whether the core has its answer.
     dropped: whether it was cancelled or released.
   """
 
@@ -180,7 +180,7 @@ class Aggregations:
   `answers`, for the caller to take.
 
   Attributes:
-    answers: what is to be told to the protocol core.
+    answers: inputs for the protocol core.
     bytes_in: bytes of arrays that came.
     bytes_out: bytes of arrays that went.
   """
@@ -202,7 +202,7 @@ class Aggregations:
       mean_place: the layout of means, with the same elements.
       background: does what takes long.
       timeout: seconds without a byte after which an attempt has failed.
-      reach: told the phases of an attempt, "reduce_scatter" and "gather".
+      reach: called at each phase, "reduce_scatter" and "gather".
     """
     self.answers: list[Answer] = []
     self.bytes_in = self.bytes_out = 0
@@ -288,7 +288,7 @@ class Aggregations:
           self._sent(found, peer, transfer)
         else:
           found.attempt.expected.discard((peer, transfer))
-        # Who lacks a slice of the mean can tell by itself.
+        # A replica that lacks a slice of the mean reports it itself.
         if found.is_part or not sending:
           who = found.attempt.parts[found.at].incarnation
           text = f"{'to' if sending else 'from'} it: {reason}"

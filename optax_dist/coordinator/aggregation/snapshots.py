@@ -41,7 +41,7 @@ class Snapshots:
   """Serves and fetches states; the thread that owns the transport calls it.
 
   Attributes:
-    answers: what is to be told to the protocol core.
+    answers: inputs for the protocol core.
     bytes_in: bytes of states that came.
     bytes_out: bytes of states that went.
   """

@@ -1,7 +1,7 @@
 """What a launched process is told: the environment variables `OPTAX_DIST_*`.
 
 `optax-dist launch` sets them, and `coordinator.join` takes from them what it is
-not given. Whoever starts replicas by other means can set them, too.
+not given. Other launchers can set them, too.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Applier:
 
     Args:
       config: of the replica.
-      session: is told what is published.
+      session: learns what is published.
       out: where effects go.
     """
     self._config, self._session, self._out = config, session, out
@@ -90,7 +90,7 @@ class Applier:
     self._fetch: Fetch | None = None
     self._serves: list[Serve] = []
     self._report = -1
-    # Who is told what comes of it; the leader, where there is one.
+    # Sends the leader what comes of it, where there is a leader.
     self.tell: Tell = lambda message: None
 
   # Being part of the run.
@@ -120,7 +120,13 @@ class Applier:
   @property
   def hopeless(self) -> bool:
     """Whether nothing is under way that could bring it further."""
-    return self._fetch is None and (bool(self.needs) or not self._todo)
+    if self._fetch is not None:
+      return False
+    if self.needs or not self._todo:
+      return True
+    work = self._work.get(self._todo[0].attempt)
+    runs = work is not None and work.status == "runs"
+    return not runs and not self._todo[0].inline
 
   def begin(self, step: int, origin_step: int, origin_digest: str) -> None:
     """The run is at this step: takes part from there, or needs a snapshot."""
@@ -208,7 +214,7 @@ class Applier:
     me: Incarnation,
     members: Mapping[Incarnation, Member],
   ) -> None:
-    """Aggregates with all members before being told to."""
+    """Aggregates with all members before the leader has announced it."""
     self.attempt(Attempt(attempt, parts, (), None, 0), me, members)
 
   def abandon(self, attempt: AttemptId) -> None:
@@ -366,7 +372,7 @@ class Applier:
       self.tell(NeedsSnapshot(self.step, self.needs))
 
   def new_leader(self) -> None:
-    """What the old leader has told to be done need not be done."""
+    """Drops the requests of the old leader."""
     self._fetch, self._serves, self._report = None, [], -1
 
   def report(self, message: Report) -> None:

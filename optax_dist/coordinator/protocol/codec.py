@@ -76,7 +76,7 @@ class Codec(Generic[T]):
 
   Their fields may be int, float, str, bool, bytes, None, tuples, other
   dataclasses, and unions of those that JSON keeps apart; a union of dataclasses
-  is told apart by their names.
+  is recognized by their names.
 
   Example:
     >>> @dataclasses.dataclass(frozen=True)

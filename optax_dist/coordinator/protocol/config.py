@@ -1,4 +1,4 @@
-"""What a replica's protocol is told at its start."""
+"""The settings of a replica's protocol."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Config:
     timeout: how long the run may make no progress while someone waits.
     attempt_timeout: how long an aggregation or a snapshot may stand still.
     leader_timeout: silence of the leader, after which another one is elected.
-    stall_warning: waiting time after which it is said who is waited for.
+    stall_warning: waiting time after which the missing replicas are named.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     block: records of the log that are deleted at a time; one to two blocks stay.
     data: whose samples are leased; None: replicas have data of their own.

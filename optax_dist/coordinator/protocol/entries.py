@@ -6,8 +6,8 @@ succeeds: the store decides what is committed. Everything else that replicas
 tell each other is in `messages`.
 
 Two rules make deleting old records safe. Records are deleted by blocks, and a
-block's marker is written before anything of it is deleted: whoever has found a
-record, or put one to become leader, looks for the marker *afterwards*. And a
+block's marker is written before anything of it is deleted: a process that has found
+a record, or put one to become leader, looks for the marker *afterwards*. And a
 record with a `Term` is never deleted: a leader's next put after it was replaced
 is where that `Term` stands, so it always conflicts.
 """
@@ -299,7 +299,7 @@ class Departed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ViewState:
-  """All that the log has decided up to a position, for one who starts there.
+  """All that the log has decided up to a position, for a reader that starts there.
 
   Attributes:
     term: of the latest leader.

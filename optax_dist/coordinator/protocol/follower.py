@@ -126,15 +126,15 @@ class Follower:
     """When `TimePassed` is to be the next input, at the latest."""
     if self.over:
       return math.inf
-    times = [
-      self._search.deadline(self._situation()),
+    time = min(
       self._run_at,
       self._leave_by,
-    ]
-    if self._called:
-      times.append(self._called_at + self._config.attempt_timeout)
-    times.append(self._waiting_since + self._config.patience)
-    return min(times)
+      self._called_at + self._config.attempt_timeout,
+      self._waiting_since + self._config.patience,
+    )
+    if self._search.idle:
+      return time
+    return min(time, self._search.deadline(self._situation()))
 
   def _situation(self) -> Situation:
     holds = self.applier.current and self.applier.step == self.view.step
@@ -158,7 +158,8 @@ class Follower:
       return
     if now >= self._run_at:
       self._get_run()
-    self._out += self._search.proceed(now, self._situation())
+    if not self._search.idle:
+      self._out += self._search.proceed(now, self._situation())
     self._check_waiting(now)
 
   def _handle(self, input_: Input, now: float) -> None:
@@ -243,7 +244,7 @@ class Follower:
     else:
       self._fail("JoinRefused", "The store's run is not one of this version.")
 
-  # Who is leader.
+  # The leader.
 
   def _searched(
     self, effects: list[Effect], findings: list[Finding], now: float
@@ -257,7 +258,9 @@ class Follower:
           self._position, self._complete = position, position == 0
         case FellOff(position):
           # A leader that is followed, or being called, knows better.
-          if not self._called and not self._leader:
+          if self._called or self._leader:
+            self._search.pause(now)
+          else:
             self._fall_off()
             self._position = position
         case Elected(position, record):
@@ -477,6 +480,10 @@ class Follower:
   ) -> None:
     """A record that stands in the log, as another replica says."""
     if position < self._position:
+      term = record.entries[0] if record is not None else None
+      if isinstance(term, Term) and term.term == self.view.term:
+        # It was called before it knew that it is the leader.
+        self._call(term.leader, term.address, now)
       return
     if record is None and self._proposed is not None:
       proposed_at, record = self._proposed
@@ -674,7 +681,7 @@ class Follower:
     self._out.append(fx.Resolved(submitted.sequence, reason.value, 0))
 
   def _arrive(self) -> None:
-    """Sends the pending submission, and begins what need not be told."""
+    """Sends the pending submission, and begins the optimistic attempt."""
     pending = self.session.pending
     assert pending is not None
     if not self._leader:
@@ -754,6 +761,7 @@ class Follower:
     ended, applier = self.view.ended, self.applier
     if ended is None or self.over:
       return
+    applier.pump()  # What was read before its membership ended may do.
     if ended.error:
       diverged = ended.error == "Diverged"
       self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
@@ -785,7 +793,7 @@ class Follower:
     self._search.end()
 
   def _check_waiting(self, now: float) -> None:
-    """Whoever waits for too long raises an error, whatever the leader says."""
+    """Fails a replica that waits for too long, whatever the leader says."""
     waits = (
       self._admitted < 0
       or self.session.waits

@@ -242,7 +242,7 @@ class SaveWanted:
 class Aborted:
   """The training loop ends by an exception, while the process lives on.
 
-  Others are told at once; nothing is waited for. The driver carries out the
+  The others learn it at once; nothing is waited for. The driver carries out the
   effects, and then closes the transport.
   """
 

@@ -100,11 +100,11 @@ class _Attempt:
   """The aggregation under way.
 
   Attributes:
-    message: what members and readers are told of it.
+    message: announces it to members and readers.
     began: when it did.
     optimistic: the id under which all members have begun it by themselves; None
-      once it is told, or if they have not.
-    reported: who has the mean of the optimistic one.
+      once it is announced, or if they have not.
+    reported: members that have the mean of the optimistic one.
     held: reports that wait for the witness.
     witness: the replica that is to have the mean too; None once it has.
   """
@@ -163,7 +163,7 @@ class Leader:
     self._lender: Lender | None = None
     if config.data is not None:
       self._lender = Lender(config, view.progress)
-    # Who asks to take part as a replica that is there, and until when they wait.
+    # Join requests under the id of a living replica, and until when they wait.
     self._rivals: dict[Process, tuple[float, msg.Hello]] = {}
     self._arriving: tuple[Incarnation, _Arrival] | None = None
     # The accepted gradients that are in no commit yet.
@@ -231,7 +231,7 @@ class Leader:
     return self._finish_step()
 
   def resign(self) -> list[Effect]:
-    """Another process is known to be leader: tells those who follow this one."""
+    """Another process is known to be leader: tells the followers."""
     if not self.over:
       self._resign("another process is leader")
     effects, self._out = self._out, []
@@ -602,7 +602,7 @@ class Leader:
     )
 
   def _dismiss(self, incarnation: Incarnation) -> None:
-    """Waits no more for what a member was to do besides its own part."""
+    """Stops waiting for a member as a witness, or in the queue."""
     self._early.pop(incarnation, None)
     self._queue = [(i, m) for i, m in self._queue if i != incarnation]
     attempt = self._attempt
@@ -1238,7 +1238,7 @@ class Leader:
       self._resign("the store doesn't answer")
 
   def _check_attempt(self) -> None:
-    """Whoever does not report in time is given up."""
+    """Gives up members that do not report in time."""
     attempt, patience = self._attempt, self._config.attempt_timeout
     if attempt is None:
       return

@@ -54,7 +54,7 @@ class LogWriter:
   What the leader says is held back until the decisions that it rests on stand
   in the log. Should a put be unanswered, the same record is put again, and never
   another one at that position; should there be a conflict, the leader has been
-  replaced, for nobody else's record can be equal to its own.
+  replaced, for no other process's record is equal to this one's.
 
   Attributes:
     position: of the next record.

@@ -1,4 +1,4 @@
-"""What the log has decided so far: the same for all who have read as much."""
+"""What the log has decided so far: equal for all that have read as far."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class View:
     self.latest: list[tuple[int, Progress]] = []
 
   def copy(self) -> View:
-    """One of its own."""
+    """An independent copy."""
     new = copy.copy(self)
     new.members, new.departed = dict(self.members), dict(self.departed)
     new.terms = list(self.terms)
@@ -133,7 +133,7 @@ class View:
     self.next_incarnation = max(self.next_incarnation, member.incarnation + 1)
 
   def dump(self) -> ViewState:
-    """All of it, for one who starts here."""
+    """All of it, for a reader that starts here."""
     return ViewState(
       self.term,
       self.leader,

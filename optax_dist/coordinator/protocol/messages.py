@@ -138,7 +138,7 @@ class Applied:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NeedsSnapshot:
-  """A member can't have the current state by its own means.
+  """A member can't compute the current state from means.
 
   The leader answers with `Fetch`, as soon as a replica can serve it.
 
@@ -226,7 +226,7 @@ class Proposed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recorded:
-  """The record stands in the log. True whoever says it.
+  """The record stands in the log, whichever replica sends this.
 
   A new leader sends its `Term` to all members like this.
 
@@ -351,7 +351,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stalled:
-  """A step takes long; who is waited for is said to users and in errors.
+  """A step takes long; the replicas it waits for, for users and errors.
 
   Attributes:
     step: which one.
@@ -390,7 +390,7 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Canvass:
-  """The sender has lost the leader of this term, and asks who has not."""
+  """The sender has lost the leader of this term, and asks who still hears it."""
 
   term: Natural
 

@@ -6,8 +6,6 @@ the same way as any message, only without a connection.
 
 from __future__ import annotations
 
-import collections
-
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
@@ -52,13 +50,13 @@ class Node:
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
+    me = self._config.process
     out: list[Effect] = []
-    todo: collections.deque[Input] = collections.deque([input_])
-    while todo:
-      next_ = todo.popleft()
+    todo = [input_]
+    for next_ in todo:  # It grows meanwhile.
       for effect in self._step(next_, now):
-        if isinstance(effect, fx.Send) and effect.peer == self._config.process:
-          todo.append(ins.Received(effect.peer, effect.message))
+        if isinstance(effect, fx.Send) and effect.peer == me:
+          todo.append(ins.Received(me, effect.message))
         else:
           out.append(effect)
     return out
@@ -73,39 +71,35 @@ class Node:
     return self.follower.missing(now)
 
   def _step(self, input_: Input, now: float) -> list[Effect]:
-    effects: list[Effect] = []
-    leader = self.leader
-    to_leader, to_follower = leader is not None, True
-    if isinstance(input_, ins.Received) and to_leader:
+    leader, follower = self.leader, self.follower
+    if leader is None:
+      effects = follower.step(input_, now)
+    elif isinstance(input_, ins.Received):
       to_leader = isinstance(input_.message, _TO_LEADER)
-      to_follower = not to_leader
-    elif isinstance(input_, ins.Malformed):
-      to_follower = not to_leader
-    if leader is not None and to_leader:
-      effects += leader.step(input_, now)
-    if to_follower:
-      effects += self.follower.step(input_, now)
-    elected = self.follower.elected
-    if leader is not None and (
-      leader.over or self.follower.view.term > leader.term
-    ):
+      effects = (leader if to_leader else follower).step(input_, now)
+    else:
+      effects = leader.step(input_, now)
+      if not isinstance(input_, ins.Malformed):
+        effects += follower.step(input_, now)
+    elected = follower.elected
+    if leader is not None and (leader.over or follower.view.term > leader.term):
       self.leader = None
       effects += leader.resign()
       effects.append(fx.LeadershipChanged(False, leader.term))
       effects.append(fx.CloseJournal())
-      if self.follower.view.term == leader.term:
+      if follower.view.term == leader.term:
         lost = ins.PeerLost(self._config.process, "left", leader.over)
-        effects += self.follower.step(lost, now)
+        effects += follower.step(lost, now)
     if elected is not None:
-      self.follower.elected = None
+      follower.elected = None
       position, record = elected
-      view = self.follower.view.copy()
+      view = follower.view.copy()
       self.leader = Leader(
         self._config,
         view,
         position,
         record,
-        self.follower.recent,
+        follower.recent,
         self._count,
       )
       effects.append(fx.LeadershipChanged(True, view.term))

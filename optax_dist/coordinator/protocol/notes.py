@@ -123,7 +123,7 @@ class CannotProceed:
   Attributes:
     have: how many can contribute.
     needed: how many must.
-    missing: who is not there.
+    missing: the replicas that are absent.
     final: whether no return of a lost replica would help.
   """
 
@@ -136,7 +136,7 @@ class CannotProceed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FingerprintSeen:
-  """The first digest of a state that a replica has told."""
+  """The first digest of a state that a replica has reported."""
 
   step: int
   replica: ReplicaId

@@ -128,6 +128,11 @@ class Search:
     self._trusting = False
     self._claim: _Claim | None = None
 
+  @property
+  def idle(self) -> bool:
+    """Whether there is a leader, and no claim under way."""
+    return self._claim is None and not self.active
+
   def begin(self, now: float, when: float | None = None) -> None:
     """The leader is lost: begins to search, now or at a later time."""
     if not self.active:
@@ -190,7 +195,7 @@ class Search:
     effects: list[Effect] = []
     if situation.me >= 0 and now >= self._canvass_at and not self._trusting:
       self._canvass_at = now + self._config.leader_timeout / 2
-      # Who has not answered since the last time may be dead by now.
+      # Members that have not answered since the last time may be dead by now.
       self._votes = {i: v for i, v in self._votes.items() if i in self._fresh}
       self._fresh.clear()
       effects += self._canvass(situation)
@@ -206,7 +211,8 @@ class Search:
       effects.append(Get(self._hint_request, LEADER_KEY))
     return effects
 
-  def _look_again(self, now: float) -> None:
+  def pause(self, now: float) -> None:
+    """Asks the store again in a while, not at once."""
     self._look_at = now + self._config.leader_timeout / 8
 
   def _others(self, situation: Situation) -> list[Incarnation]:
@@ -232,8 +238,8 @@ class Search:
     if view.ended is not None or self._trusting or self._behind:
       return math.inf
     if me < 0:
-      # Perhaps all who are members are dead, and whoever has the latest state
-      # may go on. Until the first commit, one start state is as good as any.
+      # Perhaps all members are dead, and a process with the latest state may
+      # go on. Until the first commit, one start state is as good as any.
       fit = situation.holds or view.untouched
       if not self._at_end or not (
         situation.position == 0 or (situation.complete and fit)
@@ -301,7 +307,7 @@ class Search:
       case Get():
         return [result], []
       case "unknown":
-        self._look_again(now)
+        self.pause(now)
         return [], []
       case FellOff():
         self._look_at = now
@@ -311,7 +317,7 @@ class Search:
     self._at_end = result.end
     if result.end:
       self._behind = False
-      self._look_again(now)
+      self.pause(now)
     else:
       self._look_at = now
     return [], [result]
@@ -323,7 +329,7 @@ class Search:
       # Nothing is known of it yet, so the same is put again: what landed and
       # what did not are told apart by the next answer.
       claim.stage = "again"
-      self._look_again(now)
+      self.pause(now)
       return [], []
     if claim.stage == "marker":
       self._claim = None
@@ -339,7 +345,7 @@ class Search:
       return [Get(claim.request, key)], []
     if answer.value is None and not answer.occupied:
       claim.stage = "again"
-      self._look_again(now)
+      self.pause(now)
       return [], []
     # Somebody was quicker; the log tells who.
     self._claim, self._at_end, self._behind = None, False, True
@@ -350,7 +356,7 @@ class Search:
     self, answer: GetAnswered, now: float, situation: Situation
   ) -> tuple[list[Effect], list[Finding]]:
     if not answer.known:
-      self._look_again(now)
+      self.pause(now)
       return [], []
     beat = answer.value if isinstance(answer.value, Beat) else None
     found: list[Finding] = []
@@ -367,7 +373,7 @@ class Search:
       if reachable and (not situation.complete or (known and situation.me < 0)):
         found.append(LeaderFound(beat.leader, beat.address))
       if position < 0 and reachable:
-        self._look_again(now)
+        self.pause(now)
         return [], found
     if position < 0:
       position = 0 if beat is None else beat.position

@@ -36,7 +36,7 @@ class Session:
     # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
     self._apart = False
     self._counted: list[_Counted] = []
-    self._latest = -1  # The latest that was told to be part of a commit.
+    self._latest = -1  # The latest that was resolved as part of a commit.
 
   @property
   def waits(self) -> bool:
@@ -112,7 +112,7 @@ class Session:
     return False
 
   def published(self, step: int) -> list[Effect]:
-    """The replica's state has this many steps: what counted can be told."""
+    """The replica's state has this many steps: what counted is resolved."""
     told: list[Resolved] = []
     while self._counted and self._counted[0].step <= step:
       told.append(self._counted.pop(0).outcome)
@@ -127,11 +127,11 @@ class Session:
     return [Resolved(taken.sequence, "lost", 0)]
 
   def lost(self, reason: str, counted: bool = False) -> list[Effect]:
-    """Whatever is not in a commit that was read is worthless now.
+    """Resolves what is not in a commit that was read.
 
     Args:
       reason: why.
-      counted: whether also to tell what is in commits that won't be applied.
+      counted: whether also what is in commits that won't be applied.
     """
     told: list[Effect] = []
     last = self.pending or self.taken

@@ -1,7 +1,7 @@
 """The model's state: published, and computed ahead of its commit.
 
 The protocol core counts steps; here are the arrays. A state may still be
-computed when it is published: who reads it waits.
+computed when it is published: its readers wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class State:
     self._value = value
     self._error: BaseException | None = None
     self._ready = None if value is not None else threading.Event()
-    # Of one that is computed by whoever gets it first.
+    # Of one that its first reader computes.
     self._base: State | None = None
     self._work: Callable[[], Any] | None = None
     self._done: weakref.finalize | None = None

@@ -4,7 +4,7 @@ Over etcd's JSON gateway, with nothing but the standard library: the kept
 Python clients know one server each. Each request is tried at one server after
 the other until its timeout is over; all can be repeated safely.
 
-Whoever can write to the cluster could write keys of a run as well. So values
+A process that can write to the cluster could write keys of a run as well. So values
 are signed with the job's secret: what no member has written ends the run.
 """
 

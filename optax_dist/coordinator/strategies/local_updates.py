@@ -56,7 +56,7 @@ class LocalUpdates(LocalSteps):
     local: LocalState,
     mine: bool,
   ) -> LocalState:
-    # Whoever was late begins again from where the others are.
+    # A late replica begins again from where the others are.
     return LocalState(after.params, local.opt_state, 0)
 
 

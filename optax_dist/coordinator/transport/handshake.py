@@ -76,7 +76,7 @@ class Handshake:
   """One side of it.
 
   Attributes:
-    output: bytes to be sent; whoever sends them takes them away.
+    output: bytes to be sent; the sender takes them away.
     peer: the other side's name; believed only once `undecided` or `done`.
     last: the connection that a dialer has had with this side before.
     undecided: whether `use` or `refuse` must be called.

@@ -1,4 +1,4 @@
-"""What carries messages and arrays between replicas, and tells who is lost.
+"""What carries messages and arrays between replicas, and reports lost peers.
 
 A process has one `Transport`, and one connection to each peer it talks to. All
 that happens comes out of `Transport.poll`, as a list of events:
@@ -14,7 +14,7 @@ that happens comes out of `Transport.poll`, as a list of events:
 
 Arrays travel beside messages. The sender calls `send_array`, the receiver
 `expect`, in either order and with the same transfer id; small messages overtake
-large arrays. A connection that breaks is a lost peer, and is told at once.
+large arrays. A connection that breaks is a lost peer, reported at once.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class Transport(Protocol):
     """Gives up sending or expecting an array, in both directions.
 
     No event follows here; at the peer the transfer fails, now or when it is
-    begun. Whoever sent an array that is not going to be expected any more
+    begun. A sender of an array that is not going to be expected any more
     cancels it too, or the first bytes of it stay with the peer.
     """
     ...

@@ -493,7 +493,7 @@ class SocketTransport(peers.Peers):
       self._strangers[link] = None
       self._guarded_open(link, server_side=True)
       if len(self._strangers) > self._limits.max_strangers:
-        # Whoever comes in masses makes room for the others.
+        # Hosts with many strangers make room for the others.
         counts = collections.Counter(s.source for s in self._strangers)
         source = counts.most_common(1)[0][0]
         self._end(

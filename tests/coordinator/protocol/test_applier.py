@@ -185,3 +185,14 @@ def test_the_mean_of_a_lost_member_is_not_waited_for():
   assert driven.did() == [fx.Cancel(attempt_id())]
   assert isinstance(driven.told[-1], msg.NeedsSnapshot)
   assert "a snapshot" in driven.applier.awaits
+
+
+def test_a_commit_whose_mean_is_nowhere_is_hopeless():
+  driven = Driven()
+  driven.applier.attempt(attempt(readers=(0,), parts=(1,)), 0, MEMBERS)
+  driven.applier.committed(committed(0, b"", attempt_id()))
+  assert not driven.applier.hopeless  # It is being collected.
+  driven.applier.committed(committed(1, b""))
+  driven.applier.removed(1)
+  driven.applier.end()  # It is a member no more, and nobody serves it.
+  assert driven.applier.hopeless

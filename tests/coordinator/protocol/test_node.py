@@ -8,6 +8,14 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Committed,
+  Ended,
+  Part,
+  Record,
+  Removed,
+)
 from optax_dist.coordinator.protocol.node import Node
 
 
@@ -216,3 +224,33 @@ def test_a_stranger_s_word_counts_for_nothing(message):
     cluster.submit(process, 0, 0)
   for process in cluster.nodes:
     assert [e.reason for e in cluster.done(process, fx.Resolved)] == [""]
+
+
+def test_one_that_called_the_new_leader_too_early_calls_again():
+  """It has read the `Term` itself, so the leader's own telling is old news."""
+  cluster = Cluster(3)
+  cluster.kill("p0")
+  (leader,) = cluster.leaders()
+  (other,) = {"p1", "p2"} - {leader}
+  position = cluster.nodes[leader].leader._first
+  told = msg.Recorded(position, cluster.store[f"log/{position}"])
+  node = cluster.nodes[other]
+  node.step(ins.Received(leader, msg.NotLeader("it is not, as yet")), 0.0)
+  effects = node.step(ins.Received(leader, told), 0.0)
+  called = [e.peer for e in effects if isinstance(e, fx.Send)]
+  assert called == [leader]
+
+
+def test_who_was_removed_is_told_at_once_that_the_run_has_ended():
+  cluster = Cluster(2, inline_bytes=None)
+  follower = cluster.nodes["p1"].follower
+  position = follower._position
+  parts = (Part(0, 0, 0, 0, 0, 1, 1.0),)
+  commit = Committed(
+    AttemptId(0, 0, 1, 1), parts, (), False, b"", False, (), ()
+  )
+  entries = (commit, Removed(1, False, "silent"), Ended(1, "enough", "", ()))
+  told = msg.Recorded(position, Record(0, entries))
+  cluster.give("p1", ins.Received("p0", told))
+  (failed,) = cluster.done("p1", fx.Fail)
+  assert failed.error == "RunFinished"

@@ -1,6 +1,8 @@
 """Replicas of several processes, as threads: each has a tree for its shards."""
 
 import copy
+import subprocess
+import sys
 import threading
 
 import jax
@@ -11,8 +13,9 @@ import pytest
 
 from optax_dist.coordinator import errors, strategies
 from optax_dist.coordinator.options import Options
+from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.replica import Replica
-from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import endpoint, states
 from optax_dist.coordinator.runtime import group as groups
 
 SIZE = 2
@@ -263,3 +266,51 @@ def test_replicas_of_other_sizes_are_refused():
   told = [job.errors[1, process] for process in range(3)]
   assert all(isinstance(e, errors.JoinRefused) for e in told), told
   assert "processes per replica" in str(told[2])
+
+
+def test_what_hangs_in_a_collective_of_a_lost_process_ends():
+  program = (
+    "from optax_dist.coordinator.runtime import group; import time;"
+    "group._GRACE = 0.1; group._end_soon('Process 1 is lost.');"
+    "time.sleep(60)"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", program],
+    capture_output=True,
+    text=True,
+    timeout=50,
+  )
+  assert done.returncode == groups.EXIT_CODE == 75
+  assert "Process 1 is lost. This process ends, too." in done.stderr
+
+
+def test_processes_that_do_not_look_at_the_same_place_are_told():
+  seen = groups.GroupHandover(states.State(0, {}), None, patience=5.0)
+  seen.advance(orders.Advance(3, 0))
+  seen.sync()
+  assert "process 0 is at call 3, this one at 0" in str(seen.failure)
+  late = groups.GroupHandover(states.State(0, {}), None, patience=0.1)
+  late.sync()
+  assert "did not come to the same place" in str(late.failure)
+
+
+def test_a_process_looks_as_far_as_process_0_and_no_further():
+  told = []
+  speaks = groups.GroupHandover(states.State(0, {}), told.append, 5.0)
+  hears = groups.GroupHandover(states.State(0, {}), None, 5.0)
+  for one in (speaks, hears):
+    one.change(lambda h: setattr(h, "asked", 2))
+  speaks.sync()
+  for one in (speaks, hears):
+    one.change(lambda h: setattr(h, "asked", 3))
+  assert (speaks.asked, hears.asked) == (2, 1)
+  hears.advance(told[0])
+  hears.sync()
+  assert (told[0].events, hears.asked) == (1, 2)
+  assert not speaks.agree(False)
+  assert speaks.agree(True)
+  for order in told[1:]:
+    hears.advance(order)
+  assert not hears.agree(True)
+  assert hears.agree(False)
+  assert speaks.asked == hears.asked == 3
