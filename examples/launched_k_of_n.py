@@ -10,6 +10,7 @@ launcher starts it again. `--resume` goes on after the whole job was stopped.
 import argparse
 import os
 import pathlib
+import time
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,9 @@ def main():
   parser = argparse.ArgumentParser()
   parser.add_argument("--steps", type=int, default=300)
   parser.add_argument("--save-every", type=int, default=100)
+  parser.add_argument(
+    "--pause", type=float, default=0.0, help="as if steps took that much longer"
+  )
   args = parser.parse_args()
 
   keys = jax.random.split(jax.random.key(0))
@@ -59,6 +63,7 @@ def main():
     value = float("nan")
     while replica.global_step < args.steps and not replica.finished:
       value, grads = gradient(replica.params, *batch(rng))
+      time.sleep(args.pause)
       outcome = replica.step(grads)
       step = outcome.global_step
       due = outcome.save or step % args.save_every == 0

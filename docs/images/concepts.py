@@ -155,7 +155,7 @@ def sync_replicas():
     ax.text(
       stop + gap / 2,
       -0.5,
-      f"makes step {tick + 1}",
+      f"takes step {tick + 1}",
       ha="center",
       va="center",
       rotation=90,

@@ -112,7 +112,7 @@ def is_tracked(name: AxisName) -> bool:
   """Whether types here say which values vary over the (bound) axis ``name``.
 
   True under ``shard_map(check_vma=True)``, False in every other map. The index
-  along the axis varies over it by definition, so its type tells.
+  along the axis varies over it by definition, so its type says so.
   """
   return name in varying_axes(jax.lax.axis_index(name))
 

@@ -155,7 +155,7 @@ def _add_slices(into, grad, weight, name) -> tuple[SparseSum, jax.Array]:
     used.astype(jnp.float32),
   )
   merged = merge(jax.tree.map(lambda *x: jnp.concatenate(x), into, new))
-  # Unused slots come last, so one past the capacity tells of all beyond it.
+  # Unused slots come last, so one past the capacity stands for all beyond it.
   fits = merged.indices[capacity] == UNUSED
   return jax.tree.map(lambda x: x[:capacity], merged), fits
 

@@ -25,7 +25,7 @@ def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
 
   Args:
     node: one replica's part of a state, inside a map.
-    scalar: an array of ``node`` that is a scalar per replica: its rank tells
+    scalar: an array of ``node`` that is a scalar per replica: its rank says
       whether there is a leading axis.
     user: what needs the values, for the message.
 

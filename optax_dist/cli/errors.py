@@ -2,7 +2,7 @@
 
 
 class CommandError(Exception):
-  """A mistake of the caller's or of the machine's, told in one line.
+  """A mistake of the caller's or of the machine's, reported in one line.
 
   Attributes:
     exit_code: what the command exits with: 2, for wrong usage, unless said

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.say("interrupted")
     return 130
   except BrokenPipeError:
-    # Whoever read the output has gone (`| head`). Python would complain again
+    # The reader of the output has gone (`| head`). Python would complain again
     # when it flushes standard output at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

@@ -61,7 +61,7 @@ def check_writable(
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-  """Tells in one line what goes wrong with a file.
+  """Reports in one line what goes wrong with a file.
 
   Raises:
     errors.CommandError: it can't be written.

@@ -56,7 +56,7 @@ def add_number(
   default: float,
   help: str,
 ) -> None:
-  """Adds a flag with a number, and tells in its help what it is if not given.
+  """Adds a flag with a number, and says in its help what it is if not given.
 
   Args:
     to: a parser, or a group of its arguments.

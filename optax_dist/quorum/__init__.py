@@ -2,7 +2,7 @@
 
 No jax, no clock, no input or output: `step(state, event)` returns the next
 state and the decisions. A live leader, a simulator and the replay of a
-journal run the same rules. docs/rules.md tells the events and decisions.
+journal run the same rules. docs/quorum.md has the events and decisions.
 
 Example:
   Two gradients of three replicas are enough for a step; the third is stale.

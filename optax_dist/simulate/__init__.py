@@ -1,6 +1,6 @@
 """Simulates strategies in virtual time, before paying for the machines.
 
-docs/simulate.md tells what is simulated and how well it fits.
+docs/simulate.md says what is simulated and how well it fits.
 """
 
 from optax_dist.simulate import goodput, scale

@@ -138,7 +138,7 @@ def plan(
     repetitions: simulations of each number; fewer where there are many
       replicas, 20 at least.
     seed: the same one gives the same plan.
-    progress: is told the share that is done.
+    progress: called with the share that is done.
 
   Returns:
     The plan.

@@ -42,8 +42,8 @@ def simulate_timing(
     engine: `"events"` lets the rules decide on each event; `"arrays"` comes to
       the same outcome many times faster, without failures, journal, and more
       contributions in a step than replicas; `"auto"` takes what fits.
-    journal: is told everything, in virtual time; None for nobody.
-    progress: is told the steps so far, now and then.
+    journal: gets every event, in virtual time; None for none.
+    progress: called with the steps so far, now and then.
 
   Returns:
     The outcome.

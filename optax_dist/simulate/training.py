@@ -120,7 +120,7 @@ def simulate_training(
     moving_rate: of elastic averaging; None for 0.9 / replicas.
     outer: the outer optimizer of local updates; None for the mean of the
       replicas.
-    progress: is told the share that is done.
+    progress: called with the share that is done.
 
   Returns:
     The training.

@@ -279,7 +279,7 @@ class IndexedSlices:
 
 
 def is_indexed_slices(x: Any) -> bool:
-  """Tells whether ``x`` is an :class:`IndexedSlices`; for ``is_leaf=``."""
+  """Returns whether ``x`` is an :class:`IndexedSlices`; for ``is_leaf=``."""
   return isinstance(x, IndexedSlices)
 
 

@@ -151,7 +151,7 @@ def _is_named_tuple(value: Any) -> bool:
 
 
 def _holds_states(value: Any) -> bool:
-  """Tells states (and tuples and dicts of states) from trees of arrays.
+  """Separates states (and tuples and dicts of states) from trees of arrays.
 
   A state is a named tuple. Parameters may be in one too, but hardly in one that
   is called a state.
@@ -167,7 +167,7 @@ def _holds_states(value: Any) -> bool:
 
 
 def _is_like_parameters(value: Any) -> bool:
-  """Tells trees of numbers from counters, flags and random keys."""
+  """Separates trees of numbers from counters, flags and random keys."""
   leaves = jax.tree.leaves(value)
   return bool(leaves) and all(
     _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)

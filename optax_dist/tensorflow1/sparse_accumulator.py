@@ -18,7 +18,7 @@ from jax import lax
 from optax_dist.sparse.indexed_slices import IndexedSlices
 from optax_dist.tensorflow1 import accumulator
 
-# The number of rows of a table that nobody has told: no index reaches it.
+# The number of rows of a table that nobody has given: no index reaches it.
 UNKNOWN_ROWS = 2**31 - 1
 
 

@@ -59,9 +59,9 @@ class StrictState(NamedTuple):
       case ev.Finish():
         system, outcomes = self.system.close()
         new, decisions = _decisions_of(self, system, outcomes)
-        told = ev.Finished(system.global_step)
+        finished = ev.Finished(system.global_step)
         return new._replace(finished=True), tuple(
-          dict.fromkeys((*decisions, told))
+          dict.fromkeys((*decisions, finished))
         )
     return self, ()
 

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -86,12 +87,51 @@ def test_port_from_tensorflow1():
   assert numbers(r"test accuracy ([\d.]+)", printed)[-1] > 0.8
 
 
+def test_launched_k_of_n(tmp_path):
+  """With a replica that is killed, and comes back; then all are stopped."""
+  process = subprocess.Popen(
+    [
+      *(sys.executable, "-m", "optax_dist", "launch", "--output", tmp_path),
+      *("--replicas", "3", "--replicas-to-aggregate", "2"),
+      *(_FOLDER / "launched_k_of_n.py", "--steps", "1000000"),
+      *("--save-every", "50"),
+    ],
+    env=os.environ
+    | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_FOLDER.parent)},
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  joined, ended = [], {}
+  try:
+    for line in process.stdout:
+      if found := re.match(
+        r"\[replica 1\] process (\d+) joins at.* (\d+)", line
+      ):
+        joined.append(int(found[2]))
+        if len(joined) == 1:
+          os.kill(int(found[1]), signal.SIGKILL)
+        else:
+          process.send_signal(signal.SIGTERM)
+      if found := re.match(r"\[replica (\d)\] step (\d+), loss", line):
+        ended[int(found[1])] = int(found[2])
+    assert process.wait(60) == 128 + signal.SIGTERM
+  finally:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+  # Each has left gracefully, after a step.
+  assert sorted(ended) == [0, 1, 2]
+  assert ended[1] >= joined[1] > 0
+  saved = [int(p.name[5:]) for p in (tmp_path / "checkpoints").glob("step-*")]
+  assert all(step % 50 == 0 and step <= max(ended.values()) for step in saved)
+
+
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.py")), ids=str)
 def test_each_example_has_its_test(path):
   assert f'"{path.name}"' in pathlib.Path(__file__).read_text("utf-8")
 
 
-def test_launched_k_of_n(tmp_path):
+def test_launched_k_of_n_learns(tmp_path):
   flags = ["--replicas", "3", "--replicas-to-aggregate", "2"]
   printed = launched(tmp_path, flags, "launched_k_of_n.py", ["--steps", "60"])
   assert max(numbers(r"step 60, loss ([\d.]+)", printed)) < 0.6

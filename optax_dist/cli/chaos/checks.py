@@ -9,14 +9,14 @@ from typing import Any
 
 def check(
   records: Sequence[dict[str, Any]],
-  told: Iterable[tuple[int, int, dict[str, Any]]],
+  reports: Iterable[tuple[int, int, dict[str, Any]]],
   timeout: float,
 ) -> tuple[int, list[str]]:
   """Checks a run.
 
   Args:
     records: of its journal.
-    told: of each process that ended well: its replica, its incarnation, and
+    reports: of each process that ended well: its replica, its incarnation, and
       what it saw: ``calls`` and ``accepted`` (numbers of its gradients),
       ``reasons`` of those that were dropped, ``prints`` by step, ``waited``,
       ``step`` and ``stats``.
@@ -25,22 +25,22 @@ def check(
   Returns:
     The committed steps, and what is wrong.
   """
-  told = list(told)
+  reports = list(reports)
   problems: list[str] = []
   commits = [r for r in records if r["kind"] == "commit"]
   steps = [r["step"] for r in commits]
   if steps != list(range(len(steps))):
     problems.append(f"commits are not each once and in order: {_odd(steps)}")
-  finals = {seen["step"] for _, _, seen in told}
-  if not told:
+  finals = {seen["step"] for _, _, seen in reports}
+  if not reports:
     problems.append("nobody was there at the end")
   elif finals != {len(steps)}:
     problems.append(
       f"replicas ended at steps {sorted(finals)}, the journal at {len(steps)}"
     )
-  problems += _prints(records, told)
-  problems += _ledger(commits, records, told)
-  for replica, _, seen in told:
+  problems += _prints(records, reports)
+  problems += _ledger(commits, records, reports)
+  for replica, _, seen in reports:
     if seen["waited"] > timeout:
       problems.append(f"replica {replica} has waited {seen['waited']:.1f} s")
     if seen["stats"]["pending"] > 64:
@@ -58,14 +58,14 @@ def _odd(steps: list[int]) -> str:
 
 
 def _prints(
-  records: Sequence[dict[str, Any]], told: Sequence[tuple[int, int, Any]]
+  records: Sequence[dict[str, Any]], reports: Sequence[tuple[int, int, Any]]
 ) -> list[str]:
   """All hold the same parameters and optimizer state after each step."""
   by_step: dict[int, set[str]] = collections.defaultdict(set)
   for record in records:
     if record["kind"] == "fingerprint":
       by_step[record["step"]].add(record["state"])
-  for _, _, seen in told:
+  for _, _, seen in reports:
     for step, text in seen["prints"].items():
       by_step[int(step)].add(text)
   apart = [step for step, found in sorted(by_step.items()) if len(found) > 1]
@@ -75,7 +75,7 @@ def _prints(
 def _ledger(
   commits: Sequence[dict[str, Any]],
   records: Sequence[dict[str, Any]],
-  told: Sequence[tuple[int, int, Any]],
+  reports: Sequence[tuple[int, int, Any]],
 ) -> list[str]:
   """Each gradient was applied once, dropped for a reason, or lost."""
   problems = []
@@ -84,13 +84,15 @@ def _ledger(
     for member in commit["members"]:
       late = commit["step"] - member["local_step"]
       if late != member["staleness"] or late < 0:
-        problems.append(f"step {commit['step']}: staleness is told wrong")
+        problems.append(
+          f"step {commit['step']}: the staleness in the journal is wrong"
+        )
       for key in member["batches"] or ():
         applied[tuple(key)] += 1
   twice = [key for key, n in applied.items() if n > 1]
   if twice:
     problems.append(f"gradients were applied twice: {twice[:5]}")
-  for replica, incarnation, seen in told:
+  for replica, incarnation, seen in reports:
     own = {key[2] for key in applied if key[:2] == (replica, incarnation)}
     believed = set(seen["accepted"])
     if own != believed:

@@ -78,7 +78,7 @@ class _Work:
   # The run.
 
   def run(self, job: dict[str, Any]) -> None:
-    """Trains until told to finish, and tells what it saw."""
+    """Trains until asked to finish, and reports what it saw."""
     self._job, self._replica, self._over = job, None, False
     self.finish.clear()
     seen: dict[str, Any] = {

@@ -70,8 +70,8 @@ class _Member:
 
   @property
   def is_leader(self) -> bool:
-    told = [e["leader"] for e in self.events if e["event"] == "step"]
-    return bool(told and told[-1])
+    leads = [e["leader"] for e in self.events if e["event"] == "step"]
+    return bool(leads and leads[-1])
 
   @property
   def result(self) -> child.Event | None:
@@ -262,8 +262,8 @@ class _Run:
         others[-1].process.signal(signal.SIGKILL)
     if self._primed and self._case.joins and self._struck_at is None:
       # The leader may have served the joining replica, or nobody: try another.
-      told = [e for e in self._members[-1].events if e["event"] == "step"]
-      if self._members[-1].incarnation and len(told) > 5:
+      steps = [e for e in self._members[-1].events if e["event"] == "step"]
+      if self._members[-1].incarnation and len(steps) > 5:
         self._primed = False
     if self._finishing or self._struck_at is None:
       return
@@ -274,7 +274,7 @@ class _Run:
         member.process.send({"do": "finish"})
 
   def _hang(self) -> None:
-    told = [f"hang: not over after {DEADLINE:g} s"]
+    problems = [f"hang: not over after {DEADLINE:g} s"]
     for member in self._members:
       if not member.over:
         member.process.signal(signal.SIGCONT)
@@ -282,12 +282,12 @@ class _Run:
           f"stacks-{self._case.seed}-{member.replica}.txt"
         )
         stacks.write_text(member.process.where())
-        told.append(
+        problems.append(
           f"replica {member.replica} at step {member.step}, see {stacks}"
         )
     if not self._result.struck:
-      told[0] = "not struck: the phase was not reached"
-    self._result.problems.append("; ".join(told))
+      problems[0] = "not struck: the phase was not reached"
+    self._result.problems.append("; ".join(problems))
 
   def _conclude(self) -> None:
     for _, member in self._to_continue:
@@ -307,12 +307,12 @@ class _Run:
           records.append(json.loads(line))
         except ValueError:
           result.problems.append("the journal has a bad line")
-    told = [
+    reports = [
       (m.replica, m.incarnation, m.result)
       for m in self._members
       if m.result is not None and m.result["error"] is None
     ]
-    result.steps, problems = chaos_checks.check(records, told, TIMEOUT)
+    result.steps, problems = chaos_checks.check(records, reports, TIMEOUT)
     result.problems += problems
     orphans = self._pool.orphans()
     if orphans:

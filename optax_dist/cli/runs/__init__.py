@@ -1,1 +1,1 @@
-"""``optax-dist watch``: what a journal tells of a run."""
+"""``optax-dist watch``: what a journal says about a run."""

@@ -10,7 +10,7 @@ from typing import Any
 
 Record = dict[str, Any]
 
-# Over how many commits rates are told.
+# Over how many commits rates are computed.
 _WINDOW = 50
 
 
@@ -158,7 +158,7 @@ class RunSummary:
 
   def _on_commit(self, record: Record) -> None:
     if record["step"] < self.step:
-      return  # A new leader has told it again.
+      return  # A new leader has written it again.
     self.step = record["step"] + 1
     self.committed = record["time"]
     self._commits.append(record["time"])

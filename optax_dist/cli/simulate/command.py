@@ -13,10 +13,10 @@ from optax_dist.cli import errors, installed, output_files, parser
 from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
-Simulates replicas that train together, in virtual time, and tells how many steps
+Simulates replicas that train together, in virtual time, and reports how many steps
 they would make, how much work would be dropped, and where the time would go. The
 rules that decide are the coordinator's own. With a journal and no --strategy, the
-recorded run is simulated, and its pace told beside the simulation's. With --train
+recorded run is simulated, and its pace shown beside the simulation's. With --train
 a small network learns scikit-learn's digits in that virtual time, each gradient
 computed on the parameters that its replica would hold."""
 

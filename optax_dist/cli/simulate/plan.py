@@ -13,7 +13,7 @@ Recommends how many gradients there should be in a step of sync replicas, for gi
 latencies, and shows the table behind it. More of them wait for stragglers, fewer
 leave work unused. Progress counts steps per second, each weighed by the gradients
 in it: a step from k of them makes k / (k + B) of the progress of a noiseless one,
-with B the noise scale; it is told in steps from all replicas.
+with B the noise scale; it is counted in steps from all replicas.
 With --chips a strategy is recommended for a fleet whose chips fail: its k, period,
 group size and checkpoint interval, by the share of the chips' time that is useful."""
 

@@ -88,7 +88,7 @@ def run(
     seconds: of virtual time.
     seed: of everything.
     learning_rate: of plain gradient descent.
-    progress: is told how many strategies are done, and the share of the next.
+    progress: called with how many strategies are done, and the share of the next.
     **options: more of `simulate_training`.
 
   Returns:

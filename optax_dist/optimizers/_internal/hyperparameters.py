@@ -15,7 +15,7 @@ ScalarOrSchedule = optax.ScalarOrSchedule
 
 
 def is_static(value: Any) -> bool:
-  """Tells whether a hyper-parameter is a plain number, known at construction."""
+  """Returns whether a hyper-parameter is a plain number, known at construction."""
   return isinstance(value, int | float | np.generic)
 
 
@@ -101,7 +101,7 @@ def check(
   Args:
     name: The argument's name.
     value: Its value; anything that is not a plain number passes.
-    holds: Tells whether a number is good.
+    holds: Returns whether a number is good.
     constraint: What good means, in words.
 
   Raises:

@@ -170,7 +170,7 @@ def decay_and_add(
   Args:
     average: The moving average, an array.
     decay: Its decay.
-    gradient: Sparse gradient that tells the rows.
+    gradient: Sparse gradient that names the rows.
     values: What to average, as many rows as the gradient has; those of repeated
       indices add up.
 

@@ -40,7 +40,7 @@ def run(
     replicas: how many there are.
     steps: when to end.
     communication: seconds from a commit until its parameters are there.
-    progress: is told the steps so far, now and then.
+    progress: called with the steps so far, now and then.
 
   Returns:
     The outcome, equal to that of `event_engine.run` on the same draws.

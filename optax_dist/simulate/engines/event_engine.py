@@ -324,8 +324,8 @@ def run(
     communication: seconds from a commit until its parameters are there.
     failures: when replicas go and come back; None for never.
     seed: of the failures.
-    journal: is told everything, in virtual time; None for nobody.
-    progress: is told the steps so far, now and then.
+    journal: gets every event, in virtual time; None for none.
+    progress: called with the steps so far, now and then.
 
   Returns:
     The outcome; with fewer steps where too many replicas are lost for more.
@@ -352,14 +352,14 @@ def run(
   )
   for replica in range(replicas):
     engine.join(replica)
-  told = 0
+  reported = 0
   while len(engine.commit_times) < steps and (
     engine.heap and (engine.heap[0][0] <= seconds or not engine.commit_times)
   ):
     engine.next_event()
-    if len(engine.commit_times) - told >= 256:
-      told = len(engine.commit_times)
-      progress(told)
+    if len(engine.commit_times) - reported >= 256:
+      reported = len(engine.commit_times)
+      progress(reported)
   if not engine.commit_times:
     raise ValueError(
       "no step is ever made: too many replicas are lost and do not come back."

@@ -1,6 +1,6 @@
 """How long a replica computes for a gradient: distributions, and their names.
 
-A *latency* says how long one gradient takes on one host; `hosts` tells which
+A *latency* says how long one gradient takes on one host; `hosts` says which
 latency each host has, where they differ.
 """
 

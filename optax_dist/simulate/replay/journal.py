@@ -84,7 +84,7 @@ def replay(
       with what the journal says of each.
     apply: the state after a step with that mean.
     fingerprint: the state's, by name: `"params"`, `"state"`, or either.
-    progress: is told the steps done, and how many there are.
+    progress: called with the steps done, and how many there are.
 
   Returns:
     The outcome; it ends at the first difference.

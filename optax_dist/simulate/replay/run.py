@@ -42,7 +42,7 @@ def replay_run(
       gradient given to `Replica.step`; in a run without leased samples, from
       parameters and the `batch` given there.
     opt_state: as given to `join`.
-    progress: is told the steps done, and how many there are.
+    progress: called with the steps done, and how many there are.
 
   Returns:
     The outcome: the first step whose fingerprint differs, or none.

@@ -41,8 +41,8 @@ def _good():
 
 
 def _spoilt(how):
-  records, told = _good()
-  seen = told[1][2]
+  records, reports = _good()
+  seen = reports[1][2]
   match how:
     case "twice":
       records.insert(2, copy.deepcopy(records[1]))
@@ -67,8 +67,8 @@ def _spoilt(how):
     case "memory":
       seen["stats"]["pending"] = 1000
     case "nobody":
-      told = []
-  return records, told
+      reports = []
+  return records, reports
 
 
 def test_a_good_run_has_no_problems():
@@ -87,7 +87,7 @@ def test_a_good_run_has_no_problems():
     ("waited", "has waited 11.0 s"),
     ("behind", "ended at steps [2, 3]"),
     ("gradient twice", "applied twice: [(0, 0, 1)]"),
-    ("staleness", "staleness is told wrong"),
+    ("staleness", "the staleness in the journal is wrong"),
     ("memory", "still holds 1000"),
     ("nobody", "nobody was there"),
   ],

@@ -1,6 +1,6 @@
 """What the processes of a launched training agree on, as JSON.
 
-It is told to each replica, and stands in the journal as the run's ``config``:
+Each replica gets it, and stands in the journal as the run's ``config``:
 replay builds model, data and optimizer from it again.
 """
 
@@ -133,7 +133,7 @@ def first_state(config: Config, params: Any) -> Any:
 def make_gradient(
   config: Config, params: Any, images: Any, labels: Any
 ) -> Callable[[Any, list[int]], tuple[Any, Any]]:
-  """The loss and gradient of a batch, which is told by its key.
+  """The loss and gradient of a batch, which its key names.
 
   Args:
     config: of the run.
