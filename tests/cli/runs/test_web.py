@@ -90,6 +90,8 @@ def test_the_data_are_those_of_the_job(page, job):
   assert any(event["kind"] == "lost" for event in state["events"])
   assert {bar["kind"] for bar in state["bars"]} >= {"computing"}
   assert len(state["steps"]) == len(commits) - 1
+  assert sum(state["goodput"].values()) == pytest.approx(1.0)
+  assert 0 < state["goodput"]["useful"] < 1
 
 
 def test_it_follows_a_journal_that_grows(tmp_path):
@@ -202,4 +204,5 @@ def test_a_browser_shows_it(page, tmp_path):
   assert "replica 2 lost" in shown
   assert shown.count("<rect") > 20
   assert "<polyline" in shown
+  assert re.search(r"useful \d+\.\d %", shown)
   assert re.search(r'<span id="gone"></span>', shown)

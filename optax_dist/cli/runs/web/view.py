@@ -14,6 +14,8 @@ Record = dict[str, Any]
 WINDOW = 60.0
 STEPS = 240
 EVENTS = 60
+#: Records from which the goodput is counted; of longer runs it is not shown.
+RECORDS = 30_000
 
 _EVENTS = {
   "run": "run started",
@@ -41,6 +43,7 @@ class View:
   def __init__(self) -> None:
     """Starts before the first record."""
     self.summary = RunSummary()
+    self._records: list[Record] = []
     self._bars: collections.deque[dict[str, Any]] = collections.deque(
       maxlen=20_000
     )
@@ -60,6 +63,9 @@ class View:
       if kind == "run":
         self._bars.clear()
         self._steps.clear()
+        self._records.clear()
+      if len(self._records) <= RECORDS:
+        self._records.append(record)
       if kind == "commit" and self.summary.step > before:
         if committed:
           self._steps.append((record["time"], record["time"] - committed))
@@ -106,6 +112,17 @@ class View:
       "steps": list(self._steps),
       "events": list(self._events)[::-1],
     }
+
+  def goodput(self) -> dict[str, float] | None:
+    """The share of each category in all replica-seconds; None if not known."""
+    from optax_dist.simulate.replay import ledger
+
+    if not 2 <= len(self._records) <= RECORDS:
+      return None
+    try:
+      return ledger.of(self._records).goodput().shares()
+    except ValueError:
+      return None  # Nothing was committed so far.
 
   def _add_work(self, record: Record, kind: str) -> None:
     if record["arrived"] is not None and record["compute"] is not None:
