@@ -326,10 +326,12 @@ def _conclude(
   final = finals[0]
   faults = ", ".join(f"{n} x {name}" for name, n in collected.faults.items())
   after = f" after the {began:,} of the checkpoint" if began else ""
+  steps, seconds = final["step"] - began, _seconds(paths[2])
+  pace = f", {steps / seconds:.1f} steps/s" if steps and seconds else ""
   print(
-    f"{args.strategy}, {args.replicas} processes: {final['step'] - began:,}"
-    f" steps{after} in {report.seconds:.1f} s; faults: {faults or 'none'};"
-    f" {report.restarts} processes restarted"
+    f"{args.strategy}, {args.replicas} processes: {steps:,} steps{after} in"
+    f" {seconds:.1f} s{pace} ({report.seconds:.1f} s with start and end);"
+    f" faults: {faults or 'none'}; {report.restarts} processes restarted"
   )
   print(
     f"{len(finals)} replicas hold the same parameters, fingerprint"
@@ -340,6 +342,17 @@ def _conclude(
     f" {paths[2]}, picture in {paths[1]}"
   )
   return 0
+
+
+def _seconds(path: pathlib.Path) -> float:
+  """How long steps were taken, by the journal's clock, as all figures are."""
+  from optax_dist.coordinator import journal
+
+  parts = journal.segments(journal.read(path).records)
+  times = (
+    [r["time"] for r in parts[-1] if r["kind"] == "commit"] if parts else []
+  )
+  return max(times, default=0.0)
 
 
 __all__ = ["FILES", "add_arguments", "check", "run"]

@@ -149,6 +149,19 @@ def test_chaos_needs_processes(tmp_path, capsys):
   assert "--chaos needs --launch processes" in capsys.readouterr().err
 
 
+def test_the_pace_is_by_the_clock_of_the_journal(tmp_path):
+  path = tmp_path / "journal.jsonl"
+  with journal.Journal(path) as written:
+    for at in (100.0, 2.0):  # The second run counts.
+      written.write("run", strategy="sync_replicas", step=0)
+      for step in range(4):
+        written.write(
+          "commit", step=step, attempt=1, members=[], time=at * (step + 1)
+        )
+      written.write("finish", step=4, reason="finished", time=99.0 + at)
+  assert training._seconds(path) == 8.0
+
+
 def test_an_epoch_is_evaluated_once():
   """Also where a replica that is late reports it again at a later step."""
   config = {
