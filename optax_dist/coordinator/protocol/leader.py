@@ -1180,7 +1180,8 @@ class Leader:
       self._stalled(decision.step, 0.0, str(decision))
 
   def _fingerprint(self, seat: _Seat, message: msg.Fingerprint) -> None:
-    self._applied(seat, message.step)
+    # Of a state it had: it takes a while, and may need a snapshot by now.
+    seat.applied = max(seat.applied, message.step)
     replica, step = seat.member.replica, message.step
     digest, first = self._prints.setdefault(step, (message.digest, replica))
     if first == replica:

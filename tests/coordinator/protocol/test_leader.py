@@ -322,3 +322,16 @@ def test_a_snapshot_comes_from_one_that_has_the_latest_state():
   driven.say("p1", msg.Applied(1))
   driven.say("p2", msg.NeedsSnapshot(0, "it failed"))
   assert driven.sent_to("p2", msg.Fetch)[-1].source == "p1"
+
+
+def test_a_fingerprint_that_comes_late_takes_no_request_back():
+  """It is of a state that the replica had before it needed a snapshot."""
+  driven = inline(replicas_to_aggregate=1, total_num_replicas=3)
+  driven.hello("p2")
+  driven.say("p0", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p1", msg.NeedsSnapshot(0, "a hole"))
+  assert not driven.sent_to("p1", msg.Fetch)  # Nobody could serve it.
+  driven.say("p1", msg.Fingerprint(0, "digest"))
+  driven.say("p0", msg.Applied(0))
+  (fetch,) = driven.sent_to("p1", msg.Fetch)
+  assert fetch.source == "p0"
