@@ -121,7 +121,8 @@ def test_launched_k_of_n(tmp_path):
     process.stdout.close()
   # Each has left gracefully, after a step.
   assert sorted(ended) == [0, 1, 2]
-  assert ended[1] >= joined[1] > 0
+  assert len(joined) == 2
+  assert ended[1] >= joined[1]
   saved = [int(p.name[5:]) for p in (tmp_path / "checkpoints").glob("step-*")]
   assert all(step % 50 == 0 and step <= max(ended.values()) for step in saved)
 

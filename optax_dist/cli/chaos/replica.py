@@ -212,14 +212,17 @@ def _drop_connections() -> None:
 
 
 def _send_nonsense(replica: Any, seed: int) -> None:
-  """Sends all peers what no replica sends."""
+  """Sends all other replicas what no replica sends."""
   import numpy as np
+
+  from optax_dist.coordinator.store import wire
 
   driver = replica._driver
   rng = np.random.default_rng(seed)
 
   def send() -> None:
-    for peer in driver._transport.peers():
+    # The store refuses such a client for good, which is not the fault meant here.
+    for peer in set(driver._transport.peers()) - {wire.STORE}:
       for size in rng.integers(200, size=4):
         driver._transport.send(peer, [rng.bytes(int(size))])
 

@@ -291,6 +291,13 @@ def test_memory_is_free_once_it_was_released_and_resolved():
       side.all.mean(attempt_id())
 
 
+@pytest.fixture
+def averaged_aside(monkeypatch):
+  """As slices of many megabytes are."""
+  monkeypatch.setattr(aggregation, "_AT_ONCE", -1)
+
+
+@pytest.mark.usefixtures("averaged_aside")
 def test_cancelled_while_it_is_averaged():
   group = Group(2)
   group.begin_all()
@@ -308,6 +315,7 @@ def test_cancelled_while_it_is_averaged():
   assert not any(side.answers for side in group.sides)
 
 
+@pytest.mark.usefixtures("averaged_aside")
 def test_a_lender_that_is_lost_while_it_is_read_spoils_the_mean():
   group = Group(2)
   group.begin_all()
