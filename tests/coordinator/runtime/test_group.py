@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 from optax_dist.coordinator import errors, strategies
 from optax_dist.coordinator.options import Options
