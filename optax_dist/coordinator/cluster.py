@@ -21,7 +21,7 @@ def detect(
   ``OPTAX_DIST_COORDINATOR_ADDRESS``, ``OPTAX_DIST_NUM_REPLICAS`` and
   ``OPTAX_DIST_REPLICA``, and what JAX knows of the cluster (SLURM, GKE, TPU
   pods, Open MPI), where each process is a replica. A replica that spans several
-  processes has to be told by the first two.
+  processes has to be given by the first two.
 
   Args:
     coordinator_address: ``host:port`` of the store.

@@ -322,7 +322,7 @@ def run_embedded(
       with one.start():
         results[index] = fn(one)
     except BaseException as error:
-      # What a replica suffers from others' failures is told last.
+      # What a replica suffers from others' failures is raised last.
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
   threads = [

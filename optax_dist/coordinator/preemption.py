@@ -1,6 +1,6 @@
 """SIGTERM as a graceful leave: the gradient at hand still counts.
 
-Schedulers send SIGTERM and, some seconds later, SIGKILL. A replica that is told
+Schedulers send SIGTERM and, some seconds later, SIGKILL. A replica that is asked
 so finishes its step, leaves the run, and its training loop sees
 `Outcome.finished`. If all replicas are to save first, it asks them to, and
 leaves after the common step.

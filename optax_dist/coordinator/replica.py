@@ -560,9 +560,9 @@ class Replica:
     return found or self._has_finished() or self._handover.failure is not None
 
   def save_soon(self) -> None:
-    """Asks all replicas to save after the same step, told by `Outcome.save`.
+    """Asks all replicas to save after the same step, which `Outcome.save` announces.
 
-    To be called when this process is told to stop (SIGTERM).
+    To be called when this process is asked to stop (SIGTERM).
     """
     self._driver.feed(inputs.SaveWanted())
 

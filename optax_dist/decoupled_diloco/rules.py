@@ -169,7 +169,7 @@ class State(NamedTuple):
     learners: those that are live, in the order of their joining.
     rounds: one of each fragment.
     attempts: merges that were ever begun.
-    step_seconds: the latest of each live learner that has told it.
+    step_seconds: the latest of each live learner that has sent it.
   """
 
   config: Config
@@ -305,7 +305,7 @@ def _leave(state: State, learner: Learner, decisions: list[Decision]) -> State:
     inside, merging, attempt = this.inside, this.merging, this.attempt
     if any(c.learner == learner for c in merging):
       decisions.append(Abort(fragment, attempt))
-      # Whoever has sent a newer one since gives that.
+      # A learner that has sent a newer one since gives that.
       newer = {c.learner for c in inside}
       for old in merging:
         if old.learner in newer and old.learner != learner:

@@ -50,7 +50,7 @@ class Progress:
     return after
 
   def with_(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
-    """The same, where a step may be told of twice."""
+    """The same, where a step may be counted twice."""
     spans = sp.union(spans, skipped)
     if not spans:
       return self

@@ -138,7 +138,7 @@ class _Draft:
       self.set(pool=sp.union(state.pool, state.doubtful), doubtful=())
 
   def copy(self, holder: ev.Holder, count: int) -> Spans:
-    """Samples that another one computes on: whoever is first counts."""
+    """Samples that another one computes on: the first one counts."""
     state = self
     found = [
       (held.copied, held.out[0], held.number, other)
@@ -165,7 +165,7 @@ def step(state: State, event: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
     event: what has happened.
 
   Returns:
-    The next state, and the leases: of whoever asked, or has waited for samples
+    The next state, and the leases: of each that asked, or has waited for samples
     that this event has freed. One that gets none waits.
 
   Raises:

@@ -58,7 +58,7 @@ def cross_shard(
   is too large by the number of replicas. The type shows it (the update does not
   vary over the axis), and ``cross_shard`` then divides, without communication.
   What was reduced before by ``jax.lax.pmean``, by a ``cross_shard`` or by
-  :func:`optax_dist.sync_replicas` is of that type, too, and is told apart by how
+  :func:`optax_dist.sync_replicas` is of that type, too, and is distinguished by how
   it was computed: it counts as equal on all replicas, as in the other maps, so
   that a mean leaves it alone.
 

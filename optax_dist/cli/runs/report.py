@@ -13,7 +13,7 @@ from optax_dist.cli.runs import journal_file
 _DESCRIPTION = """\
 Tells where the time of a run went, from its journal: every second of every replica is
 useful computing, waiting for others, exchanging, dropped work, compiling, starting,
-recovery, or idle, and they add up to 100 %. With a second journal both are told side
+recovery, or idle, and they add up to 100 %. With a second journal both are shown side
 by side."""
 
 
@@ -32,7 +32,7 @@ def add_parser(commands) -> None:
     "--compare",
     metavar="FILE",
     type=pathlib.Path,
-    help="the journal of another run, told beside it",
+    help="the journal of another run, shown beside it",
   )
   add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
   add(

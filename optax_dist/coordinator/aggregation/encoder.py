@@ -47,7 +47,7 @@ class Encoder:
     self._next_error: np.ndarray | None = None
 
   def write(self, leaves: Sequence[Any], out: np.ndarray) -> bool:
-    """Encodes a gradient; its outcome is to be told by `settle`.
+    """Encodes a gradient; `settle` takes its outcome.
 
     Args:
       leaves: arrays, in the order of the template.

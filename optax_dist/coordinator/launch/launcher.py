@@ -282,7 +282,7 @@ class Launcher:
     self._groups[replica] = group
 
   def _spawn(self, told: Environment | None) -> child.Child:
-    """Starts a process: of a replica, or a spare one if it is told nothing."""
+    """Starts a process: of a replica, or a spare one if it is given nothing."""
     number = len(self._everyone)
     name, file = f"process {number}", f"process-{number}.log"
     if told is not None:

@@ -20,7 +20,7 @@ class Joined:
 
 @dataclasses.dataclass(frozen=True)
 class Struck:
-  """Input: a replica is about to inflict a fault on itself, as it was told to."""
+  """Input: a replica is about to inflict a fault on itself, as it was asked to."""
 
   replica: int
 
@@ -45,7 +45,7 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-  """Input: the launcher was told to end by a signal, and has passed it on."""
+  """Input: a signal has asked the launcher to end, and has passed it on."""
 
   number: int
 
@@ -224,7 +224,7 @@ class Supervisor:
   def _run_over(self, now: float) -> None:
     if not self._over:
       self._over = True
-      # That a replica has joined may be told a little later.
+      # That a replica has joined may be known a little later.
       self._end_late_at = now + self._policy.settle
       self._settle_waiting()
 

@@ -374,7 +374,7 @@ class Resolved:
     members: the ids of the replicas in that commit.
     staleness: by how many steps it was late.
     apart: whether the submission that this one extends has an outcome of its
-      own, told before or after this one; otherwise this is about both.
+      own, sent before or after this one; otherwise this is about both.
   """
 
   sequence: int

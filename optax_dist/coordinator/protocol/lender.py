@@ -37,7 +37,7 @@ class Lender:
       self._leases[lease.holder] = lease.spans
 
   def take(self, incarnation: Incarnation) -> Spans:
-    """The lease that this member is to be told of; empty for none."""
+    """The lease to be sent to this member; empty for none."""
     return self._leases.pop(incarnation, ())
 
   def take_all(self) -> tuple[Leased, ...]:

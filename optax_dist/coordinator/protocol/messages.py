@@ -84,7 +84,7 @@ class Arrive:
     finite: whether every number of it is finite.
     applied: how many steps the sender's state has.
     optimistic: the attempt which the sender has begun with it; None if it waits
-      to be told of one.
+      to hear of one.
     payload: the gradient, where gradients are sent inline and it is finite.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.

@@ -327,7 +327,7 @@ class Search:
   ) -> tuple[list[Effect], list[Finding]]:
     if not answer.known:
       # Nothing is known of it yet, so the same is put again: what landed and
-      # what did not are told apart by the next answer.
+      # what did not are distinguished by the next answer.
       claim.stage = "again"
       self.pause(now)
       return [], []

@@ -57,7 +57,7 @@ class Network:
     bind: host name or IP address to listen on; None: this host only, if the
       store is on loopback, and all addresses otherwise.
     ports: the first free one of them is taken.
-    advertise: what others are told instead, a host or ``host:port``.
+    advertise: what other hosts use instead, a host or ``host:port``.
     certificates: encrypt all that leaves this host.
   """
 

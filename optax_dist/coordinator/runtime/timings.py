@@ -1,4 +1,4 @@
-"""What a step is made of: measured by each replica, told with its submission.
+"""What a step is made of: measured by each replica, sent with its submission.
 
 The protocol passes these on as bytes that it does not read; the leader's journal
 writes them, on its own clock.
@@ -23,7 +23,7 @@ class Timings:
   """How a replica spent its time up to a submission.
 
   Seconds. `start` and `sent` are on the replica's own clock, which never goes
-  back. What comes after a submission can only be told with the next one: the
+  back. What comes after a submission can only be sent with the next one: the
   last three are of the submission before, and 0 if there was none.
 
   Attributes:

@@ -1,4 +1,4 @@
-"""What parameters and gradients must be, told by name where they are not."""
+"""What parameters and gradients must be; errors name what is not."""
 
 from __future__ import annotations
 

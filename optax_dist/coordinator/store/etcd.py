@@ -308,7 +308,7 @@ class _Servers:
 
   @contextlib.asynccontextmanager
   async def _attempt(self) -> AsyncIterator[None]:
-    """Has what goes wrong in it told as `_Failed`."""
+    """Raises what goes wrong in it as `_Failed`."""
     try:
       async with asyncio.timeout(self._patience):
         yield

@@ -1,6 +1,6 @@
 """What the coordinator asks of a key-value store, and how the store answers.
 
-Requests return at once; nothing here ever waits. What comes of them is told by
+Requests return at once; nothing here ever waits. What comes of them is returned by
 `Store.poll`, as a list of events:
 
   store.ask(PutIfAbsent(7, "log/12", record), timeout=5.0)

@@ -24,7 +24,7 @@ from optax_dist.coordinator.transport import channels, sockets
 PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
 _READY = "ready "
-# Seconds without a client after which it ends, once it was told to drain.
+# Seconds without a client after which it ends, once it was asked to drain.
 _DRAINED = 1.0
 
 
@@ -159,7 +159,7 @@ def start(
 def _main(arguments: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
     prog=f"python -m {__spec__.name if __spec__ else __name__}",
-    description="Keep the keys of a job, until told to end.",
+    description="Keep the keys of a job, until asked to end.",
   )
   parser.add_argument("--bind", default="127.0.0.1")
   parser.add_argument("--port", type=int, default=PORT)

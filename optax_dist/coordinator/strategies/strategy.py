@@ -58,7 +58,7 @@ class Strategy(Protocol):
   Attributes:
     name: in the journal.
     quorum: the numbers of the rules.
-    sums: whether `apply` is to be told of how many the mean is.
+    sums: whether `apply` gets the number of gradients in the mean.
     alone: whether no two replicas may take part in one step.
   """
 

@@ -26,7 +26,7 @@ class Certificates:
   Attributes:
     certificate: this replica's certificate, in PEM.
     key: its private key, in PEM.
-    authority: the certificates of the job's own authority, in PEM: whoever has
+    authority: the certificates of the job's own authority, in PEM: a process that has
       one signed by it is let in.
   """
 

@@ -104,7 +104,7 @@ class SocketTransport(peers.Peers):
       bind: host name or IP address to listen on, such as "0.0.0.0" or "::" for
         all. None: only this host can connect.
       ports: the first of them that is free is taken; 0 is any.
-      advertise: what others are told instead of `bind`: a host, or
+      advertise: what other hosts use instead of `bind`: a host, or
         ``host:port`` where ports are mapped.
       towards: a host that all replicas reach; it helps to find out the address
         to advertise.
@@ -343,7 +343,7 @@ class SocketTransport(peers.Peers):
       self._end(link, "twice", str(error))
     except handshake.Refused as error:
       with contextlib.suppress(OSError):
-        self._write(link)  # It may be told why.
+        self._write(link)  # It may learn why.
       self._end(link, "refused", str(error))
     except (session.Faulty, struct.error, ValueError) as error:
       self._end(link, "faulty", f"it sent {error}")

@@ -53,7 +53,7 @@ def of(
     )
   if any(turn.compiled is None for turn in found):
     lines.append(
-      "no timings: compiling can't be told from computing, so the first times"
+      "no timings: compiling can't be distinguished from computing, so the first times"
       " of each replica may be too long"
     )
   if 0 < len(faults) < _FEW_FAULTS:

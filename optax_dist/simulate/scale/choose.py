@@ -94,7 +94,7 @@ def choose(
     repetitions: simulations of each option.
     seconds: of virtual time in each; None for about 300 failures.
     seed: the same one gives the same choice.
-    progress: is told the share that is done.
+    progress: called with the share that is done.
 
   Returns:
     The choice.

@@ -51,7 +51,7 @@ def main() -> int:
       attempt_timeout=told["attempt_timeout"],
       leader_timeout=told["leader_timeout"],
     ) as joined:
-      # Told to end by itself, it lets the others save first.
+      # Asked to end by itself, it lets the others save first.
       signal.signal(signal.SIGTERM, lambda *_: joined.save_soon())
       _Training(joined, channel, told, test, gradient).run(replica, incarnation)
   except coordinator.RunFinished:

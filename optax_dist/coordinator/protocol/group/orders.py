@@ -104,7 +104,7 @@ class Advance:
   Events go on while the training loops compute. For all of them to decide the
   same, process 0's says how many of the events it has looked at; the others look
   at as many. Given to `Speaker.step` as an input by process 0's training loop,
-  and told to the others in the order of their calls.
+  and sent to the others in the order of their calls.
 
   Attributes:
     call: counts the looks, from 0; differs if the loops are not at the same

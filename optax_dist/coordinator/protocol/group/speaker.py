@@ -88,7 +88,7 @@ class Speaker:
     # part as a whole.
     self._knows_run = False
     self._held: list[ins.Input] = []
-    # What is to be told to processes that are not there yet.
+    # What is to be sent to processes that are not there yet.
     self._kept: dict[Process, list[orders.Order]] = {p: [] for p in companions}
     self._mine: ins.Submitted | None = None
     self._ready: dict[int, orders.Ready] = {}
