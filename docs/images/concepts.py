@@ -292,7 +292,7 @@ def local_updates():
 
 
 def coordinator():
-  """Three of four make a step; nobody waits for the slow or the dead."""
+  """A step takes three of four; nobody waits for the slow or the dead."""
   figure, ax = _figure(4.1, top=0.9, bottom=-4.75)
   _rows(ax, 4)
   steps = [1.75, 3.55, 5.4, 7.25]

@@ -1,4 +1,4 @@
-"""How many gradients should make a step, for these latencies?"""
+"""How many gradients should a step take, for these latencies?"""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def plan(
   seed: int = 0,
   progress: Callable[[float], None] = lambda share: None,
 ) -> Plan:
-  """Recommends how many gradients should make a step.
+  """Recommends how many gradients a step should take.
 
   Args:
     latency: how long a gradient takes on each host; recorded times are drawn

@@ -1,4 +1,4 @@
-"""Replica groups: all that are there make a step; one that fails is left out."""
+"""Replica groups: a step takes all that are there; one that fails is left out."""
 
 from __future__ import annotations
 
