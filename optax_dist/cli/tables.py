@@ -29,9 +29,7 @@ def width() -> int:
 
 def show(shown: rich.table.Table) -> None:
   """Prints it to standard output; row by row where a terminal is too narrow."""
-  console = rich.console.Console(highlight=False)
-  if not console.is_terminal:
-    console.width = _WIDTH
+  console = rich.console.Console(highlight=False, width=width())
   # Rich counts no more than the width there is.
   wide = console.options.update(width=_WIDTH)
   needs = rich.measure.Measurement.get(console, wide, shown).maximum

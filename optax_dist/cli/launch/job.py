@@ -23,7 +23,7 @@ class Job:
     node: which host this is.
     replicas: of the job, on all hosts.
     needed: how many must be there for it to go on.
-    told: what all replicas are told.
+    told: what all replicas get.
   """
 
   def __init__(

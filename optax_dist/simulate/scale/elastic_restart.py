@@ -12,10 +12,7 @@ from optax_dist.simulate import goodput
 from optax_dist.simulate.goodput import Goodput
 from optax_dist.simulate.scale import arrivals as order
 from optax_dist.simulate.scale.fleet import Fleet
-from optax_dist.simulate.scale.one_program import (
-  best_checkpoint_interval,
-  check_interval,
-)
+from optax_dist.simulate.scale.one_program import Checkpoints
 
 
 class _Run:
@@ -101,24 +98,16 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class _ElasticRestart:
-  interval: float | None
+  checkpoints: Checkpoints
 
   @property
   def name(self) -> str:
-    every = "at the best interval"
-    if self.interval is not None:
-      every = f"every {self.interval:.4g} s"
-    return f"elastic restart, checkpoints {every}"
+    return f"elastic restart, {self.checkpoints}"
 
   def __call__(
     self, fleet: Fleet, seconds: float, rng: np.random.Generator
   ) -> Goodput:
-    interval = self.interval
-    if interval is None:
-      interval = best_checkpoint_interval(
-        fleet.save, fleet.mean_time_between_failures
-      )
-    interval = min(interval, seconds)
+    interval = self.checkpoints.seconds(fleet, seconds)
     run = _Run(fleet, seconds, rng)
     again = fleet.detect + fleet.reshard + fleet.restart + fleet.restore
     while run.now < seconds:
@@ -171,5 +160,4 @@ def elastic_restart(
     >>> elastic_restart(600).name
     'elastic restart, checkpoints every 600 s'
   """
-  check_interval(checkpoint_interval)
-  return _ElasticRestart(checkpoint_interval)
+  return _ElasticRestart(Checkpoints(checkpoint_interval))

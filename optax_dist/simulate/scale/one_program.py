@@ -71,25 +71,46 @@ def best_checkpoint_interval(save: float, between: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OneProgram:
+class Checkpoints:
+  """How often checkpoints are saved: each `interval` seconds, or at the best."""
+
   interval: float | None
+
+  def __post_init__(self) -> None:
+    if self.interval is not None and not 0 < self.interval < math.inf:
+      raise ValueError(
+        f"checkpoint_interval must be a number of seconds above 0, got"
+        f" {self.interval!r}."
+      )
+
+  def __str__(self) -> str:
+    if self.interval is None:
+      return "checkpoints at the best interval"
+    return f"checkpoints every {self.interval:.4g} s"
+
+  def seconds(self, fleet: Fleet, run: float) -> float:
+    """Seconds between two of them; without failures the whole run's."""
+    interval = self.interval
+    if interval is None:
+      interval = best_checkpoint_interval(
+        fleet.save, fleet.mean_time_between_failures
+      )
+    return min(interval, run)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OneProgram:
+  checkpoints: Checkpoints
 
   @property
   def name(self) -> str:
-    every = "at the best interval"
-    if self.interval is not None:
-      every = f"every {self.interval:.4g} s"
-    return f"one program, checkpoints {every}"
+    return f"one program, {self.checkpoints}"
 
   def __call__(
     self, fleet: Fleet, seconds: float, rng: np.random.Generator
   ) -> Goodput:
     between = fleet.mean_time_between_failures
-    interval = self.interval
-    if interval is None:
-      interval = best_checkpoint_interval(fleet.save, between)
-    # Without failures no checkpoint is saved until the end.
-    interval = min(interval, seconds)
+    interval = self.checkpoints.seconds(fleet, seconds)
     arrivals, n = order.arrivals(fleet.step), fleet.groups
     exchange = fleet.exchange(n)
     step = arrivals.expected(n, n) + exchange
@@ -148,14 +169,4 @@ def one_program(checkpoint_interval: float | None = None) -> _OneProgram:
     >>> one_program(600).name
     'one program, checkpoints every 600 s'
   """
-  check_interval(checkpoint_interval)
-  return _OneProgram(checkpoint_interval)
-
-
-def check_interval(interval: float | None) -> None:
-  """Refuses what is no checkpoint interval."""
-  if interval is not None and not 0 < interval < math.inf:
-    raise ValueError(
-      f"checkpoint_interval must be a number of seconds above 0, got"
-      f" {interval!r}."
-    )
+  return _OneProgram(Checkpoints(checkpoint_interval))
