@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import results
 
-from optax_dist.simulate.decoupled_diloco import Machines, simulate_learners
+from optax_dist.simulate import scale
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 SYSTEMS = {
@@ -41,9 +41,13 @@ def measure(name, chips, seeds):
   learners, elastic = SYSTEMS[name]
   return [
     100
-    * simulate_learners(
-      Machines(chips), learners, elastic=elastic, duration=5e5, seed=seed
-    ).goodput
+    * scale.simulate_learners(
+      scale.paper_fleet(chips, spare=not elastic),
+      learners,
+      elastic=elastic,
+      seconds=5e5,
+      seed=seed,
+    ).outcome.goodput
     for seed in range(seeds)
   ]
 

@@ -6,7 +6,8 @@ pace of the second (goal: 10 %), and its first half the second half. Then the jo
 k of N predicts other k, which are measured too (goal: 15 %). Kills and stops strike at
 random times; a process that was killed is replaced by another one after a while.
 
-    python benchmarks/simulate_reality.py [--steps N] [--scale SECONDS] [--only NAME]
+    python benchmarks/simulate_reality.py [--steps N] [--scale SECONDS]
+      [--rows NAME ...] [--keep FOLDER]
 """
 
 import argparse
@@ -159,7 +160,7 @@ class Machine:
     from optax_dist.coordinator import journal
 
     self.runs += 1
-    path = self.folder / f"{self.runs}.jsonl"
+    path = self.folder / f"{os.getpid()}-{self.runs}.jsonl"
     faults = setting.get("kills", 0) + setting.get("stops", 0)
     job = {
       "seed": seed,
@@ -230,7 +231,8 @@ def main():
   parser.add_argument(
     "--scale", type=float, default=0.04, help="seconds that a unit lasts"
   )
-  parser.add_argument("--only", nargs="+", help="names of settings")
+  parser.add_argument("--rows", nargs="+", help="names of settings")
+  parser.add_argument("--keep", type=pathlib.Path, help="folder for journals")
   parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.work:
@@ -241,7 +243,7 @@ def main():
   chosen = {
     name: setting
     for name, setting in settings().items()
-    if not args.only or name in args.only
+    if not args.rows or name in args.rows
   }
   print(
     f"{REPLICAS} processes, {args.steps} steps; load"
@@ -253,7 +255,7 @@ def main():
   )
   first = {}
   with tempfile.TemporaryDirectory() as folder:
-    machine = Machine(pathlib.Path(folder), args)
+    machine = Machine(args.keep or pathlib.Path(folder), args)
     try:
       for name, setting in chosen.items():
         source = setting.get("of")

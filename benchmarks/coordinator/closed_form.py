@@ -34,6 +34,10 @@ def expected(latency: simulate.Latency, k: int, cancel: bool) -> float:
   return 1 / timing.steps_per_second
 
 
+def _name(latency: str, k: int, cancel: bool) -> str:
+  return f"{latency}, {k} of {REPLICAS}, cancel={cancel}"
+
+
 def lines(args: argparse.Namespace) -> Iterator[Line]:
   """Yields the ratio of the mean of all rounds to what is expected."""
   for name in LATENCIES:
@@ -45,9 +49,17 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
       # Without backups there is nothing to give up.
       if cancel or k < REPLICAS
     ]
+    if args.rows:
+      cases = [
+        case
+        for case in cases
+        if all(word in _name(text, *case) for word in args.rows)
+      ]
+    if not cases:
+      continue
     runs = side_by_side.in_turns(
       {
-        f"{text}, {k} of {REPLICAS}, cancel={cancel}": (
+        _name(text, k, cancel): (
           "replicas.py",
           {
             "replicas": REPLICAS,

@@ -59,6 +59,7 @@ def main() -> int:
   add("--seconds", type=float, default=6.0, help="of one run, where not steps")
   add("--steps", type=int, help="of one run, where replicas sleep")
   add("--mean", type=float, default=0.1, help="of closed-form, in seconds")
+  add("--rows", nargs="+", help="of closed-form: words of the rows' names")
   add("--params", type=int, action="append", help="may be repeated")
   add("--wire", action="append", help="may be repeated")
   add("--json", type=pathlib.Path, metavar="FILE", help="also write them here")

@@ -6,7 +6,12 @@ generator; it returns where the chips' seconds went. Each is in a file of its ow
 
 from optax_dist.simulate.scale.backup_groups import backup_groups
 from optax_dist.simulate.scale.choose import Choice, Option, choose
-from optax_dist.simulate.scale.decoupled_diloco import decoupled_diloco
+from optax_dist.simulate.scale.decoupled_diloco import (
+  Learners,
+  decoupled_diloco,
+  paper_fleet,
+  simulate_learners,
+)
 from optax_dist.simulate.scale.diloco import diloco
 from optax_dist.simulate.scale.elastic_restart import elastic_restart
 from optax_dist.simulate.scale.fleet import Fleet, Network
@@ -21,6 +26,7 @@ from optax_dist.simulate.scale.run import Strategy, simulate_fleet
 __all__ = [
   "Choice",
   "Fleet",
+  "Learners",
   "Network",
   "Option",
   "Strategy",
@@ -32,6 +38,8 @@ __all__ = [
   "elastic_restart",
   "one_program",
   "one_program_goodput",
+  "paper_fleet",
   "replica_groups",
   "simulate_fleet",
+  "simulate_learners",
 ]

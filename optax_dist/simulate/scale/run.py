@@ -70,6 +70,16 @@ def simulate_fleet(
     >>> f"{outcome.goodput:.3f}"
     '0.999'
   """
+  seconds = duration(fleet, seconds)
+  return strategy(fleet, seconds, np.random.default_rng(seed))
+
+
+def duration(fleet: Fleet, seconds: float | None) -> float:
+  """How long to simulate; None for about 2,000 failures.
+
+  Raises:
+    ValueError: it is not above 0.
+  """
   if seconds is None:
     between = fleet.mean_time_between_failures
     once = fleet.repair + fleet.detect + fleet.restart + fleet.restore
@@ -78,4 +88,4 @@ def simulate_fleet(
       seconds = 1000 * fleet.step.mean
   if not 0 < seconds < math.inf:
     raise ValueError(f"seconds must be a number above 0, got {seconds!r}.")
-  return strategy(fleet, seconds, np.random.default_rng(seed))
+  return seconds
