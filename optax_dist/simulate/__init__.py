@@ -13,7 +13,9 @@ from optax_dist.simulate.latency.distributions import (
 from optax_dist.simulate.latency.hosts import PerHost, SlowHosts
 from optax_dist.simulate.latency.parse import parse_latency
 from optax_dist.simulate.latency.recording import Recording
+from optax_dist.simulate.network import Network
 from optax_dist.simulate.plan import Candidate, Plan, plan
+from optax_dist.simulate.replay.exchange import Exchange
 from optax_dist.simulate.replay.journal import Replay, replay
 from optax_dist.simulate.replay.latencies import Recorded, from_journal
 from optax_dist.simulate.replay.predict import (
@@ -38,9 +40,11 @@ __all__ = [
   "Candidate",
   "Distribution",
   "Empirical",
+  "Exchange",
   "Failures",
   "HeldOut",
   "Latency",
+  "Network",
   "PerHost",
   "Plan",
   "Prediction",

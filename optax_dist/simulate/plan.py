@@ -117,7 +117,7 @@ def plan(
   noise_scale: float | None = None,
   cancel: bool = False,
   max_staleness: int = 0,
-  communication: float = 0.0,
+  communication: float | Callable[[int], float] = 0.0,
   steps: int = 200,
   repetitions: int = 100,
   seed: int = 0,
@@ -133,7 +133,8 @@ def plan(
       the job had been sized to where larger batches begin to pay less.
     cancel: whether late replicas drop their work at once.
     max_staleness: steps by which a gradient may be late and still count.
-    communication: seconds from a commit until its parameters are there.
+    communication: seconds from a commit until its parameters are there; or a
+      function that says so for a number of gradients in a step.
     steps: in each simulation.
     repetitions: simulations of each number; fewer where there are many
       replicas, 20 at least.
@@ -153,10 +154,13 @@ def plan(
     7
   """
   noise = float(replicas if noise_scale is None else noise_scale)
+  ks = np.array(_candidates(replicas))
+  given = communication
+  times = [given(int(k)) if callable(given) else given for k in ks]
   for name, value, least in (
     ("replicas", replicas, 1),
     ("max_staleness", max_staleness, 0),
-    ("communication", communication, 0),
+    ("communication", min(times), 0),
     ("steps", steps, 1),
     ("repetitions", repetitions, 2),
     ("seed", seed, 0),
@@ -166,7 +170,6 @@ def plan(
   if not noise >= 0:
     raise ValueError(f"noise_scale must be at least 0, got {noise_scale!r}.")
   strategy = Strategy("plan", 1, max_staleness, 1, cancel)
-  ks = np.array(_candidates(replicas))
   each = len(ks) * replicas
   repetitions = min(repetitions, max(20, _AT_ONCE // each))
   rngs = [
@@ -185,7 +188,7 @@ def plan(
       hosts,
       ks,
       part,
-      communication,
+      np.array(times, np.float64),
       steps,
       lambda share, done=first, size=at_once: progress(  # type: ignore[misc]
         min((done + share * size) / repetitions, 1.0)
@@ -219,7 +222,7 @@ def _simulate(
   hosts: Sequence[Latency],
   ks: np.ndarray,
   rngs: Sequence[np.random.Generator],
-  communication: float,
+  communication: np.ndarray,
   steps: int,
   progress: Callable[[float], None],
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -249,7 +252,7 @@ def _simulate(
     simulations,
     n,
     take,
-    communication,
+    np.tile(communication, len(rngs)).repeat(n),
     replicas_to_aggregate=np.tile(ks, len(rngs)),
   )
   time = np.zeros(simulations)

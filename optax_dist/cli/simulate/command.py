@@ -115,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.cli.simulate import timing_table
 
   chosen = _strategies(args, recorded)
+  communication = latency_source.communication(args, recorded)
   if args.write_journal and len(chosen) > 1:
     raise errors.CommandError(
       "--write-journal records one strategy; choose it with --strategy"
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
           args.replicas,
           steps=steps[i],
           seed=args.seed,
-          communication=args.communication,
+          communication=communication(strategy.replicas_to_aggregate),
           failures=args.failures or _recorded_failures(args, recorded),
           journal=journal,
           progress=_from(shown, begun),
@@ -145,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
   timing_table.show(f"{args.replicas} replicas, {latency}", timings)
   report: dict[str, Any] = {
     "latency": str(latency),
-    "communication": args.communication,
+    "communication": [communication(s.replicas_to_aggregate) for s in chosen],
     "simulations": [timing.report() for timing in timings],
   }
   if recorded is not None and recorded.steps_per_second is not None:
@@ -175,7 +176,12 @@ def _compare(args: argparse.Namespace, recorded, strategy) -> dict[str, Any]:
 
   measured = recorded.steps_per_second
   predicted = simulate.predict(
-    recorded, strategy, args.replicas, seed=args.seed
+    recorded,
+    strategy,
+    args.replicas,
+    nbytes=args.model_bytes,
+    network=args.network and simulate.Network(*args.network),
+    seed=args.seed,
   )
   for doubt in predicted.doubts:
     if doubt not in recorded.doubts:
@@ -226,7 +232,9 @@ def _train(args: argparse.Namespace, latency, recorded) -> int:
         seed=args.seed,
         learning_rate=args.learning_rate,
         progress=shown,
-        communication=args.communication,
+        communication=latency_source.communication(args, recorded)(
+          args.replicas
+        ),
         failures=args.failures,
       )
   except ValueError as error:

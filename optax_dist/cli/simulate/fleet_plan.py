@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import pathlib
+import statistics
+from typing import Any
 
 from optax_dist.cli import errors, output_files, parser
 
+_MTBF = 50_000
 _TIMES = {
   "repair": (600.0, "until a failed group has working chips again"),
   "detect": (10.0, "until the others know of a failure"),
@@ -15,6 +20,12 @@ _TIMES = {
   "restore": (30.0, "until a checkpoint is loaded"),
   "reshard": (30.0, "until the state is laid out for other groups"),
   "catch-up": (30.0, "until a group that comes back has the others' state"),
+}
+# What a journal says of its failures.
+_OF_FAULTS = {
+  "detect": "unnoticed",
+  "repair": "restarted",
+  "catch-up": "caught_up",
 }
 
 
@@ -39,37 +50,21 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
     help="that compute one gradient together; several to choose from"
     " (default: 8)",
   )
-  parser.add_number(
-    group,
+  add(
     "--chip-mtbf",
-    "HOURS",
-    parser.positive_float,
-    default=50_000.0,
-    help="mean hours between failures of one chip",
+    metavar="HOURS",
+    type=parser.positive_float,
+    help="mean hours between failures of one chip (default: the journal's, else"
+    f" {_MTBF:,})",
   )
   for name, (default, what) in _TIMES.items():
-    parser.add_number(
-      group,
+    journal = "the journal's, else " if name in _OF_FAULTS else ""
+    add(
       f"--{name}",
-      "SECONDS",
-      parser.non_negative_float,
-      default=default,
-      help=what,
+      metavar="SECONDS",
+      type=parser.non_negative_float,
+      help=f"{what} (default: {journal}{default:g})",
     )
-  parser.add_number(
-    group,
-    "--model-bytes",
-    "N",
-    parser.non_negative_float,
-    default=0.0,
-    help="bytes that groups exchange",
-  )
-  add(
-    "--network",
-    metavar="LATENCY,BANDWIDTH",
-    type=_network,
-    help="seconds, and bytes per second of a group (default: no time at all)",
-  )
   add(
     "--periods",
     metavar="N",
@@ -88,25 +83,37 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
   )
 
 
-def run(args: argparse.Namespace, latency) -> int:
-  """Plans for a fleet, with the parsed arguments of ``plan``."""
+def run(args: argparse.Namespace, latency, recorded) -> int:
+  """Plans for a fleet, with the parsed arguments of ``plan``.
+
+  Args:
+    args: those of the command line.
+    latency: of a group's step.
+    recorded: the journal that it is from, or None; it also says what was not
+      given: bytes, network, failures.
+  """
+  from optax_dist import simulate
   from optax_dist.cli import bar
   from optax_dist.simulate import scale
 
+  nbytes, network = args.model_bytes, scale.Network(*(args.network or ()))
+  if recorded is not None:
+    # Each replica as it was, and all apart from each other.
+    latency = simulate.PerHost(recorded.latency.latencies)
+    if recorded.exchange is not None:
+      nbytes = recorded.exchange.nbytes if nbytes is None else nbytes
+      network = network if args.network else recorded.exchange.network
+      for doubt in recorded.exchange.doubts(nbytes):
+        parser.say(f"{args.journal}: {doubt}")
   try:
     fleet = scale.Fleet(
       args.chips,
       args.chips_per_group[0],
       latency,
-      failure_rate=1 / (3600 * args.chip_mtbf),
-      nbytes=args.model_bytes,
-      network=scale.Network(*(args.network or ())),
-      save=args.save_pause,
-      **{
-        name: getattr(args, name)
-        for name in (n.replace("-", "_") for n in _TIMES)
-        if name != "save_pause"
-      },
+      failure_rate=_failure_rate(args, recorded),
+      nbytes=nbytes or 0.0,
+      network=network,
+      **_times(args, recorded),
     )
     with bar.bar(f"planning for {args.chips:,} chips", 1) as shown:
       choice = scale.choose(
@@ -129,6 +136,7 @@ def run(args: argparse.Namespace, latency) -> int:
         "recommended": choice.recommended.report(),
         "runner_up": choice.runner_up and choice.runner_up.report(),
         "reason": choice.reason,
+        "fleet": _report(fleet),
         "options": [option.report() for option in choice.options],
       },
     )
@@ -136,6 +144,41 @@ def run(args: argparse.Namespace, latency) -> int:
     save(args.save, choice, title)
   output_files.tell(args.json, args.save)
   return 0
+
+
+def _report(fleet) -> dict[str, Any]:
+  """What was planned for, as plain numbers; an infinite bandwidth is null."""
+  names = [field.name for field in dataclasses.fields(fleet)]
+  bandwidth = fleet.network.bandwidth
+  return {name: getattr(fleet, name) for name in names} | {
+    "step": str(fleet.step),
+    "network": {
+      "latency": fleet.network.latency,
+      "bandwidth": bandwidth if math.isfinite(bandwidth) else None,
+    },
+  }
+
+
+def _failure_rate(args: argparse.Namespace, recorded) -> float:
+  """Of one chip, per second."""
+  if args.chip_mtbf is None and recorded is not None and recorded.failures:
+    return recorded.failures.rate / args.chips_per_group[0]
+  return 1 / (3600 * (args.chip_mtbf or _MTBF))
+
+
+def _times(args: argparse.Namespace, recorded) -> dict[str, float]:
+  """What is given, else the journal's median, else the default."""
+  found = {}
+  for name, (default, _) in _TIMES.items():
+    field = name.replace("-", "_")
+    seconds = getattr(args, field)
+    if seconds is None and recorded is not None and name in _OF_FAULTS:
+      told = [getattr(f, _OF_FAULTS[name]) for f in recorded.faults]
+      known = [value for value in told if math.isfinite(value)]
+      seconds = statistics.median(known) if known else None
+    field = "save" if field == "save_pause" else field
+    found[field] = default if seconds is None else seconds
+  return found
 
 
 def _show(choice, title: str) -> None:
@@ -206,13 +249,3 @@ def save(path: pathlib.Path, choice, title: str) -> None:
 
   height = 2.6 + 0.42 * len(options)
   panels.save(path, title, [draw], size=(13.0, height), inverted=1)
-
-
-def _network(text: str) -> tuple[float, float]:
-  """An argument type: a number of at least 0 and one above it."""
-  parts = text.split(",")
-  if len(parts) != 2:
-    raise argparse.ArgumentTypeError(
-      f"must be LATENCY,BANDWIDTH, two numbers, got {text!r}"
-    )
-  return parser.non_negative_float(parts[0]), parser.positive_float(parts[1])

@@ -78,7 +78,29 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     metavar="SECONDS",
     type=parser.non_negative_float,
     help="from the last gradient of a step until its parameters are there"
-    " (default: the journal's median, else 0)",
+    " (default: the journal's, else by --network and --model-bytes, else 0)",
+  )
+  add(
+    "--model-bytes",
+    metavar="N",
+    type=parser.non_negative_float,
+    help="of a gradient, as it is sent (default: the journal's, else 0)",
+  )
+  add(
+    "--network",
+    metavar="LATENCY,BANDWIDTH",
+    type=_network,
+    help="seconds one way, and bytes per second of a replica or group (default: the"
+    " journal's, else no time at all)",
+  )
+  add(
+    "--more-journals",
+    metavar="FILE",
+    nargs="+",
+    type=pathlib.Path,
+    default=[],
+    help="with --journal: runs with gradients of other sizes over the same network,"
+    " which tell its latency and bandwidth apart",
   )
   parser.add_number(
     to,
@@ -101,8 +123,8 @@ def load(args: argparse.Namespace):
   """Loads what the arguments of `add_arguments` name.
 
   Returns:
-    The latency, and the `simulate.Recorded` run or None. `args.replicas`,
-    `args.communication` and `args.max_staleness` are filled in.
+    The latency, and the `simulate.Recorded` run or None. `args.replicas` and
+    `args.max_staleness` are filled in.
 
   Raises:
     errors.CommandError: there is no such latency or journal.
@@ -110,12 +132,15 @@ def load(args: argparse.Namespace):
   from optax_dist import simulate
 
   recorded = None
+  if args.more_journals and args.journal is None:
+    raise errors.CommandError("--more-journals goes with --journal")
   try:
     if args.journal is None:
       latency = simulate.parse_latency(args.latency)
     else:
       recorded = simulate.from_journal(
-        journal_file.read(args.journal, "--journal ")
+        journal_file.read(args.journal, "--journal "),
+        [journal_file.read(p, "--more-journals ") for p in args.more_journals],
       )
       latency = recorded.latency
   except ValueError as error:
@@ -123,8 +148,6 @@ def load(args: argparse.Namespace):
     raise errors.CommandError(f"{what}: {error}") from error
   if args.replicas is None:
     args.replicas = recorded.replicas if recorded else 8
-  if args.communication is None:
-    args.communication = recorded.communication if recorded else 0.0
   if recorded and recorded.strategy.cancel:
     args.cancel = True
   for doubt in recorded.doubts if recorded else ():
@@ -133,3 +156,45 @@ def load(args: argparse.Namespace):
     late = recorded.strategy.max_staleness if recorded else 0
     args.max_staleness = late
   return latency, recorded
+
+
+def communication(args: argparse.Namespace, recorded) -> Callable[[int], float]:
+  """Seconds of communication by the gradients in a step.
+
+  Args:
+    args: after `load`.
+    recorded: of `load`.
+
+  Raises:
+    errors.CommandError: the journal doesn't tell.
+  """
+  from optax_dist import simulate
+
+  if args.communication is not None:
+    return lambda members: args.communication
+  network = args.network and simulate.Network(*args.network)
+  if recorded is None:
+    if network is None:
+      return lambda members: 0.0
+    nbytes = args.model_bytes or 0.0
+    return lambda members: network.all_reduce(nbytes, max(2, members))
+  try:
+    recorded.communication_of(1, args.model_bytes, network)
+  except ValueError as error:
+    raise errors.CommandError(f"--journal {args.journal}: {error}") from error
+  if recorded.exchange is not None:
+    for doubt in recorded.exchange.doubts(args.model_bytes, network):
+      parser.say(f"{args.journal}: {doubt}")
+  return lambda members: recorded.communication_of(
+    min(members, args.replicas), args.model_bytes, network
+  )
+
+
+def _network(text: str) -> tuple[float, float]:
+  """An argument type: a number of at least 0 and one above it."""
+  parts = text.split(",")
+  if len(parts) != 2:
+    raise argparse.ArgumentTypeError(
+      f"must be LATENCY,BANDWIDTH, two numbers, got {text!r}"
+    )
+  return parser.non_negative_float(parts[0]), parser.positive_float(parts[1])

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
   output_files.check_writable(args.json, picture=args.save)
   latency, recorded = latency_source.load(args)
   if args.chips is not None:
-    return fleet_plan.run(args, latency)
+    return fleet_plan.run(args, latency, recorded)
   if recorded is not None and recorded.strategy.kind == "exchange":
     raise errors.CommandError(
       f"--journal {args.journal}: it is of elastic averaging, where no gradients"
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist import simulate
   from optax_dist.cli import bar
 
+  communication = latency_source.communication(args, recorded)
   with bar.bar(f"planning for {args.replicas} replicas", 1) as shown:
     plan = simulate.plan(
       latency,
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
       noise_scale=args.noise_scale,
       cancel=args.cancel,
       max_staleness=args.max_staleness,
-      communication=args.communication,
+      communication=communication,
       steps=args.steps,
       repetitions=args.repetitions,
       seed=args.seed,

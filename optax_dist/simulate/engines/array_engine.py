@@ -268,7 +268,7 @@ class Lots:
     simulations: int,
     n: int,
     take: Callable[[np.ndarray], np.ndarray],
-    communication: float,
+    communication: float | np.ndarray,
     replicas_to_aggregate: np.ndarray | None = None,
   ):
     """Starts all replicas.
@@ -278,7 +278,8 @@ class Lots:
       simulations: how many.
       n: replicas in each.
       take: gives the next seconds of computing for flat numbers of replicas.
-      communication: seconds from a commit until its parameters are there.
+      communication: seconds from a commit until its parameters are there; one
+        number, or one for each replica of each simulation.
       replicas_to_aggregate: of each simulation, int `[simulations]`; None for
         the strategy's in all.
     """

@@ -13,7 +13,8 @@ from optax_dist.quorum.events import Replica
 from optax_dist.simulate import strategy as strategies
 from optax_dist.simulate.engines.event_engine import Failures
 from optax_dist.simulate.latency.recording import Recording
-from optax_dist.simulate.replay import doubts, failures, turns
+from optax_dist.simulate.network import Network
+from optax_dist.simulate.replay import doubts, exchange, failures, turns
 from optax_dist.simulate.strategy import Strategy
 
 # Times in a journal are rounded to this.
@@ -36,6 +37,8 @@ class Recorded(NamedTuple):
     failures: of replicas; None where there were none.
     faults: each of them, with its cause and length.
     doubts: why predictions from it may be wrong, a line each.
+    exchange: how the communication grows with the bytes of a gradient; None
+      where the journal does not tell.
   """
 
   latency: Recording
@@ -47,15 +50,50 @@ class Recorded(NamedTuple):
   failures: Failures | None = None
   faults: tuple[failures.Fault, ...] = ()
   doubts: tuple[str, ...] = ()
+  exchange: exchange.Exchange | None = None
+
+  def communication_of(
+    self,
+    members: int,
+    nbytes: float | None = None,
+    network: Network | None = None,
+  ) -> float:
+    """The communication of another step than those recorded.
+
+    Args:
+      members: replicas in a step.
+      nbytes: of a gradient, as it is sent; None for the recorded ones.
+      network: that links the replicas, where the recorded ones were on one host.
+
+    Returns:
+      Seconds.
+
+    Raises:
+      ValueError: the journal does not tell of bytes or of times.
+    """
+    if self.exchange is None:
+      if nbytes is None and network is None:
+        return self.communication
+      raise ValueError(
+        "the journal has no timings, or no bytes of a gradient: nothing tells how"
+        " long another size, or another network, would take."
+      )
+    other = self.exchange.seconds(nbytes, members, network)
+    return max(0.0, self.communication + other - self.exchange.seconds())
 
 
-def from_journal(records: Sequence[journal.Record]) -> Recorded:
+def from_journal(
+  records: Sequence[journal.Record],
+  others: Sequence[Sequence[journal.Record]] = (),
+) -> Recorded:
   """Reads off a journal what the simulator needs.
 
   Work that was called off has no time (`compute` is null) and does not count.
 
   Args:
     records: of `journal.read`.
+    others: of further journals with gradients of other sizes, over the same
+      network: for `Recorded.exchange`, and nothing else.
 
   Returns:
     The run.
@@ -77,8 +115,7 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
       "the journal has no times of computing: no commit, drop or exchange in it"
       " has a 'compute'."
     )
-  after = [t.delay for t in every if t.after_commit and t.delay is not None]
-  communication = max(0.0, float(np.median(after))) if after else 0.0
+  communication = _communication(every)
   latency = _recording(parts, found, communication)
   usual = float(np.percentile([turn.compute for turn in every], 95))
   losses = [failures.of(part, usual) for part in parts]
@@ -96,7 +133,23 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
     _failures(losses, bool(runs[-1].get("lower_on_loss"))),
     faults,
     doubts.of(records, every, faults, strategy.cancel),
+    exchange.of(
+      [
+        (part, _communication(of_part))
+        for part, of_part in zip(parts, found, strict=True)
+      ]
+      + [
+        (part, _communication(list(turns.of(part))))
+        for other in others
+        for part in journal.segments(other)
+      ]
+    ),
   )
+
+
+def _communication(found: Sequence[turns.Turn]) -> float:
+  after = [t.delay for t in found if t.after_commit and t.delay is not None]
+  return max(0.0, float(np.median(after))) if after else 0.0
 
 
 def _recording(

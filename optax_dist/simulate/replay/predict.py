@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optax_dist.coordinator import journal
+from optax_dist.simulate.network import Network
 from optax_dist.simulate.replay import turns
 from optax_dist.simulate.replay.latencies import Recorded, from_journal
 from optax_dist.simulate.run_timing import simulate_timing
@@ -80,6 +81,8 @@ def predict(
   replicas: int | None = None,
   *,
   steps: int | None = None,
+  nbytes: float | None = None,
+  network: Network | None = None,
   repetitions: int = 40,
   seed: int = 0,
 ) -> Prediction:
@@ -91,6 +94,9 @@ def predict(
     replicas: how many; None for as many as recorded.
     steps: of the run that is predicted; None for as many as recorded, and 500
       at most.
+    nbytes: of a gradient, as it is sent; None for the recorded ones.
+    network: that is to link the replicas; None for the recorded one. Computing
+      takes as long, whatever they are.
     repetitions: simulations.
     seed: the same one gives the same prediction.
 
@@ -98,7 +104,8 @@ def predict(
     The prediction.
 
   Raises:
-    ValueError: a number is out of range.
+    ValueError: a number is out of range, or the journal does not tell how long
+      an exchange takes.
   """
   if repetitions < 2:
     raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
@@ -106,6 +113,8 @@ def predict(
   n = recorded.replicas if replicas is None else replicas
   if steps is None:
     steps = min(max(recorded.steps, 10), _MOST_STEPS)
+  members = min(strategy.replicas_to_aggregate, n)
+  communication = recorded.communication_of(members, nbytes, network)
   paces = []
   seeds = np.random.SeedSequence(seed).spawn(repetitions)
   for i, source in enumerate(seeds):
@@ -129,7 +138,7 @@ def predict(
         n,
         steps=steps + 1,
         seed=seed + i,
-        communication=recorded.communication,
+        communication=communication,
         failures=failures,
       )
     except ValueError:
@@ -144,10 +153,12 @@ def predict(
   low, high = np.percentile(paces, [(100 - _LEVEL) / 2, 50 + _LEVEL / 2])
   pace = float(np.mean(paces))
   doubts = recorded.doubts + _too_wide(recorded, pace, float(low), float(high))
+  if recorded.exchange is not None:
+    doubts += recorded.exchange.doubts(nbytes, network)
   if n > recorded.replicas:
     doubts += (
       f"{recorded.replicas} replicas were recorded: those beyond are taken to be"
-      " like these, and the exchange to take no longer with more",
+      " like these",
     )
   return Prediction(pace, float(low), float(high), repetitions, doubts)
 

@@ -4,6 +4,7 @@ A strategy is a function of a fleet, the seconds to simulate and a random
 generator; it returns where the chips' seconds went. Each is in a file of its own.
 """
 
+from optax_dist.simulate.network import Network
 from optax_dist.simulate.scale.backup_groups import backup_groups
 from optax_dist.simulate.scale.choose import Choice, Option, choose
 from optax_dist.simulate.scale.decoupled_diloco import (
@@ -14,7 +15,7 @@ from optax_dist.simulate.scale.decoupled_diloco import (
 )
 from optax_dist.simulate.scale.diloco import diloco
 from optax_dist.simulate.scale.elastic_restart import elastic_restart
-from optax_dist.simulate.scale.fleet import Fleet, Network
+from optax_dist.simulate.scale.fleet import Fleet
 from optax_dist.simulate.scale.one_program import (
   best_checkpoint_interval,
   one_program,

@@ -6,44 +6,7 @@ import dataclasses
 import math
 
 from optax_dist.simulate.latency.distributions import Latency
-
-
-@dataclasses.dataclass(frozen=True)
-class Network:
-  """What groups exchange over.
-
-  Attributes:
-    latency: seconds that a message takes, however short.
-    bandwidth: bytes a second into and out of each group.
-
-  Raises:
-    ValueError: a number is out of range.
-
-  Example:
-    >>> Network(latency=0.0, bandwidth=1e9).all_reduce(1e9, 2)
-    1.0
-  """
-
-  latency: float = 0.0
-  bandwidth: float = math.inf
-
-  def __post_init__(self) -> None:
-    if not 0 <= self.latency < math.inf:
-      raise ValueError(
-        f"latency must be a finite number of at least 0, got {self.latency!r}."
-      )
-    if not self.bandwidth > 0:
-      raise ValueError(f"bandwidth must be above 0, got {self.bandwidth!r}.")
-
-  def all_reduce(self, nbytes: float, groups: int) -> float:
-    """Seconds until each of n groups has the mean of all: reduce-scatter, gather.
-
-    Each sends and receives (n - 1) / n of the bytes twice, to all others at once.
-    """
-    if groups < 2:
-      return 0.0
-    moved = 2 * (groups - 1) / groups * nbytes
-    return 2 * self.latency + moved / self.bandwidth
+from optax_dist.simulate.network import Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +53,7 @@ class Fleet:
   reshard: float = 0.0
   catch_up: float = 0.0
   nbytes: float = 0.0
-  network: Network = Network()
+  network: Network = dataclasses.field(default_factory=Network)
 
   def __post_init__(self) -> None:
     for name in ("chips", "chips_per_group"):

@@ -17,13 +17,23 @@ def _load(*argv):
 def test_what_is_not_given_is_filled_in():
   args, latency, recorded = _load("--latency", "gamma:4,0.25")
   assert (str(latency), recorded) == ("gamma:4,0.25", None)
-  assert (args.replicas, args.max_staleness, args.communication) == (8, 0, 0.0)
+  assert (args.replicas, args.max_staleness) == (8, 0)
+  assert latency_source.communication(args, recorded)(8) == 0.0
 
 
 def test_what_is_given_is_kept():
   more = ("--replicas", "3", "--max-staleness", "2", "--communication", "0.5")
-  args, _, _ = _load("--latency", "constant:1", *more)
-  assert (args.replicas, args.max_staleness, args.communication) == (3, 2, 0.5)
+  args, _, recorded = _load("--latency", "constant:1", *more)
+  assert (args.replicas, args.max_staleness) == (3, 2)
+  assert latency_source.communication(args, recorded)(2) == 0.5
+
+
+def test_bytes_and_a_network_make_the_communication():
+  given = ("--latency", "constant:1", "--model-bytes", "8e6")
+  args, _, recorded = _load(*given, "--network", "0.25,1e6")
+  assert latency_source.communication(args, recorded)(4) == 0.5 + 12.0
+  with pytest.raises(errors.CommandError, match="goes with --journal"):
+    _load(*given, "--more-journals", "run.jsonl")
 
 
 @pytest.mark.parametrize(
