@@ -49,7 +49,10 @@ class Leases:
         self.left = self._handover.lease[1] if self.ready else ()
       if not self.left:
         return None
-      self.out, self.left = sp.head(self.left, self._unit)
+      if sp.size(self.left) == self._unit:
+        self.out, self.left = self.left, ()
+      else:
+        self.out, self.left = sp.head(self.left, self._unit)
     return self.out
 
   def submit(self) -> None:
@@ -68,7 +71,7 @@ class Leases:
 
   def indices(self, spans: Spans) -> np.ndarray:
     """The samples' numbers."""
-    parts = []
+    parts: list[np.ndarray] = []
     for start, stop in spans:
       while start < stop:
         number = start // _BLOCK
@@ -76,7 +79,7 @@ class Leases:
         first = number * _BLOCK
         parts.append(self._block(number)[start - first : end - first])
         start = end
-    return np.concatenate(parts)
+    return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
   def _block(self, number: int) -> np.ndarray:
     found = self._blocks.get(number)

@@ -43,7 +43,7 @@ class Progress:
     Raises:
       ValueError: one of them was done before.
     """
-    spans = sp.union(spans, skipped)
+    spans = (*spans, *skipped)
     after = self.with_(spans, skipped)
     if after.done - self.done != sp.size(spans):
       raise ValueError(f"Some of {spans} were in a committed step before.")
@@ -54,12 +54,18 @@ class Progress:
     spans = sp.union(spans, skipped)
     if not spans:
       return self
-    following = max(self.next, spans[-1][1])
-    open_ = self.open
+    start, stop = spans[0]
+    open_, following = self.open, self.next
+    if len(spans) == 1 and start == following:
+      return Progress(stop, open_, self._with_skipped(skipped))
+    following = max(following, spans[-1][1])
     if following > self.next:
       open_ = sp.join(open_, ((self.next, following),))
-    given_up = sp.union(self.skipped, skipped) if skipped else self.skipped
-    return Progress(following, sp.minus(open_, spans), given_up)
+    open_ = sp.minus(open_, spans)
+    return Progress(following, open_, self._with_skipped(skipped))
+
+  def _with_skipped(self, skipped: Spans) -> Spans:
+    return sp.union(self.skipped, skipped) if skipped else self.skipped
 
   def is_open(self, spans: Iterable[Span]) -> bool:
     """Whether none of these positions is done."""

@@ -21,31 +21,59 @@ _NOTHING = Held()
 class _Draft:
   """A state that an event is changing: mutable, and never returned."""
 
-  def __init__(self, state: State):
-    self.__dict__.update(zip(State._fields, state, strict=True))
-    self.leases: list[ev.Lease] = []
-    self._copied = False
+  __slots__ = (*State._fields, "leases", "_copied")
 
-  # The fields of State; mypy cannot see them arrive through __dict__.
+  # The fields of State.
   data: Batches
   unit: int
   need: int
   progress: Progress
   cursor: int
   limit: int | None
+  held: dict[ev.Holder, Held]
   pool: Spans
   doubtful: Spans
   strikes: PersistentMap[int, int]
   giving_up: Spans
-  held: dict[ev.Holder, Held]
   waiting: tuple[tuple[ev.Holder, int], ...]
   numbers: int
 
-  def freeze(self) -> State:
-    return State(*map(self.__dict__.__getitem__, State._fields))
+  def __init__(self, state: State):
+    # One by one: this is done for every gradient of a run.
+    (
+      self.data,
+      self.unit,
+      self.need,
+      self.progress,
+      self.cursor,
+      self.limit,
+      self.held,
+      self.pool,
+      self.doubtful,
+      self.strikes,
+      self.giving_up,
+      self.waiting,
+      self.numbers,
+    ) = state
+    self.leases: list[ev.Lease] = []
+    self._copied = False
 
-  def set(self, **changes: Any) -> None:
-    self.__dict__.update(changes)
+  def freeze(self) -> State:
+    return State(
+      self.data,
+      self.unit,
+      self.need,
+      self.progress,
+      self.cursor,
+      self.limit,
+      self.held,
+      self.pool,
+      self.doubtful,
+      self.strikes,
+      self.giving_up,
+      self.waiting,
+      self.numbers,
+    )
 
   def of(self, holder: ev.Holder) -> Held:
     return self.held.get(holder, _NOTHING)
@@ -68,7 +96,7 @@ class _Draft:
           spans = sp.minus(spans, held.inside)
       spans = sp.minus(sp.union(spans), self.pool)
     if spans:
-      self.set(pool=sp.union(self.pool, spans))
+      self.pool = sp.union(self.pool, spans)
 
   def return_out(self, holder: ev.Holder) -> None:
     """What it computes on returns to the pool."""
@@ -79,37 +107,37 @@ class _Draft:
 
   def wait(self, holder: ev.Holder, count: int) -> None:
     self.stop_waiting(holder)
-    self.set(waiting=(*self.waiting, (holder, count)))
+    self.waiting = (*self.waiting, (holder, count))
 
   def stop_waiting(self, holder: ev.Holder) -> None:
-    waiting = self.waiting
-    if any(other == holder for other, _ in waiting):
-      self.set(waiting=tuple(w for w in waiting if w[0] != holder))
+    if self.waiting:
+      self.waiting = tuple(w for w in self.waiting if w[0] != holder)
 
   def serve(self) -> None:
     """Leases what there is to those who wait."""
+    left = left_of(self)
+    if left is not None and left < self.need * self.unit:
+      return
     for holder, count in self.waiting:
-      left = left_of(self)
-      if left is not None and left < self.need * self.unit:
-        return
       spans = self.take(count)
       copied = False
       if not spans:
         spans, copied = self.copy(holder, count), True
       if spans:
         self.stop_waiting(holder)
-        number = self.numbers
-        self.set(numbers=number + 1)
-        held = self.of(holder)
-        held = held._replace(out=spans, number=number, copied=copied)
-        self.hold(holder, held)
+        inside = self.of(holder).inside
+        self.hold(holder, Held(spans, inside, self.numbers, copied))
+        self.numbers += 1
         self.leases.append(ev.Lease(holder, spans))
 
   def take(self, count: int) -> Spans:
     """Takes samples that nobody holds: returned ones first, then new ones."""
-    state, unit = self, self.unit
-    pool, cursor, limit = state.pool, state.cursor, state.limit
+    unit = self.unit
+    pool, cursor, limit = self.pool, self.cursor, self.limit
     most = count * unit
+    if not pool and (limit is None or cursor + most <= limit):
+      self.cursor = cursor + most
+      return ((cursor, cursor + most),)
     later: Spans = ()
     if limit is not None and pool and pool[-1][1] > limit:
       later = sp.minus(pool, ((0, limit),))
@@ -125,24 +153,22 @@ class _Draft:
       new = most - min(free, most)
       if new:
         first = sp.join(first, ((cursor, cursor + new),))
-      self.set(pool=sp.join(rest, later), cursor=cursor + new)
+      self.pool, self.cursor = sp.join(rest, later), cursor + new
       return first
-    if not state.doubtful:
+    if not self.doubtful:
       return ()
     self.settle_doubts()
     return self.take(count)
 
   def settle_doubts(self) -> None:
-    state = self
-    if state.doubtful:
-      self.set(pool=sp.union(state.pool, state.doubtful), doubtful=())
+    if self.doubtful:
+      self.pool, self.doubtful = sp.union(self.pool, self.doubtful), ()
 
   def copy(self, holder: ev.Holder, count: int) -> Spans:
     """Samples that another one computes on: the first one counts."""
-    state = self
     found = [
       (held.copied, held.out[0], held.number, other)
-      for other, held in state.held.items()
+      for other, held in self.held.items()
       if held.out and other != holder
     ]
     if not found:
@@ -150,32 +176,35 @@ class _Draft:
     other = min(found)[-1]
     held = self.of(other)
     self.hold(other, held._replace(copied=True))
-    most = min(count * state.unit, sp.size(held.out))
-    return sp.head(held.out, most // state.unit * state.unit)[0]
+    most = min(count * self.unit, sp.size(held.out))
+    return sp.head(held.out, most // self.unit * self.unit)[0]
 
 
-def step(state: State, event: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
-  """Applies one event.
+def step(
+  state: State, *events: ev.Event
+) -> tuple[State, tuple[ev.Lease, ...]]:
+  """Applies events, one after the other.
 
-  The same state and event always give the same answer, and the old state stays
+  The same state and events always give the same answer, and the old state stays
   usable.
 
   Args:
     state: of `init`, or of an earlier `step`.
-    event: what has happened.
+    *events: what has happened.
 
   Returns:
     The next state, and the leases: of each that asked, or has waited for samples
-    that this event has freed. One that gets none waits.
+    that an event has freed. One that gets none waits.
 
   Raises:
     ValueError: the event can't be: a gradient on samples that are not leased to
       its replica (see `fits`), or a commit of one that is not in.
   """
   draft = _Draft(state)
-  _HANDLERS[type(event)](draft, event)
-  if draft.waiting:
-    draft.serve()
+  for event in events:
+    _HANDLERS[type(event)](draft, event)
+    if draft.waiting:
+      draft.serve()
   return draft.freeze(), tuple(draft.leases)
 
 
@@ -227,20 +256,15 @@ def _claim(draft: _Draft, event: ev.Claim) -> None:
     draft.wait(holder, event.count)
     return
   draft.stop_waiting(holder)
-  state = draft
   sorted_ = sp.union(spans)
-  pool, end = state.pool, sorted_[-1][1]
-  if end > state.cursor:
-    pool = sp.union(pool, ((state.cursor, end),))
-  number = state.numbers
-  draft.set(
-    pool=sp.minus(pool, sorted_),
-    doubtful=sp.minus(state.doubtful, sorted_),
-    cursor=max(state.cursor, end),
-    numbers=number + 1,
-  )
-  held = draft.of(holder)
-  draft.hold(holder, held._replace(out=spans, number=number, copied=False))
+  pool, end = draft.pool, sorted_[-1][1]
+  if end > draft.cursor:
+    pool = sp.union(pool, ((draft.cursor, end),))
+  draft.pool = sp.minus(pool, sorted_)
+  draft.doubtful = sp.minus(draft.doubtful, sorted_)
+  draft.cursor = max(draft.cursor, end)
+  draft.hold(holder, Held(spans, draft.of(holder).inside, draft.numbers))
+  draft.numbers += 1
 
 
 def _accept(draft: _Draft, event: ev.Accept) -> None:
@@ -249,7 +273,7 @@ def _accept(draft: _Draft, event: ev.Accept) -> None:
     raise ValueError(f"{spans} are not leased to {holder!r}.")
   held = draft.of(holder)
   rest = () if held.out == spans else _minus(held.out, spans)
-  inside = sp.join(held.inside, spans)
+  inside = sp.join(held.inside, spans) if held.inside else spans
   copied = held.copied
   draft.hold(holder, Held(rest, inside, held.number, copied and bool(rest)))
   if copied:
@@ -271,24 +295,19 @@ def _drop(draft: _Draft, event: ev.Drop) -> None:
   if event.finite:
     draft.give_back(holder, spans, held.copied)
     return
-  state = draft
-  for other, theirs in list(state.held.items()):
+  for other, theirs in list(draft.held.items()):
     if held.copied and other != holder:
       # Nobody else is to find out the same.
       draft.hold(other, theirs._replace(out=_minus(theirs.out, spans)))
   first = spans[0][0]
-  strikes = state.strikes.get(first, 0) + 1
+  strikes = draft.strikes.get(first, 0) + 1
   if strikes < _STRIKES:
-    draft.set(
-      strikes=state.strikes.set(first, strikes),
-      doubtful=sp.union(state.doubtful, spans),
-    )
+    draft.strikes = draft.strikes.set(first, strikes)
+    draft.doubtful = sp.union(draft.doubtful, spans)
     return
-  draft.set(
-    strikes=state.strikes.delete(first),
-    giving_up=sp.union(state.giving_up, spans),
-  )
-  draft.set(limit=limit_of(draft))
+  draft.strikes = draft.strikes.delete(first)
+  draft.giving_up = sp.union(draft.giving_up, spans)
+  draft.limit = limit_of(draft)
 
 
 def _gone(draft: _Draft, event: ev.Gone) -> None:
@@ -303,24 +322,24 @@ def _commit(draft: _Draft, event: ev.Commit) -> None:
   spans: list[tuple[int, int]] = []
   for holder, part in event.parts:
     held = draft.of(holder)
-    inside = () if held.inside == part else _minus(held.inside, part)
-    if sp.size(held.inside) - sp.size(inside) != sp.size(part):
-      raise ValueError(f"No gradient of {holder!r} on {part} is in.")
-    draft.hold(holder, held._replace(inside=inside))
+    inside: Spans = ()
+    if held.inside != part:
+      inside = _minus(held.inside, part)
+      if sp.size(held.inside) - sp.size(inside) != sp.size(part):
+        raise ValueError(f"No gradient of {holder!r} on {part} is in.")
+    draft.hold(holder, Held(held.out, inside, held.number, held.copied))
     spans += part
-  progress = draft.progress.commit(spans, event.skipped)
-  draft.set(progress=progress)
+  draft.progress = draft.progress.commit(spans, event.skipped)
   if event.skipped:
-    giving_up = sp.minus(draft.giving_up, event.skipped)
-    draft.set(giving_up=giving_up)
+    draft.giving_up = sp.minus(draft.giving_up, event.skipped)
   draft.settle_doubts()
-  draft.set(limit=limit_of(draft))
+  draft.limit = limit_of(draft)
 
 
 def _need(draft: _Draft, event: ev.Need) -> None:
   if event.gradients != draft.need:
-    draft.set(need=event.gradients)
-    draft.set(limit=limit_of(draft))
+    draft.need = event.gradients
+    draft.limit = limit_of(draft)
 
 
 def _minus(spans: Spans, others: Spans) -> Spans:

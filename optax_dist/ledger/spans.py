@@ -20,7 +20,10 @@ def size(spans: Iterable[Span]) -> int:
     >>> size(((0, 4), (8, 10)))
     6
   """
-  return sum(stop - start for start, stop in spans)
+  found = 0
+  for start, stop in spans:
+    found += stop - start
+  return found
 
 
 def union(*parts: Iterable[Span]) -> Spans:
@@ -30,8 +33,10 @@ def union(*parts: Iterable[Span]) -> Spans:
     >>> union(((4, 6), (0, 2)), ((2, 3),))
     ((0, 3), (4, 6))
   """
+  every = [span for part in parts for span in part]
+  every.sort()
   found: list[Span] = []
-  for start, stop in sorted(span for part in parts for span in part):
+  for start, stop in every:
     if start >= stop:
       continue
     if found and start <= found[-1][1]:

@@ -122,6 +122,6 @@ def limit_of(state: Any) -> int | None:
     return total
   # An epoch is open until what is left of it is no step of its own.
   done = state.progress.done + sp.size(state.giving_up)
-  epochs = -(-(done + state.need * state.unit) // data.per_epoch)
-  limit = epochs * data.per_epoch
+  size = data.per_epoch
+  limit = -(-(done + state.need * state.unit) // size) * size
   return limit if total is None else min(limit, total)

@@ -10,9 +10,9 @@ FAULTS = (
   (
     "a sample counts twice: what is sent is taken in",
     "lender",
-    "    samples = sum(stop - start for start, stop in message.data)\n",
+    "    samples = sp.size(message.data)\n",
     "    self._step(ledger.Claim(incarnation, message.data))\n"
-    "    samples = sum(stop - start for start, stop in message.data)\n"
+    "    samples = sp.size(message.data)\n"
     "    if not ledger.fits(self.state, incarnation, message.data):\n"
     "      inside = self.data(incarnation)\n"
     "      mine = ledger.Held(message.data, inside)\n"

@@ -192,6 +192,8 @@ def _field(kind: Any) -> tuple[_Packer, _Unpacker]:
     return _plain(kind)
   if kind is bytes:
     return _pack_bytes, _unpack_bytes
+  if kind == tuple[tuple[int, int], ...]:
+    return _pack_ranges, _unpack_ranges
   if typing.get_origin(kind) is tuple:
     return _tuple(typing.get_args(kind))
   if _is_union(kind):
@@ -263,6 +265,30 @@ def _unpack_bytes(found: Any, blobs: _Blobs) -> bytes:
   if type(found) is not int:
     raise _bad("a length", found)
   return blobs.take(found)
+
+
+def _pack_ranges(value: Any, blobs: list[bytes]) -> list[int]:
+  """Pairs of whole numbers as one list: leases are in every message of a step."""
+  if type(value) is not tuple:
+    raise _bad("a tuple", value)
+  found: list[int] = []
+  for pair in value:
+    if type(pair) is not tuple or len(pair) != 2:
+      raise _bad("2 values", pair)
+    found += pair
+  for number in found:
+    if not _fits(int, number):
+      raise _bad("a whole number", number)
+  return found
+
+
+def _unpack_ranges(found: Any, blobs: _Blobs) -> tuple[tuple[int, int], ...]:
+  if type(found) is not list or len(found) % 2:
+    raise _bad("pairs of numbers", found)
+  for number in found:
+    if not _fits(int, number):
+      raise _bad("a whole number", number)
+  return tuple(zip(found[::2], found[1::2], strict=True))
 
 
 def _tuple(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:

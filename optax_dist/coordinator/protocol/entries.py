@@ -188,7 +188,9 @@ class Committed:
     save: whether the state after this step is the one that all replicas save.
     details: for the journal; one for each part.
     dropped: for each reason, how many gradients the run has dropped so far.
-    leases: what members compute on next; their samples are in no committed step.
+    leases: what the members of `parts` compute on next, in their order, where a
+      ledger leases it; these samples are in no committed step.
+    others: what other members compute on next.
     skipped: samples that are given up, for their gradients were never finite.
   """
 
@@ -200,7 +202,8 @@ class Committed:
   save: bool
   details: tuple[Details, ...]
   dropped: tuple[tuple[str, Natural], ...]
-  leases: tuple[Leased, ...] = ()
+  leases: tuple[Spans, ...] = ()
+  others: tuple[Leased, ...] = ()
   skipped: Spans = ()
 
 

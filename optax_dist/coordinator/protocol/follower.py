@@ -556,10 +556,10 @@ class Follower:
     if self._config.data is None:
       return
     mine: Spans | None = None
-    for part in commit.parts:
+    for part, spans in zip(commit.parts, commit.leases, strict=True):
       if part.incarnation == self.incarnation:
-        mine = ()
-    for lease in commit.leases:
+        mine = spans
+    for lease in commit.others:
       if lease.incarnation == self.incarnation:
         mine = lease.spans
     if mine is not None:

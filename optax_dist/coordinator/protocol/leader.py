@@ -573,19 +573,29 @@ class Leader:
   def _lend(self, tokens: dict[ReplicaId, int]) -> None:
     """Leases samples with tokens."""
     assert self._lender is not None
+    for incarnation, count in self._present(tokens).items():
+      self._lender.ask(incarnation, count)
+
+  def _present(self, tokens: dict[ReplicaId, int]) -> dict[Incarnation, int]:
+    """The tokens of those that can be told of them."""
+    if not tokens:
+      return {}
+    seats = {seat.member.replica: seat for seat in self._seats.values()}
+    found = {}
     for replica, count in tokens.items():
-      seat = self._seat_by_id(replica)
+      seat = seats.get(replica)
       if seat is not None and seat.until == math.inf:
-        self._lender.ask(seat.member.incarnation, count)
+        found[seat.member.incarnation] = count
+    return found
 
   def _end_of_data(self) -> None:
     """Ends the run when what is left of the data doesn't fill a step."""
     if (
       self._lender is not None
-      and self._lender.state.exhausted
       and self._attempt is None
       and self._ending is None
       and not self._ended
+      and self._lender.state.exhausted
     ):
       self._reason_of_end = "all data is used"
       self._step(quorum.Finish())
@@ -1080,13 +1090,15 @@ class Leader:
       for a in arrivals
     )
     dropped = tuple(sorted(self._dropped.items()))
-    leases: tuple[Leased, ...] = ()
+    leases: tuple[Spans, ...] = ()
+    others: tuple[Leased, ...] = ()
     skipped: Spans = ()
     if self._lender is not None:
-      skipped = self._lender.commit(parts)
-      self._lend(tokens)
+      # What comes next is sent with the commit, so it costs no message.
+      skipped = self._lender.commit(parts, self._present(tokens))
       tokens.clear()
-      leases = self._lender.take_all()
+      leases = tuple([self._lender.take(part.incarnation) for part in parts])
+      others = self._lender.take_all()
     entry = Committed(
       id_,
       parts,
@@ -1097,6 +1109,7 @@ class Leader:
       details,
       dropped,
       leases,
+      others,
       skipped,
     )
     self._saving = False

@@ -14,6 +14,7 @@ from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
 from optax_dist.coordinator.protocol.messages import Arrive
 from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
 
 
 class Lender:
@@ -30,8 +31,8 @@ class Lender:
     )
     self._leases: dict[Incarnation, Spans] = {}
 
-  def _step(self, event: ledger.Event) -> None:
-    self.state, leases = ledger.step(self.state, event)
+  def _step(self, *events: ledger.Event) -> None:
+    self.state, leases = ledger.step(self.state, *events)
     for lease in leases:
       assert isinstance(lease.holder, int)
       self._leases[lease.holder] = lease.spans
@@ -76,7 +77,7 @@ class Lender:
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     """Whether a gradient may be taken in."""
-    samples = sum(stop - start for start, stop in message.data)
+    samples = sp.size(message.data)
     return samples == message.count * self.state.unit and ledger.fits(
       self.state, incarnation, message.data
     )
@@ -97,9 +98,20 @@ class Lender:
     self._step(ledger.Gone(incarnation, keep))
     self._leases.pop(incarnation, None)
 
-  def commit(self, parts: tuple[Part, ...]) -> Spans:
-    """A step is committed; returns the samples that are given up with it."""
+  def commit(
+    self, parts: tuple[Part, ...], tokens: dict[Incarnation, int]
+  ) -> Spans:
+    """A step is committed, and these members get a token with it.
+
+    Args:
+      parts: the gradients of the step.
+      tokens: for how many gradients, by member.
+
+    Returns:
+      The samples that are given up with the step.
+    """
     skipped = self.state.giving_up
-    held = tuple((part.incarnation, part.data) for part in parts)
-    self._step(ledger.Commit(held, skipped))
+    held = tuple([(part.incarnation, part.data) for part in parts])
+    asks = [ledger.Ask(holder, count) for holder, count in tokens.items()]
+    self._step(ledger.Commit(held, skipped), *asks)
     return skipped
