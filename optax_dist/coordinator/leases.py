@@ -9,9 +9,11 @@ from optax_dist.coordinator.runtime.handover import Handover
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 
-# Indices are computed for so many positions at a time, for that is cheaper.
+# Indices are computed for so many positions at a time, for that is cheaper,
 _BLOCK = 8192
 _BLOCKS = 4
+# unless others draw so many of them in a step: a call costs as much as these.
+_OTHERS = 2048
 
 
 class Leases:
@@ -30,6 +32,7 @@ class Leases:
     self.left: Spans = ()
     self.drawn: list[Spans] = []
     self._unit, self._handover = unit, handover
+    self._apart = data.global_batch - unit > _OTHERS
     self._blocks: dict[int, np.ndarray] = {}
 
   @property
@@ -63,6 +66,8 @@ class Leases:
 
   def latest(self, count: int) -> Spans:
     """The samples of the latest gradients of the sum."""
+    if count == 1:
+      return self.drawn[-1]
     return sp.join(*self.drawn[-count:]) if count else ()
 
   def clear(self) -> None:
@@ -70,7 +75,9 @@ class Leases:
     self.out, self.left, self.drawn = None, (), []
 
   def indices(self, spans: Spans) -> np.ndarray:
-    """The samples' numbers."""
+    """The samples' numbers; not to be written to."""
+    if self._apart:
+      return self.data.indices(spans)
     parts: list[np.ndarray] = []
     for start, stop in spans:
       while start < stop:
@@ -79,7 +86,7 @@ class Leases:
         first = number * _BLOCK
         parts.append(self._block(number)[start - first : end - first])
         start = end
-    return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
   def _block(self, number: int) -> np.ndarray:
     found = self._blocks.get(number)
@@ -88,6 +95,7 @@ class Leases:
       if self.data.total is not None:
         last = min(last, self.data.total)
       found = self.data.indices(((first, last),))
+      found.flags.writeable = False
       while len(self._blocks) >= _BLOCKS:
         del self._blocks[next(iter(self._blocks))]
       self._blocks[number] = found

@@ -51,21 +51,22 @@ class Progress:
 
   def with_(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
     """The same, where a step may be counted twice."""
+    following, open_ = self.next, self.open
+    if not skipped:
+      # Nearly always it is just what follows.
+      spans = tuple(spans)
+      for start, stop in spans:
+        if start != following:
+          break
+        following = stop
+      else:
+        return Progress(following, open_, self.skipped)
     spans = sp.union(spans, skipped)
-    if not spans:
-      return self
-    start, stop = spans[0]
-    open_, following = self.open, self.next
-    if len(spans) == 1 and start == following:
-      return Progress(stop, open_, self._with_skipped(skipped))
-    following = max(following, spans[-1][1])
+    following = max(self.next, spans[-1][1])
     if following > self.next:
       open_ = sp.join(open_, ((self.next, following),))
-    open_ = sp.minus(open_, spans)
-    return Progress(following, open_, self._with_skipped(skipped))
-
-  def _with_skipped(self, skipped: Spans) -> Spans:
-    return sp.union(self.skipped, skipped) if skipped else self.skipped
+    given_up = sp.union(self.skipped, skipped)
+    return Progress(following, sp.minus(open_, spans), given_up)
 
   def is_open(self, spans: Iterable[Span]) -> bool:
     """Whether none of these positions is done."""

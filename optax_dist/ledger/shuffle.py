@@ -60,17 +60,22 @@ def _rounds(x: np.ndarray, a: int, b: int, keys: list[int]) -> np.ndarray:
   left: np.ndarray = x % base
   for number, key in enumerate(keys):
     if number % 2 == 0:
-      left = (left + _mix(right + np.uint64(key)) % base) % base
+      left = (left + _mix(right + np.uint64(key))) % base
     else:
-      right = (right + _mix(left + np.uint64(key)) % other) % other
+      right = (right + _mix(left + np.uint64(key))) % other
   return right * base + left
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  """Mixes, in place."""
+  x ^= x >> np.uint64(30)
+  x *= np.uint64(0xBF58476D1CE4E5B9)
+  x ^= x >> np.uint64(27)
+  x *= np.uint64(0x94D049BB133111EB)
+  x ^= x >> np.uint64(31)
   # The upper half is added to numbers far below it without an overflow.
-  return (x ^ (x >> np.uint64(31))) >> np.uint64(32)
+  x >>= np.uint64(32)
+  return x
 
 
 def _keys(seed: int, epoch: int) -> list[int]:

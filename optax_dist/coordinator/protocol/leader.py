@@ -595,7 +595,7 @@ class Leader:
       and self._attempt is None
       and self._ending is None
       and not self._ended
-      and self._lender.state.exhausted
+      and self._lender.exhausted
     ):
       self._reason_of_end = "all data is used"
       self._step(quorum.Finish())
@@ -792,8 +792,10 @@ class Leader:
         case _:
           assert_never(decision)
     if self._lender is not None:
-      self._lend(tokens)
-      self._tell_leases()
+      if tokens:
+        self._lend(tokens)
+      if self._lender.untold:
+        self._tell_leases()
     elif self._shared:
       self._ask(tokens)
 

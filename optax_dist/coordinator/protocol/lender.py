@@ -21,32 +21,48 @@ class Lender:
   """A ledger, and the leases that are to be told.
 
   Attributes:
-    state: of the ledger.
+    exhausted: whether what is left doesn't fill a step any more.
+    untold: the leases that are to be told, by member.
   """
 
   def __init__(self, config: Config, progress: ledger.Progress):
     assert config.data is not None
-    self.state = ledger.init(
+    self._state = ledger.init(
       config.data, config.replicas_to_aggregate, progress
     )
-    self._leases: dict[Incarnation, Spans] = {}
+    self.exhausted = self._state.exhausted
+    self.untold: dict[Incarnation, Spans] = {}
+    # Gradients that are in, by member, for the state to be told with the next
+    # event: most often that is the commit.
+    self._accepted: dict[Incarnation, ledger.Accept] = {}
+
+  @property
+  def state(self) -> ledger.State:
+    """The ledger's state."""
+    if self._accepted:
+      self._step()
+    return self._state
 
   def _step(self, *events: ledger.Event) -> None:
-    self.state, leases = ledger.step(self.state, *events)
+    if self._accepted:
+      events = (*self._accepted.values(), *events)
+      self._accepted.clear()
+    self._state, leases = ledger.step(self._state, *events)
+    self.exhausted = self._state.exhausted
     for lease in leases:
       assert isinstance(lease.holder, int)
-      self._leases[lease.holder] = lease.spans
+      self.untold[lease.holder] = lease.spans
 
   def take(self, incarnation: Incarnation) -> Spans:
     """The lease to be sent to this member; empty for none."""
-    return self._leases.pop(incarnation, ())
+    return self.untold.pop(incarnation, ())
 
   def take_all(self) -> tuple[Leased, ...]:
     """All leases that are to be told."""
-    if not self._leases:
+    if not self.untold:
       return ()
-    found = tuple(Leased(i, spans) for i, spans in self._leases.items())
-    self._leases.clear()
+    found = tuple(Leased(i, spans) for i, spans in self.untold.items())
+    self.untold.clear()
     return found
 
   def lease(self, incarnation: Incarnation) -> Spans:
@@ -66,10 +82,10 @@ class Lender:
   def claim(self, incarnation: Incarnation, spans: Spans, count: int) -> None:
     """A member says what it computes on."""
     self._step(ledger.Claim(incarnation, spans, count))
-    if incarnation not in self._leases:
+    if incarnation not in self.untold:
       confirmed = self.lease(incarnation)
       if confirmed:
-        self._leases[incarnation] = confirmed
+        self.untold[incarnation] = confirmed
 
   def ask(self, incarnation: Incarnation, count: int) -> None:
     """A member gets a token."""
@@ -78,13 +94,19 @@ class Lender:
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     """Whether a gradient may be taken in."""
     samples = sp.size(message.data)
-    return samples == message.count * self.state.unit and ledger.fits(
-      self.state, incarnation, message.data
-    )
+    if samples != message.count * self._state.unit:
+      return False
+    held = self._state.held.get(incarnation)
+    if held is not None and held.out == message.data and not held.copied:
+      # What else is in doesn't matter: nobody else has these.
+      return bool(samples) and incarnation not in self._accepted
+    return ledger.fits(self.state, incarnation, message.data)
 
   def accept(self, incarnation: Incarnation, spans: Spans) -> None:
     """A gradient is in."""
-    self._step(ledger.Accept(incarnation, spans))
+    if incarnation in self._accepted:
+      self._step()
+    self._accepted[incarnation] = ledger.Accept(incarnation, spans)
 
   def drop(
     self, incarnation: Incarnation, spans: Spans, finite: bool = True
@@ -96,7 +118,7 @@ class Lender:
   def gone(self, incarnation: Incarnation, keep: Spans) -> None:
     """A member is one no more; what is kept may be committed yet."""
     self._step(ledger.Gone(incarnation, keep))
-    self._leases.pop(incarnation, None)
+    self.untold.pop(incarnation, None)
 
   def commit(
     self, parts: tuple[Part, ...], tokens: dict[Incarnation, int]
@@ -110,7 +132,7 @@ class Lender:
     Returns:
       The samples that are given up with the step.
     """
-    skipped = self.state.giving_up
+    skipped = self._state.giving_up
     held = tuple([(part.incarnation, part.data) for part in parts])
     asks = [ledger.Ask(holder, count) for holder, count in tokens.items()]
     self._step(ledger.Commit(held, skipped), *asks)
