@@ -180,9 +180,7 @@ class _Draft:
     return sp.head(held.out, most // self.unit * self.unit)[0]
 
 
-def step(
-  state: State, *events: ev.Event
-) -> tuple[State, tuple[ev.Lease, ...]]:
+def step(state: State, *events: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
   """Applies events, one after the other.
 
   The same state and events always give the same answer, and the old state stays
