@@ -187,7 +187,7 @@ def join(
         advertise,
         certificates,
       ),
-      told.leader_timeout,
+      told.silence or told.leader_pace,
     )
     try:
       line = channel.current()

@@ -8,16 +8,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from optax_dist.coordinator.aggregation import wire_formats as wires
+from optax_dist.coordinator.protocol import arrivals
+
+# Where they are not given.
+_ATTEMPT, _LEADER = 10.0, 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
   """Deadlines in seconds, sizes in bytes; see `join`.
 
+  Deadlines that are None follow what is seen (docs/coordinator.md).
+
   Attributes:
     timeout: how long the run may make no progress while someone waits.
-    attempt_timeout: how long one aggregation may take.
-    leader_timeout: silence of the leader after which another takes its role.
+    attempt_timeout: how long one aggregation may take; None: two and a half
+      times what 99 % took.
+    leader_timeout: silence of the leader after which another takes its role, and
+      of any replica after which it is lost; None: two and a half times the 99th
+      percentile of its silences, from 5 s on.
     stall_warning: waiting time after which the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
     wire: how gradients travel; one of `wire_formats.WIRES`.
@@ -29,8 +38,8 @@ class Options:
   """
 
   timeout: float = 300.0
-  attempt_timeout: float = 10.0
-  leader_timeout: float = 5.0
+  attempt_timeout: float | None = None
+  leader_timeout: float | None = None
   stall_warning: float = 10.0
   inline_bytes: int = 64 << 10
   wire: str = "float32"
@@ -42,9 +51,9 @@ class Options:
   def __post_init__(self) -> None:
     for name in ("timeout", "attempt_timeout", "leader_timeout"):
       value = getattr(self, name)
-      if not value > 0:
+      if value is not None and not value > 0:
         raise ValueError(f"{name} must be positive seconds, got {value!r}.")
-    if self.attempt_timeout > self.timeout:
+    if (self.attempt_timeout or 0.0) > self.timeout:
       raise ValueError(
         f"attempt_timeout must be at most timeout={self.timeout!r}, got "
         f"{self.attempt_timeout!r}."
@@ -58,3 +67,25 @@ class Options:
         f"fingerprint_every must be 0 or more, got {self.fingerprint_every!r}."
       )
     wires.codec(self.wire, "float32")  # type: ignore[arg-type]
+
+  # What adapts, and the pace of all that doesn't.
+
+  @property
+  def attempt_pace(self) -> float:
+    """How long a transfer may stand still."""
+    return self.attempt_timeout or min(_ATTEMPT, self.timeout)
+
+  @property
+  def leader_pace(self) -> float:
+    """By which the protocol beats, asks again and waits for answers."""
+    return self.leader_timeout or min(_LEADER, self.timeout)
+
+  @property
+  def attempts(self) -> arrivals.Rule | None:
+    """How the deadline of an attempt follows those before; None: it doesn't."""
+    return arrivals.attempts(self.timeout) if not self.attempt_timeout else None
+
+  @property
+  def silence(self) -> arrivals.Rule | None:
+    """How the silence that is allowed follows what was seen."""
+    return arrivals.silence(self.timeout) if not self.leader_timeout else None

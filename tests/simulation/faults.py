@@ -108,6 +108,7 @@ def schedule(seed: int, steps: int = 12) -> Schedule:
     rates=tuple(r.choice((1.0, 1.0, 0.9, 1.1)) for _ in range(8)),
     fingerprint_every=r.choice((0, 0, 3)),
     same_start=r.random() < 0.8,
+    adaptive=random.Random(f"adaptive {seed}").random() < 0.5,
   )
   if setting.lower_on_leave and needed <= replicas and r.random() < 0.25:
     setting = dataclasses.replace(setting, leaves=True)
@@ -219,7 +220,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
   times = [detail for detail in details if isinstance(detail, float)]
   if kind not in _BRIEF:
     # So long it may take until all know of each other again.
-    rest = max([0.0, *times]) + SILENCE + CONNECT + LEADER_TIMEOUT
+    rest = max([0.0, *times]) + world.longest_silence
+    rest += CONNECT + LEADER_TIMEOUT
     world.quiet_at = max(world.quiet_at, world.now + rest)
   match kind:
     case "kill" | "kill leader" | "restart":

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from optax_dist import ledger
+from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.config import Config
@@ -57,6 +58,7 @@ class Setting:
       one there finishes the run for all.
     data: whose samples are leased, if any.
     exact: as in `Config`.
+    adaptive: whether deadlines follow what is seen; there are heartbeats then.
   """
 
   replicas: int = 3
@@ -76,10 +78,12 @@ class Setting:
   leaves: bool = False
   data: ledger.Batches | None = None
   exact: bool = False
+  adaptive: bool = False
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
 SILENCE, CONNECT, STORE_TIMEOUT = 5.0, 10.0, 2.0
+HEARTBEAT = 1.0
 BLOCK = 4
 MOST_EVENTS = 300_000
 # Of the store by one process in a second.
@@ -166,6 +170,9 @@ class Process:
     self.busy_until = 0.0
     self.losing: list[str] = []
     self.connections: dict[str, Connection] = {}
+    # When each peer's heartbeat was heard last, and how that went so far.
+    self.heard: dict[str, float] = {}
+    self.gaps: dict[str, arrivals.Arrivals] = {}
     self.timer = math.inf
     self.store_faults: list[str] = []
     self.store_cut_until = 0.0
@@ -210,6 +217,7 @@ class Process:
       alone=setting.alone,
       timeout=TIMEOUT,
       attempt_timeout=ATTEMPT_TIMEOUT,
+      attempts=arrivals.attempts(TIMEOUT) if setting.adaptive else None,
       leader_timeout=LEADER_TIMEOUT,
       fingerprint_every=setting.fingerprint_every,
       block=BLOCK,
@@ -251,6 +259,10 @@ class World:
     self.spared = False
     # From when on faults excuse nothing but what they have killed.
     self.quiet_at = 0.0
+    self.silences = arrivals.silence(TIMEOUT)
+    self.longest_silence = (
+      self.silences.ceiling if setting.adaptive else SILENCE
+    )
     for index in range(setting.replicas):
       self.start(index)
 
@@ -296,6 +308,8 @@ class World:
     self.all.append(process)
     self.by_name[name] = process
     self.say(f"{name} starts")
+    if self.setting.adaptive:
+      self.at(self.now + HEARTBEAT, self.beat, process)
     self.at(self.now, self.input, process, ins.Started(f"nonce of {name}"))
     return process
 
@@ -380,8 +394,52 @@ class World:
     self.say(f"{process.name} is stopped for {duration:.1f} s")
     process.paused_until = max(process.paused_until, self.now + duration)
     self.at(process.paused_until, self.resume, process)
-    if duration > SILENCE:
+    if self.setting.adaptive:
+      self.at(self.now + HEARTBEAT, self.listen, process)
+    elif duration > SILENCE:
       self.at(self.now + SILENCE, self.silent, process)
+
+  def beat(self, process: Process) -> None:
+    """Those who can hear a process do."""
+    if not process.alive:
+      return
+    self.at(self.now + HEARTBEAT, self.beat, process)
+    if max(process.paused_until, process.busy_until) > self.now:
+      return
+    for connection in process.connections.values():
+      other = connection.other(process)
+      cut = self.blocked_until(process, other) > self.now
+      if not cut and other.alive and connection.open[other.name]:
+        self.hear(other, process)
+
+  def hear(self, process: Process, peer: Process) -> None:
+    """A heartbeat has come."""
+    last = process.heard.get(peer.name)
+    process.heard[peer.name] = self.now
+    if last is not None:
+      self.gaps(process, peer).add(self.now - last)
+
+  def gaps(self, process: Process, peer: Process) -> arrivals.Arrivals:
+    return process.gaps.setdefault(peer.name, arrivals.Arrivals(self.silences))
+
+  def silence(self, process: Process, peer: Process) -> float:
+    """For how long a process bears not to hear of another one."""
+    if not self.setting.adaptive:
+      return SILENCE
+    return self.gaps(process, peer).deadline
+
+  def listen(self, process: Process) -> None:
+    """Whether peers of a stopped process have waited long enough."""
+    if not process.alive or process.paused_until <= self.now:
+      return
+    self.at(self.now + HEARTBEAT / 4, self.listen, process)
+    for connection in list(process.connections.values()):
+      other = connection.other(process)
+      silent = self.now - other.heard.setdefault(process.name, self.now)
+      if silent > self.silence(other, process):
+        self.gaps(other, process).add(silent)
+        for end in connection.ends:
+          self.lose(connection, end, "silent", "nothing heard")
 
   def silent(self, process: Process) -> None:
     for connection in list(process.connections.values()):
@@ -411,8 +469,9 @@ class World:
     until = max(self.now + duration, self.cuts.get(key, 0.0))
     self.cuts[key] = until
     connection = a.connections.get(b.name)
-    if connection is not None and duration > SILENCE:
-      self.at(self.now + SILENCE, self.cut_silent, connection, a, b)
+    silence = self.silence(b, a)
+    if connection is not None and duration > silence:
+      self.at(self.now + silence, self.cut_silent, connection, a, b)
 
   def cut_silent(self, connection: Connection, a: Process, b: Process) -> None:
     if self.blocked_until(a, b) > self.now:
@@ -465,8 +524,9 @@ class World:
     blocked = self.blocked_until(process, other)
     if blocked > time:
       time = blocked + self.delay(self.setting.latency)
-      if blocked > self.now + SILENCE:
-        self.at(self.now + SILENCE, self.cut_silent, connection, process, other)
+      silence = self.silence(other, process)
+      if blocked > self.now + silence:
+        self.at(self.now + silence, self.cut_silent, connection, process, other)
     time = max(time, connection.last[peer])
     connection.last[peer] = time
     self.at(time, self.deliver, connection, process, other, item)
@@ -494,7 +554,7 @@ class World:
     time = self.now + self.delay(self.setting.latency)
     blocked = self.blocked_until(sender, to)
     if blocked > time:
-      time = min(blocked, self.now + SILENCE)
+      time = min(blocked, self.now + self.silence(to, sender))
     time = max(time, connection.last[to.name])
     connection.last[to.name] = time
     self.at(time, self.lose, connection, to, how, reason)
@@ -520,6 +580,7 @@ class World:
       end.fetching = None
       self.input(end, ins.SnapshotFailed(transfer, reason))
     self.forget(end, peer.name)
+    end.heard.pop(peer.name, None)
     end.losing.append(peer.name)
     self.input(end, ins.PeerLost(peer.name, how, reason))
 

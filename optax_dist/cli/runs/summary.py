@@ -28,6 +28,7 @@ class ReplicaSummary:
     arrivals: how many these were.
     seen: when the journal last spoke of it, in seconds since the run's start.
     computed: seconds that its last gradient took; None where not known.
+    deadline: seconds for which it may be silent; None where not known.
   """
 
   replica: int | str
@@ -41,6 +42,7 @@ class ReplicaSummary:
   arrivals: int = 0
   seen: float = 0.0
   computed: float | None = None
+  deadline: float | None = None
 
   @property
   def wait(self) -> float:
@@ -58,6 +60,7 @@ class RunSummary:
     leader: the replica that has the role.
     terms: how often it was taken.
     abandoned: attempts that failed.
+    attempt_deadline: seconds that an attempt may take; None where not known.
     time: of the last record, in seconds since the start.
     committed: of the last commit.
     finish: the record that ended it, or None.
@@ -75,6 +78,7 @@ class RunSummary:
     self.leader: int | str | None = None
     self.terms = 0
     self.abandoned = 0
+    self.attempt_deadline: float | None = None
     self.time = self.committed = 0.0
     self.finish: Record | None = None
     self.stall: Record | None = None
@@ -179,6 +183,11 @@ class RunSummary:
 
   def _on_cannot_proceed(self, record: Record) -> None:
     self.stall = record
+
+  def _on_deadlines(self, record: Record) -> None:
+    self.attempt_deadline = record["attempt"]
+    for one in self.replicas.values():
+      one.deadline = record["silence"].get(str(one.replica))
 
   def _on_finish(self, record: Record) -> None:
     self.finish = record

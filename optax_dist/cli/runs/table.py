@@ -24,6 +24,7 @@ _COLUMNS = {
   "computes": 80,
   "waits": 80,
   "last seen": 56,
+  "deadline": 92,
   "dropped as": 110,
 }
 _PLAIN_EVERY = 5.0  # Seconds between lines off a terminal.
@@ -46,6 +47,8 @@ def table(
     title += f", leader {summary.leader} (term {summary.terms})"
   if summary.abandoned:
     title += f", {summary.abandoned} attempts abandoned"
+  if summary.attempt_deadline is not None and width >= _COLUMNS["deadline"]:
+    title += f", an attempt may take {summary.attempt_deadline:.0f} s"
   if summary.finish is not None:
     title += f"; ended: {summary.finish['reason']}"
   shown = rich.table.Table(
@@ -72,6 +75,7 @@ def table(
       "computes": "" if computed is None else f"{1000 * computed:.0f} ms",
       "waits": f"{1000 * one.wait:.0f} ms",
       "last seen": f"{max(0.0, now - one.seen):.1f} s ago",
+      "deadline": "" if one.deadline is None else f"{one.deadline:.0f} s",
       "dropped as": ", ".join(
         f"{n} {reason}" for reason, n in one.dropped.most_common(3)
       ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from optax_dist import ledger, quorum
+from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol.entries import Process, ReplicaId
 
 
@@ -31,6 +32,8 @@ class Config:
     alone: whether no two replicas may take part in one step.
     timeout: how long the run may make no progress while someone waits.
     attempt_timeout: how long an aggregation or a snapshot may stand still.
+    attempts: how long an attempt may take follows those before, by this rule;
+      None: one and a half of `attempt_timeout`.
     leader_timeout: silence of the leader, after which another one is elected.
     stall_warning: waiting time after which the missing replicas are named.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
@@ -57,6 +60,7 @@ class Config:
   alone: bool = False
   timeout: float = 300.0
   attempt_timeout: float = 10.0
+  attempts: arrivals.Rule | None = None
   leader_timeout: float = 5.0
   stall_warning: float = 10.0
   fingerprint_every: int = 0

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, assert_never
 
 from optax_dist import quorum
+from optax_dist.coordinator.protocol import arrivals, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -59,6 +59,8 @@ _MAX_LAG_AFTER_SNAPSHOT = 32
 _ASK_LAG = 4
 # Attempts in a row that may fail between the same two replicas.
 _STRIKES = 3
+# Heartbeats to the store between lines of the journal about deadlines.
+_BEATS = 8
 
 
 @dataclasses.dataclass(slots=True)
@@ -170,6 +172,10 @@ class Leader:
     self._arrivals: dict[Incarnation, _Arrival] = {}
     self._queue: list[tuple[Incarnation, msg.Arrive]] = []
     self._attempt: _Attempt | None = None
+    # How long attempts took, if their deadline follows that.
+    self._durations: arrivals.Arrivals | None = None
+    if config.attempts is not None:
+      self._durations = arrivals.Arrivals(config.attempts)
     self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
     self._void: dict[ReplicaId, Incarnation] = {}
     self._strikes: dict[frozenset[Incarnation], int] = {}
@@ -257,8 +263,7 @@ class Leader:
       return min(times)
     attempt = self._attempt
     if attempt is not None:
-      factor = 0.25 if attempt.optimistic else 1.5
-      times.append(attempt.began + factor * config.attempt_timeout)
+      times.append(attempt.began + self._attempt_deadline(attempt))
     if self._waiting_since is not None:
       since = self._waiting_since
       times.append(since + self._warned + config.stall_warning)
@@ -1086,6 +1091,8 @@ class Leader:
       parts, readers = attempt.message.parts, attempt.message.readers
       id_ = attempt.optimistic or attempt.message.attempt
       age = self._now - attempt.began
+      if self._durations is not None:
+        self._durations.add(age)
     arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
     details = tuple(
       Details(a.message.batches, a.message.compute, self._now - a.at)
@@ -1241,6 +1248,8 @@ class Leader:
       first = max(0, self._log.position // config.block - 1) * config.block
       beat = Beat(self.term, config.process, config.address, self._beats, first)
       self._out.append(fx.Put(self._count(), LEADER_KEY, beat, overwrite=True))
+      if self._beats % _BEATS == 1:
+        self._note_deadlines()
       probe = self._log.probe()
       if probe is not None:
         self._out.append(probe)
@@ -1255,14 +1264,18 @@ class Leader:
 
   def _check_attempt(self) -> None:
     """Gives up members that do not report in time."""
-    attempt, patience = self._attempt, self._config.attempt_timeout
+    attempt = self._attempt
     if attempt is None:
       return
     lasts = self._now - attempt.began
+    late = self._now >= attempt.began + self._attempt_deadline(attempt)
     if attempt.optimistic is not None:
-      if lasts >= patience / 4:
+      if late:
         self._tell(attempt)
-    elif lasts >= 1.5 * patience:
+    elif late:
+      if self._durations is not None:
+        # Should all be as slow, the next attempt gets longer.
+        self._durations.add(lasts)
       reporting = set(quorum.missing(self._quorum).reporting)
       reporting -= {event.replica for event in attempt.held}
       stuck = [
@@ -1274,6 +1287,25 @@ class Leader:
         seat = self._seats.get(incarnation)
         if seat is not None:
           self._remove(seat, f"stuck: no report in {lasts:.1f} s")
+
+  def _note_deadlines(self) -> None:
+    seen = self._durations
+    attempt = 1.5 * self._config.attempt_timeout
+    members = self._view.members.values()
+    self._note(
+      notes.DeadlinesSeen(
+        attempt if seen is None else seen.deadline,
+        tuple((m.replica, m.process) for m in members),
+      )
+    )
+
+  def _attempt_deadline(self, attempt: _Attempt) -> float:
+    """How long an attempt may take; how long until an optimistic one is told."""
+    patience, seen = self._config.attempt_timeout, self._durations
+    if attempt.optimistic is not None:
+      usual = patience / 4
+      return usual if seen is None else max(usual, 1.25 * seen.quantile)
+    return 1.5 * patience if seen is None else seen.deadline
 
   def _check_waiting(self) -> None:
     if self._waiting_since is None or self._ended:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from optax_dist.coordinator.protocol.entries import (
   Committed,
   Incarnation,
+  Process,
   ReplicaId,
 )
 
@@ -144,6 +145,19 @@ class FingerprintSeen:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DeadlinesSeen:
+  """How long is waited at present; the driver adds what it knows.
+
+  Attributes:
+    attempt: how long an attempt may take.
+    members: replicas and their processes.
+  """
+
+  attempt: float
+  members: tuple[tuple[ReplicaId, Process], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RunEnds:
   """The last line: how the run ended.
 
@@ -171,5 +185,6 @@ Note: TypeAlias = (
   | StepStalled
   | CannotProceed
   | FingerprintSeen
+  | DeadlinesSeen
   | RunEnds
 )

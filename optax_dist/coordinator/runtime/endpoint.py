@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable
 
+from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.store import client, etcd, urls
 from optax_dist.coordinator.store import in_process as local_store
 from optax_dist.coordinator.store import interface as stores
@@ -72,7 +74,7 @@ def connect(
   replica: object,
   secret: bytes,
   network: Network,
-  silence: float,
+  silence: float | arrivals.Rule,
 ) -> Endpoint:
   """An endpoint over sockets.
 
@@ -81,7 +83,8 @@ def connect(
     replica: the replica's id.
     secret: of the job; may be empty where nobody but this host gets through.
     network: where to listen.
-    silence: seconds without a byte after which a peer is lost.
+    silence: seconds without a byte after which a peer is lost, or how these
+      follow what is seen.
 
   Raises:
     ValueError: an option can't be; the message says why.
@@ -92,7 +95,13 @@ def connect(
   bind = network.bind
   if bind is None and not addresses.is_loopback(host):
     bind = "::" if ":" in host else "0.0.0.0"
-  limits = transports.Limits(heartbeat=min(1.0, silence / 4), silence=silence)
+  if isinstance(silence, arrivals.Rule):
+    least, most = silence.floor, silence.ceiling
+    gaps = functools.partial(arrivals.Arrivals, silence)
+  else:
+    least = most = silence
+    gaps = None
+  limits = transports.Limits(heartbeat=min(1.0, least / 4), silence=most)
   transport = sockets.SocketTransport(
     name,
     secret=secret,
@@ -102,6 +111,7 @@ def connect(
     towards=host,
     certificates=network.certificates,
     limits=limits,
+    gaps=gaps,
   )
   store: stores.Store
   try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from optax_dist.coordinator import journal
@@ -22,14 +22,18 @@ class JournalLines:
     self,
     path: str | os.PathLike[str] | None,
     describe: Mapping[str, Any],
+    silences: Callable[[], Mapping[str, float]] = dict,
   ):
     """Opens nothing yet.
 
     Args:
       path: of the file; None for no journal.
       describe: what the first line of a run tells besides its step.
+      silences: how long each process may be silent at present.
     """
     self._path, self._describe = path, describe
+    self._silences = silences
+    self._deadlines: list[float] = []
     self._file: journal.Journal | None = None
     self._clocks = timings.Clocks()
 
@@ -60,6 +64,8 @@ class JournalLines:
   def write(self, note: notes.Note) -> None:
     """Writes a line, if there is a journal."""
     if self._file is None:
+      return
+    if isinstance(note, notes.DeadlinesSeen) and not self._changed(note):
       return
     kind, fields = self._line(note, self._file.time())
     try:
@@ -135,6 +141,11 @@ class JournalLines:
           "params": params,
           "state": state,
         }
+      case notes.DeadlinesSeen(attempt, known):
+        return "deadlines", {
+          "attempt": attempt,
+          "silence": self._silence(known),
+        }
       case notes.RunEnds():
         ledger = {"applied": note.applied, "dropped": dict(note.dropped)}
         return "finish", {
@@ -142,6 +153,25 @@ class JournalLines:
           "reason": note.reason,
           "ledger": None if note.error else ledger,
         }
+
+  def _silence(self, members: Sequence[tuple[Any, str]]) -> dict[str, float]:
+    silences = self._silences()
+    return {
+      str(replica): silences[process]
+      for replica, process in members
+      if process in silences
+    }
+
+  def _changed(self, note: notes.DeadlinesSeen) -> bool:
+    """Whether deadlines are so far from those in the journal that it matters."""
+    found = [note.attempt, *self._silence(note.members).values()]
+    old, same = self._deadlines, len(found) == len(self._deadlines)
+    if same and all(
+      abs(a - b) <= 0.1 * b for a, b in zip(found, old, strict=True)
+    ):
+      return False
+    self._deadlines = found
+    return True
 
   def _commit(self, note: notes.StepCommitted, now: float) -> dict[str, Any]:
     commit = note.commit

@@ -112,6 +112,9 @@ class InProcessTransport(peers.Peers):
   def peers(self) -> list[str]:
     return list(self._links)
 
+  def silences(self) -> dict[str, float]:
+    return {}
+
   def poll(self, timeout: float | None) -> list[interface.Event]:
     end = None if timeout is None else time.monotonic() + timeout
     while True:

@@ -20,7 +20,7 @@ large arrays. A connection that breaks is a lost peer, reported at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 # What can be sent: any contiguous bytes, such as `bytes`, `memoryview`, or an
@@ -73,6 +73,17 @@ class Limits:
         "Limits.silence must be at least twice Limits.heartbeat, or living"
         f" peers are lost; got {self.silence} and {self.heartbeat}."
       )
+
+
+class Gaps(Protocol):
+  """Learns how long a peer is silent between what it sends."""
+
+  @property
+  def deadline(self) -> float:
+    """Seconds without a byte after which the peer is lost."""
+
+  def add(self, seconds: float) -> None:
+    """It was silent for so long, and went on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -228,6 +239,10 @@ class Transport(Protocol):
 
   def peers(self) -> Sequence[str]:
     """Names of those who are connected."""
+    ...
+
+  def silences(self) -> Mapping[str, float]:
+    """How long each of them may be silent, in seconds, where that is noticed."""
     ...
 
   def send(self, peer: str, payload: Sequence[Buffer]) -> bool:

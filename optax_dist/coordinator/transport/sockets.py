@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from optax_dist.coordinator.transport import (
   addresses,
@@ -50,6 +50,7 @@ class _Link:
   peer: str = ""
   endpoint: addresses.Endpoint | None = None
   heard: float = 0.0
+  quiet: float = 0.0  # How long it was silent when that was looked at last.
   sent: float = 0.0
   mask: int = 0
   leaving: bool = False
@@ -93,6 +94,7 @@ class SocketTransport(peers.Peers):
     towards: str | None = None,
     certificates: channels.Certificates | None = None,
     limits: interface.Limits | None = None,
+    gaps: Callable[[], interface.Gaps] | None = None,
   ):
     """Begins to listen.
 
@@ -110,6 +112,8 @@ class SocketTransport(peers.Peers):
         to advertise.
       certificates: encrypts all that leaves this host.
       limits: bounds on time and memory.
+      gaps: makes what learns how long a peer may be silent; by default
+        `Limits.silence` holds for all.
 
     Raises:
       ValueError: an option can't be; the message says why.
@@ -139,6 +143,8 @@ class SocketTransport(peers.Peers):
     self._dirty: set[_Link] = set()
     self._again: set[_Link] = set()
     self._last: dict[str, bytes] = {}
+    self._make_gaps = gaps
+    self._gaps: dict[str, interface.Gaps] = {}
     self._deaf: list[tuple[float, socket.socket]] = []
     self._listeners: list[socket.socket] = []
     self._next_check = self._polled = time.monotonic()
@@ -247,6 +253,13 @@ class SocketTransport(peers.Peers):
 
   def peers(self) -> list[str]:
     return list(self._up_links)
+
+  def silences(self) -> dict[str, float]:
+    usual, gaps = self._limits.silence, self._gaps
+    return {
+      peer: gaps[peer].deadline if peer in gaps else usual
+      for peer in self._up_links
+    }
 
   def wake(self) -> None:
     with contextlib.suppress(OSError):
@@ -449,7 +462,15 @@ class SocketTransport(peers.Peers):
           self._end(link, "broken", "the handshake took too long")
         continue
       silent = now - self._absent - link.heard
-      if silent > limits.silence:
+      gaps = self._gaps.get(link.peer)
+      if gaps is not None:
+        if silent < link.quiet:
+          # Something has come since, at some time between the two looks.
+          gaps.add(link.quiet + limits.heartbeat / 4)
+        link.quiet = silent
+      if silent > (limits.silence if gaps is None else gaps.deadline):
+        if gaps is not None:
+          gaps.add(silent)
         self._end(link, "silent", f"not a byte came for {silent:.1f} s")
       elif now - link.sent >= limits.heartbeat:
         link.session.ping()
@@ -595,7 +616,11 @@ class SocketTransport(peers.Peers):
     signed = plain and not unix and self._signs
     self._last[peer] = keys.session
     if len(self._last) > _FORGOTTEN:
-      del self._last[next(iter(self._last))]
+      oldest = next(iter(self._last))
+      del self._last[oldest]
+      self._gaps.pop(oldest, None)
+    if self._make_gaps is not None and peer not in self._gaps:
+      self._gaps[peer] = self._make_gaps()
     self._events.append(interface.PeerUp(peer, unix))
     found.start((keys.send, keys.receive) if signed else None, unix)
     link.channel.passes_files = unix

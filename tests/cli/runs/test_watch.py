@@ -1,6 +1,7 @@
 """What is seen of a run: the table, while it grows, and the picture."""
 
 import io
+import json
 import threading
 import time
 
@@ -112,6 +113,18 @@ def test_it_is_shown_once_with_a_picture(path, tmp_path, capsys):
   assert row.split()[:5] == ["2", "in", "0", "4", "0"]
   assert "4 stale" in row
   assert matplotlib.image.imread(picture).size
+
+
+def test_deadlines_are_shown(path, capsys):
+  with path.open("a") as file:
+    deadlines = {"attempt": 7.0, "silence": {"2": 12.0}}
+    record = {"kind": "deadlines", "time": 5.0} | deadlines
+    file.write(json.dumps(record) + "\n")
+  assert main.main(["watch", str(path), "--once"]) == 0
+  shown = capsys.readouterr().out
+  assert "an attempt may take 7 s" in shown
+  row = next(line for line in shown.splitlines() if line.startswith(" 2 "))
+  assert "12 s" in row
 
 
 def test_it_follows_a_run_until_its_end(tmp_path):

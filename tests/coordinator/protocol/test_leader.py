@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from optax_dist.coordinator.protocol import arrivals, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
@@ -335,3 +336,67 @@ def test_a_fingerprint_that_comes_late_takes_no_request_back():
   driven.say("p0", msg.Applied(0))
   (fetch,) = driven.sent_to("p1", msg.Fetch)
   assert fetch.source == "p0"
+
+
+def _attempt(driven, step, lasts, *dones):
+  """Begins an attempt, and ends it if all are done; returns its message."""
+  for peer in ("p0", "p1"):
+    driven.arrive(peer, sequence=step, step=step)
+  attempt = driven.sent_to("p1", msg.Attempt)[-1]
+  driven.now += lasts
+  for peer in dones:
+    driven.say(peer, msg.Done(attempt.attempt))
+  return attempt
+
+
+def test_how_long_an_attempt_may_take_follows_those_before():
+  driven = Driven(attempts=arrivals.attempts(300.0))
+  driven.hello("p1")
+  for step in range(30):
+    _attempt(driven, step, 4.0, "p0", "p1")
+  assert len(driven.logged(Committed)) == 30
+  _attempt(driven, 30, 9.0, "p0")
+  driven.give(ins.TimePassed())
+  assert driven.logged(Removed) == []
+  driven.now += 2.0  # Two and a half times 4 s are over.
+  driven.give(ins.TimePassed())
+  (removed,) = driven.logged(Removed)
+  assert removed.reason == "stuck: no report in 11.0 s"
+
+
+def test_attempts_that_all_take_too_long_get_longer():
+  driven = Driven(attempts=arrivals.attempts(300.0))
+  driven.hello("p1")
+  _attempt(driven, 0, 31.0, "p0")
+  driven.give(ins.TimePassed())
+  assert len(driven.logged(Removed)) == 1
+  # The next one may take as long, and more.
+  driven.hello("p2", replica=1)
+  for peer in ("p0", "p2"):
+    driven.arrive(peer, sequence=1)
+  driven.now += 55.0
+  driven.give(ins.TimePassed())
+  assert len(driven.logged(Removed)) == 1
+
+
+def test_an_optimistic_exchange_gets_the_time_that_others_took():
+  driven = Driven(attempts=arrivals.attempts(300.0))
+  driven.hello("p1")
+  _attempt(driven, 0, 16.0, "p0", "p1")
+  number = AttemptId(0, 1, 0, 1)
+  for peer in ("p0", "p1"):
+    driven.arrive(peer, sequence=1, step=1, optimistic=number)
+  told = len(driven.sent_to("p1", msg.Attempt))
+  driven.now += 16.0
+  driven.give(ins.TimePassed())
+  assert len(driven.sent_to("p1", msg.Attempt)) == told
+  driven.now += 5.0
+  driven.give(ins.TimePassed())
+  assert len(driven.sent_to("p1", msg.Attempt)) == told + 1
+
+
+def test_deadlines_are_told_to_the_journal():
+  driven = Driven(attempts=arrivals.attempts(300.0))
+  told = [e.note for e in driven.did if isinstance(e, fx.WriteJournal)]
+  (note,) = [note for note in told if isinstance(note, notes.DeadlinesSeen)]
+  assert (note.attempt, note.members) == (30.0, ((0, "p0"),))

@@ -86,6 +86,40 @@ def test_idle_peers_are_not_lost(through_proxy):
   assert world.events == {"a": [], "b": []}
 
 
+class Learned:
+  """Bears as long a silence as it is told."""
+
+  def __init__(self):
+    self.deadline, self.seen = 60.0, []
+
+  def add(self, seconds):
+    self.seen.append(seconds)
+
+
+def test_how_long_a_peer_may_be_silent_is_learned(tcp):
+  learned = Learned()
+  a = tcp.add("a", limits=_QUICK, gaps=lambda: learned)
+  b = tcp.add("b", limits=_QUICK)
+  tcp.connect("a", "b")
+  tcp.wait_for("a", interface.PeerUp)
+  # Heartbeats of b are seen as gaps.
+  tcp.run_until(lambda: len(learned.seen) >= 3)
+  assert min(learned.seen) > 0
+  assert a.silences() == {"b": 60.0}
+  assert b.silences() == {"a": _QUICK.silence}
+  # It is not heard any more, and that is borne.
+  tcp.all.pop("b")
+  tcp.run(2 * _QUICK.silence)
+  assert not worlds.lost(tcp, "a")
+  count = len(learned.seen)
+  learned.deadline = 0.1
+  tcp.wait_for("a", interface.PeerLost)
+  assert worlds.lost(tcp, "a") == ["silent"]
+  # Should it come again, that is known.
+  assert learned.seen[count:][-1] > 2 * _QUICK.silence
+  b.close()
+
+
 def test_a_slow_transfer_is_not_stuck(through_proxy):
   world, a, b, proxy = through_proxy
   proxy.rate = 400_000

@@ -103,6 +103,7 @@ class View:
           "computed": one.computed,
           "wait": one.wait,
           "seen": max(0.0, now - one.seen),
+          "deadline": one.deadline,
         }
         for _, one in sorted(
           summary.replicas.items(), key=lambda item: str(item[0])

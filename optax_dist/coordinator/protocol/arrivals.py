@@ -1,0 +1,176 @@
+"""How long to wait for what comes again and again, by how long it took so far.
+
+An accrual failure detector (Hayashibara et al., The phi accrual failure detector,
+2004) gives up what is late beyond what was seen. Akka fits a normal distribution
+to what it has seen, Cassandra an exponential one; step times are neither, so here
+the deadline is a multiple of the observed 99th percentile. A pure rule: it is
+given durations, and has no clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+QUANTILE = 0.99
+
+# Durations are counted in bins, each so much wider than the one before.
+_RATIO, _SHORTEST, _BINS = 1.05, 1e-4, 480
+_LOG = math.log(_RATIO)
+_EDGES = tuple(_SHORTEST * _RATIO ** (i + 1) for i in range(_BINS))
+# Each arrival makes what was seen before count for so much.
+_KEPT = 0.999
+# The same once there is an estimate: programs were compiled at the start.
+_KEPT_OF_START = 0.2
+# Arrivals after which the percentile is computed anew, in any case.
+_REFRESH = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+  """How a deadline follows the durations seen. Times are in seconds.
+
+  Attributes:
+    floor: the deadline is never shorter.
+    first: nor than this, before `least` durations were seen: programs are being
+      compiled.
+    ceiling: the deadline is never longer.
+    factor: the deadline in 99th percentiles.
+    least: how many durations make an estimate.
+
+  Raises:
+    ValueError: they are not 0 < floor <= first <= ceiling, factor >= 1 and
+      least >= 1.
+  """
+
+  floor: float
+  first: float
+  ceiling: float
+  factor: float = 2.5
+  least: int = 20
+
+  def __post_init__(self) -> None:
+    if not 0 < self.floor <= self.first <= self.ceiling:
+      raise ValueError(
+        "A Rule needs 0 < floor <= first <= ceiling, got"
+        f" {self.floor!r}, {self.first!r} and {self.ceiling!r}."
+      )
+    if not (self.factor >= 1 and self.least >= 1):
+      raise ValueError(
+        "A Rule needs factor >= 1 and least >= 1, got"
+        f" {self.factor!r} and {self.least!r}."
+      )
+
+
+class Arrivals:
+  """The durations seen of one source, and the deadline for the next.
+
+  Attributes:
+    rule: how the deadline follows.
+    count: how many durations were seen.
+    quantile: their 99th percentile, the latest some thousand weighing most; 0.0
+      before the first.
+
+  Example:
+    >>> seen = Arrivals(Rule(floor=1.0, first=60.0, ceiling=600.0))
+    >>> seen.deadline
+    60.0
+    >>> for _ in range(100):
+    ...   seen.add(2.0)
+    >>> 5.0 <= seen.deadline <= 5.3
+    True
+  """
+
+  __slots__ = (
+    "_fresh",
+    "_top",
+    "_total",
+    "_weight",
+    "_weights",
+    "count",
+    "quantile",
+    "rule",
+  )
+
+  def __init__(self, rule: Rule):
+    self.rule = rule
+    self.count, self.quantile = 0, 0.0
+    self._weights = [0.0] * _BINS
+    # The highest bin in use, and how much the latest arrival weighs.
+    self._top, self._weight, self._total = 0, 1.0, 0.0
+    self._fresh = 0
+
+  def add(self, seconds: float) -> None:
+    """Takes a duration into account."""
+    at = 0
+    if seconds > _SHORTEST:
+      at = min(int(math.log(seconds / _SHORTEST) / _LOG), _BINS - 1)
+    self._weight /= _KEPT
+    self._weights[at] += self._weight
+    self._total += self._weight
+    self._top = max(self._top, at)
+    self.count += 1
+    self._fresh += 1
+    if self._weight > 1e100:
+      self._scale(1.0 / self._weight)
+    elif self.count == self.rule.least:
+      self._scale(_KEPT_OF_START / self._weight)
+    few = self.count < 4 * self.rule.least
+    if few or self._fresh >= _REFRESH or seconds > self.quantile:
+      self._refresh()
+
+  @property
+  def deadline(self) -> float:
+    """How long to wait for the next one, in seconds."""
+    rule = self.rule
+    least = rule.first if self.count < rule.least else rule.floor
+    return min(rule.ceiling, max(least, rule.factor * self.quantile))
+
+  def _refresh(self) -> None:
+    self._fresh = 0
+    above, at = 0.0, self._top
+    while at:
+      above += self._weights[at]
+      if above > (1.0 - QUANTILE) * self._total:
+        break
+      at -= 1
+    self.quantile = _EDGES[at]
+
+  def _scale(self, by: float) -> None:
+    """Makes what was seen weigh another amount, and the next arrival 1."""
+    self._weights = [w * by for w in self._weights]
+    self._total *= by
+    self._weight = 1.0
+
+
+def silence(timeout: float) -> Rule:
+  """The rule for the silence of a connection.
+
+  Heartbeats come every second, and a network that is cut for 3 s is to be
+  forgiven.
+
+  Args:
+    timeout: how long the run may make no progress.
+
+  Example:
+    >>> silence(300.0)
+    Rule(floor=5.0, first=30.0, ceiling=60.0, factor=2.5, least=20)
+  """
+  return _within(timeout / 5, 5.0, 30.0, 60.0)
+
+
+def attempts(timeout: float) -> Rule:
+  """The rule for the time that an attempt takes.
+
+  Args:
+    timeout: how long the run may make no progress.
+
+  Example:
+    >>> attempts(100.0).ceiling
+    20.0
+  """
+  return _within(timeout / 5, 5.0, 30.0, 120.0)
+
+
+def _within(most: float, floor: float, first: float, ceiling: float) -> Rule:
+  return Rule(min(floor, most), min(first, most), min(ceiling, most))

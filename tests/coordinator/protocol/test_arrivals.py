@@ -1,0 +1,120 @@
+"""Deadlines that follow what is seen, in virtual time: how often they are wrong."""
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.protocol import arrivals
+
+# As a watch over steps might have it; the floor is below all that comes here.
+RULE = arrivals.Rule(floor=0.01, first=60.0, ceiling=600.0)
+
+
+def feed(seen, durations):
+  """How many come too late."""
+  late = 0
+  for seconds in durations:
+    late += seconds > seen.deadline
+    seen.add(seconds)
+  return late
+
+
+def steps(rng, count, bursts=False, compilations=2):
+  """Times of steps: lognormal(0, 0.6), after compilations."""
+  found = rng.lognormal(0.0, 0.6, count)
+  at = int(rng.exponential(200.0)) if bursts else count
+  while at < count:
+    # Ten steps take ten times as long.
+    found[at : at + 10] *= 10.0
+    at += 10 + int(rng.exponential(200.0))
+  return np.concatenate([rng.uniform(20.0, 55.0, compilations), found])
+
+
+@pytest.mark.parametrize("bursts", [False, True])
+def test_at_most_one_in_a_hundred_is_given_up_falsely(bursts):
+  rng = np.random.default_rng(3)
+  late = total = 0
+  for _ in range(10):
+    seen = arrivals.Arrivals(RULE)
+    durations = steps(rng, 1000, bursts)
+    late += feed(seen, durations.tolist())
+    total += len(durations)
+  # Bursts are seen for the first time by everyone.
+  assert late / total <= (0.01 if bursts else 0.001)
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0, 20.0])
+def test_what_has_stopped_is_out_within_three_99th_percentiles(scale):
+  rng = np.random.default_rng(5)
+  ratios = []
+  for _ in range(20):
+    seen = arrivals.Arrivals(RULE)
+    feed(seen, (scale * steps(rng, 1500)).tolist())
+    ratios.append(seen.deadline / (scale * np.exp(0.6 * 2.3263)))
+  assert max(ratios) <= 3.0
+  assert min(ratios) >= 2.0
+
+
+def test_before_enough_was_seen_it_is_generous():
+  seen = arrivals.Arrivals(RULE)
+  assert seen.deadline == 60.0
+  feed(seen, [0.1] * (RULE.least - 1))
+  assert seen.deadline == 60.0
+  seen.add(0.1)
+  assert 0.25 <= seen.deadline <= 0.27
+  # What took longer than that makes it more generous still.
+  slow = arrivals.Arrivals(RULE)
+  slow.add(100.0)
+  assert 250.0 <= slow.deadline <= 263.0
+
+
+def test_what_was_seen_at_the_start_counts_little_afterwards():
+  seen = arrivals.Arrivals(RULE)
+  feed(seen, [50.0, 40.0] + [1.0] * 100)
+  assert 2.5 <= seen.deadline <= 2.7
+
+
+def test_it_stays_within_its_bounds():
+  rule = arrivals.Rule(floor=5.0, first=30.0, ceiling=60.0)
+  quick, slow = arrivals.Arrivals(rule), arrivals.Arrivals(rule)
+  feed(quick, [1e-9] * 100)
+  feed(slow, [1e9] * 100)
+  assert (quick.deadline, slow.deadline) == (5.0, 60.0)
+
+
+def test_it_follows_a_change_of_pace():
+  seen = arrivals.Arrivals(RULE)
+  feed(seen, [1.0] * 2000)
+  # A few slow ones are no reason yet, and many are.
+  feed(seen, [10.0] * 5)
+  assert seen.deadline < 3.0
+  feed(seen, [10.0] * 30)
+  assert seen.deadline > 25.0
+  feed(seen, [1.0] * 5000)
+  assert seen.deadline < 3.0
+
+
+def test_nothing_overflows_in_a_long_run():
+  seen = arrivals.Arrivals(RULE)
+  feed(seen, [1.0] * 300_000)
+  assert 2.5 <= seen.deadline <= 2.7
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"floor": 0.0}, "floor"),
+    ({"first": 1.0}, "first"),
+    ({"ceiling": 20.0}, "ceiling"),
+    ({"factor": 0.5}, "factor"),
+    ({"least": 0}, "least"),
+  ],
+)
+def test_a_rule_that_can_not_be_is_refused(changes, words):
+  good = {"floor": 5.0, "first": 30.0, "ceiling": 60.0}
+  with pytest.raises(ValueError, match=words):
+    arrivals.Rule(**(good | changes))
+
+
+def test_short_runs_have_short_deadlines():
+  for rule in (arrivals.silence(10.0), arrivals.attempts(10.0)):
+    assert (rule.floor, rule.first, rule.ceiling) == (2.0, 2.0, 2.0)
