@@ -99,6 +99,7 @@ class Checker:
         if entry.fresh:
           if self.commits:
             self.fail("A3", "a run that has begun begins again")
+          self.lost += len(self.members)
           self.members = {}
           self.versions.clear()
           self.holders.clear()

@@ -165,6 +165,8 @@ class Leader:
     self._lender: Lender | None = None
     if config.data is not None:
       self._lender = Lender(config, view.progress)
+    # Replicas of before a fresh start, and until when they may join again.
+    self._expected: dict[ReplicaId, float] = {}
     # Join requests under the id of a living replica, and until when they wait.
     self._rivals: dict[Process, tuple[float, msg.Hello]] = {}
     self._arriving: tuple[Incarnation, _Arrival] | None = None
@@ -214,9 +216,11 @@ class Leader:
     late = config.max_staleness
     self._quorum = self._quorum._replace(step=view.step - late)
     for replica, left in view.departed.items():
+      if term.fresh and not left:
+        self._expected[replica] = now + config.leader_timeout
+        continue
       self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
-      kind = quorum.Leave if left or config.lower_on_loss else quorum.Lost
-      self._quorum, _ = quorum.step(self._quorum, kind(replica))
+      self._quorum, _ = quorum.step(self._quorum, self._departure(left)(replica))
     for member in list(view.members.values()):
       until = now + config.leader_timeout
       self._seats[member.incarnation] = _Seat(member, until)
@@ -259,6 +263,7 @@ class Leader:
     if self._log.record is not None:
       times.append(self._log.since + config.leader_timeout)
     times += [until for until, _ in self._rivals.values()]
+    times += self._expected.values()
     if self._ended:
       return min(times)
     attempt = self._attempt
@@ -513,6 +518,7 @@ class Leader:
       self._step(quorum.Lost(member.replica, old.member.incarnation))
       self._take_back(old.member.incarnation)
     self._next_incarnation += 1
+    self._expected.pop(member.replica, None)
     self._seats[member.incarnation] = _Seat(member)
     self._log.add(Joined(member))
     self._note(
@@ -535,13 +541,25 @@ class Leader:
     self._log.add(Removed(incarnation, left, reason))
     self._note_removed(seat, left, reason)
     self._dismiss(incarnation)
-    counts_as_left = left or self._config.lower_on_loss
-    kind = quorum.Leave if counts_as_left else quorum.Lost
-    self._step(kind(replica, incarnation))
+    self._step(self._departure(left)(replica, incarnation))
     self._take_back(incarnation)
     self._members_changed()
     if not self._arrivals:
       self._waiting_since = None
+
+  def _departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
+    """How a replica that has left, or is lost, counts."""
+    counts_as_left = left or self._config.lower_on_loss
+    return quorum.Leave if counts_as_left else quorum.Lost
+
+  def _stop_expecting(self) -> None:
+    """Replicas that did not join the run that began anew are lost."""
+    for replica, until in list(self._expected.items()):
+      if self._now >= until:
+        del self._expected[replica]
+        self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
+        self._step(self._departure(False)(replica))
+        self._members_changed()
 
   # The ledger.
 
@@ -1137,9 +1155,10 @@ class Leader:
     self._strikes.clear()
     for part in parts:
       seat = self._seats.get(part.incarnation)
-      if seat is not None and not inline:
-        # It has the mean, and will very soon have the state.
-        seat.applied = max(seat.applied, commit.step + 1)
+      if seat is not None and not inline and seat.applied == commit.step:
+        # It has the mean, and will very soon have the state. With a gradient
+        # of an older step it may still lack a mean before this one.
+        seat.applied = commit.step + 1
     for seat in self._seats.values():
       if commit.step + 1 - seat.applied >= _ASK_LAG and not seat.needs:
         self._report(seat)
@@ -1235,6 +1254,7 @@ class Leader:
     for seat in list(self._seats.values()):
       if now >= seat.until:
         self._remove(seat, "it has not come to the new leader")
+    self._stop_expecting()
     self._check_attempt()
     self._check_waiting()
     self._end_of_data()

@@ -92,6 +92,8 @@ class View:
           self.origin_digest = entry.digest
           self.progress = entry.progress
           self.latest.append((self.step, self.progress))
+          for member in self.members.values():
+            self.departed[member.replica] = False
           self.members.clear()
         if entry.incarnation not in self.members:
           self._admit(
