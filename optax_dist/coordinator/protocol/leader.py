@@ -220,7 +220,9 @@ class Leader:
         self._expected[replica] = now + config.leader_timeout
         continue
       self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
-      self._quorum, _ = quorum.step(self._quorum, self._departure(left)(replica))
+      self._quorum, _ = quorum.step(
+        self._quorum, self._departure(left)(replica)
+      )
     for member in list(view.members.values()):
       until = now + config.leader_timeout
       self._seats[member.incarnation] = _Seat(member, until)
@@ -517,8 +519,8 @@ class Leader:
       self._dismiss(old.member.incarnation)
       self._step(quorum.Lost(member.replica, old.member.incarnation))
       self._take_back(old.member.incarnation)
-    self._next_incarnation += 1
     self._expected.pop(member.replica, None)
+    self._next_incarnation += 1
     self._seats[member.incarnation] = _Seat(member)
     self._log.add(Joined(member))
     self._note(

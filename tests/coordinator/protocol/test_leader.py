@@ -25,23 +25,26 @@ from optax_dist.coordinator.protocol.membership import View
 class Driven:
   """A leader, replica 0 in process "p0", with a store that says yes at once."""
 
-  def __init__(self, **options):
+  def __init__(self, earlier=(), **options):
     options = {"replicas_to_aggregate": 2, "total_num_replicas": 2} | options
     self.config = Config(
       "p0", 0, "at p0", agreement=(("optimizer", "sgd"),), **options
     )
-    term = Term(0, "p0", "at p0", True, 0, 0, 0, "s")
-    record, view = Record(0, (term,)), View()
-    view.apply(0, record)
+    view, position = View(), len(earlier)
+    for i, entry in enumerate(earlier):
+      view.apply(i, Record(entry.term, (entry,)))
+    term = Term(position, "p0", "at p0", True, position, 0, 0, "s")
+    record = Record(position, (term,))
+    view.apply(position, record)
     count = itertools.count(1).__next__
-    self.leader = Leader(self.config, view, 0, record, (), count)
+    self.leader = Leader(self.config, view, position, record, (), count)
     self.sent: list[tuple[str, msg.Message]] = []
     self.log: list[object] = []
     self.did: list[fx.Effect] = []
     self.holds: list[fx.Put] | None = None
     self.now = 0.0
     self.carry_out(self.leader.begin(0.0))
-    self.hello("p0", incarnation=0)
+    self.hello("p0", incarnation=position)
 
   def give(self, input_):
     self.carry_out(self.leader.step(input_, self.now))
@@ -400,3 +403,52 @@ def test_deadlines_are_told_to_the_journal():
   told = [e.note for e in driven.did if isinstance(e, fx.WriteJournal)]
   (note,) = [note for note in told if isinstance(note, notes.DeadlinesSeen)]
   assert (note.attempt, note.members) == (30.0, ((0, "p0"),))
+
+
+def test_a_mean_helps_only_a_replica_that_has_the_steps_before_it():
+  """A gradient of an older step may come from one that lacks a mean yet."""
+  driven = Driven(replicas_to_aggregate=1, max_staleness=1)
+  driven.hello("p1")
+
+  def commit(peer, step):
+    driven.arrive(peer)
+    attempt = driven.sent_to("p0", msg.Attempt)[-1].attempt
+    assert attempt.step == step
+    driven.say("p0", msg.Done(attempt))
+    driven.say("p1", msg.Done(attempt))
+    assert len(driven.logged(Committed)) == step + 1
+
+  commit("p0", 0)
+  commit("p1", 1)  # It still lacks the mean of step 0.
+  driven.say("p0", msg.Applied(2))
+  driven.say("p0", msg.Leave(False, "left"))
+  assert driven.logged(Removed) == []
+  driven.say("p1", msg.Applied(2))
+  assert [r.left for r in driven.logged(Removed)] == [True]
+
+
+def fresh_start(**options):
+  """A leader that begins anew; replica 1 was a member before."""
+  driven = Driven(
+    earlier=(Term(0, "q1", "at q1", True, 0, 1, 0, "s"),), **options
+  )
+  driven.arrive("p0", payload=b"g")
+  return driven
+
+
+def test_who_does_not_come_back_to_a_fresh_start_is_lost():
+  driven = fresh_start(inline_bytes=1, lower_on_loss=True)
+  assert driven.logged(Committed) == []
+  driven.now = driven.leader.deadline()
+  while not driven.logged(Committed):
+    assert driven.now <= driven.config.leader_timeout
+    driven.give(ins.TimePassed())
+    driven.now = driven.leader.deadline()
+
+
+def test_who_comes_back_to_a_fresh_start_is_waited_for():
+  driven = fresh_start(inline_bytes=1, lower_on_loss=True)
+  driven.hello("p1")
+  driven.now = 2 * driven.config.leader_timeout
+  driven.give(ins.TimePassed())
+  assert driven.logged(Committed) == []
