@@ -3,7 +3,8 @@
 docs/simulate.md says what is simulated and how well it fits.
 """
 
-from optax_dist.simulate import goodput, scale
+from optax_dist.coordinator.metrics import goodput
+from optax_dist.simulate import scale
 from optax_dist.simulate.engines.event_engine import Failures
 from optax_dist.simulate.latency.distributions import (
   Distribution,

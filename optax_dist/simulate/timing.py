@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate import goodput
-from optax_dist.simulate.goodput import Goodput
+from optax_dist.coordinator.metrics import goodput
+from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.strategy import Strategy
 
 # Where a replica's time goes, and what that is.

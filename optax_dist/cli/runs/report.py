@@ -76,17 +76,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ledger(path: pathlib.Path):
-  from optax_dist.simulate.replay import ledger
+  from optax_dist.coordinator.metrics import time_ledger
 
   try:
-    return ledger.of(journal_file.read(path))
+    return time_ledger.of(journal_file.read(path))
   except ValueError as error:
     raise errors.CommandError(f"{path}: {error}") from error
 
 
 def _show(paths, ledgers) -> None:
   from optax_dist.cli import tables
-  from optax_dist.simulate import goodput
+  from optax_dist.coordinator.metrics import goodput
 
   one = len(ledgers) == 1
   title = "where the time went: " + " and ".join(path.name for path in paths)

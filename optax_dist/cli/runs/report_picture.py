@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import matplotlib.axes
 
 from optax_dist.cli import panels
-from optax_dist.simulate.goodput import CATEGORIES
-from optax_dist.simulate.replay.ledger import Ledger
+from optax_dist.coordinator.metrics.goodput import CATEGORIES
+from optax_dist.coordinator.metrics.time_ledger import Ledger
 
 COLORS = {
   "useful": "#3f7d4f",

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from optax_dist.simulate import goodput
-from optax_dist.simulate.goodput import Goodput
+from optax_dist.coordinator.metrics import goodput
+from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.scale.backup_groups import backup_groups
 from optax_dist.simulate.scale.decoupled_diloco import decoupled_diloco
 from optax_dist.simulate.scale.diloco import diloco

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate import goodput
-from optax_dist.simulate.goodput import Goodput
+from optax_dist.coordinator.metrics import goodput
+from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.latency.parse import parse_latency
 from optax_dist.simulate.scale import arrivals as order
 from optax_dist.simulate.scale import run

@@ -8,8 +8,8 @@ import math
 import numpy as np
 from scipy import optimize
 
-from optax_dist.simulate import goodput
-from optax_dist.simulate.goodput import Goodput
+from optax_dist.coordinator.metrics import goodput
+from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.scale import arrivals as order
 from optax_dist.simulate.scale.fleet import Fleet
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from optax_dist.simulate.goodput import Goodput
+from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.scale import arrivals as order
 from optax_dist.simulate.scale import rounds
 from optax_dist.simulate.scale.fleet import Fleet

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate import goodput
-from optax_dist.simulate.goodput import Goodput
+from optax_dist.coordinator.metrics import goodput
+from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.scale.fleet import Fleet
 
 _REPAIRED, _BACK = range(2)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from optax_dist.simulate.goodput import Goodput
+from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.scale.fleet import Fleet
 
 _FAILURES = 2000

@@ -10,15 +10,12 @@ import json
 import secrets
 import socket
 import threading
-import time
 import urllib.parse
 from typing import Any
 
 from optax_dist.cli import errors
 from optax_dist.cli.runs.web.view import View
 from optax_dist.coordinator.journal_tail import Tail
-
-_GOODPUT_EVERY = 5.0  # Seconds; it looks at the whole journal.
 
 # The page needs nothing but itself and its data.
 _HEADERS = {
@@ -52,8 +49,6 @@ class Server:
     """
     self._tail, self._view = tail, View()
     self._lock = threading.Lock()
-    self._goodput: dict[str, float] | None = None
-    self._counted = -_GOODPUT_EVERY
     self.loopback = _is_loopback(bind)
     self.token = "" if self.loopback else secrets.token_urlsafe(16)
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
@@ -82,10 +77,7 @@ class Server:
     """The page's data as of now."""
     with self._lock:
       self._view.update(self._tail.read())
-      if time.monotonic() >= self._counted + _GOODPUT_EVERY:
-        self._goodput = self._view.goodput()
-        self._counted = time.monotonic()
-      return self._view.state() | {"goodput": self._goodput}
+      return self._view.state()
 
   def close(self) -> None:
     """Stops listening."""

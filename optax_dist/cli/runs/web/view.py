@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from optax_dist.cli.runs.summary import RunSummary
+from optax_dist.coordinator.metrics.time_ledger import TimeLedger
 
 Record = dict[str, Any]
 
@@ -14,8 +15,6 @@ Record = dict[str, Any]
 WINDOW = 60.0
 STEPS = 240
 EVENTS = 60
-#: Records from which the goodput is counted; of longer runs it is not shown.
-RECORDS = 30_000
 
 _EVENTS = {
   "run": "run started",
@@ -43,7 +42,7 @@ class View:
   def __init__(self) -> None:
     """Starts before the first record."""
     self.summary = RunSummary()
-    self._records: list[Record] = []
+    self._times = TimeLedger()
     self._bars: collections.deque[dict[str, Any]] = collections.deque(
       maxlen=20_000
     )
@@ -63,9 +62,7 @@ class View:
       if kind == "run":
         self._bars.clear()
         self._steps.clear()
-        self._records.clear()
-      if len(self._records) <= RECORDS:
-        self._records.append(record)
+      self._times.update(record)
       if kind == "commit" and self.summary.step > before:
         if committed:
           self._steps.append((record["time"], record["time"] - committed))
@@ -112,18 +109,13 @@ class View:
       "bars": [bar for bar in self._bars if bar["end"] >= now - WINDOW],
       "steps": list(self._steps),
       "events": list(self._events)[::-1],
+      "goodput": self._goodput(),
     }
 
-  def goodput(self) -> dict[str, float] | None:
-    """The share of each category in all replica-seconds; None if not known."""
-    from optax_dist.simulate.replay import ledger
-
-    if not 2 <= len(self._records) <= RECORDS:
-      return None
-    try:
-      return ledger.of(self._records).goodput().shares()
-    except ValueError:
-      return None  # Nothing was committed so far.
+  def _goodput(self) -> dict[str, float] | None:
+    """The share of each category in all replica-seconds; None if there are none."""
+    found = self._times.goodput()
+    return found.shares() if found.total else None
 
   def _add_work(self, record: Record, kind: str) -> None:
     if record["arrived"] is not None and record["compute"] is not None:

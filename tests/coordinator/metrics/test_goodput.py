@@ -2,7 +2,7 @@
 
 import pytest
 
-from optax_dist.simulate import goodput
+from optax_dist.coordinator.metrics import goodput
 
 
 def test_categories_add_up():

@@ -8,7 +8,7 @@ import pytest
 
 from optax_dist import coordinator, simulate
 from optax_dist.coordinator import journal
-from optax_dist.simulate.replay import ledger
+from optax_dist.coordinator.metrics import time_ledger
 
 
 def _check(found):
@@ -75,7 +75,7 @@ def test_a_run_by_hand():
   ]
   # Encoding is no computing.
   records[-2]["members"][0]["compute"] = 0.75
-  found = ledger.of(records)
+  found = time_ledger.of(records)
   _check(found)
   zero, one = found.goodput(0).seconds, found.goodput(1).seconds
   assert zero == pytest.approx(
@@ -125,7 +125,7 @@ def test_a_real_run_adds_up(tmp_path, k):
     journal=tmp_path / "run.jsonl",
     timeout=60.0,
   )
-  found = ledger.of(journal.read(tmp_path / "run.jsonl").records)
+  found = time_ledger.of(journal.read(tmp_path / "run.jsonl").records)
   _check(found)
   total = found.goodput().seconds
   assert total["useful"] > 0
@@ -144,7 +144,7 @@ def test_a_simulation_has_the_same_categories(tmp_path):
       failures=simulate.Failures(0.01, 5.0),
       journal=file,
     )
-  found = ledger.of(journal.read(tmp_path / "run.jsonl").records)
+  found = time_ledger.of(journal.read(tmp_path / "run.jsonl").records)
   _check(found)
   simulated, read = timing.goodput(), found.goodput()
   assert simulated.total == pytest.approx(read.total, rel=0.01)
@@ -156,6 +156,39 @@ def test_a_simulation_has_the_same_categories(tmp_path):
 
 def test_a_journal_without_replicas_has_no_ledger():
   with pytest.raises(ValueError, match="nothing to report"):
-    ledger.of([{"kind": "run", "time": 0.0}])
+    time_ledger.of([{"kind": "run", "time": 0.0}])
   with pytest.raises(ValueError, match="nothing to report"):
-    ledger.of([])
+    time_ledger.of([])
+
+
+def test_counting_while_it_goes_on_gives_the_same(tmp_path):
+  """After each record, what was counted so far is what a whole run would have."""
+  path = tmp_path / "run.jsonl"
+  for _ in range(2):  # The second part is counted for itself.
+    with journal.Journal(path) as file:
+      simulate.simulate_timing(
+        simulate.sync_replicas(3),
+        simulate.parse_latency("gamma:4,0.25"),
+        4,
+        steps=40,
+        communication=0.1,
+        failures=simulate.Failures(0.05, 5.0),
+        journal=file,
+      )
+  records = journal.read(path).records
+  times = time_ledger.TimeLedger()
+  before = dict.fromkeys(times.booked(), 0.0)
+  compared = 0
+  for i, record in enumerate(records):
+    times.update(record)
+    booked = times.booked()
+    if record["kind"] != "run":
+      assert all(booked[name] >= before[name] for name in booked)
+    before = booked
+    if i % 25 == 0 and times.goodput().total:
+      whole = time_ledger.of(records[: i + 1]).goodput()
+      assert times.goodput().seconds == pytest.approx(whole.seconds)
+      compared += 1
+  assert compared > 5
+  with pytest.raises(ValueError, match="keep_spans=True"):
+    times.ledger()

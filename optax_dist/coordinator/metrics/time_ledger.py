@@ -1,0 +1,283 @@
+"""Where every second of every replica went, from the records of a journal.
+
+`of` tells it of a run as a whole; `TimeLedger` keeps count while it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.metrics import goodput
+from optax_dist.coordinator.metrics.goodput import Goodput
+from optax_dist.quorum.events import Replica
+
+
+class Span(NamedTuple):
+  """A stretch of a replica's time.
+
+  Attributes:
+    replica: whose.
+    begin, end: seconds since the run's start.
+    category: of `goodput.CATEGORIES`.
+  """
+
+  replica: Replica
+  begin: float
+  end: float
+  category: str
+
+
+class Ledger(NamedTuple):
+  """The whole time of all replicas of a run.
+
+  Attributes:
+    spans: of each replica, without gap or overlap, from 0 to `seconds`.
+    seconds: how long the run took.
+    replicas: in the order of tables.
+  """
+
+  spans: tuple[Span, ...]
+  seconds: float
+  replicas: tuple[Replica, ...]
+
+  def goodput(self, replica: Replica | None = None) -> Goodput:
+    """Replica-seconds by category: of all, or of one replica."""
+    total = dict.fromkeys(goodput.CATEGORIES, 0.0)
+    for span in self.spans:
+      if replica is None or span.replica == replica:
+        total[span.category] += span.end - span.begin
+    return goodput.make(total)
+
+  def over_time(self, bins: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """How many replicas were at what, on average, in each stretch of time.
+
+    Args:
+      bins: how many stretches of equal length.
+
+    Returns:
+      The ends of the stretches, float64 `[bins + 1]`, and for each category
+      replicas, float64 `[bins]`; they add up to all replicas.
+    """
+    edges = np.linspace(0.0, self.seconds, bins + 1)
+    width = self.seconds / bins
+    found = {category: np.zeros(bins) for category in goodput.CATEGORIES}
+    for _, begin, end, category in self.spans:
+      first = min(int(begin / width), bins - 1)
+      last = min(int(end / width), bins - 1)
+      at = np.arange(first, last + 1)
+      inside = np.minimum(edges[at + 1], end) - np.maximum(edges[at], begin)
+      found[category][at] += np.maximum(inside, 0.0) / width
+    return edges, found
+
+
+class _Replica:
+  """One replica's time so far: everything up to `now` has its category."""
+
+  __slots__ = ("now", "replica", "seconds", "spans", "then", "waits_until")
+
+  def __init__(self, replica: Replica, spans: list[Span] | None):
+    self.replica, self.spans = replica, spans
+    self.seconds = dict.fromkeys(goodput.CATEGORIES, 0.0)
+    self.now = 0.0
+    # What the time until its next computation is.
+    self.then = "start"
+    # When the step that it waits for had all it needed.
+    self.waits_until: float | None = None
+
+  def until(self, time: float, category: str) -> None:
+    """Books the time up to a moment; what is booked already stays."""
+    if time > self.now:
+      if self.spans is not None:
+        self.spans.append(Span(self.replica, self.now, time, category))
+      self.seconds[category] += time - self.now
+      self.now = time
+
+  def begin(self, start: float) -> None:
+    """Books the time until a computation begins."""
+    if self.waits_until is not None:
+      self.until(min(self.waits_until, start), "waiting")
+      self.waits_until = None
+    self.until(start, self.then)
+    self.then = "exchanging"
+
+  def rest(self, end: float) -> tuple[float, float]:
+    """What would be booked if the run ended: seconds of waiting, and idle."""
+    waits = 0.0
+    if self.waits_until is not None:
+      waits = max(0.0, min(self.waits_until, end) - self.now)
+    return waits, max(0.0, end - self.now - waits)
+
+
+class TimeLedger:
+  """Counts replica-seconds by category, record by record.
+
+  Of a run that was resumed, the latest part counts.
+
+  Attributes:
+    end: time of the latest record, in seconds since the run's start.
+
+  Example:
+    >>> times = TimeLedger()
+    >>> times.update({"kind": "join", "replica": 0, "time": 1.0})
+    >>> times.update({"kind": "lost", "replica": 0, "time": 4.0, "reason": ""})
+    >>> times.booked()["dropped"]
+    4.0
+  """
+
+  def __init__(self, *, keep_spans: bool = False):
+    """Starts before the first record.
+
+    Args:
+      keep_spans: whether each stretch of time is kept, for `ledger`.
+    """
+    self._keep_spans = keep_spans
+    self._begin()
+
+  def _begin(self) -> None:
+    self._replicas: dict[Replica, _Replica] = {}
+    self.end = 0.0
+
+  def update(self, record: journal.Record) -> None:
+    """Takes the next record into account."""
+    kind, now = record["kind"], record["time"]
+    if kind == "run":
+      self._begin()
+    if now > self.end:
+      self.end = now
+    match kind:
+      case "commit":
+        members = record["members"]
+        complete = max(
+          (m["arrived"] for m in members if m.get("arrived") is not None),
+          default=now,
+        )
+        for member in members:
+          _book(self._one(member["replica"]), member, True, complete, now)
+      case "drop" | "exchange":
+        useful = kind == "exchange"
+        _book(self._one(record["replica"]), record, useful, None, now)
+      case "join":
+        joined = self._one(record["replica"])
+        if joined.then == "idle":
+          joined.then = "recovery"
+      case "leave":
+        left = self._one(record["replica"])
+        left.begin(now)
+        left.then = "idle"
+      case "lost":
+        lost = self._one(record["replica"])
+        # What it was at went with it; the gradient that had come has a `drop`.
+        if lost.waits_until is not None:
+          lost.until(min(lost.waits_until, now), "waiting")
+          lost.waits_until = None
+        lost.until(now, "dropped")
+        replaced = record.get("reason") == "replaced"
+        lost.then = "idle" if replaced else "recovery"
+
+  def _one(self, name: Replica) -> _Replica:
+    found = self._replicas.get(name)
+    if found is None:
+      found = _Replica(name, [] if self._keep_spans else None)
+      self._replicas[name] = found
+    return found
+
+  def booked(self) -> dict[str, float]:
+    """Replica-seconds whose category is known; none of them ever falls."""
+    total = dict.fromkeys(goodput.CATEGORIES, 0.0)
+    for one in self._replicas.values():
+      for category, seconds in one.seconds.items():
+        total[category] += seconds
+    return total
+
+  def goodput(self) -> Goodput:
+    """Replica-seconds up to `end`, as if the run ended there."""
+    total = self.booked()
+    for one in self._replicas.values():
+      waits, idle = one.rest(self.end)
+      total["waiting"] += waits
+      total["idle"] += idle
+    return goodput.make(total)
+
+  def ledger(self) -> Ledger:
+    """All stretches of time, of a run that ends with the latest record.
+
+    Raises:
+      ValueError: no replica took part for any time, or no spans were kept.
+    """
+    if not self._keep_spans:
+      raise ValueError("ledger() needs TimeLedger(keep_spans=True).")
+    if not self._replicas or self.end <= 0:
+      raise ValueError(
+        "the journal has no replica that took part for any time, so there is"
+        " nothing to report."
+      )
+    spans: list[Span] = []
+    order = sorted(self._replicas, key=lambda x: (isinstance(x, str), x))
+    for name in order:
+      one = self._replicas[name]
+      spans += one.spans or []
+      for seconds, category in zip(
+        one.rest(self.end), ("waiting", "idle"), strict=True
+      ):
+        if seconds > 0:
+          begin = spans[-1].end if spans and spans[-1].replica == name else 0.0
+          last = self.end if category == "idle" else begin + seconds
+          spans.append(Span(name, begin, last, category))
+    return Ledger(tuple(spans), self.end, tuple(order))
+
+
+def of(records: Iterable[journal.Record]) -> Ledger:
+  """Where the time of a recorded run went.
+
+  Of a run that was resumed, the latest part counts.
+
+  Args:
+    records: of `journal.read`.
+
+  Returns:
+    The ledger.
+
+  Raises:
+    ValueError: the journal has no replica, or no time has passed in it.
+  """
+  times = TimeLedger(keep_spans=True)
+  for record in records:
+    times.update(record)
+  return times.ledger()
+
+
+def _book(
+  replica: _Replica,
+  member: journal.Record,
+  useful: bool,
+  waits_until: float | None,
+  now: float,
+) -> None:
+  compute = member.get("compute")
+  arrived = member.get("arrived")
+  sent = now if arrived is None else arrived
+  told = member.get("timings")
+  compiled = encoded = 0.0
+  start = sent - (compute or 0.0)
+  if told is not None:
+    start, sent = told["start"], told["sent"]
+    compiled, encoded = told["compiled"], told["encoded"]
+  if member.get("reason") == "lost":
+    # Its replica is gone by now, and this was booked as `dropped` up to then.
+    return
+  if compute is None and told is None:
+    # It was called off: all since the last thing known was for nothing.
+    replica.until(sent, "dropped")
+  else:
+    replica.begin(start)
+    computed = sent - encoded if compute is None else start + compute
+    replica.until(min(start + compiled, sent), "compile")
+    replica.until(min(computed, sent), "useful" if useful else "dropped")
+    # Between the parts of a sum it waited to be asked for more.
+    replica.until(sent - encoded, "waiting")
+    replica.until(sent, "exchanging")
+  replica.waits_until = waits_until
