@@ -21,6 +21,7 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.metrics import opentelemetry, reporter
 from optax_dist.coordinator.runtime import endpoint, processes
 from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import process, urls
@@ -189,6 +190,7 @@ def join(
       ),
       told.silence or told.leader_pace,
     )
+    metrics = None
     try:
       line = channel.current()
       if on_sigterm is None and line is not None and launched.grace:
@@ -201,6 +203,8 @@ def join(
         )
       if line is not None and launched.faults is not None:
         faults.install(launched, line)
+      if process_index == 0:
+        metrics = _reporter(told)
       made = replicas.Replica(
         where,
         chosen,
@@ -210,12 +214,15 @@ def join(
         opt_state=opt_state,
         global_step=global_step,
         preempted=preempted,
-        on_close=lambda one: _say_goodbye(one, line, preempted),
+        on_close=lambda one: _say_goodbye(one, line, preempted, metrics),
         group=group,
         data=data,
         progress=progress,
+        metrics=metrics,
       )
     except BaseException:
+      if metrics is not None:
+        metrics.close()
       where.close()
       raise
     if preempted is not None:
@@ -318,6 +325,7 @@ def run_embedded(
         global_step=global_step,
         data=data,
         progress=progress,
+        metrics=metrics,
       )
       with one.start():
         results[index] = fn(one)
@@ -325,6 +333,8 @@ def run_embedded(
       # What a replica suffers from others' failures is raised last.
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
+  # One for all: they are one process.
+  metrics = _reporter(told)
   threads = [
     threading.Thread(target=run, args=(i,), name=f"optax-dist-embedded-{i}")
     for i in range(num_replicas)
@@ -333,6 +343,8 @@ def run_embedded(
     thread.start()
   for thread in threads:
     thread.join()
+  if metrics is not None:
+    metrics.close()
   if failures:
     raise min(failures, key=lambda f: f[0])[1]
   return results
@@ -364,6 +376,16 @@ def initialize_processes() -> None:
   assert launched.process_index is not None
   processes.initialize(
     launched.group_address, launched.num_processes, launched.process_index
+  )
+
+
+def _reporter(told: options.Options) -> reporter.Reporter | None:
+  """What reports metrics, if somebody is to see them."""
+  wanted = told.metrics_port is not None or told.tensorboard is not None
+  if not wanted and opentelemetry.provider() is None:
+    return None
+  return reporter.Reporter(
+    port=told.metrics_port, bind=told.metrics_bind, folder=told.tensorboard
   )
 
 
@@ -428,7 +450,10 @@ def _say_goodbye(
   replica: replicas.Replica,
   line: channel.Channel | None,
   preempted: preemption.Preemption | None,
+  metrics: reporter.Reporter | None,
 ) -> None:
+  if metrics is not None:
+    metrics.close()
   if preempted is not None:
     preempted.remove()
   if line is not None and replica.finished and not replica.has_left:

@@ -100,8 +100,12 @@ TIMINGS = (
   "waited",
   "exchanged",
   "applied",
+  "bytes_in",
+  "bytes_out",
 )
-_TIMINGS = dict.fromkeys(TIMINGS, _NUMBER)
+_TIMINGS = dict.fromkeys(TIMINGS, _NUMBER) | dict.fromkeys(
+  ("bytes_in", "bytes_out"), _INT + "?"
+)
 _SECONDS = frozenset(
   {"time", "attempt_time", "arrived", "compute", "waited", *TIMINGS}
 )

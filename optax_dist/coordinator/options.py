@@ -1,4 +1,4 @@
-"""The options of a run; the same on all replicas but for the journal."""
+"""The options of a run; the same on all replicas but for journal and metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optax_dist.coordinator.aggregation import wire_formats as wires
+from optax_dist.coordinator.metrics import reporter
 from optax_dist.coordinator.protocol import arrivals
 
 # Where they are not given.
@@ -33,6 +34,11 @@ class Options:
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     journal: where the leader writes what happens; None for nowhere.
     config: free, for the journal.
+    metrics_port: port of this host at which Prometheus finds metrics while the run
+      goes on; 0 for any that is free (`Replica.metrics_url` says which), None for
+      none. Each process needs a port of its own.
+    metrics_bind: address that the port is of; by default only this host reads it.
+    tensorboard: folder in which scalars for TensorBoard are written; None for none.
     run: a name that keeps runs on one store apart: two models that train at the
       same time, or a job that starts anew while its store goes on.
   """
@@ -46,6 +52,9 @@ class Options:
   fingerprint_every: int = 0
   journal: str | os.PathLike[str] | None = None
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  metrics_port: int | None = None
+  metrics_bind: str = "127.0.0.1"
+  tensorboard: str | os.PathLike[str] | None = None
   run: str = ""
 
   def __post_init__(self) -> None:
@@ -66,6 +75,7 @@ class Options:
       raise ValueError(
         f"fingerprint_every must be 0 or more, got {self.fingerprint_every!r}."
       )
+    reporter.check(self.metrics_port, self.tensorboard)
     wires.codec(self.wire, "float32")  # type: ignore[arg-type]
 
   # What adapts, and the pace of all that doesn't.

@@ -25,6 +25,8 @@ from optax_dist.coordinator import (
 )
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.fingerprint import fingerprint
+from optax_dist.coordinator.metrics import replica_numbers, reporter
+from optax_dist.coordinator.metrics.metric import Metric
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, effects, inputs
 from optax_dist.coordinator.protocol.group import orders
@@ -72,6 +74,7 @@ class Replica:
     group: groups.Group | None = None,
     data: ledger.Batches | None = None,
     progress: ledger.Progress | None = None,
+    metrics: reporter.Reporter | None = None,
   ):
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
@@ -166,7 +169,10 @@ class Replica:
       apply=self._apply,
       inline=self._inline,
       journal=journal_lines.JournalLines(
-        settings.journal, self._describe(), place.transport.silences
+        settings.journal,
+        self._describe(),
+        place.transport.silences,
+        metrics,
       ),
       attempt_timeout=settings.attempt_pace,
       store_timeout=min(settings.leader_pace, settings.attempt_pace),
@@ -200,6 +206,10 @@ class Replica:
     # Of the submission before: when it was sent, and its parts until now.
     self._sent: float | None = None
     self._waited = self._apply_time = 0.0
+    self._waited_in_all, self._moved = 0.0, (0, 0)
+    self._metrics = metrics
+    if metrics is not None:
+      metrics.add(self._numbers)
 
   def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
     """What decides: in a replica of several processes, in its process 0."""
@@ -338,6 +348,11 @@ class Replica:
     """Whether this replica has left the run gracefully."""
     return self._left
 
+  @property
+  def metrics_url(self) -> str:
+    """Where Prometheus finds metrics; "" without `Options.metrics_port`."""
+    return "" if self._metrics is None else self._metrics.url
+
   def stats(self) -> dict[str, Any]:
     """Counts of this replica: gradients by outcome, bytes moved, rejoins."""
     return {
@@ -345,6 +360,20 @@ class Replica:
       **self._driver.stats(),
       "rejoins": self._driver.rejoins,
     }
+
+  def _numbers(self) -> list[Metric]:
+    """What is reported of this replica; any thread may ask."""
+    bytes_in, bytes_out = self._driver.moved()
+    return replica_numbers.metrics(
+      self.replica,
+      step=self._based_on,
+      leads=self.is_leader,
+      gradients=dict(self._counts),
+      bytes_in=bytes_in,
+      bytes_out=bytes_out,
+      waited=self._waited_in_all,
+      rejoins=self._driver.rejoins,
+    )
 
   def fingerprint(self) -> str:
     """A digest of the shared state: equal on all replicas at equal steps.
@@ -667,6 +696,7 @@ class Replica:
     now = self._token_time = time.monotonic()
     if self._sent is not None:
       self._waited += now - self._sent
+      self._waited_in_all += now - self._sent
       self._sent = None
     if not self._counted:
       self._began = now
@@ -676,6 +706,7 @@ class Replica:
     """What the journal tells of a submission that is sent now."""
     exchanged, seconds = self._driver.exchanged
     waited = self._waited
+    before, self._moved = self._moved, self._driver.moved()
     made = timings.Timings(
       self._began,
       now,
@@ -685,6 +716,8 @@ class Replica:
       waited,
       seconds if exchanged == sequence - 1 else 0.0,
       min(self._apply_time, waited),
+      self._moved[0] - before[0],
+      self._moved[1] - before[1],
     )
     self._sent, self._waited = now, 0.0
     return made.pack()

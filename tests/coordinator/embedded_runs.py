@@ -89,6 +89,7 @@ def make(
   name: str | None = None,
   data: Any = None,
   progress: Any = None,
+  metrics: Any = None,
   **settings: Any,
 ) -> Replica:
   """A replica that has yet to start."""
@@ -104,6 +105,7 @@ def make(
     global_step=global_step,
     data=data,
     progress=progress,
+    metrics=metrics,
   )
 
 

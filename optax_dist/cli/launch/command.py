@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from optax_dist.cli import errors, output, parser
+from optax_dist.cli import errors, output, parser, reported
 from optax_dist.cli.launch import chaos
 from optax_dist.cli.launch import program as programs
 
@@ -54,6 +54,7 @@ def add_parser(commands: Any, argv: Sequence[str]) -> list[str]:
     epilog=_EPILOG,
   )
   _add_job(launch)
+  reported.add_arguments(launch)
   _add_hosts(launch)
   own, program = programs.split(launch, argv)
   launch.set_defaults(program=program)
@@ -186,7 +187,10 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist.cli.launch import shown
   from optax_dist.coordinator.launch import launcher
 
-  with shown.Shown(journal) as screen:
+  with (
+    shown.Shown(journal, needed=reported.wanted(args)) as screen,
+    reported.reporting(args, screen.journal),
+  ):
     job = jobs.Job(args, screen.journal)
     launched = launcher.Launcher(
       command,

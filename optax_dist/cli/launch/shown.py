@@ -16,22 +16,33 @@ class Shown:
     journal: where the run's journal goes; None for nowhere.
   """
 
-  def __init__(self, journal: pathlib.Path | None):
-    """Names the journal, if it is to be kept."""
-    self.journal = journal
+  def __init__(self, journal: pathlib.Path | None, needed: bool = False):
+    """Names the journal, if it is to be kept.
+
+    Args:
+      journal: the file.
+      needed: whether there is to be one in any case.
+    """
+    self.journal, self._needed = journal, needed
     self._stack = contextlib.ExitStack()
     self._live: Any = None
 
   def __enter__(self) -> Shown:
+    if self._needed:
+      self._find_journal()
     if sys.stderr.isatty():
       with contextlib.suppress(ModuleNotFoundError):  # Without rich: lines.
         from optax_dist.cli.runs import table
 
-        if self.journal is None:
-          folder = self._stack.enter_context(tempfile.TemporaryDirectory())
-          self.journal = pathlib.Path(folder, "journal.jsonl")
-        self._live = self._stack.enter_context(table.Live(self.journal))
+        live = table.Live(self._find_journal())
+        self._live = self._stack.enter_context(live)
     return self
+
+  def _find_journal(self) -> pathlib.Path:
+    if self.journal is None:
+      folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+      self.journal = pathlib.Path(folder, "journal.jsonl")
+    return self.journal
 
   def __exit__(self, *exception: Any) -> None:
     self._stack.__exit__(*exception)

@@ -5,7 +5,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from optax_dist.cli import errors, installed, output, parser
+from optax_dist.cli import errors, installed, output, parser, reported
 from optax_dist.cli.train import optimizer, strategies
 from optax_dist.cli.train.processes import training as process_training
 
@@ -104,6 +104,7 @@ def add_parser(commands, argv: Sequence[str]) -> None:
     help="directory for metrics.jsonl and training.png; made if it is missing,"
     " and the two files are overwritten (default: %(default)s)",
   )
+  reported.add_arguments(train)
   process_training.add_arguments(train)
   if chosen in strategies.names():
     _add_strategy(train, chosen)
@@ -131,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
     loop,
     metrics,
     model,
+    numbers,
     picture,
     strategy,
   )
@@ -152,9 +154,13 @@ def run(args: argparse.Namespace) -> int:
   replicas += f" on {mesh.devices.flat[0].platform.upper()}"
   records: list[strategy.Record] = []
   with (
+    reported.reporting(args, None) as reporter,
     metrics.JsonLines(paths[0]) as lines,
     progress.Progress(args.epochs, steps) as shown,
   ):
+    latest = numbers.TrainingNumbers()
+    if reporter is not None:
+      reporter.add(latest.metrics)
     try:
       shown.message(f"{args.strategy}: compiling for {replicas}")
       compiled = loop.compile_program(
@@ -172,6 +178,7 @@ def run(args: argparse.Namespace) -> int:
       ):
         lines.write(record)
         records.append(record)
+        latest.take(record)
         shown.show(record)
       seconds = time.perf_counter() - start
     except KeyboardInterrupt:

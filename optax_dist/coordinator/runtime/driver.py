@@ -157,6 +157,8 @@ class Driver:
     self._snapshots = snapshots.Snapshots(
       transport, self._states.nbytes, self._background, attempt_timeout
     )
+    # Bytes of gradients and means that were sent in messages.
+    self._inline_in = self._inline_out = 0
     self._posted: collections.deque[Callable[[], None]] = collections.deque()
     self._inputs: collections.deque[orders.Given] = collections.deque()
     # Peers whose loss is among the inputs: what needs them must not begin.
@@ -221,12 +223,21 @@ class Driver:
 
   def stats(self) -> dict[str, int]:
     """Bytes of arrays so far, and transfers under way."""
+    bytes_in, bytes_out = self.moved()
     parts = (self._aggregations, self._snapshots)
     return {
-      "bytes_in": sum(p.bytes_in for p in parts),
-      "bytes_out": sum(p.bytes_out for p in parts),
+      "bytes_in": bytes_in,
+      "bytes_out": bytes_out,
       "pending": sum(p.pending() for p in parts),
     }
+
+  def moved(self) -> tuple[int, int]:
+    """Bytes of arrays that came, and that went, those in messages included."""
+    whole, states = self._aggregations, self._snapshots
+    return (
+      self._inline_in + whole.bytes_in + states.bytes_in,
+      self._inline_out + whole.bytes_out + states.bytes_out,
+    )
 
   def missing(self) -> str:
     """What the core waits for, in words; from the training loop."""
@@ -412,6 +423,7 @@ class Driver:
         memory, lambda: self._transport.free(memory)
       )
       self._make_memory()
+    self._inline_out += len(submitted.payload)
     phases.reach("arrived", self._replica)
     self._inputs.append(submitted)
 
@@ -602,6 +614,7 @@ class Driver:
     if effect.inline:
       raw = effect.mean
       assert isinstance(raw, bytes)
+      self._inline_in += len(raw)
       read = lambda: self._encoder.read(raw)
       self._states.apply(read, effect.parts, lambda: None)
       return

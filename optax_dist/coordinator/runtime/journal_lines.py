@@ -5,14 +5,31 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
 from optax_dist.coordinator.runtime import timings
 
 _log = logging.getLogger("optax_dist.coordinator")
+
+
+class Observer(Protocol):
+  """Is given what the leader notes, as the journal's records."""
+
+  def begin(self, owner: object, records: Iterable[journal.Record]) -> None:
+    """The owner leads from now on; the records are those before it, if known."""
+    ...
+
+  def take(self, record: journal.Record) -> None:
+    """Something has happened."""
+    ...
+
+  def end(self, owner: object) -> None:
+    """The owner leads no more."""
+    ...
 
 
 class JournalLines:
@@ -23,6 +40,7 @@ class JournalLines:
     path: str | os.PathLike[str] | None,
     describe: Mapping[str, Any],
     silences: Callable[[], Mapping[str, float]] = dict,
+    observer: Observer | None = None,
   ):
     """Opens nothing yet.
 
@@ -30,26 +48,24 @@ class JournalLines:
       path: of the file; None for no journal.
       describe: what the first line of a run tells besides its step.
       silences: how long each process may be silent at present.
+      observer: is given the same.
     """
     self._path, self._describe = path, describe
     self._silences = silences
     self._deadlines: list[float] = []
     self._file: journal.Journal | None = None
     self._clocks = timings.Clocks()
+    self._observer = observer
+    self._start = time.monotonic()
 
   def open(self, commits: Sequence[entries.Committed]) -> None:
     """Opens the file, if it can be, and writes the commits that it lacks."""
-    if self._path is None:
-      return
-    try:
-      self._file = journal.Journal(self._path)
-      found = journal.read(self._path).records
-    except OSError as error:
-      _log.warning(
-        "The journal can't be written, and training goes on without it: %s",
-        error,
-      )
-      self.close()
+    found: list[journal.Record] = []
+    if self._path is not None:
+      found = self._open(self._path)
+    if self._observer is not None:
+      self._observer.begin(self, found)
+    if self._file is None:
       return
     last = -1
     for record in found:
@@ -61,21 +77,51 @@ class JournalLines:
       if commit.attempt.step > last:
         self.write(notes.StepCommitted(commit, None))
 
+  def _open(self, path: str | os.PathLike[str]) -> list[journal.Record]:
+    """Opens the file; returns what is in it."""
+    try:
+      self._file = journal.Journal(path)
+      return journal.read(path).records
+    except OSError as error:
+      _log.warning(
+        "The journal can't be written, and training goes on without it: %s",
+        error,
+      )
+      self._close_file()
+      return []
+
   def write(self, note: notes.Note) -> None:
     """Writes a line, if there is a journal."""
-    if self._file is None:
+    if self._file is None and self._observer is None:
       return
     if isinstance(note, notes.DeadlinesSeen) and not self._changed(note):
       return
-    kind, fields = self._line(note, self._file.time())
+    now = self._time()
+    kind, fields = self._line(note, now)
+    if kind == "run":  # A new time begins.
+      self._start, now = time.monotonic(), 0.0
+    if self._observer is not None:
+      self._observer.take({"kind": kind, "time": now, **fields})
+    if self._file is None:
+      return
     try:
       self._file.write(kind, **fields)
     except OSError as error:
       _log.warning("The journal can't be written any more: %s", error)
-      self.close()
+      self._close_file()
+
+  def _time(self) -> float:
+    if self._file is not None:
+      return self._file.time()
+    return time.monotonic() - self._start
 
   def close(self) -> None:
     """Closes the file."""
+    if self._observer is not None:
+      self._observer.end(self)
+    self._close_file()
+
+  def _close_file(self) -> None:
     if self._file is not None:
       self._file.close()
       self._file = None

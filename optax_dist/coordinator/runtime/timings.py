@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-_FORMAT = struct.Struct("<8d")
+_FORMAT = struct.Struct("<8d2q")
 _COMPILING = "/jax/core/compile/"
 
 
@@ -36,9 +36,11 @@ class Timings:
     waited: from the submission before until computing could begin again.
     exchanged: of that, from the exchange's begin until its mean was there.
     applied: of that, for the update.
+    bytes_in: bytes of means and states that came since the submission before.
+    bytes_out: bytes of gradients, means and states that went.
 
   Example:
-    >>> timings = Timings(10.0, 10.5, 0.25, 0.375, 0.0, 0.5, 0.25, 0.125)
+    >>> timings = Timings(10.0, 10.5, 0.25, 0.375, 0.0, 0.5, 0.25, 0.125, 8, 8)
     >>> Timings.unpack(timings.pack()) == timings
     True
   """
@@ -51,6 +53,8 @@ class Timings:
   waited: float
   exchanged: float
   applied: float
+  bytes_in: int = 0
+  bytes_out: int = 0
 
   def pack(self) -> bytes:
     """As bytes."""
@@ -63,6 +67,8 @@ class Timings:
       self.waited,
       self.exchanged,
       self.applied,
+      self.bytes_in,
+      self.bytes_out,
     )
 
   @classmethod
@@ -121,6 +127,8 @@ class Clocks:
       "waited": timings.waited,
       "exchanged": timings.exchanged,
       "applied": timings.applied,
+      "bytes_in": timings.bytes_in,
+      "bytes_out": timings.bytes_out,
     }
 
   def forget(self, incarnation: int) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from optax_dist.cli import errors, parser
+from optax_dist.cli import errors, parser, reported
 from optax_dist.cli.launch import chaos
 from optax_dist.cli.train.processes import plan as process_plan
 
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
   import numpy as np
 
   from optax_dist.cli.runs import table as run_table
-  from optax_dist.cli.train import digits, metrics, picture
+  from optax_dist.cli.train import digits, metrics, numbers, picture
   from optax_dist.coordinator.launch import launcher
   from optax_dist.coordinator.launch.environment import Environment
 
@@ -134,8 +134,12 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
     }
     before = _metrics_before(paths[0], checkpoint)
     lines = stack.enter_context(metrics.JsonLines(paths[0]))
+    reporter = stack.enter_context(reported.reporting(args, paths[2]))
+    latest = numbers.TrainingNumbers()
+    if reporter is not None:
+      reporter.add(latest.metrics)
     shown = stack.enter_context(run_table.Live(paths[2], config["commits"]))
-    collected = _Collected(config, lines, before)
+    collected = _Collected(config, lines, before, latest)
 
     def on_event(replica: int, incarnation: int, event: dict) -> None:
       collected.take(replica, event)
@@ -234,9 +238,13 @@ class _Collected:
   """Makes metrics of what the replicas say."""
 
   def __init__(
-    self, config: dict[str, Any], lines: Any, before: Sequence[dict[str, Any]]
+    self,
+    config: dict[str, Any],
+    lines: Any,
+    before: Sequence[dict[str, Any]],
+    latest: Any,
   ):
-    self._config, self._lines = config, lines
+    self._config, self._lines, self._latest = config, lines, latest
     self._losses: dict[int, list[float]] = collections.defaultdict(list)
     self._accuracies: dict[int, float] = {}
     self._times: dict[int, float] = {}
@@ -300,6 +308,7 @@ class _Collected:
         record["test_accuracy"] = self._accuracies[step]
       self._before, self._written = now, step
       self._lines.write(record)
+      self._latest.take(record)
       self.records.append(record)
 
 

@@ -1,0 +1,244 @@
+"""Reports metrics while a run goes on: at a port, in event files, by OpenTelemetry."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib.util
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from optax_dist.coordinator import journal, journal_tail
+from optax_dist.coordinator.metrics import (
+  opentelemetry,
+  prometheus,
+  tensorboard,
+)
+from optax_dist.coordinator.metrics.metric import Metric
+from optax_dist.coordinator.metrics.run_numbers import RunNumbers
+
+_log = logging.getLogger("optax_dist.coordinator")
+
+EXTRA = "metrics"
+# Seconds between points in event files; records are counted as often, at least.
+_PERIOD = 1.0
+# By what each of these modules is installed.
+_PACKAGES = {
+  prometheus.NEEDS: "prometheus-client",
+  tensorboard.NEEDS: "tensorboardX",
+}
+
+
+def check(port: int | None, folder: object | None) -> None:
+  """Raises an error if what is asked for can't be had.
+
+  Args:
+    port: for Prometheus; None for none.
+    folder: for TensorBoard; None for none.
+
+  Raises:
+    ModuleNotFoundError: a package is not installed; names it and the extra.
+    ValueError: the port is none.
+  """
+  if port is not None and not 0 <= port <= 65535:
+    raise ValueError(f"metrics_port must be from 0 to 65535, got {port!r}.")
+  needed = [prometheus.NEEDS] if port is not None else []
+  needed += [tensorboard.NEEDS] if folder is not None else []
+  for module in needed:
+    if importlib.util.find_spec(module) is None:
+      raise ModuleNotFoundError(
+        f"{_PACKAGES[module]} is not installed; run: pip install"
+        f' "optax-dist[{EXTRA}]"',
+        name=module,
+      )
+
+
+class Reporter:
+  """Counts a run's records, and reports them with whatever else it is given.
+
+  Records are counted in a thread of its own, or by whoever asks for the metrics.
+
+  Attributes:
+    url: of the metrics for Prometheus; "" without a port.
+  """
+
+  def __init__(
+    self,
+    *,
+    port: int | None = None,
+    bind: str = "127.0.0.1",
+    folder: str | os.PathLike[str] | None = None,
+    follow: str | os.PathLike[str] | None = None,
+  ):
+    """Begins to report.
+
+    Args:
+      port: for Prometheus; 0 for any that is free, None for none.
+      bind: the address that the port is of.
+      folder: for TensorBoard's event files; None for none.
+      follow: a journal whose records are counted as it grows; None if they are
+        given to `take`.
+
+    Raises:
+      ValueError, ModuleNotFoundError: see `check`.
+      OSError: the port can't be listened at, or the folder can't be written.
+    """
+    check(port, folder)
+    self._tail = None if follow is None else journal_tail.Tail(follow)
+    self._lock = threading.Lock()
+    self._numbers: RunNumbers | None = None
+    self._owner: object = None
+    self._pending: collections.deque[journal.Record] = collections.deque()
+    self._sources: list[Callable[[], Sequence[Metric]]] = []
+    self._closing = threading.Event()
+    self.url = ""
+    with contextlib.ExitStack() as stack:
+      self._scalars: tensorboard.Scalars | None = None
+      if folder is not None:
+        self._scalars = tensorboard.Scalars(folder)
+        stack.callback(self._scalars.close)
+      if port is not None:
+        server = self._serve(bind, port)
+        stack.callback(server.close)
+        self.url = server.url
+      self._observed: opentelemetry.Observed | None = None
+      provider = opentelemetry.provider()
+      if provider is not None:
+        self._observed = opentelemetry.Observed(self.collect, provider)
+        stack.callback(self._observed.close)
+        self._observed.know(RunNumbers().metrics())
+      self._stack = stack.pop_all()
+    self._written = -1
+    self._thread = threading.Thread(
+      target=self._run, name="optax-dist-metrics", daemon=True
+    )
+    self._thread.start()
+
+  def _serve(self, bind: str, port: int) -> prometheus.Server:
+    try:
+      return prometheus.Server(self.collect, bind, port)
+    except OSError as error:
+      raise OSError(
+        error.errno,
+        f"metrics_port: can't listen at {bind} port {port}"
+        f" ({error.strerror}); another replica on this host may, so give each a"
+        " port of its own, or 0 for any",
+      ) from error
+
+  # What it reports.
+
+  def begin(self, owner: object, records: Iterable[journal.Record]) -> None:
+    """The owner reports on the run from now on.
+
+    Args:
+      owner: whoever will call `take`; a leader.
+      records: what has happened so far, where it is known.
+    """
+    with self._lock:
+      self._count()
+      self._owner = owner
+      numbers = self._numbers or RunNumbers()
+      for i, record in enumerate(records):
+        # What other leaders have counted is all in there.
+        numbers = RunNumbers() if not i else numbers
+        numbers.update(record)
+      self._numbers = numbers
+
+  def take(self, record: journal.Record) -> None:
+    """Something has happened; it is counted soon."""
+    self._pending.append(record)
+
+  def end(self, owner: object) -> None:
+    """The owner reports no more, unless the run is over: it is another's turn."""
+    with self._lock:
+      self._count()
+      over = self._numbers is not None and self._numbers.finished
+      if self._owner is owner and not over:
+        self._owner = None
+
+  def add(self, source: Callable[[], Sequence[Metric]]) -> None:
+    """Reports what a function returns, too; it may be called in any thread."""
+    if self._observed is not None:
+      self._observed.know(source())
+    with self._lock:
+      self._sources.append(source)
+
+  def collect(self) -> list[Metric]:
+    """All metrics as of now."""
+    with self._lock:
+      self._count()
+      found: list[Metric] = []
+      if self._numbers is not None and (
+        self._owner is not None or self._tail is not None
+      ):
+        found += self._numbers.metrics()
+      sources = list(self._sources)
+    for source in sources:
+      found += source()
+    return _merged(found)
+
+  def _count(self) -> None:
+    if self._tail is not None:
+      self._numbers = self._numbers or RunNumbers()
+      try:
+        self._pending.extend(self._tail.read())
+      except OSError as error:
+        _log.debug("the journal can't be read: %s", error)
+    while self._pending:
+      record = self._pending.popleft()
+      if self._numbers is not None:
+        self._numbers.update(record)
+
+  # Its thread.
+
+  def _run(self) -> None:
+    while not self._closing.wait(_PERIOD):
+      self._tick()
+
+  def _tick(self) -> None:
+    try:
+      if self._scalars is None:
+        with self._lock:
+          self._count()
+        return
+      found = self.collect()
+      step = _step(found)
+      if step != self._written:
+        self._written = step
+        self._scalars.write(found, step)
+    except Exception as error:
+      # Metrics never end a training.
+      _log.warning("Metrics can't be reported: %s", error)
+
+  def close(self) -> None:
+    """Writes the last points, and stops."""
+    if self._closing.is_set():
+      return
+    self._closing.set()
+    self._thread.join()
+    self._tick()
+    self._stack.close()
+
+
+def _step(metrics: Sequence[Metric]) -> int:
+  """Where the run stands: its step, or that of the replica that is furthest."""
+  steps = [
+    value
+    for one in metrics
+    if one.name in ("step", "replica_step", "training_step")
+    for value, _ in one.samples
+  ]
+  return max((int(x) for x in steps if isinstance(x, (int, float))), default=0)
+
+
+def _merged(metrics: Sequence[Metric]) -> list[Metric]:
+  """One metric for each name: several replicas report the same."""
+  found: dict[str, Metric] = {}
+  for one in metrics:
+    before = found.get(one.name)
+    if before is not None:
+      one = one._replace(samples=before.samples + one.samples)
+    found[one.name] = one
+  return list(found.values())

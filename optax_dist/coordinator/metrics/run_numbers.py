@@ -1,0 +1,209 @@
+"""What is reported of a run as a whole: counted from its journal's records."""
+
+from __future__ import annotations
+
+import collections
+
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.metrics import metric
+from optax_dist.coordinator.metrics.metric import Metric
+from optax_dist.coordinator.metrics.time_ledger import TimeLedger
+from optax_dist.quorum.events import Replica
+
+# Seconds; from a small model on one host to rounds of local training.
+_STEP_SECONDS = (
+  *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+  *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0),
+)
+_STALENESS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+
+
+class RunNumbers:
+  """Counts what a run's journal says; a resumed run counts from its start.
+
+  It reads no clock and no file: records go in, metrics come out.
+
+  Attributes:
+    step: committed steps of the model.
+    finished: whether the run has ended.
+
+  Example:
+    >>> numbers = RunNumbers()
+    >>> numbers.update({"kind": "run", "time": 0.0, "step": 0})
+    >>> numbers.update({"kind": "join", "time": 0.1, "replica": 0, "step": 0})
+    >>> found = {one.name: one for one in numbers.metrics()}
+    >>> found["members"].samples[0].value
+    1
+  """
+
+  def __init__(self) -> None:
+    """Starts before the first record."""
+    self._begin(0)
+
+  def _begin(self, step: int) -> None:
+    self.step, self.finished = step, False
+    self._steps = self._applied = self._abandoned = self._stalls = 0
+    self._step_seconds = metric.Distribution(_STEP_SECONDS)
+    self._staleness = metric.Distribution(_STALENESS)
+    self._dropped: collections.Counter[str] = collections.Counter()
+    self._members: set[Replica] = set()
+    # Who has joined or gone as far as the records go: the rest was there before.
+    self._known: set[Replica] = set()
+    self._came = dict.fromkeys(("joined", "left", "lost"), 0)
+    self._leader: Replica | None = None
+    self._leader_changes = 0
+    self._bytes_in = self._bytes_out = 0
+    # Of the latest commit; and how long the present step has stalled.
+    self._committed: float | None = None
+    self._stalled = 0.0
+    self._times = TimeLedger()
+
+  def update(self, record: journal.Record) -> None:
+    """Takes the next record into account."""
+    match record["kind"]:
+      case "commit":
+        if record["step"] < self.step:
+          return  # A new leader has written it again.
+        self._commit(record)
+      case "drop":
+        self._dropped[record["reason"]] += record["count"]
+        self._move(record)
+      case "exchange":
+        self._applied += 1
+      case "run":
+        self._begin(record["step"])
+      case "leader":
+        leader = record["replica"]
+        changed = self._leader is not None and self._leader != leader
+        self._leader_changes += changed
+        self._leader = leader
+      case "join":
+        self._members.add(record["replica"])
+        self._known.add(record["replica"])
+        self._came["joined"] += 1
+      case "leave" | "lost" as kind:
+        self._members.discard(record["replica"])
+        self._known.add(record["replica"])
+        self._came["left" if kind == "leave" else "lost"] += 1
+      case "abandon":
+        self._abandoned += 1
+      case "stall":
+        # It is told again and again; one stall is one step that took too long.
+        self._stalls += not self._stalled
+        self._stalled = record["waited"]
+      case "finish":
+        self._stalled, self.finished = 0.0, True
+        self._members.clear()
+    self._times.update(record)
+
+  def _commit(self, record: journal.Record) -> None:
+    now = record["time"]
+    self.step = record["step"] + 1
+    self._steps += 1
+    if self._committed is not None:
+      self._step_seconds.add(max(0.0, now - self._committed))
+    self._committed, self._stalled = now, 0.0
+    for member in record["members"]:
+      count = member["count"]
+      self._applied += count
+      self._staleness.add(member["staleness"], count)
+      if member["replica"] not in self._known:
+        self._members.add(member["replica"])
+      self._move(member)
+
+  def _move(self, gradient: journal.Record) -> None:
+    """Counts the bytes that its replica moved since the one before."""
+    timings = gradient.get("timings")
+    if timings is not None:
+      self._bytes_in += timings.get("bytes_in") or 0
+      self._bytes_out += timings.get("bytes_out") or 0
+
+  def metrics(self) -> list[Metric]:
+    """All of them, as of the latest record."""
+    one, by_label = metric.one, metric.by_label
+    moved = {"in": self._bytes_in, "out": self._bytes_out}
+    return [
+      one("step", "gauge", "Committed steps of the model.", self.step),
+      one("steps", "counter", "Steps committed in this run.", self._steps),
+      one(
+        "step_seconds",
+        "histogram",
+        "From one commit to the next.",
+        self._step_seconds,
+        "seconds",
+      ),
+      one(
+        "staleness",
+        "histogram",
+        "Steps by which applied gradients were late.",
+        self._staleness,
+      ),
+      one(
+        "gradients_applied",
+        "counter",
+        "Gradients in committed steps.",
+        self._applied,
+      ),
+      by_label(
+        "gradients_dropped",
+        "counter",
+        "Gradients that did not count, by reason.",
+        "reason",
+        self._dropped,
+      ),
+      by_label(
+        "moved_bytes",
+        "counter",
+        "Bytes of gradients, means and states, over all replicas.",
+        "direction",
+        moved,
+        "bytes",
+      ),
+      one(
+        "stalls",
+        "counter",
+        "Steps that took longer than stall_warning.",
+        self._stalls,
+      ),
+      one(
+        "stalled_seconds",
+        "gauge",
+        "How long the present step has stalled; 0 if it goes on.",
+        self._stalled,
+        "seconds",
+      ),
+      one(
+        "attempts_abandoned",
+        "counter",
+        "Aggregations that were given up.",
+        self._abandoned,
+      ),
+      one("members", "gauge", "Replicas that take part.", len(self._members)),
+      by_label(
+        "membership_changes",
+        "counter",
+        "Replicas that joined, left, or were lost.",
+        "change",
+        self._came,
+      ),
+      one(
+        "leader_changes",
+        "counter",
+        "How often another replica became leader.",
+        self._leader_changes,
+      ),
+      by_label(
+        "replica_seconds",
+        "counter",
+        "Where the time of all replicas went; docs/observability.md.",
+        "category",
+        self._times.booked(),
+        "seconds",
+      ),
+      one(
+        "goodput_ratio",
+        "gauge",
+        "The share of all replica-seconds that was useful.",
+        self._times.goodput().goodput,
+      ),
+    ]

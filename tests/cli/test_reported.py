@@ -1,0 +1,165 @@
+"""`--metrics-port` and `--tensorboard` of the commands that have them."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import event_files
+import pytest
+
+from optax_dist.cli import main
+from optax_dist.coordinator.metrics import reporter
+
+# A replica that needs nothing but Python: it writes its run's journal itself.
+_SCRIPT = """
+import json, os, pathlib, time
+with open(os.environ["OPTAX_DIST_JOURNAL"], "a") as file:
+  for line in json.loads(os.environ["LINES"]):
+    file.write(json.dumps(line) + "\\n")
+print("written", flush=True)
+while not pathlib.Path(os.environ["SIGN"]).exists():
+  time.sleep(0.01)
+"""
+_LINES = [
+  {
+    "kind": "run",
+    "time": 0.0,
+    "version": 1,
+    "strategy": "sync_replicas",
+    "step": 0,
+  },
+  {"kind": "join", "time": 0.0, "replica": 0, "incarnation": 0, "step": 0},
+  {"kind": "commit", "time": 1.0, "step": 0, "attempt": 0, "members": []},
+  {"kind": "commit", "time": 3.0, "step": 1, "attempt": 0, "members": []},
+]
+
+
+def _read(url):
+  with urllib.request.urlopen(url, timeout=10) as answer:
+    return answer.read().decode()
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["no output", "output"])
+def test_a_launched_job_is_reported(tmp_path, keeps):
+  script, sign = tmp_path / "script.py", tmp_path / "sign"
+  script.write_text(_SCRIPT)
+  flags = ["--metrics-port", "0", "--tensorboard", str(tmp_path / "events")]
+  flags += ["--output", str(tmp_path / "out")] if keeps else []
+  command = [sys.executable, "-m", "optax_dist", "launch", "--replicas", "1"]
+  job = subprocess.Popen(
+    [*command, "--store", "tcp://127.0.0.1:1", *flags, str(script)],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=pathlib.Path(__file__).parents[2],
+    env=_environment(LINES=json.dumps(_LINES), SIGN=str(sign)),
+  )
+  try:
+    said = job.stderr.readline()
+    url = re.search(r"metrics at (http://127\.0\.0\.1:\d+/metrics)", said)[1]
+    assert job.stdout.readline() == "[replica 0] written\n"
+    text = _read(url)
+    assert "optax_dist_steps_total 2.0" in text
+    assert "optax_dist_step_seconds_sum 2.0" in text
+    sign.touch()
+    assert job.wait(60) == 0
+  finally:
+    job.kill()
+    job.communicate()
+  with pytest.raises(OSError, match="refused"):
+    _read(url)
+  points = event_files.read(tmp_path / "events")
+  assert points["optax_dist/steps"][-1] == (2, 2.0)
+
+
+def _environment(**more):
+  kept = {k: v for k, v in os.environ.items() if "OPTAX_DIST" not in k}
+  return kept | more
+
+
+@contextlib.contextmanager
+def _scraped(found):
+  """Reads a port from when it is there until it is gone."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+  ended = threading.Event()
+
+  def scrape():
+    while not ended.is_set():
+      with contextlib.suppress(OSError):
+        found.append(_read(f"http://127.0.0.1:{port}/metrics"))
+      time.sleep(0.01)
+
+  thread = threading.Thread(target=scrape)
+  thread.start()
+  try:
+    yield port
+  finally:
+    ended.set()
+    thread.join()
+
+
+def test_a_training_is_reported(tmp_path):
+  found = []
+  with _scraped(found) as port:
+    flags = ("--epochs", "2", "--replicas", "1", "--batch-size", "479")
+    reported = ("--metrics-port", port, "--tensorboard", tmp_path / "events")
+    arguments = ("train", *flags, *reported, "--output", tmp_path / "out")
+    assert main.main([str(one) for one in arguments]) == 0
+  lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+  last = json.loads(lines[-1])
+  points = event_files.read(tmp_path / "events")
+  for name in ("loss", "test_accuracy", "samples_per_second"):
+    step, value = points[f"optax_dist/training_{name}"][-1]
+    assert (step, value) == (last["step"], pytest.approx(last[name]))
+  # While it compiled there was nothing to say.
+  assert found
+  losses = {
+    float(line.split()[1])
+    for text in found
+    for line in text.splitlines()
+    if line.startswith("optax_dist_training_loss ")
+  }
+  assert losses <= {json.loads(line)["loss"] for line in lines}
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [("launch", "script.py"), ("train", "--replicas", "1", "--epochs", "1")],
+)
+def test_what_is_missing_is_one_line(tmp_path, monkeypatch, capsys, arguments):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "script.py").write_text("raise SystemExit(3)")
+  command, *rest = arguments
+  flags = ["--metrics-port", "0"]
+  with monkeypatch.context() as patched:
+    found = reporter.importlib.util.find_spec
+    patched.setattr(
+      reporter.importlib.util,
+      "find_spec",
+      lambda name: None if name == "prometheus_client" else found(name),
+    )
+    assert main.main([command, *flags, *rest]) == 2
+  said = capsys.readouterr().err.strip()
+  assert said.splitlines()[-1] == (
+    "optax-dist: prometheus-client is not installed; run: pip install"
+    ' "optax-dist[metrics]"'
+  )
+  with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    flags = ["--metrics-port", str(taken.getsockname()[1])]
+    assert main.main([command, *flags, *rest]) == 2
+  assert "can't listen at 127.0.0.1 port" in capsys.readouterr().err
+  (tmp_path / "file").touch()
+  assert main.main([command, "--tensorboard", "file/dir", *rest]) == 2
+  assert "--tensorboard: Not a directory" in capsys.readouterr().err
