@@ -106,7 +106,7 @@ def schedule(seed: int, steps: int = 12) -> Schedule:
       0.05 * (10.0 if slow and r.random() < 0.4 else 1.0) for _ in range(8)
     ),
     rates=tuple(r.choice((1.0, 1.0, 0.9, 1.1)) for _ in range(8)),
-    fingerprint_every=r.choice((0, 0, 3)),
+    fingerprint_every=r.choice((0, 1, 3)),
     same_start=r.random() < 0.8,
     adaptive=random.Random(f"adaptive {seed}").random() < 0.5,
   )

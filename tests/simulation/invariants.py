@@ -25,6 +25,10 @@ from optax_dist.ledger import spans as sp
 from tests.simulation.world import BLOCK
 
 
+# Seconds after which a request has been overlooked, not delayed.
+FORGOTTEN = 5.0
+
+
 class Violation(AssertionError):
   """A guarantee does not hold; the message names it."""
 
@@ -121,6 +125,8 @@ class Checker:
       case Committed():
         self.committed(entry)
       case Ended():
+        if not entry.error:
+          self.nobody_forgotten(process)
         self.end = entry
         if entry.error and not self.excused and "cannot go on" in entry.reason:
           self.excused = "too few replicas"
@@ -277,6 +283,34 @@ class Checker:
     waits = waits or process.waits_for_newer()
     if waits and process.alive and not process.node.follower.over:
       self.fail("A6", f"{process.name} waits without a deadline")
+
+  def nobody_forgotten(self, leader: Any) -> None:
+    """A replica that asks for a snapshot is served one, if it can be had."""
+    world = self.world
+    ready = [p for p in self.within_reach(leader) if not p.over]
+    if not any(p.node.follower.applier.current for p in ready):
+      return
+    for process in ready:
+      since = process.needs_since
+      if process.fetching is None and since < world.now - FORGOTTEN:
+        self.fail("A9", f"{process.name} has needed a snapshot for a while")
+
+  def within_reach(self, leader: Any) -> list[Any]:
+    """Members that nothing keeps from hearing this leader, and from answering."""
+    world, found = self.world, []
+    for name in self.members.values():
+      process = world.by_name[name]
+      connection = process.connections.get(leader.name)
+      connected = process is leader or (
+        connection is not None
+        and all(connection.open.values())
+        and world.blocked_until(process, leader) <= world.now
+        and world.blocked_until(leader, process) <= world.now
+      )
+      busy = max(process.paused_until, process.busy_until) > world.now
+      if process.alive and connected and not busy:
+        found.append(process)
+    return found
 
   # Journal.
 

@@ -208,6 +208,12 @@ FAULTS = (
     "        self.position += 1\n"
     "        return self._put(self.record)",
   ),
+  _one(
+    "a late fingerprint takes back a request for a snapshot",
+    "leader",
+    "    seat.applied = max(seat.applied, message.step)\n    replica, step",
+    "    self._applied(seat, message.step)\n    replica, step",
+  ),
   Planted(
     "a mean that can't come any more is waited for",
     (

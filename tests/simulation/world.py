@@ -22,6 +22,7 @@ from optax_dist import ledger
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import AttemptId
 from optax_dist.coordinator.protocol.node import Node
@@ -85,6 +86,8 @@ TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
 SILENCE, CONNECT, STORE_TIMEOUT = 5.0, 10.0, 2.0
 HEARTBEAT = 1.0
 BLOCK = 4
+# Seconds until a fingerprint is taken, about.
+FINGERPRINT = 0.5
 MOST_EVENTS = 300_000
 # Of the store by one process in a second.
 MOST_REQUESTS = 200
@@ -192,6 +195,8 @@ class Process:
     self.pending_since = 0.0
     self.wants_leave = self.wants_finish = False
     self.leaves_since = math.inf
+    # When it last said that it needs a snapshot; infinity once it has one.
+    self.needs_since = math.inf
     # After a stale gradient, the step and admission that it waits to pass.
     self.stale: tuple[int, int] | None = None
     self.incarnation = -1
@@ -516,6 +521,8 @@ class World:
       other.connections[process.name] = connection
 
   def send(self, process: Process, peer: str, item: Any) -> None:
+    if isinstance(item, msg.NeedsSnapshot):
+      process.needs_since = self.now
     connection = process.connections.get(peer)
     if connection is None:
       return
@@ -884,6 +891,7 @@ class World:
     process.ahead = None
 
   def on_restore(self, process: Process, effect: fx.Restore) -> None:
+    process.needs_since = math.inf
     process.step, process.version = effect.state  # type: ignore[misc]
     process.ahead = None
     assert process.step == effect.step
@@ -929,7 +937,9 @@ class World:
     self, process: Process, effect: fx.TakeFingerprint
   ) -> None:
     taken = ins.FingerprintTaken(effect.step, str(process.version))
-    self.at(self.now, self.input, process, taken)
+    # It takes a while, and training goes on meanwhile.
+    time = self.now + self.delay(FINGERPRINT)
+    self.at(time, self.input, process, taken)
 
   def on_leadershipchanged(
     self, process: Process, effect: fx.LeadershipChanged
