@@ -7,6 +7,7 @@ there later (a record put where an old one was deleted) is nobody's history.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from optax_dist.coordinator.protocol import effects as fx
@@ -23,7 +24,6 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.ledger import spans as sp
 from tests.simulation.world import BLOCK
-
 
 # Seconds after which a request has been overlooked, not delayed.
 FORGOTTEN = 5.0
@@ -288,7 +288,8 @@ class Checker:
     """A replica that asks for a snapshot is served one, if it can be had."""
     world = self.world
     ready = [p for p in self.within_reach(leader) if not p.over]
-    if not any(p.node.follower.applier.current for p in ready):
+    latest = len(self.commits)
+    if not any(p.step == latest and p.needs_since == math.inf for p in ready):
       return
     for process in ready:
       since = process.needs_since
