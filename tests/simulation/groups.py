@@ -311,6 +311,8 @@ class GroupChecker(Checker):
     for name in process.names:
       for names in self.holders.values():
         names.discard(name)
+    if not process.over:
+      self.left_in_peace = ""
     self.look_for_excuses()
 
   def look_for_excuses(self) -> None:
