@@ -20,6 +20,7 @@ import io
 import math
 import pickle
 import types
+import zlib
 from typing import Any
 
 from optax_dist.coordinator.protocol import effects as fx
@@ -93,6 +94,13 @@ def _spaces() -> tuple[Space, ...]:
 SPACES = _spaces()
 
 
+class _NoChance:
+  """Draws the same number always: nothing here is left to chance."""
+
+  def random(self) -> float:
+    return 0.5
+
+
 class _World(worlds.World):
   """A world whose events wait in queues to be chosen, instead of for a time."""
 
@@ -101,6 +109,7 @@ class _World(worlds.World):
     self.stopped: set[str] = set()
     self.left = [space.kills, space.stops, space.losses]
     super().__init__(space.setting, 0)
+    self.random = _NoChance()  # type: ignore[assignment]
 
   # What `World` would do at a time waits in a queue of its own, in order.
 
@@ -239,10 +248,65 @@ class _World(worlds.World):
     pass
 
 
+class _Values:
+  """What can't change: kept once, and shared by all states that have it."""
+
+  def __init__(self) -> None:
+    self._all: list[Any] = []
+    self._index: dict[Any, int] = {}
+    self._frozen: dict[type, bool] = {}
+
+  def get(self, index: int) -> Any:
+    return self._all[index]
+
+  def index(self, value: Any) -> int | None:
+    """Its number, where it is a value; None where it is not."""
+    kind = type(value)
+    frozen = self._frozen.get(kind)
+    if frozen is None:
+      params = getattr(kind, "__dataclass_params__", None)
+      frozen = self._frozen[kind] = params is not None and params.frozen
+    if not frozen:
+      return None
+    index = self._index.get(value)
+    if index is None:
+      index = self._index[value] = len(self._all)
+      self._all.append(value)
+    return index
+
+
+_VALUES = _Values()
+
+
+def _get_value(index: int) -> Any:
+  return _VALUES.get(index)
+
+
+class _Copier(pickle.Pickler):
+  """Copies a world; values are shared."""
+
+  def reducer_override(self, value: Any) -> Any:
+    index = _VALUES.index(value)
+    return NotImplemented if index is None else (_get_value, (index,))
+
+
+def _freeze(world: _World) -> bytes:
+  buffer = io.BytesIO()
+  _Copier(buffer, 5).dump(world)
+  return zlib.compress(buffer.getvalue(), 1)
+
+
+def _thaw(frozen: bytes) -> _World:
+  return pickle.loads(zlib.decompress(frozen))
+
+
 class _Key(pickle.Pickler):
   """Bytes that are equal for equal states, whoever shares what with whom."""
 
   def reducer_override(self, value: Any) -> Any:
+    index = _VALUES.index(value)
+    if index is not None:
+      return _get_value, (index,)
     if isinstance(value, types.MethodType):
       return str, (value.__name__,)
     if isinstance(value, worlds.Process) and self.inside:
@@ -324,17 +388,17 @@ def explore(space: Space, most: int) -> Found:
   """Follows every order of events, up to so many states."""
   first = _first(space)
   seen = {_key(first)}
-  todo = collections.deque([(pickle.dumps(first), 0)])
+  todo = collections.deque([(_freeze(first), 0)])
   parents: dict[int, tuple[int, Any]] = {}
   found = Found(1, 0, True, [])
   number = 0
   while todo:
     blob, at = todo.popleft()
-    choices = pickle.loads(blob).choices()
+    choices = _thaw(blob).choices()
     if not choices:
       found.ends += 1
     for choice in choices:
-      world = pickle.loads(blob)
+      world = _thaw(blob)
       try:
         world.take(choice)
         _check_end(world)
@@ -353,7 +417,7 @@ def explore(space: Space, most: int) -> Found:
       if found.states >= most:
         found.complete = False
         return found
-      todo.append((pickle.dumps(world), number))
+      todo.append((_freeze(world), number))
   return found
 
 
