@@ -31,7 +31,11 @@ from optax_dist.coordinator.join import (
 )
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Outcome, Replica
-from optax_dist.coordinator.strategies import elastic_average, local_updates
+from optax_dist.coordinator.strategies import (
+  decoupled_diloco,
+  elastic_average,
+  local_updates,
+)
 from optax_dist.ledger import Batches
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
   "Outcome",
   "Replica",
   "RunFinished",
+  "decoupled_diloco",
   "elastic_average",
   "fingerprint",
   "initialize_processes",

@@ -84,8 +84,8 @@ def join(
       (`jax.distributed`, or `coordinator.initialize_processes`); by default
       OPTAX_DIST_NUM_PROCESSES, or 1. Parameters then have a `NamedSharding`
       over the devices of all of them, and all call everything alike.
-    strategy: `elastic_average(...)` or `local_updates(...)`; by default
-      gradients are averaged (sync replicas).
+    strategy: `elastic_average(...)`, `local_updates(...)` or
+      `decoupled_diloco(...)`; by default gradients are averaged (sync replicas).
     max_staleness: steps by which a gradient may be late and still count.
     staleness_weight: None, or "inverse" for 1 / max(1, staleness).
     lower_on_leave: whether replicas that leave gracefully (out of data) lower

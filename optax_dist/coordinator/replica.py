@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -24,11 +25,13 @@ from optax_dist.coordinator import (
   strategies,
 )
 from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprint import fingerprint
 from optax_dist.coordinator.metrics import replica_numbers, reporter
 from optax_dist.coordinator.metrics.metric import Metric
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, effects, inputs
+from optax_dist.coordinator.protocol.entries import Work
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.protocol.group.companion import Companion
 from optax_dist.coordinator.protocol.group.speaker import Speaker
@@ -79,6 +82,11 @@ class Replica:
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
     self._strategy, self._settings = strategy, settings
+    # One that never waits, or None.
+    self._learner: strategies.DecoupledDiloco | None = None
+    if isinstance(strategy, strategies.DecoupledDiloco):
+      self._learner = strategy
+      _check_learner(settings, group)
     self._data_spec = data
     params = trees.as_params(params)
     shared = strategy.shared(params)
@@ -90,6 +98,11 @@ class Replica:
     self._update = strategy.apply
     alike = agreement.agreement(strategy, shared, params, settings, data)
     blocks: Any = self._template.leaves
+    unflatten: Callable[[Any], Any] = self._template.unflatten
+    if self._learner is not None:
+      blocks, exchanged = jax.tree.flatten(strategy.exchanged(params))
+      unflatten = functools.partial(jax.tree.unflatten, exchanged)
+    self._unflatten = unflatten
     if group is not None:
       alike += (("processes per replica", str(group.count)),)
       if not self._template.is_local:
@@ -154,6 +167,7 @@ class Replica:
       data=data,
       progress=progress,
       exact=data is not None and data.constant_global_batch,
+      fragments=None if self._learner is None else self._learner.rules,
     )
     self._driver = driver.Driver(
       self._core(places),
@@ -251,7 +265,7 @@ class Replica:
     start = time.monotonic()
     if self._gradient_shards is not None:
       leaves = self._gradient_shards.join(leaves)
-    mean = self._template.unflatten(leaves)
+    mean = self._unflatten(leaves)
     strategy = self._strategy
     # With sums, some may have left.
     full = not strategy.sums or parts == strategy.quorum.replicas_to_aggregate
@@ -323,6 +337,8 @@ class Replica:
     return self._is_late()
 
   def _is_late(self) -> bool:
+    if self._learner is not None:
+      return False
     late = self._handover.published.step - self._based_on
     return late > self._strategy.quorum.max_staleness
 
@@ -489,12 +505,19 @@ class Replica:
 
   # What it does.
 
-  def step(self, grads: Any, *, batch: Any = None) -> Outcome:
+  def step(
+    self, grads: Any, *, batch: Any = None, tokens: int | None = None
+  ) -> Outcome:
     """Submits a gradient computed on `params`, and waits for its outcome.
+
+    With `decoupled_diloco` it does not wait: it is a step of the learner's own,
+    and the outcome that of a contribution of which it has heard by now, if any.
 
     Args:
       grads: a tree of arrays like the parameters.
       batch: a JSON value that tells the data of this gradient, for replay.
+      tokens: that it was computed on, by which `decoupled_diloco` weighs; by
+        default all steps count alike.
 
     Returns:
       The outcome; `params` are then current.
@@ -503,14 +526,20 @@ class Replica:
       ValueError: the gradient's structure, shapes or dtypes differ from the
         parameters'.
       ValueError: samples are leased, and none were drawn from `batches`.
+      ValueError: the tokens are negative, or the strategy does not weigh by them.
       TypeError: the batch is no JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
     phases.slow_down(time.monotonic() - self._token_time)
-    outcome = self._step(grads, batch)
+    if tokens is not None and (self._learner is None or tokens < 0):
+      raise ValueError(
+        "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
+        f" {tokens!r} with {self._strategy.name!r}."
+      )
+    outcome = self._step(grads, batch, 1 if tokens is None else tokens)
     return self._leave_if_told(outcome)
 
-  def _step(self, grads: Any, batch: Any) -> Outcome:
+  def _step(self, grads: Any, batch: Any, tokens: int) -> Outcome:
     phases.reach("computing", self.replica)
     self._driver.check_process()
     now = time.monotonic()
@@ -522,6 +551,10 @@ class Replica:
       return over
     grads = self._template.fit(grads)
     text = json.dumps(batch, default=_plain)
+    if self._learner is not None:
+      self._batches.append(text)
+      self._local = self._learner.train(self._local, grads, tokens)
+      return self._go_on(self._learner)
     if self._pending >= 0:
       # An earlier call was interrupted; what it had submitted counts first.
       self._conclude(self._pending)
@@ -558,6 +591,69 @@ class Replica:
       return bool(self._leases.left)
     return self._unsent < self._handover.asked
 
+  def _go_on(self, learner: strategies.DecoupledDiloco) -> Outcome:
+    """Takes in what has come, and gives what is due; waits for nothing."""
+    answer = None
+    if self._pending >= 0:
+      answer = self._handover.outcome(self._pending)
+    published = self._handover.published
+    if not published.is_ready:
+      # Also with an answer: what it was merged into is still computed.
+      self._begin()
+      return self._outcome("", accepted=True)
+    told = self._outcome("", accepted=True)
+    merged = False
+    if isinstance(answer, handover.Outcome):
+      told, merged = self._answered(learner, answer.resolved)
+    if self._pending < 0:
+      if published.step > self._based_on:
+        self._pinned, self._based_on = published.get(), published.step
+        self._local = learner.take_in(self._pinned, self._local, merged)
+      newest = self._handover.published.step == self._based_on
+      if newest and not self._handover.suspended and learner.is_due(self._local):
+        self._give(learner)
+    self._begin()
+    return told._replace(
+      global_step=self._based_on, save=self._time_to_save()
+    )
+
+  def _answered(
+    self, learner: strategies.DecoupledDiloco, resolved: effects.Resolved
+  ) -> tuple[Outcome, bool]:
+    """A contribution has its outcome; and whether it was merged."""
+    self._handover.take(self._pending)
+    self._pending = -1
+    merged = not resolved.reason
+    self._encoder.settle(applied=merged)
+    self._count(resolved.reason or "applied", 1)
+    if not merged:
+      # It is still its turn.
+      self._local = self._local._replace(turn=True)
+    if resolved.reason == quorum.Reason.NON_FINITE.value:
+      # The learner's own numbers are of no use any more.
+      self._local = learner.local(self._pinned)
+    told = self._outcome(resolved.reason, accepted=merged)
+    return told._replace(members=resolved.members), merged
+
+  def _give(self, learner: strategies.DecoupledDiloco) -> None:
+    """Submits a contribution to the round that is open."""
+    given, self._local = learner.give(self._local)
+    seconds = self._computed / max(1, len(self._batches))
+    work = Work(given.tokens, given.steps, seconds, given.late)
+    self._total = given.payload
+    self._send(1, work)
+    self._total, self._computed, self._batches = None, 0.0, []
+
+  def _give_up(self, reason: str) -> None:
+    """Expects no more outcome of the contribution that is under way, if any."""
+    if self._pending >= 0:
+      answer = self._handover.take(self._pending)
+      if isinstance(answer, handover.Outcome):
+        reason = answer.resolved.reason or "applied"
+      self._count(reason, 1)
+      self._encoder.settle(applied=reason == "applied")
+      self._pending = -1
+
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
 
@@ -568,6 +664,8 @@ class Replica:
     over = self._over(1)
     if over is not None:
       return over
+    if self._learner is not None:
+      return self._go_on(self._learner)
     if self._pending >= 0:
       self._conclude(self._pending)
     self._account_for_prefetched()
@@ -680,12 +778,19 @@ class Replica:
   def _over(self, gradients: int) -> Outcome | None:
     """What to say if nothing can be submitted any more."""
     self._raise_failure()
+    if self._learner is not None:
+      gradients = 0  # What is not given is no contribution.
     if self._left:
       self._count("finished", gradients)
       return self._outcome("finished", finished=True)
     if self._has_finished():
       return self._start_over("finished", self._counted + gradients)
-    if self._handover.admission != self._admission:
+    if self._learner is not None:
+      if self._handover.admission != self._admission:
+        # What it has of its own is as good as before.
+        self._admission = self._handover.admission
+        self._give_up("lost")
+    elif self._handover.admission != self._admission:
       # It was taken for dead meanwhile: what it had is worth nothing.
       self._pending = self._taken = -1
       return self._start_over("lost", self._counted + gradients)
@@ -698,7 +803,7 @@ class Replica:
       self._waited += now - self._sent
       self._waited_in_all += now - self._sent
       self._sent = None
-    if not self._counted:
+    if not self._counted and (self._learner is None or not self._batches):
       self._began = now
       self._compiled, self._cpu = timings.compiled(), time.process_time()
 
@@ -723,6 +828,10 @@ class Replica:
     return made.pack()
 
   def _submit(self) -> Outcome:
+    return self._conclude(*self._send(self._counted))
+
+  def _send(self, total: int, work: Work | None = None) -> tuple[int, float]:
+    """Submits the sum; returns its sequence, and when that was."""
     memory, payload = None, b""
     if self._inline:
       out = np.zeros(self._encoder.place.nbytes, np.uint8)
@@ -738,14 +847,15 @@ class Replica:
     start = time.monotonic()
     sequence = self._say(
       self._computed,
-      self._counted,
+      total,
       finite,
       payload,
       memory,
       self._taken,
       start,
+      work,
     )
-    return self._conclude(sequence, start)
+    return sequence, start
 
   def _say(
     self,
@@ -756,11 +866,13 @@ class Replica:
     memory: memoryview | None,
     extends: int,
     now: float,
+    work: Work | None = None,
   ) -> int:
     sequence = self._sequence
     self._sequence += 1
     self._pending = sequence
-    batches = f"[{','.join(self._batches[-total:])}]"
+    used = self._batches if work is not None else self._batches[-total:]
+    batches = f"[{','.join(used)}]"
     self._driver.submit(
       inputs.Submitted(
         sequence,
@@ -775,6 +887,7 @@ class Replica:
         compute,
         self._timings(sequence, now, now - self._token_time),
         () if self._leases is None else self._leases.latest(total),
+        work,
       ),
       memory,
     )
@@ -917,6 +1030,8 @@ class Replica:
     """What was computed is dropped; goes on from the current parameters."""
     self._count(reason, gradients)
     self._clear()
+    if self._learner is not None:
+      self._give_up(reason)
     if reason == "finished":
       self._wait(self._has_finished, "for the end of the run")
       self._raise_failure()
@@ -969,6 +1084,23 @@ class Replica:
   def _raise_failure(self) -> None:
     if self._handover.failure is not None:
       raise self._handover.failure
+
+
+def _check_learner(
+  settings: options.Options, group: groups.Group | None
+) -> None:
+  """Refuses what can't go with decoupled DiLoCo."""
+  if wire_formats.feeds_back(settings.wire):
+    raise ValueError(
+      "decoupled DiLoCo needs a wire that feeds no error back, for the next"
+      " fragment is another one: 'float32' or 'bfloat16', got"
+      f" {settings.wire!r}."
+    )
+  if group is not None:
+    raise ValueError(
+      "decoupled DiLoCo is for replicas of one process: several would have to"
+      " take a fragment in at the same step."
+    )
 
 
 def _cores() -> int | None:

@@ -25,7 +25,9 @@ from optax_dist.decoupled_diloco.rules import (
   Tick,
   deadline,
   due,
+  grace_window,
   init,
+  shares,
   step,
   token_weight,
 )
@@ -46,10 +48,12 @@ __all__ = [
   "balanced_fragments",
   "deadline",
   "due",
+  "grace_window",
   "init",
   "merge",
   "mix",
   "radial_directional_mean",
+  "shares",
   "step",
   "token_weight",
 ]

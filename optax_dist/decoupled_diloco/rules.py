@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Learner = str | int
@@ -251,6 +252,47 @@ def token_weight(tokens: int, steps: int) -> float:
   return tokens * (tokens / steps)
 
 
+def shares(contributions: Iterable[tuple[int, int, int]]) -> list[float]:
+  """What each contribution to a merge counts for; they add up to 1.
+
+  Args:
+    contributions: tokens, steps, and by how many rounds it is late, of each.
+
+  Example:
+    >>> shares([(1000, 4, 0), (1000, 4, 1)])
+    [0.6666666666666666, 0.3333333333333333]
+  """
+  weights = [token_weight(t, n) / (1 + late) for t, n, late in contributions]
+  total = math.fsum(weights)
+  # Where nobody has seen a token, all count alike.
+  return [w / total if total else 1 / len(weights) for w in weights]
+
+
+def grace_window(
+  config: Config,
+  step_seconds: Iterable[float],
+  waited: float,
+  merge_seconds: float,
+) -> float:
+  """Seconds for which to wait beyond the quorum, without anyone waiting.
+
+  Args:
+    config: of the run.
+    step_seconds: how long a step of each live learner takes.
+    waited: since the first contribution to the round.
+    merge_seconds: how long the merge will take, about.
+
+  Example:
+    >>> config = Config(fragments=2, period=4, overlap=2, safety=0.5)
+    >>> grace_window(config, [1.0, 3.0], waited=0.5, merge_seconds=0.5)
+    0.5
+  """
+  # The fastest is the first to need the result.
+  fastest = min(step_seconds, default=0.0)
+  slack = config.overlap * fastest - waited - merge_seconds
+  return config.safety * max(0.0, slack)
+
+
 def deadline(state: State) -> float | None:
   """When to call :func:`step` with a :class:`Tick`; None: no need."""
   closing = [r.closes for r in state.rounds if r.closes is not None]
@@ -390,15 +432,11 @@ def _merged(
 
 
 def _grace(state: State, this: Round, now: float) -> float:
-  """Seconds for which to wait beyond the quorum, without anyone waiting."""
-  if not state.step_seconds or this.began is None:
+  if this.began is None:
     return 0.0
-  # The fastest is the first to need the result.
-  fastest = min(seconds for _, seconds in state.step_seconds)
-  slack = (
-    state.config.overlap * fastest - (now - this.began) - this.merge_seconds
-  )
-  return state.config.safety * max(0.0, slack)
+  seconds = [seconds for _, seconds in state.step_seconds]
+  waited = now - this.began
+  return grace_window(state.config, seconds, waited, this.merge_seconds)
 
 
 def _close(
@@ -414,14 +452,11 @@ def _close(
   if not everyone and this.closes is not None and now < this.closes:
     return _put(state, fragment, this)
   attempt = state.attempts + 1
-  weights = [
-    token_weight(c.tokens, c.steps) / (1 + this.version - c.version)
-    for c in this.inside
-  ]
-  total = math.fsum(weights)
+  found = shares(
+    (c.tokens, c.steps, this.version - c.version) for c in this.inside
+  )
   members = tuple(
-    (c.learner, w / total if total else 1 / len(weights))
-    for c, w in zip(this.inside, weights, strict=True)
+    (c.learner, share) for c, share in zip(this.inside, found, strict=True)
   )
   decisions.append(Merge(fragment, attempt, members))
   this = this._replace(

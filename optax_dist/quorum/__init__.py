@@ -45,6 +45,7 @@ from optax_dist.quorum.events import (
   Accept,
   Arrive,
   CannotProceed,
+  Close,
   Commit,
   Contribution,
   Decision,
@@ -71,6 +72,7 @@ __all__ = [
   "Accept",
   "Arrive",
   "CannotProceed",
+  "Close",
   "Commit",
   "Config",
   "Contribution",
@@ -134,6 +136,7 @@ def init(
   replicas: Iterable[Replica] | None = None,
   global_step: int = 0,
   exact: bool = False,
+  window: bool = False,
   name: str = "sync_replicas",
 ) -> State:
   """The state before any event.
@@ -158,6 +161,8 @@ def init(
     exact: for shares (`replicas_to_aggregate` above `total_num_replicas`):
       whether a step has exactly that many gradients. Shares then differ by one,
       and a sum that would be too much is dropped (`over_quota`).
+    window: whether a step that has `replicas_to_aggregate` gradients waits for
+      more: until `Close`, or until all live replicas are in.
     name: of the optimizer.
 
   Returns:
@@ -177,7 +182,7 @@ def init(
       f"replicas must name total_num_replicas={n} replicas, got {len(ids)}."
     )
   config = Config(
-    k, n, late, weight, lower_on_leave, two_phase, name, ids, exact
+    k, n, late, weight, lower_on_leave, two_phase, name, ids, exact, window
   )
   return _state.init(config, global_step)
 

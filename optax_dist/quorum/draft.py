@@ -34,6 +34,7 @@ class Draft:
   applied: int
   dropped: PersistentMap[ev.Reason, int]
   finished: bool
+  closed: bool
 
   def freeze(self) -> State:
     return State(*map(self.__dict__.__getitem__, State._fields))
@@ -110,6 +111,8 @@ class Draft:
     while (
       self.attempt is None and not self.finished and self.gathered
     ) and self.gathered >= self.quorum():
+      if self.config.window and self.working and not self.closed:
+        return  # More may come yet.
       self.start()
       if self.config.two_phase:
         return
@@ -148,7 +151,7 @@ class Draft:
     attempt = self.attempt
     assert attempt is not None
     self.emit(ev.Commit(self.step, attempt.members, attempt.number))
-    self.attempt, self.attempts = None, 0
+    self.attempt, self.attempts, self.closed = None, 0, False
     self.applied += sum(c.count for c in attempt.members)
     self.step += 1
     early, self.early = self.early, EMPTY

@@ -108,11 +108,22 @@ class Failed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Close:
+  """The grace window of a step is over: it is attempted with what is in.
+
+  Attributes:
+    step: which one.
+  """
+
+  step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finish:
   """The run is over: nothing more will be committed."""
 
 
-Event = Join | Arrive | Leave | Lost | Done | Failed | Finish
+Event = Join | Arrive | Leave | Lost | Done | Failed | Close | Finish
 
 
 # Decisions.

@@ -288,6 +288,13 @@ def _failed(draft: Draft, event: ev.Failed) -> None:
   _complain(draft)
 
 
+def _close(draft: Draft, event: ev.Close) -> None:
+  """The rest of a step that has enough is not waited for."""
+  if event.step == draft.step and draft.gathered >= draft.quorum():
+    draft.closed = True
+    draft.advance()
+
+
 def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
   """Whatever is in is dropped; `finished` is a state, not an error."""
   if draft.finished:
@@ -315,5 +322,6 @@ _handlers: dict[type, Callable[[Draft, Any], None]] = {
   ev.Lost: _lost,
   ev.Done: _done,
   ev.Failed: _failed,
+  ev.Close: _close,
   ev.Finish: _finish,
 }

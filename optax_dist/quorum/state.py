@@ -26,6 +26,8 @@ class Config(NamedTuple):
       first `total_num_replicas` that join.
     exact: whether a step of shares has neither more nor fewer gradients than
       `replicas_to_aggregate`.
+    window: whether a step that has enough waits for more, until `Close` or
+      until all live replicas are in.
   """
 
   replicas_to_aggregate: int
@@ -37,6 +39,7 @@ class Config(NamedTuple):
   name: str = "sync_replicas"
   expected: frozenset[ev.Replica] | None = None
   exact: bool = False
+  window: bool = False
 
 
 class ReplicaState(NamedTuple):
@@ -111,6 +114,7 @@ class State(NamedTuple):
     applied: gradients that were part of a commit.
     dropped: gradients that were dropped, by reason.
     finished: whether the run has ended.
+    closed: whether the step's grace window is over.
   """
 
   config: Config
@@ -129,6 +133,7 @@ class State(NamedTuple):
   applied: int = 0
   dropped: PersistentMap[ev.Reason, int] = EMPTY
   finished: bool = False
+  closed: bool = False
 
 
 class Missing(NamedTuple):

@@ -7,6 +7,7 @@ import dataclasses
 from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol import arrivals
 from optax_dist.coordinator.protocol.entries import Process, ReplicaId
+from optax_dist.decoupled_diloco import rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Config:
     progress: which of them are in committed steps before the first.
     exact: whether a step of sums has neither more nor fewer gradients than
       `replicas_to_aggregate`.
+    fragments: the numbers of decoupled DiLoCo, where a step is a round of a
+      fragment: it has a grace window, and weights by `Work`. None: it hasn't.
   """
 
   process: Process
@@ -68,6 +71,7 @@ class Config:
   data: ledger.Batches | None = None
   progress: ledger.Progress = ledger.NOTHING_DONE
   exact: bool = False
+  fragments: rules.Config | None = None
 
   @property
   def inline(self) -> bool:
@@ -93,5 +97,6 @@ class Config:
       lower_on_leave=self.lower_on_leave or self.lower_on_loss,
       two_phase=not self.inline,
       exact=self.exact,
+      window=self.fragments is not None,
       global_step=step,
     )

@@ -95,6 +95,23 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+  """What is in a learner's contribution to a fragment.
+
+  Attributes:
+    tokens: that it was trained on.
+    steps: the learner's own, since it began from a version of the fragment.
+    step_seconds: how long one of them takes.
+    late: rounds of the fragment since that version.
+  """
+
+  tokens: Natural
+  steps: Positive
+  step_seconds: float
+  late: Natural
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Leased:
   """A member computes on these samples next.
 

@@ -706,6 +706,7 @@ class Follower:
         pending.compute,
         pending.timings,
         self._data_of(pending, count),
+        pending.work,
       )
     )
     if attempt is not None:
@@ -732,6 +733,7 @@ class Follower:
       self._optimistic_at == (self.view.term, step)
       or config.inline
       or config.alone
+      or config.fragments is not None  # Only the leader knows the weights.
       or not pending.finite
       or (count, pending.total) != (1, 1)
       or pending.local_step != step

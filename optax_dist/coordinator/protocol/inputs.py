@@ -17,6 +17,7 @@ from optax_dist.coordinator.protocol.entries import (
   Incarnation,
   Process,
   StoreValue,
+  Work,
 )
 from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.ledger import Spans
@@ -200,6 +201,7 @@ class Submitted:
     compute: seconds that computing it took, if known.
     timings: for the journal, as the driver encodes them.
     data: the samples of the gradients, in the order in which they were summed.
+    work: what is in it, where it is a contribution to a fragment.
   """
 
   sequence: int
@@ -214,6 +216,7 @@ class Submitted:
   compute: float | None = None
   timings: bytes = b""
   data: Spans = ()
+  work: Work | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ from optax_dist.coordinator.protocol.log import (
   Trimmer,
 )
 from optax_dist.coordinator.protocol.membership import View
+from optax_dist.coordinator.protocol.rounds import Rounds
 from optax_dist.ledger import Spans
 
 # A replica so many steps late gets no more means, but a snapshot; one that has
@@ -165,6 +166,9 @@ class Leader:
     self._lender: Lender | None = None
     if config.data is not None:
       self._lender = Lender(config, view.progress)
+    self._rounds: Rounds | None = None
+    if config.fragments is not None:
+      self._rounds = Rounds(config.fragments)
     # Replicas of before a fresh start, and until when they may join again.
     self._expected: dict[ReplicaId, float] = {}
     # Join requests under the id of a living replica, and until when they wait.
@@ -279,6 +283,8 @@ class Leader:
       times.append(self._lacking_since + config.timeout)
     if self._ending is not None:
       times.append(self._ending + config.attempt_timeout)
+    if self._rounds is not None:
+      times.append(self._rounds.closes)
     for seat in self._seats.values():
       times.append(seat.until)
       if seat.leaving is not None:
@@ -639,6 +645,8 @@ class Leader:
   def _dismiss(self, incarnation: Incarnation) -> None:
     """Stops waiting for a member as a witness, or in the queue."""
     self._early.pop(incarnation, None)
+    if self._rounds is not None:
+      self._rounds.gone(incarnation)
     self._queue = [(i, m) for i, m in self._queue if i != incarnation]
     attempt = self._attempt
     if attempt is not None and attempt.witness == incarnation:
@@ -750,6 +758,11 @@ class Leader:
     if message.sequence <= seat.sequence or message.count > message.total:
       self._reject(seat.member.process, "a submission out of order")
       return
+    if self._rounds is not None:
+      if message.work is None:
+        self._reject(seat.member.process, "a contribution without its work")
+        return
+      self._rounds.arrived(incarnation, message.work)
     if self._config.alone and self._attempt is not None:
       # Two that arrive meanwhile would be averaged, not taken in turn.
       self._queue.append((incarnation, message))
@@ -907,6 +920,13 @@ class Leader:
 
   # Attempts and commits.
 
+  def _parts(self, members: Iterable[quorum.Contribution]) -> tuple[Part, ...]:
+    parts = tuple(self._part(c) for c in members)
+    if self._rounds is None:
+      return parts
+    work = [self._arrivals[p.incarnation].message.work for p in parts]
+    return self._rounds.weigh(parts, [w for w in work if w is not None])
+
   def _part(self, c: quorum.Contribution) -> Part:
     return Part(
       c.incarnation,
@@ -920,7 +940,7 @@ class Leader:
     )
 
   def _start(self, start: quorum.StartAttempt) -> None:
-    parts = tuple(self._part(c) for c in start.members)
+    parts = self._parts(start.members)
     inside = {part.incarnation for part in parts}
     readers, lag = [], 0
     for incarnation, seat in self._seats.items():
@@ -1101,7 +1121,7 @@ class Leader:
     inline = self._config.inline
     self._early = {}
     if attempt is None:
-      parts = tuple(self._part(c) for c in commit.members)
+      parts = self._parts(commit.members)
       id_ = AttemptId(
         self.term, commit.step, commit.attempt, self._view.membership
       )
@@ -1119,6 +1139,8 @@ class Leader:
       for a in arrivals
     )
     dropped = tuple(sorted(self._dropped.items()))
+    if self._rounds is not None:
+      self._rounds.merged(age or 0.0)
     leases: tuple[Spans, ...] = ()
     others: tuple[Leased, ...] = ()
     skipped: Spans = ()
@@ -1257,6 +1279,7 @@ class Leader:
       if now >= seat.until:
         self._remove(seat, "it has not come to the new leader")
     self._stop_expecting()
+    self._check_window()
     self._check_attempt()
     self._check_waiting()
     self._end_of_data()
@@ -1283,6 +1306,15 @@ class Leader:
     log = self._log
     if log.record is not None and now >= log.since + config.leader_timeout:
       self._resign("the store doesn't answer")
+
+  def _check_window(self) -> None:
+    """Closes a round of a fragment whose grace window is over."""
+    if self._rounds is None:
+      return
+    began = min((a.at for a in self._arrivals.values()), default=self._now)
+    if self._rounds.look(self._quorum, began, self._now):
+      self._step(quorum.Close(self._quorum.step))
+      self._rounds.look(self._quorum, began, self._now)
 
   def _check_attempt(self) -> None:
     """Gives up members that do not report in time."""

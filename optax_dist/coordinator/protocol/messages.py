@@ -26,6 +26,7 @@ from optax_dist.coordinator.protocol.entries import (
   Record,
   ReplicaId,
   ViewState,
+  Work,
 )
 from optax_dist.ledger import Spans
 
@@ -90,6 +91,7 @@ class Arrive:
     compute: seconds that computing it took, if known.
     timings: for the journal; nobody else reads them.
     data: the samples of the gradients that `count` counts, where they are leased.
+    work: what is in it, where it is a contribution to a fragment.
   """
 
   sequence: Natural
@@ -104,6 +106,7 @@ class Arrive:
   compute: float | None
   timings: bytes = b""
   data: Spans = ()
+  work: Work | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,13 +27,16 @@ def agreement(
   """
   shapes = ", ".join(_leaves(params))
   state = "\n".join(_leaves(shared))
-  mean = jax.eval_shape(lambda x: x, params)
+  mean = jax.eval_shape(lambda x: x, strategy.exchanged(params))
   program = str(jax.make_jaxpr(strategy.apply)(shared, mean))
+  numbers = ""
+  if isinstance(strategy, strategies.DecoupledDiloco):
+    numbers = f" {tuple(strategy.rules)}"
   # Addresses of functions differ between processes.
   program = re.sub(r"0x[0-9a-f]+", "0x", program)
   return (
     ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
-    ("strategy", f"{strategy.name} {tuple(strategy.quorum)}"),
+    ("strategy", f"{strategy.name} {tuple(strategy.quorum)}{numbers}"),
     ("optimizer state", _digest(state)),
     ("wire", settings.wire),
     ("inline_bytes", str(settings.inline_bytes)),

@@ -85,6 +85,11 @@ class State:
         return
     action()
 
+  @property
+  def is_ready(self) -> bool:
+    """Whether it is there, so that `get` does not wait."""
+    return self._ready is None or self._ready.is_set()
+
   def get(self) -> Any:
     """The state, as soon as it is there."""
     if self._work is not None:

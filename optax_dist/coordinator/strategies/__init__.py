@@ -1,5 +1,10 @@
-"""What a commit does: sync replicas, elastic averaging, local updates."""
+"""What a commit does: sync replicas, elastic averaging, local updates, DiLoCo."""
 
+from optax_dist.coordinator.strategies.decoupled_diloco import (
+  DecoupledDiloco,
+  FragmentsState,
+  decoupled_diloco,
+)
 from optax_dist.coordinator.strategies.elastic_average import (
   ElasticAverage,
   elastic_average,
@@ -17,13 +22,16 @@ from optax_dist.coordinator.strategies.strategy import (
 from optax_dist.coordinator.strategies.sync_replicas import SyncReplicas
 
 __all__ = [
+  "DecoupledDiloco",
   "ElasticAverage",
   "Factory",
+  "FragmentsState",
   "LocalUpdates",
   "Quorum",
   "SharedState",
   "Strategy",
   "SyncReplicas",
+  "decoupled_diloco",
   "elastic_average",
   "local_updates",
 ]

@@ -38,6 +38,9 @@ class LocalSteps:
     self._init = inner.init
     self._update = strategy.applied_by(inner)
 
+  def exchanged(self, params: Any) -> Any:
+    return params
+
   def local(self, shared: strategy.SharedState) -> LocalState:
     return LocalState(shared.params, self._init(shared.params), 0)
 

@@ -71,6 +71,10 @@ class Strategy(Protocol):
     """The shared state at the start."""
     ...
 
+  def exchanged(self, params: Any) -> Any:
+    """What is sent, and what a mean is like: a tree of shapes and dtypes."""
+    ...
+
   def local(self, shared: Any) -> Any:
     """The local state of one who has just joined."""
     ...

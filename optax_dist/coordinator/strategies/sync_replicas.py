@@ -25,6 +25,9 @@ class SyncReplicas:
   def shared(self, params: Any) -> strategy.SharedState:
     return strategy.SharedState(params, self._init(params))
 
+  def exchanged(self, params: Any) -> Any:
+    return params
+
   def local(self, shared: strategy.SharedState) -> Any:
     return ()
 

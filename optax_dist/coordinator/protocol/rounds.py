@@ -1,0 +1,80 @@
+"""The leader's side of fragments: when a round closes, and what each counts for.
+
+A round of a fragment is a step of the log. The quorum's rules say whether enough
+is in, and `decoupled_diloco` how much longer to wait, and for what a
+contribution counts. Nothing of this stands in the log but the weights: a new
+leader learns the rest from the contributions, which arrive again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol.entries import Incarnation, Part, Work
+from optax_dist.decoupled_diloco import rules
+
+
+class Rounds:
+  """The grace window of the round that is open, and its weights.
+
+  Attributes:
+    closes: when the window ends; infinity where there is none.
+  """
+
+  def __init__(self, config: rules.Config):
+    self._config = config
+    self.closes = math.inf
+    self._merge_seconds = 0.0
+    self._step_seconds: dict[Incarnation, float] = {}
+
+  def arrived(self, incarnation: Incarnation, work: Work) -> None:
+    """A member has sent a contribution."""
+    self._step_seconds[incarnation] = work.step_seconds
+
+  def gone(self, incarnation: Incarnation) -> None:
+    """A member is one no more."""
+    self._step_seconds.pop(incarnation, None)
+
+  def look(self, state: quorum.State, began: float, now: float) -> bool:
+    """Opens the window once the quorum is there.
+
+    Args:
+      state: of the rules.
+      began: when the first contribution that is in came.
+      now: the time.
+
+    Returns:
+      Whether the window is over.
+    """
+    enough = state.gathered and state.gathered >= quorum.needed(state)
+    if state.attempt is not None or state.finished or not enough:
+      self.closes = math.inf
+      return False
+    if self.closes == math.inf:
+      self.closes = now + rules.grace_window(
+        self._config,
+        self._step_seconds.values(),
+        now - began,
+        self._merge_seconds,
+      )
+    return now >= self.closes
+
+  @staticmethod
+  def weigh(parts: tuple[Part, ...], work: list[Work]) -> tuple[Part, ...]:
+    """The parts of a merge, with weights whose mean is 1.
+
+    Args:
+      parts: of the merge.
+      work: what is in each.
+    """
+    shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
+    return tuple(
+      dataclasses.replace(part, weight=share * len(parts))
+      for part, share in zip(parts, shares, strict=True)
+    )
+
+  def merged(self, seconds: float) -> None:
+    """A merge took so long."""
+    self._merge_seconds = seconds

@@ -1,0 +1,417 @@
+"""Learners on clocks of their own, who merge a fragment at a time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_dist import decoupled_diloco as dd
+from optax_dist.coordinator.strategies import strategy
+
+
+class FragmentsState(NamedTuple):
+  """The optimizer's part of what all learners share.
+
+  Attributes:
+    round: merges so far, int32; the fragment of the next one is this number
+      modulo the number of fragments.
+    outer: the outer optimizer's state of each fragment.
+  """
+
+  round: jax.Array
+  outer: tuple[Any, ...]
+
+
+class LearnerState(NamedTuple):
+  """What a learner keeps for itself.
+
+  Attributes:
+    params: its own parameters.
+    opt_state: of its own optimizer.
+    base: what its progress is counted from: each fragment as it took it in.
+    round: merges of the shared state that it has last seen.
+    taken: which version of each fragment it took in.
+    steps: its own since then, of each fragment.
+    tokens: the same.
+    ready: the own step from which it gives a fragment again.
+    local_step: how many steps it has made.
+    turn: whether its clock says that it has something to give.
+  """
+
+  params: Any
+  opt_state: Any
+  base: Any
+  round: int
+  taken: tuple[int, ...]
+  steps: tuple[int, ...]
+  tokens: tuple[int, ...]
+  ready: tuple[int, ...]
+  local_step: int
+  turn: bool
+
+
+class Given(NamedTuple):
+  """A contribution to the round that is open.
+
+  Attributes:
+    payload: what is exchanged.
+    tokens: that were trained on since the version it began from.
+    steps: the learner's own, since then.
+    late: rounds of the fragment since then.
+  """
+
+  payload: jax.Array
+  tokens: int
+  steps: int
+  late: int
+
+
+class DecoupledDiloco:
+  """Learners on clocks of their own, who merge a fragment at a time.
+
+  Fragments take turns: the round that is open, a step of the coordinator, is of
+  one of them. So a learner has one contribution under way at most.
+
+  Source: Douillard et al. 2026, Decoupled DiLoCo; the mixing and the turns are
+  of Douillard et al. 2025, Streaming DiLoCo.
+
+  Attributes:
+    rules: the numbers of the run.
+  """
+
+  name = "decoupled_diloco"
+  sums = alone = False
+
+  def __init__(
+    self,
+    inner: optax.GradientTransformation,
+    quorum: strategy.Quorum,
+    rules: dd.Config,
+    *,
+    outer_optimizer: optax.GradientTransformation | None = None,
+    alpha: float = 0.25,
+    merge: Literal["radial", "mean"] = "radial",
+  ):
+    """Makes one; `decoupled_diloco` tells of the arguments."""
+    n, k = quorum.total_num_replicas, quorum.replicas_to_aggregate
+    if k > n:
+      raise ValueError(
+        "decoupled DiLoCo needs replicas_to_aggregate, its quorum, to be at"
+        f" most total_num_replicas={n}, got {k}: a learner has one contribution"
+        " to give."
+      )
+    if quorum.max_staleness or quorum.weight is not None:
+      raise ValueError(
+        "decoupled DiLoCo has options of its own for what is late: late= and"
+        f" max_staleness= of the strategy; got {quorum!r}."
+      )
+    if not 0 <= alpha < 1:
+      raise ValueError(f"alpha must be from 0 to below 1, got {alpha!r}.")
+    if merge not in ("radial", "mean"):
+      raise ValueError(f"merge must be 'radial' or 'mean', got {merge!r}.")
+    dd.init(rules)
+    if rules.period < rules.fragments:
+      raise ValueError(
+        f"period must be at least fragments={rules.fragments}, got"
+        f" {rules.period!r}: a fragment is given at a step of its own."
+      )
+    self.quorum, self.rules = quorum, rules
+    self._radial = merge == "radial"
+    self._init = inner.init
+    self._update = strategy.applied_by(inner)
+    self._outer = optax.with_extra_args_support(
+      outer_optimizer or optax.sgd(0.7, momentum=0.9, nesterov=True)
+    )
+    # Of each fragment, the indices of its leaves.
+    self._leaves: list[list[int]] = []
+    self._size = self._norms = 0
+    self.apply = jax.jit(self._apply)
+    self._pack = jax.jit(self._packed)
+    self._mix = jax.jit(functools.partial(dd.mix, alpha=alpha))
+
+  def shared(self, params: Any) -> strategy.SharedState:
+    """The shared state at the start."""
+    leaves = jax.tree.leaves(params)
+    fragments = self.rules.fragments
+    dealt = jax.tree.leaves(dd.balanced_fragments(params, fragments))
+    self._leaves = [
+      [i for i, f in enumerate(dealt) if f == fragment]
+      for fragment in range(fragments)
+    ]
+    self._size = max(sum(leaves[i].size for i in own) for own in self._leaves)
+    self._norms = max(map(len, self._leaves)) if self._radial else 0
+    outer = tuple(
+      self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
+    )
+    state = FragmentsState(jnp.zeros([], jnp.int32), outer)
+    return strategy.SharedState(params, state)
+
+  def exchanged(self, params: Any) -> Any:
+    """What learners send: a fragment, as long as the longest one."""
+    return jax.ShapeDtypeStruct((self._size + self._norms,), jnp.float32)
+
+  def local(self, shared: strategy.SharedState) -> LearnerState:
+    """The state of a learner that has just joined."""
+    rules, params = self.rules, shared.params
+    none = (0,) * rules.fragments
+    round_ = int(shared.opt_state.round)
+    return LearnerState(
+      params,
+      self._init(params),
+      params,
+      round_,
+      self._versions(round_),
+      none,
+      none,
+      none,
+      0,
+      False,
+    )
+
+  def params(self, shared: strategy.SharedState, local: LearnerState) -> Any:
+    """The learner's own."""
+    return local.params
+
+  def contribute(
+    self, shared: Any, local: LearnerState, grads: Any
+  ) -> tuple[Any, LearnerState]:
+    """Takes a step of a token; what there is to give, `give` says."""
+    return None, self.train(local, grads, 1)
+
+  def train(self, local: LearnerState, grads: Any, tokens: int) -> LearnerState:
+    """The learner's own step.
+
+    Args:
+      local: before it.
+      grads: like its parameters.
+      tokens: that they were computed on.
+    """
+    own = strategy.SharedState(local.params, local.opt_state)
+    after = self._update(own, grads)
+    at = local.local_step + 1
+    return local._replace(
+      params=after.params,
+      opt_state=after.opt_state,
+      steps=tuple(n + 1 for n in local.steps),
+      tokens=tuple(n + tokens for n in local.tokens),
+      local_step=at,
+      turn=local.turn or bool(dd.due(self.rules, at)),
+    )
+
+  def is_due(self, local: LearnerState) -> bool:
+    """Whether the learner gives its part of the round that is open."""
+    fragment = local.round % self.rules.fragments
+    return (
+      local.turn
+      and local.steps[fragment] > 0
+      and local.local_step >= local.ready[fragment]
+    )
+
+  def give(self, local: LearnerState) -> tuple[Given, LearnerState]:
+    """The learner's contribution to the round that is open."""
+    fragment = local.round % self.rules.fragments
+    payload = self._pack(
+      self._of(fragment, local.base), self._of(fragment, local.params)
+    )
+    given = Given(
+      payload,
+      local.tokens[fragment],
+      local.steps[fragment],
+      self._versions(local.round)[fragment] - local.taken[fragment],
+    )
+    return given, local._replace(turn=False)
+
+  def take_in(
+    self, shared: strategy.SharedState, local: LearnerState, merged: bool
+  ) -> LearnerState:
+    """Goes on from what the others have merged.
+
+    Args:
+      shared: what all share now.
+      local: of the learner.
+      merged: whether its own contribution is in; it was to `local.round`.
+    """
+    rules, round_ = self.rules, int(shared.opt_state.round)
+    mine = local.round % rules.fragments if merged else -1
+    most = rules.max_staleness if rules.late == "carry" else 0
+    old, new = local.taken, self._versions(round_)
+    taken = [
+      f
+      for f in range(rules.fragments)
+      if new[f] > old[f] and (f == mine or new[f] - old[f] > most)
+    ]
+    local = local._replace(round=round_)
+    for fragment in taken:
+      local = self._took(shared, local, fragment, new[fragment])
+    return local
+
+  def settle(
+    self,
+    before: Any,
+    after: strategy.SharedState,
+    local: LearnerState,
+    mine: bool,
+  ) -> LearnerState:
+    """Drops what the learner has of its own, but for its optimizer's state."""
+    fresh = self.local(after)
+    return fresh._replace(opt_state=local.opt_state)
+
+  def _took(
+    self,
+    shared: strategy.SharedState,
+    local: LearnerState,
+    fragment: int,
+    version: int,
+  ) -> LearnerState:
+    """The learner has mixed a fragment with its own."""
+    new = self._of(fragment, shared.params)
+    mixed = self._mix(self._of(fragment, local.params), new)
+    at = lambda old, value: (*old[:fragment], value, *old[fragment + 1 :])
+    # A quarter earlier than its clock: where learners differ in speed, the next
+    # time that this fragment is open may be a whole turn later.
+    ready = local.local_step + 3 * self.rules.period // 4
+    return local._replace(
+      params=self._with(fragment, local.params, mixed),
+      base=self._with(fragment, local.base, new),
+      taken=at(local.taken, version),
+      steps=at(local.steps, 0),
+      tokens=at(local.tokens, 0),
+      ready=at(local.ready, ready),
+    )
+
+  def _versions(self, round_: int) -> tuple[int, ...]:
+    """How often each fragment was merged in so many rounds."""
+    n = self.rules.fragments
+    return tuple((round_ - fragment + n - 1) // n for fragment in range(n))
+
+  def _of(self, fragment: int, tree: Any) -> tuple[Any, ...]:
+    leaves = jax.tree.leaves(tree)
+    return tuple(leaves[i] for i in self._leaves[fragment])
+
+  def _with(self, fragment: int, tree: Any, new: tuple[Any, ...]) -> Any:
+    leaves, treedef = jax.tree.flatten(tree)
+    for i, leaf in zip(self._leaves[fragment], new, strict=True):
+      leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
+
+  # What is exchanged: outer gradients or their directions, and then norms.
+
+  def _packed(self, base: tuple[Any, ...], own: tuple[Any, ...]) -> jax.Array:
+    wide = lambda x: jnp.asarray(x, jnp.float32)
+    gaps = [wide(a) - wide(b) for a, b in zip(base, own, strict=True)]
+    norms: list[jax.Array] = []
+    if self._radial:
+      # The mean of directions and norms is the same sum as any other.
+      norms = [jnp.sqrt(jnp.sum(jnp.square(gap))) for gap in gaps]
+      gaps = [
+        gap / jnp.where(norm > 0, norm, 1.0)
+        for gap, norm in zip(gaps, norms, strict=True)
+      ]
+    flat = jnp.concatenate([gap.reshape(-1) for gap in gaps])
+    flat = jnp.pad(flat, (0, self._size - flat.size))
+    lengths = jnp.stack(norms) if norms else jnp.zeros(0, jnp.float32)
+    lengths = jnp.pad(lengths, (0, self._norms - lengths.size))
+    return jnp.concatenate([flat, lengths])
+
+  def _unpacked(
+    self, mean: jax.Array, like: tuple[Any, ...]
+  ) -> tuple[Any, ...]:
+    found, start = [], 0
+    for number, leaf in enumerate(like):
+      gap = mean[start : start + leaf.size].reshape(leaf.shape)
+      start += leaf.size
+      if self._radial:
+        length = jnp.sqrt(jnp.sum(jnp.square(gap)))
+        # What is left of opposite directions is rounding, and no direction.
+        sound = length > 1e-6
+        norm = mean[self._size + number]
+        gap = jnp.where(sound, norm * gap / jnp.where(sound, length, 1.0), 0.0)
+      found.append(gap.astype(leaf.dtype))
+    return tuple(found)
+
+  def _apply(
+    self, shared: strategy.SharedState, mean: Any, members: Any = None
+  ) -> strategy.SharedState:
+    mean = strategy.owned(mean, self.exchanged(shared.params))
+    fragment = shared.opt_state.round % self.rules.fragments
+    merges = [
+      functools.partial(self._merged, i) for i in range(self.rules.fragments)
+    ]
+    return jax.lax.switch(fragment, merges, shared, mean)
+
+  def _merged(
+    self, fragment: int, shared: strategy.SharedState, mean: jax.Array
+  ) -> strategy.SharedState:
+    params, state = shared.params, shared.opt_state
+    mine = self._of(fragment, params)
+    updates, outer = self._outer.update(
+      self._unpacked(mean, mine), state.outer[fragment], mine
+    )
+    new = optax.apply_updates(mine, updates)
+    states = (*state.outer[:fragment], outer, *state.outer[fragment + 1 :])
+    return strategy.SharedState(
+      self._with(fragment, params, new),
+      FragmentsState(state.round + 1, states),
+    )
+
+
+def decoupled_diloco(
+  outer_optimizer: optax.GradientTransformation | None = None,
+  *,
+  fragments: int = 4,
+  period: int = 100,
+  alpha: float = 0.25,
+  overlap: int = 1,
+  safety: float = 0.8,
+  late: Literal["carry", "drop"] = "carry",
+  max_staleness: int = 1,
+  merge: Literal["radial", "mean"] = "radial",
+) -> strategy.Factory:
+  """Decoupled DiLoCo, as the `strategy` of `join` and `run_embedded`.
+
+  `Replica.step` never waits: a learner trains on, gives a fragment of what it has
+  learned when its own clock says so, and takes in what was merged when it is
+  there. A round is merged by those who are in it once `replicas_to_aggregate`
+  are, its quorum, and the grace window is over, or all who live are in.
+
+  Args:
+    outer_optimizer: is given the merged ``old - new`` of a fragment; by default
+      SGD with a rate of 0.7 and Nesterov's momentum of 0.9.
+    fragments: parts of the parameters that take turns.
+    period: own steps in which a learner gives every fragment once.
+    alpha: what a learner keeps of its own when it takes a fragment in.
+    overlap: own steps that a merge may take; the window is a part of these.
+    safety: which part, from 0 to 1.
+    late: what becomes of a learner's progress on a fragment whose round it has
+      missed: it is carried into the fragment's next one, where it counts for
+      1 / (1 + rounds late) of its weight, or dropped for what was merged.
+    max_staleness: rounds by which what is carried may be late.
+    merge: "radial" averages norms and directions of each array apart, "mean" the
+      numbers.
+
+  Raises:
+    ValueError: an argument is out of range (told by `join`).
+
+  Source: Douillard et al. 2026, `Decoupled DiLoCo
+  <https://arxiv.org/abs/2604.21428>`_.
+  """
+  return lambda opt, quorum: DecoupledDiloco(
+    opt,
+    quorum,
+    dd.Config(
+      fragments,
+      period,
+      quorum.replicas_to_aggregate,
+      overlap,
+      safety,
+      late,
+      max_staleness,
+    ),
+    outer_optimizer=outer_optimizer,
+    alpha=alpha,
+    merge=merge,
+  )
