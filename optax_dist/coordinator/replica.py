@@ -610,12 +610,12 @@ class Replica:
         self._pinned, self._based_on = published.get(), published.step
         self._local = learner.take_in(self._pinned, self._local, merged)
       newest = self._handover.published.step == self._based_on
-      if newest and not self._handover.suspended and learner.is_due(self._local):
+      if (
+        newest and not self._handover.suspended and learner.is_due(self._local)
+      ):
         self._give(learner)
     self._begin()
-    return told._replace(
-      global_step=self._based_on, save=self._time_to_save()
-    )
+    return told._replace(global_step=self._based_on, save=self._time_to_save())
 
   def _answered(
     self, learner: strategies.DecoupledDiloco, resolved: effects.Resolved

@@ -261,6 +261,49 @@ def test_one_that_never_came_can_be_given_up():
   assert decisions[0].missing == ("b", "c")
 
 
+def test_a_window_is_open_until_it_is_closed():
+  state, decisions = run(
+    started(2, 3, window=True), quorum.Arrive(0, 0), quorum.Arrive(1, 0)
+  )
+  assert (state.step, state.gathered) == (0, 2)
+  state, decisions = run(state, quorum.Close(0))
+  assert [m.replica for m in decisions[0].members] == [0, 1]
+  # It was that step's window; the next one has its own.
+  state, _ = run(state, quorum.Arrive(0, 1), quorum.Arrive(1, 1))
+  assert state.step == 1
+  assert run(state, quorum.Close(0)) == (state, ())
+  assert run(state, quorum.Close(1))[0].step == 2
+
+
+def test_a_window_is_over_once_all_who_live_are_in():
+  state, _ = run(started(1, 3, window=True), quorum.Arrive(0, 0))
+  assert state.step == 0
+  assert run(state, quorum.Arrive(1, 0), quorum.Arrive(2, 0))[0].step == 1
+  # Or once the others are gone.
+  assert run(state, quorum.Lost(1), quorum.Leave(2))[0].step == 1
+
+
+def test_nothing_closes_before_the_quorum():
+  state, _ = run(started(2, 3, window=True), quorum.Arrive(0, 0))
+  assert run(state, quorum.Close(0)) == (state, ())
+  state, decisions = run(state, quorum.Arrive(1, 0))
+  assert "Commit" not in kinds(decisions)
+
+
+def test_who_fails_after_the_window_is_not_waited_for():
+  options = {"window": True, "two_phase": True}
+  state, decisions = run(
+    started(1, 3, **options),
+    quorum.Arrive(0, 0),
+    quorum.Arrive(1, 0),
+    quorum.Close(0),
+  )
+  assert kinds(decisions) == ["StartAttempt"]
+  state, decisions = run(state, quorum.Failed(0, 0, 1, 1))
+  assert decisions[-1].members[0].replica == 0
+  assert kinds(decisions)[-1] == "StartAttempt"
+
+
 def test_finished_is_a_state_and_no_error():
   state, decisions = run(started(2, 2), quorum.Arrive(0, 0), quorum.Finish())
   assert decisions == (

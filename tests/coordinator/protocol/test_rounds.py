@@ -1,0 +1,117 @@
+"""A leader's rounds of fragments: their windows and weights, to the second."""
+
+import math
+
+import pytest
+
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.entries import Committed, Work
+from optax_dist.decoupled_diloco import rules
+from tests.coordinator.protocol.test_leader import Driven
+
+
+def rounds(replicas=3, quorum=2, **numbers):
+  """A leader and all replicas; contributions are sent inline."""
+  driven = Driven(
+    replicas_to_aggregate=quorum,
+    total_num_replicas=replicas,
+    inline_bytes=4,
+    fragments=rules.Config(2, 4, quorum, **numbers),
+  )
+  for i in range(1, replicas):
+    driven.hello(f"p{i}")
+  return driven
+
+
+def give(driven, at, replica, step=0, tokens=100, late=0, seconds=1.0):
+  driven.now = at
+  sequence = driven.__dict__.setdefault("numbers", {}).get(replica, 0)
+  driven.numbers[replica] = sequence + 1
+  work = Work(tokens, 4, seconds, late)
+  driven.arrive(f"p{replica}", sequence, step, b"none", work=work)
+
+
+def passes(driven, now):
+  driven.now = now
+  driven.give(ins.TimePassed())
+
+
+def commits(driven):
+  return [entry for entry in driven.log if isinstance(entry, Committed)]
+
+
+def test_a_round_waits_for_its_window_and_no_longer():
+  driven = rounds(overlap=2, safety=0.5)
+  give(driven, 10.0, 0)
+  give(driven, 10.4, 1)
+  # Half of the two seconds that the fastest trains on, less what has passed.
+  closes = 10.4 + 0.5 * (2.0 - 0.4)
+  passes(driven, closes - 0.01)
+  assert not commits(driven)
+  assert driven.leader.deadline() == pytest.approx(closes)
+  passes(driven, closes)
+  (commit,) = commits(driven)
+  assert [part.replica for part in commit.parts] == [0, 1]
+  # The window is shut; the next round's opens with the next quorum.
+  assert driven.leader.deadline() > closes
+  give(driven, 20.0, 0, step=1)
+  give(driven, 20.0, 1, step=1)
+  passes(driven, 20.9)
+  assert len(commits(driven)) == 1
+  passes(driven, 21.0)
+  assert len(commits(driven)) == 2
+
+
+def test_all_who_live_end_the_window():
+  driven = rounds(overlap=100)
+  for replica in range(3):
+    give(driven, 1.0, replica)
+  assert len(commits(driven)) == 1
+  give(driven, 2.0, 0, step=1)
+  give(driven, 2.0, 2, step=1)
+  assert len(commits(driven)) == 1
+  driven.give(ins.PeerLost("p1", "broken", "it was killed"))
+  assert len(commits(driven)) == 2
+
+
+def test_the_slowest_is_of_no_account_and_one_that_is_gone_neither():
+  driven = rounds(4, overlap=1, safety=1.0)
+  give(driven, 0.0, 3, seconds=0.1)
+  driven.give(ins.PeerLost("p3", "broken", "it was killed"))
+  give(driven, 5.0, 1, seconds=8.0)
+  give(driven, 5.0, 0, seconds=2.0)
+  assert driven.leader.deadline() <= 7.0
+  passes(driven, 6.9)
+  assert not commits(driven)
+  passes(driven, 7.0)
+  assert len(commits(driven)) == 1
+
+
+def test_tokens_weigh_and_late_ones_weigh_less():
+  driven = rounds()
+  give(driven, 0.0, 0, tokens=400)
+  give(driven, 0.0, 1, tokens=200)
+  give(driven, 0.0, 2, tokens=400, late=1)
+  (commit,) = commits(driven)
+  shares = rules.shares([(400, 4, 0), (200, 4, 0), (400, 4, 1)])
+  assert [p.weight for p in commit.parts] == [3 * share for share in shares]
+  assert math.fsum(p.weight for p in commit.parts) == pytest.approx(3)
+
+
+def test_what_comes_too_late_for_its_round_is_told_so():
+  driven = rounds(overlap=0)
+  give(driven, 0.0, 0)
+  give(driven, 0.0, 1)
+  assert len(commits(driven)) == 1
+  give(driven, 0.1, 2)
+  peer, told = driven.sent[-1]
+  assert (peer, told.reason) == ("p2", "stale")
+  assert isinstance(told, msg.Dropped)
+
+
+def test_a_contribution_without_its_work_is_refused():
+  driven = rounds()
+  driven.arrive("p1", 0, 0, b"none")
+  assert isinstance(driven.sent[-1][1], msg.Rejected)
+  assert not driven.leader.over

@@ -1,0 +1,314 @@
+"""Learners of decoupled DiLoCo as threads: nobody waits, any may die."""
+
+import copy
+import threading
+import time
+
+import embedded_runs as runs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator import strategies
+from optax_dist.coordinator.runtime import endpoint
+
+PARAMS = {"a": jnp.zeros((30, 20)), "b": jnp.zeros(50), "c": jnp.zeros(7)}
+INNER = optax.sgd(0.05)
+ROUNDS = 12
+
+
+_compiled = {}
+
+
+def strategy(**options):
+  """One that is compiled once, for there are many runs."""
+  options = {"fragments": 2, "period": 6, "overlap": 2} | options
+
+  def make(opt, quorum):
+    key = id(opt), *options.items()
+    if key not in _compiled:
+      _compiled[key] = strategies.decoupled_diloco(**options)(opt, quorum)
+      _compiled[key].shared(PARAMS)
+    made = copy.copy(_compiled[key])
+    k = quorum.replicas_to_aggregate
+    made.quorum, made.rules = quorum, made.rules._replace(quorum=k)
+    return made
+
+  return make
+
+
+def gradient(params, replica):
+  """Towards a target of the replica's own; a pause for the others."""
+  time.sleep(0.001)
+  return jax.tree.map(lambda p: p - (1.0 + replica), params)
+
+
+def to_round(target, ends=0):
+  """Trains to this round; one replica then ends the run for all."""
+
+  def train(replica, result):
+    while True:
+      grads = gradient(replica.params, replica.replica)
+      outcome = replica.step(grads, tokens=8)
+      result.computed += 1
+      result.outcomes.append(outcome)
+      if outcome.finished:
+        return replica.global_step
+      if replica.replica == ends and replica.global_step >= target:
+        replica.finish()
+
+  return train
+
+
+def equal(results):
+  """All have the same end, and are there: center, outer state, parameters."""
+  prints = {coordinator.fingerprint((r.params, r.opt_state)) for r in results}
+  assert len(prints) == 1
+  assert len({r.value for r in results}) == 1
+
+
+def commits(path):
+  return [r for r in runs.records(path) if r["kind"] == "commit"]
+
+
+@pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
+def test_three_learners_train_to_the_same_end(inline, tmp_path):
+  path = tmp_path / "run.jsonl"
+  results = runs.run(
+    to_round(ROUNDS),
+    3,
+    k=2,
+    strategy=strategy(),
+    opt=INNER,
+    params=PARAMS,
+    inline_bytes=inline,
+    journal=path,
+  )
+  assert [r.error for r in results] == [None] * 3
+  equal(results)
+  for commit in commits(path):
+    weights = [member["weight"] for member in commit["members"]]
+    assert sum(weights) == pytest.approx(len(weights))
+    assert len(weights) >= 2
+  # They have learned something: the mean of their targets is 2.
+  assert np.abs(np.asarray(results[0].params["b"]) - 2.0).max() < 1.0
+  for result in results:
+    told = sum(bool(o.members) for o in result.outcomes)
+    # The latest may be told by the end of the run.
+    assert told <= result.counts["applied"] <= told + 1
+
+
+def test_a_learner_trains_on_while_the_others_are_away():
+  """With a quorum of two, one alone merges nothing, and never stands still."""
+  back = threading.Event()
+
+  def train(replica, result):
+    if replica.replica:
+      assert back.wait(20.0)
+      return to_round(4)(replica, result)
+    for _ in range(60):
+      outcome = replica.step(gradient(replica.params, 0))
+      assert outcome[:3] == (True, "", 0)
+    back.set()
+    # What it has learned meanwhile is still its own.
+    assert np.abs(np.asarray(replica.params["b"]) - 1.0).max() < 0.1
+    return to_round(4)(replica, result)
+
+  results = runs.run(
+    train, 2, k=2, strategy=strategy(), opt=INNER, params=PARAMS
+  )
+  assert [r.error for r in results] == [None] * 2
+  equal(results)
+
+
+@pytest.mark.parametrize(
+  ("phase", "nth"),
+  [
+    ("arrived", 3),
+    ("reduce_scatter", 3),
+    ("gather", 3),
+    ("done", 2),
+    ("committing", 2),
+    ("applied", 4),
+  ],
+)
+@pytest.mark.parametrize("victim", [0, 2], ids=["leader", "other"])
+def test_a_learner_dies_in_any_phase(phase, nth, victim):
+  """The others go on; a new process in its place ends as they do."""
+  if phase == "committing" and victim:
+    pytest.skip("only a leader commits")
+  world = endpoint.World()
+  options = {
+    "k": 2,
+    "n": 3,
+    "strategy": strategy(),
+    "opt": INNER,
+    "params": PARAMS,
+    "inline_bytes": 0,
+    "quorum": {"lower_on_loss": True},
+  }
+  results = [runs.Result() for _ in range(4)]
+  train = to_round(ROUNDS, ends=1)
+  together, died = threading.Barrier(3), threading.Event()
+
+  def first(replica, result):
+    try:
+      together.wait(20.0)
+      return train(replica, result)
+    finally:
+      if replica.replica == victim:
+        died.set()
+
+  with runs.Faults({(phase, victim, nth): runs.kill}) as faults:
+    # Replica 0 is alone at first, and so the leader.
+    threads = []
+    for i in range(3):
+      one = runs.make(world, i, **options)
+      threads.append(runs.start(one, first, results[i]))
+      if not i:
+        runs_until(lambda: one.is_leader)
+    assert died.wait(20.0)
+    again = runs.make(world, victim, name=f"{victim} again", **options)
+    threads.append(runs.start(again, train, results[3]))
+    runs.finish(threads)
+  assert faults.done == [(phase, victim, nth)]
+  assert isinstance(results[victim].error, runs.Killed)
+  rest = [r for i, r in enumerate(results) if i != victim]
+  # The new process may find the run at its end.
+  if isinstance(rest[-1].error, coordinator.RunFinished):
+    rest.pop()
+  assert [r.error for r in rest] == [None] * len(rest)
+  equal(rest)
+  assert rest[0].value >= ROUNDS
+
+
+def runs_until(ready, limit=20.0):
+  end = time.monotonic() + limit
+  while not ready():
+    assert time.monotonic() < end
+    time.sleep(0.005)
+
+
+def test_a_learner_that_is_slow_is_left_out_and_carried(tmp_path):
+  path = tmp_path / "run.jsonl"
+
+  def train(replica, result):
+    slow = replica.replica == 2
+    train_ = to_round(40)
+    if not slow:
+      return train_(replica, result)
+    while True:
+      grads = gradient(replica.params, 2)
+      time.sleep(0.01)
+      outcome = replica.step(grads, tokens=8)
+      result.outcomes.append(outcome)
+      if outcome.finished:
+        return replica.global_step
+
+  results = runs.run(
+    train,
+    3,
+    k=2,
+    strategy=strategy(overlap=1, max_staleness=8),
+    opt=INNER,
+    params=PARAMS,
+    journal=path,
+  )
+  assert [r.error for r in results] == [None] * 3
+  equal(results)
+  found = commits(path)
+  without = [c for c in found if len(c["members"]) == 2]
+  assert len(without) > len(found) // 3
+  # It is in some all the same, though it never waited for any.
+  assert results[2].counts["applied"] > 0
+
+
+def test_a_run_goes_on_from_a_checkpoint():
+  results = runs.run(
+    to_round(5), 2, strategy=strategy(), opt=INNER, params=PARAMS
+  )
+  assert [r.error for r in results] == [None] * 2
+  at = results[0].value
+  assert int(results[0].opt_state.round) == at
+  more = runs.run(
+    to_round(at + 3),
+    2,
+    strategy=strategy(),
+    opt=INNER,
+    params=results[0].params,
+    opt_state=results[0].opt_state,
+    global_step=at,
+  )
+  assert [r.error for r in more] == [None] * 2
+  equal(more)
+  assert int(more[0].opt_state.round) == more[0].value >= at + 3
+
+
+def test_numbers_that_are_not_finite_are_given_up():
+  def train(replica, result):
+    spoilt = False
+    while True:
+      grads = gradient(replica.params, replica.replica)
+      if replica.replica and not spoilt:
+        spoilt = True
+        grads = jax.tree.map(lambda x: x * jnp.nan, grads)
+      outcome = replica.step(grads)
+      result.outcomes.append(outcome)
+      if outcome.finished:
+        return replica.global_step
+      if not replica.replica and replica.global_step >= 6:
+        replica.finish()
+
+  results = runs.run(
+    train, 2, k=2, strategy=strategy(), opt=INNER, params=PARAMS
+  )
+  assert [r.error for r in results] == [None] * 2
+  equal(results)
+  assert results[1].counts["non_finite"] == 1
+  assert np.isfinite(np.asarray(results[1].params["a"])).all()
+
+
+def test_those_who_differ_in_its_numbers_are_refused():
+  world = endpoint.World()
+  options = {"k": 1, "n": 2, "opt": INNER, "params": PARAMS}
+  one = runs.make(world, 0, strategy=strategy(), **options)
+  with one.start():
+    other = runs.make(world, 1, strategy=strategy(period=8), **options)
+    with pytest.raises(coordinator.JoinRefused, match="strategy"):
+      other.start()
+    one.finish()
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [({"wire": "int8"}, "feeds no error back"), ({"data": True}, "data= is")],
+)
+def test_what_does_not_go_with_it_is_refused(settings, message):
+  if "data" in settings:
+    settings = {"data": coordinator.Batches(num_samples=8, global_batch=4)}
+  with pytest.raises(ValueError, match=message):
+    runs.make(
+      endpoint.World(),
+      0,
+      k=1,
+      n=1,
+      strategy=strategy(),
+      opt=INNER,
+      params=PARAMS,
+      **settings,
+    )
+
+
+@pytest.mark.parametrize("tokens", [-1, 4])
+def test_tokens_are_for_learners(tokens):
+  def train(replica, result):
+    with pytest.raises(ValueError, match="tokens="):
+      replica.step(gradient(replica.params, 0), tokens=tokens)
+    replica.finish()
+
+  chosen = {"strategy": strategy(), "opt": INNER} if tokens < 0 else {}
+  (result,) = runs.run(train, 1, params=PARAMS, **chosen)
+  assert result.error is None
