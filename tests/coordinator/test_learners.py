@@ -17,6 +17,7 @@ from optax_dist.coordinator.runtime import endpoint
 
 PARAMS = {"a": jnp.zeros((30, 20)), "b": jnp.zeros(50), "c": jnp.zeros(7)}
 INNER = optax.sgd(0.05)
+OUTER = optax.sgd(0.5, momentum=0.5, nesterov=True)
 ROUNDS = 12
 
 
@@ -26,6 +27,8 @@ _compiled = {}
 def strategy(**options):
   """One that is compiled once, for there are many runs."""
   options = {"fragments": 2, "period": 6, "overlap": 2} | options
+  # With less momentum, so that it does not swing in a few rounds.
+  options.setdefault("outer_optimizer", OUTER)
 
   def make(opt, quorum):
     key = id(opt), *options.items()
@@ -94,7 +97,7 @@ def test_three_learners_train_to_the_same_end(inline, tmp_path):
     assert sum(weights) == pytest.approx(len(weights))
     assert len(weights) >= 2
   # They have learned something: the mean of their targets is 2.
-  assert np.abs(np.asarray(results[0].params["b"]) - 2.0).max() < 1.0
+  assert np.abs(np.asarray(results[0].params["b"]) - 2.0).max() < 1.5
   for result in results:
     told = sum(bool(o.members) for o in result.outcomes)
     # The latest may be told by the end of the run.
@@ -169,7 +172,7 @@ def test_a_learner_dies_in_any_phase(phase, nth, victim):
       one = runs.make(world, i, **options)
       threads.append(runs.start(one, first, results[i]))
       if not i:
-        runs_until(lambda: one.is_leader)
+        runs_until(lambda one=one: one.is_leader)
     assert died.wait(20.0)
     again = runs.make(world, victim, name=f"{victim} again", **options)
     threads.append(runs.start(again, train, results[3]))

@@ -6,6 +6,7 @@ python -m tests.simulation --planted all
 python -m tests.simulation --exhaustive
 python -m tests.simulation --groups --schedules 20000
 python -m tests.simulation --leases --schedules 20000
+python -m tests.simulation --fragments --schedules 20000
 """
 
 from __future__ import annotations
@@ -18,15 +19,29 @@ import sys
 import time
 from typing import Any
 
-from tests.simulation import explore, faults, groups, leases, planted, shrink
+from tests.simulation import (
+  explore,
+  faults,
+  fragments,
+  groups,
+  leases,
+  planted,
+  shrink,
+)
 
 # So that no two `--seed`s share a schedule.
 _SPREAD = 1_000_000
 _BATCH = 100
 
 
-# Replicas of one process, of several, and with samples that are leased.
-_KINDS: dict[str, Any] = {"": faults, "groups": groups, "leases": leases}
+# Replicas of one process, of several, with samples that are leased, and learners
+# that merge fragments.
+_KINDS: dict[str, Any] = {
+  "": faults,
+  "groups": groups,
+  "leases": leases,
+  "fragments": fragments,
+}
 
 
 def _batch(
@@ -143,8 +158,9 @@ def main() -> int:
   add("--states", type=int, default=2_000_000, help="at most, in each space")
   add("--groups", action="store_true", help="replicas of several processes")
   add("--leases", action="store_true", help="samples that are leased")
+  add("--fragments", action="store_true", help="learners that never wait")
   options = parser.parse_args()
-  name = "groups" if options.groups else "leases" if options.leases else ""
+  name = next((n for n in _KINDS if n and getattr(options, n)), "")
   if options.replay is not None:
     return _replay(_KINDS[name], options.replay)
   if options.planted is not None:

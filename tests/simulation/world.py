@@ -26,6 +26,7 @@ from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import AttemptId
 from optax_dist.coordinator.protocol.node import Node
+from optax_dist.decoupled_diloco import rules
 from optax_dist.ledger import spans as sp
 
 _MASK = (1 << 63) - 1
@@ -60,6 +61,7 @@ class Setting:
     data: whose samples are leased, if any.
     exact: as in `Config`.
     adaptive: whether deadlines follow what is seen; there are heartbeats then.
+    fragments: as in `Config`.
   """
 
   replicas: int = 3
@@ -80,6 +82,7 @@ class Setting:
   data: ledger.Batches | None = None
   exact: bool = False
   adaptive: bool = False
+  fragments: rules.Config | None = None
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
@@ -228,6 +231,7 @@ class Process:
       block=BLOCK,
       data=setting.data,
       exact=setting.exact,
+      fragments=setting.fragments,
     )
     self.config = config
     self.node = Node(config)

@@ -1183,6 +1183,9 @@ class Leader:
         # It has the mean, and will very soon have the state. With a gradient
         # of an older step it may still lack a mean before this one.
         seat.applied = commit.step + 1
+      if seat is not None and seat.leaving is not None:
+        # What it wanted to leave with isn't all that others may need of it.
+        seat.leaving = (commit.step + 1, seat.leaving[1])
     for seat in self._seats.values():
       if commit.step + 1 - seat.applied >= _ASK_LAG and not seat.needs:
         self._report(seat)

@@ -117,7 +117,7 @@ def test_what_was_just_taken_in_is_not_given_at_once():
   shared = merged(found, shared, [given.payload], [1.0])
   # A merge that took three steps: its clock would have it give after one more.
   local = found.take_in(shared, trained(found, local, 3), merged=True)
-  assert [s for s in local.steps] == [0]
+  assert local.steps == (0,)
   due = []
   for _ in range(4):
     local = trained(found, local, 1)
@@ -212,7 +212,7 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
 )
 def test_arguments_out_of_range_are_refused(options, quorum, message):
   numbers = {"replicas_to_aggregate": 2, "total_num_replicas": 2} | quorum
+  factory = strategies.decoupled_diloco(**({"period": 4} | options))
+  make = lambda: factory(optax.sgd(0.1), strategies.Quorum(**numbers))
   with pytest.raises(ValueError, match=message):
-    factory = strategies.decoupled_diloco(**({"period": 4} | options))
-    found = factory(optax.sgd(0.1), strategies.Quorum(**numbers))
-    found.shared(PARAMS)
+    make().shared(PARAMS)
