@@ -536,7 +536,7 @@ class Replica:
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {self._strategy.name!r}."
       )
-    outcome = self._step(grads, batch, 1 if tokens is None else tokens)
+    outcome = self._step(grads, batch, 1 if tokens is None else int(tokens))
     return self._leave_if_told(outcome)
 
   def _step(self, grads: Any, batch: Any, tokens: int) -> Outcome:
