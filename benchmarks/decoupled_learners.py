@@ -133,7 +133,7 @@ def run(args, kill_every=0.0, steps=0):
     report = launcher.Launcher(
       [sys.executable, __file__, "--learner"],
       LEARNERS,
-      told=Environment(total_num_replicas=LEARNERS),
+      told=Environment(num_replicas=LEARNERS),
       env={
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",

@@ -61,8 +61,9 @@ class Rounds:
       )
     return now >= self.closes
 
-  @staticmethod
-  def weigh(parts: tuple[Part, ...], work: list[Work]) -> tuple[Part, ...]:
+  def weigh(
+    self, parts: tuple[Part, ...], work: list[Work]
+  ) -> tuple[Part, ...]:
     """The parts of a merge, with weights whose mean is 1.
 
     Args:
