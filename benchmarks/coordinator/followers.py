@@ -26,7 +26,7 @@ from side_by_side import Line
 
 COUNTS = (16, 64, 256)
 GOAL = 200.0
-_COMMITTED = b'["Recorded",'
+_RECORDED, _COMMITTED = b'["Recorded",', b'["Committed",'
 
 
 def lines(args: argparse.Namespace) -> Iterator[Line]:
@@ -170,8 +170,10 @@ class _Follower:
     if not data:
       raise ConnectionError("the leader has left")
     self.session.feed(data)
+    # What was proposed before comes without the record.
     found = sum(
-      _COMMITTED in event.payload[:40] and event.payload[-5:] == b"null]"
+      _RECORDED in (head := event.payload[:120])
+      and (_COMMITTED in head or event.payload[-5:] == b"null]")
       for event in self.came
     )
     self.came.clear()

@@ -11,13 +11,7 @@ from optax_dist.quorum.state import EMPTY, Attempt, Config, ReplicaState, State
 class Draft:
   """A state that an event is changing: mutable, and never returned."""
 
-  def __init__(self, state: State):
-    self.__dict__.update(zip(State._fields, state, strict=True))
-    self.decisions: list[ev.Decision] = []
-    # Of the live replicas, in order; known once somebody asks.
-    self._ranks: dict[ev.Replica, int] | None = None
-
-  # The fields of State; mypy cannot see them arrive through __dict__.
+  # The fields of State, one by one: a loop over them costs more than the rules.
   config: Config
   step: int
   replicas: PersistentMap[ev.Replica, ReplicaState]
@@ -36,8 +30,48 @@ class Draft:
   finished: bool
   closed: bool
 
+  def __init__(self, state: State):
+    (
+      self.config,
+      self.step,
+      self.replicas,
+      self.inside,
+      self.gathered,
+      self.attempt,
+      self.attempts,
+      self.early,
+      self.live,
+      self.working,
+      self.awaited,
+      self.lost,
+      self.arrived,
+      self.applied,
+      self.dropped,
+      self.finished,
+    ) = state
+    self.decisions: list[ev.Decision] = []
+    # Of the live replicas, in order; known once somebody asks.
+    self._ranks: dict[ev.Replica, int] | None = None
+
   def freeze(self) -> State:
-    return State(*map(self.__dict__.__getitem__, State._fields))
+    return State(
+      self.config,
+      self.step,
+      self.replicas,
+      self.inside,
+      self.gathered,
+      self.attempt,
+      self.attempts,
+      self.early,
+      self.live,
+      self.working,
+      self.awaited,
+      self.lost,
+      self.arrived,
+      self.applied,
+      self.dropped,
+      self.finished,
+    )
 
   def emit(self, decision: ev.Decision) -> None:
     self.decisions.append(decision)
@@ -79,7 +113,7 @@ class Draft:
     """Hands out a token of the current step."""
     record = self.replicas.get(replica)
     self.working += not record.asked
-    self.replicas = self.replicas.set(replica, record._replace(asked=count))
+    self.replicas = self.replicas.set(replica, record.told(count))
     if tell:
       self.emit(ev.Token(replica, self.step, count))
 
@@ -172,15 +206,19 @@ class Draft:
     return tuple(early.get(r) for r in ev.ordered(early))
 
   def aged(self, held: ev.Contribution) -> ev.Contribution:
-    late = self.step - held.local_step
+    return self.contribution(
+      held.replica, held.local_step, held.count, held.incarnation
+    )
+
+  def contribution(
+    self, replica: ev.Replica, local_step: int, count: int, incarnation: int
+  ) -> ev.Contribution:
+    """A gradient that is in, with its staleness and weight as of now."""
+    late = self.step - local_step
     weight = self.config.weight
+    factor = 1.0 if weight is None else float(weight(late))
     return ev.Contribution(
-      held.replica,
-      held.local_step,
-      late,
-      held.count,
-      1.0 if weight is None else float(weight(late)),
-      held.incarnation,
+      replica, local_step, late, count, factor, incarnation
     )
 
   def abandon(self, failed_replica: ev.Replica, reason: ev.Reason) -> None:

@@ -63,7 +63,9 @@ class PersistentMap(Generic[K, V]):
     """A copy in which `key` has `value`."""
     grown = _ABSENT is self.get(key, _ABSENT)
     root = _set(self._root, hash(key), 0, key, value)
-    return self._make(root, self._size + grown)
+    new = PersistentMap.__new__(PersistentMap)
+    new._root, new._size = root, self._size + grown
+    return new
 
   def delete(self, key: K) -> PersistentMap[K, V]:
     """A copy without `key`; the map itself where it is not in."""
@@ -125,9 +127,10 @@ def persistent_map(
 def _set(node: _Node, bits: int, depth: int, key: Any, value: Any) -> _Node:
   if type(node) is tuple:
     at = bits & (_WIDTH - 1)
-    child = _set(node[at], bits >> _BITS, depth + 1, key, value)
-    return (*node[:at], child, *node[at + 1 :])
-  leaf = dict(node)
+    children = list(node)
+    children[at] = _set(node[at], bits >> _BITS, depth + 1, key, value)
+    return tuple(children)
+  leaf = node.copy()
   leaf[key] = value
   if len(leaf) <= _WIDTH or depth >= _DEPTH:
     return leaf

@@ -110,15 +110,13 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
     held = None
   late = draft.step - local_step
   total = count + (held.count if held else 0)
-  contribution = ev.Contribution(
-    replica, local_step, late, total, 1.0, record.incarnation
+  contribution = draft.contribution(
+    replica, local_step, total, record.incarnation
   )
-  draft.inside = draft.inside.set(replica, draft.aged(contribution))
+  draft.inside = draft.inside.set(replica, contribution)
   draft.gathered += count
   draft.working -= 1
-  draft.replicas = draft.replicas.set(
-    replica, record._replace(asked=0, counted=local_step)
-  )
+  draft.replicas = draft.replicas.set(replica, record.heard(local_step))
   draft.emit(ev.Accept(replica, local_step, late, count))
   if draft.attempt is not None or draft.gathered < draft.quorum():
     draft.emit(ev.Wait(replica, draft.step))

@@ -197,8 +197,8 @@ FAULTS = (
   _one(
     "two memberships get one number",
     "leader",
-    "    self._next_incarnation += 1\n    self._seats",
-    "    self._seats",
+    "    self._next_incarnation += 1\n    self._seat(",
+    "    self._seat(",
   ),
   _one(
     "a replaced leader goes on after the other's record",

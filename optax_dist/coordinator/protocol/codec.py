@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import struct
 import types
 import typing
@@ -31,7 +30,7 @@ def _no_constant(name: str) -> Any:
   raise ValueError(f"{name} is not a number")
 
 
-_load = json.JSONDecoder(parse_constant=_no_constant).decode
+_load = json.JSONDecoder(parse_constant=_no_constant).raw_decode
 
 # To JSON: takes a value and the list that its bytes are added to.
 _Packer = Callable[[Any, list[bytes]], Any]
@@ -121,10 +120,14 @@ class Codec(Generic[T]):
     end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
     if end > len(view):
       raise BadMessage("cut short")
+    text = ""
     try:
-      header = _load(str(view[_LENGTH.size : end], "utf-8"))
+      text = str(view[_LENGTH.size : end], "utf-8")
+      header, read = _load(text)
     except (ValueError, RecursionError):
       raise BadMessage("its header is not JSON") from None
+    if read != len(text):
+      raise BadMessage("its header is not JSON")
     blobs = _Blobs(view, end)
     value = self._unpack(header, blobs)
     blobs.check_end()
@@ -139,14 +142,19 @@ def _bad(what: str, found: Any) -> BadMessage:
   return BadMessage(f"{what} expected, found {found!r:.60}")
 
 
+def _refuse(what: str, found: Any) -> Any:
+  raise _bad(what, found)
+
+
 def _tagged(classes: tuple[type, ...]) -> tuple[_Packer, _Unpacker]:
   """One of several dataclasses, with its name in front of its fields."""
-  by_class = {c: (c.__name__, *_fields(c)) for c in classes}
-  by_name = {c.__name__: by_class[c][2] for c in classes}
+  fields = {c: _fields(c) for c in classes}
+  by_class = {c: (c.__name__, fields[c][0]) for c in classes}
+  by_name = {c.__name__: fields[c][1] for c in classes}
 
   def pack(value: Any, blobs: list[bytes]) -> Any:
     try:
-      name, pack_fields, _ = by_class[type(value)]
+      name, pack_fields = by_class[type(value)]
     except KeyError:
       raise TypeError(f"not one of {sorted(by_name)}: {value!r:.80}") from None
     return [name, *pack_fields(value, blobs)]
@@ -163,32 +171,49 @@ def _tagged(classes: tuple[type, ...]) -> tuple[_Packer, _Unpacker]:
 
 
 def _fields(cls: type) -> tuple[_Packer, _Unpacker]:
-  """A dataclass, as the list of its fields."""
+  """A dataclass, as the list of its fields.
+
+  Its functions are written as text and compiled, as `dataclasses` does it: one
+  expression for each field, which is three times as fast as a call.
+  """
   hints = typing.get_type_hints(cls, include_extras=True)
   names = [field.name for field in dataclasses.fields(cls)]
-  pairs = [_field(hints[name]) for name in names]
-  packers = [
-    (name, packer) for name, (packer, _) in zip(names, pairs, strict=True)
+  known: dict[str, Any] = {"cls": cls, "bad": _bad, "refuse": _refuse}
+  packed, unpacked = [], []
+  for index, name in enumerate(names):
+    kind = hints[name]
+    x = f"x{index}"
+    fits = _condition(kind, x)
+    if fits:
+      known[f"w{index}"] = _expected(kind)
+      text = f"({x} if {fits} else refuse({{what}}({x}), {x}))"
+      text = text.format(what=f"w{index}")
+      packed.append(text)
+      unpacked.append(text)
+    else:
+      known[f"p{index}"], known[f"u{index}"] = _field(kind)
+      packed.append(f"p{index}({x}, blobs)")
+      unpacked.append(f"u{index}({x}, blobs)")
+  row = "".join(f"x{index}, " for index in range(len(names)))
+  read = "".join(f"value.{name}, " for name in names)
+  lines = [
+    "def pack(value, blobs):",
+    f"  ({row}) = ({read})",
+    f"  return [{', '.join(packed)}]",
+    "def unpack(found, blobs):",
+    f"  if type(found) is not list or len(found) != {len(names)}:",
+    f"    raise bad('{cls.__name__} of {len(names)} fields', found)",
+    f"  ({row}) = found",
+    f"  return cls({', '.join(unpacked)})",
   ]
-  unpackers = [unpacker for _, unpacker in pairs]
-  count = len(names)
-
-  def pack(value: Any, blobs: list[bytes]) -> Any:
-    return [packer(getattr(value, name), blobs) for name, packer in packers]
-
-  def unpack(found: Any, blobs: _Blobs) -> Any:
-    if type(found) is not list or len(found) != count:
-      raise _bad(f"{cls.__name__} of {count} fields", found)
-    return cls(*[u(f, blobs) for u, f in zip(unpackers, found, strict=True)])
-
-  return pack, unpack
+  if not names:
+    lines = [line for line in lines if not line.startswith("  ()")]
+  exec("\n".join(lines), known)
+  return known["pack"], known["unpack"]
 
 
 def _field(kind: Any) -> tuple[_Packer, _Unpacker]:
-  if typing.get_origin(kind) is typing.Annotated:
-    base, *limits = typing.get_args(kind)
-    return _limited(base, limits)
-  if kind in _PLAIN:
+  if _condition(kind, "x"):
     return _plain(kind)
   if kind is bytes:
     return _pack_bytes, _unpack_bytes
@@ -205,15 +230,6 @@ def _field(kind: Any) -> tuple[_Packer, _Unpacker]:
   raise TypeError(f"a message can't have a field of type {kind!r}")
 
 
-def _fits(kind: Any, found: Any) -> bool:
-  # A bool is an int to Python, and not to us.
-  if kind is float:
-    return type(found) in (float, int) and math.isfinite(found)
-  if kind is int:
-    return type(found) is int and -_INT_LIMIT <= found < _INT_LIMIT
-  return type(found) is kind
-
-
 _PLAIN: dict[Any, str] = {
   int: "a whole number",
   float: "a number",
@@ -221,37 +237,52 @@ _PLAIN: dict[Any, str] = {
   bool: "true or false",
   types.NoneType: "null",
 }
+# A bool is an int to Python, and not to us.
+_CONDITIONS: dict[Any, str] = {
+  int: f"type({{x}}) is int and {-_INT_LIMIT} <= {{x}} < {_INT_LIMIT}",
+  float: "type({x}) in (float, int) and -1e400 < {x} < 1e400",
+  str: "type({x}) is str",
+  bool: "type({x}) is bool",
+  types.NoneType: "{x} is None",
+}
+
+
+def _base(kind: Any) -> tuple[Any, int | None]:
+  """A type without its limit, and the limit."""
+  if typing.get_origin(kind) is not typing.Annotated:
+    return kind, None
+  base, *limits = typing.get_args(kind)
+  (least,) = [m.least for m in limits if isinstance(m, AtLeast)]
+  return base, least
+
+
+def _condition(kind: Any, x: str) -> str:
+  """Python's words for `x` being of a plain type; "" for other types."""
+  base, least = _base(kind)
+  if base not in _PLAIN:
+    return ""
+  text = _CONDITIONS[base].format(x=x)
+  return text if least is None else f"{text} and {x} >= {least}"
+
+
+def _expected(kind: Any) -> Callable[[Any], str]:
+  """What is said to have been expected in place of a value."""
+  base, least = _base(kind)
+  fits = eval(f"lambda x: {_CONDITIONS[base].format(x='x')}")
+
+  def expected(found: Any) -> str:
+    if least is not None and fits(found):
+      return f"a number of at least {least}"
+    return _PLAIN[base]
+
+  return expected
 
 
 def _plain(kind: Any) -> tuple[_Packer, _Unpacker]:
-  name = _PLAIN[kind]
-
-  def pack(value: Any, blobs: list[bytes]) -> Any:
-    if not _fits(kind, value):
-      raise _bad(name, value)
-    return value
-
-  def unpack(found: Any, blobs: _Blobs) -> Any:
-    if not _fits(kind, found):
-      raise _bad(name, found)
-    return found
-
-  return pack, unpack
-
-
-def _limited(base: Any, limits: list[Any]) -> tuple[_Packer, _Unpacker]:
-  pack, unpack = _field(base)
-  (least,) = [m.least for m in limits if isinstance(m, AtLeast)]
-
-  def checked(value: Any) -> Any:
-    if value < least:
-      raise _bad(f"a number of at least {least}", value)
-    return value
-
-  return (
-    lambda value, blobs: checked(pack(value, blobs)),
-    lambda found, blobs: checked(unpack(found, blobs)),
-  )
+  text = f"x if {_condition(kind, 'x')} else refuse(what(x), x)"
+  known = {"refuse": _refuse, "what": _expected(kind)}
+  check = eval(f"lambda x, blobs: {text}", known)
+  return check, check
 
 
 def _pack_bytes(value: Any, blobs: list[bytes]) -> int:
@@ -325,29 +356,30 @@ def _tuple(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
 def _union(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
   """Plain types as they are, and dataclasses by name."""
   classes = tuple(k for k in kinds if dataclasses.is_dataclass(k))
-  plain = []
+  plain: dict[type, _Packer] = {}
   for kind in kinds:
-    limited = typing.get_origin(kind) is typing.Annotated
-    base = typing.get_args(kind)[0] if limited else kind
+    base, _ = _base(kind)
     if base in _PLAIN:
-      plain.append((base, *_field(kind)))
+      plain[base] = _plain(kind)[0]
     elif kind not in classes:
       raise TypeError(f"a message can't have a union with {kind!r}")
-  names = " or ".join(_PLAIN[base] for base, _, _ in plain)
+  names = " or ".join(_PLAIN[base] for base in plain)
+  if float in plain:
+    plain.setdefault(int, plain[float])
   pack_class, unpack_class = _tagged(typing.cast(tuple[type, ...], classes))
 
   def pack(value: Any, blobs: list[bytes]) -> Any:
-    for base, pack_plain, _ in plain:
-      if _fits(base, value):
-        return pack_plain(value, blobs)
+    check = plain.get(type(value))
+    if check is not None:
+      return check(value, blobs)
     if not classes:
       raise _bad(names, value)
     return pack_class(value, blobs)
 
   def unpack(found: Any, blobs: _Blobs) -> Any:
-    for base, _, unpack_plain in plain:
-      if _fits(base, found):
-        return unpack_plain(found, blobs)
+    check = plain.get(type(found))
+    if check is not None:
+      return check(found, blobs)
     if not classes:
       raise _bad(names, found)
     return unpack_class(found, blobs)

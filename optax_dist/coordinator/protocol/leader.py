@@ -62,6 +62,9 @@ _ASK_LAG = 4
 _STRIKES = 3
 # Heartbeats to the store between lines of the journal about deadlines.
 _BEATS = 8
+# To more followers than this, sending a record twice takes longer than the
+# put, during which they would prepare for it.
+_MAX_PROPOSED = 8
 
 
 @dataclasses.dataclass(slots=True)
@@ -90,6 +93,11 @@ class _Seat:
   sequence: int = -1
   leaving: tuple[int, float] | None = None
   reported: int = -1
+
+  @property
+  def waits(self) -> bool:
+    """Whether it waits for anything but the next step."""
+    return self.until < math.inf or self.needs or self.leaving is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,6 +169,10 @@ class Leader:
     self._streams: dict[Process, None] = {}
     self._proposed_to: set[Process] = set()
     self._seats: dict[Incarnation, _Seat] = {}
+    self._by_process: dict[Process, _Seat] = {}
+    # Those that wait, or None where that is to be looked up: there may be
+    # hundreds of seats, and gradients don't change it.
+    self._waiting: list[_Seat] | None = None
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
     self._lender: Lender | None = None
@@ -229,7 +241,7 @@ class Leader:
       )
     for member in list(view.members.values()):
       until = now + config.leader_timeout
-      self._seats[member.incarnation] = _Seat(member, until)
+      self._seat(_Seat(member, until))
       join = quorum.Join(member.replica, member.incarnation)
       self._quorum, _ = quorum.step(self._quorum, join)
       if member.process != config.process:
@@ -285,7 +297,7 @@ class Leader:
       times.append(self._ending + config.attempt_timeout)
     if self._rounds is not None:
       times.append(self._rounds.closes)
-    for seat in self._seats.values():
+    for seat in self._seats_that_wait():
       times.append(seat.until)
       if seat.leaving is not None:
         times.append(seat.leaving[1] + config.attempt_timeout)
@@ -294,6 +306,8 @@ class Leader:
   def _handle(self, input_: Input) -> None:
     match input_:
       case ins.Received(peer, message):
+        if not isinstance(message, msg.Arrive | msg.Done):
+          self._waiting = None
         self._receive(peer, message)
       case ins.Malformed(peer, error):
         self._reject(peer, error)
@@ -417,10 +431,13 @@ class Leader:
     assert record is not None
     if any(isinstance(e, Committed) and e.inline for e in record.entries):
       # With a mean in it there is something to prepare.
-      self._proposed_to = set(self._streams)
+      few = len(self._streams) <= _MAX_PROPOSED
+      me = {self._config.process}
+      self._proposed_to = set(self._streams) if few else me & set(self._streams)
       proposed = msg.Proposed(self._log.position, record)
       for peer in self._streams:
-        self._send(peer, proposed)
+        if peer in self._proposed_to:
+          self._send(peer, proposed)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Begins to send the log to a process."""
@@ -459,11 +476,30 @@ class Leader:
 
   # Members.
 
+  def _seat(self, seat: _Seat) -> None:
+    """Takes a member in."""
+    self._seats[seat.member.incarnation] = seat
+    self._by_process[seat.member.process] = seat
+    self._waiting = None
+
+  def _unseat(self, incarnation: Incarnation) -> bool:
+    """The member is one no more; returns whether it was one."""
+    seat = self._seats.pop(incarnation, None)
+    if seat is None:
+      return False
+    process = seat.member.process
+    if self._by_process.get(process) is seat:
+      del self._by_process[process]
+    self._waiting = None
+    return True
+
   def _seat_of(self, process: Process) -> _Seat | None:
-    for seat in self._seats.values():
-      if seat.member.process == process:
-        return seat
-    return None
+    return self._by_process.get(process)
+
+  def _seats_that_wait(self) -> list[_Seat]:
+    if self._waiting is None:
+      self._waiting = [s for s in self._seats.values() if s.waits]
+    return self._waiting
 
   def _seat_by_id(self, replica: ReplicaId) -> _Seat | None:
     for seat in self._seats.values():
@@ -487,7 +523,7 @@ class Leader:
       and seat.until < math.inf
       and seat.member.incarnation == hello.incarnation
     ):
-      seat.until = math.inf
+      seat.until, self._waiting = math.inf, None
       seat.applied = hello.step if hello.has_state else -1
       self._stream(peer, hello, hello.incarnation)
       self._ask_again(seat, hello.lease)
@@ -520,14 +556,14 @@ class Leader:
     old = self._seat_by_id(member.replica)
     if old is not None:
       # The entry `Joined` says so.
-      del self._seats[old.member.incarnation]
+      self._unseat(old.member.incarnation)
       self._note_removed(old, False, "replaced")
       self._dismiss(old.member.incarnation)
       self._step(quorum.Lost(member.replica, old.member.incarnation))
       self._take_back(old.member.incarnation)
     self._expected.pop(member.replica, None)
     self._next_incarnation += 1
-    self._seats[member.incarnation] = _Seat(member)
+    self._seat(_Seat(member))
     self._log.add(Joined(member))
     self._note(
       notes.MemberJoined(
@@ -543,7 +579,7 @@ class Leader:
   def _remove(self, seat: _Seat, reason: str, left: bool = False) -> None:
     """A member is one no more: it has left, or is lost."""
     incarnation, replica = seat.member.incarnation, seat.member.replica
-    if self._seats.pop(incarnation, None) is None or self._ended:
+    if not self._unseat(incarnation) or self._ended:
       return
     self._has_lost = self._has_lost or not left
     self._log.add(Removed(incarnation, left, reason))
@@ -668,7 +704,8 @@ class Leader:
       self._say(seat, msg.Report(self._quorum.step))
 
   def _serve_snapshots(self) -> None:
-    lacking = [s for s in self._seats.values() if s.needs and s.server is None]
+    waiting = self._seats_that_wait()
+    lacking = [s for s in waiting if s.needs and s.server is None]
     for seat in lacking:
       server = self._who_can_serve(seat)
       if server is not None:
@@ -728,7 +765,7 @@ class Leader:
 
   def _let_go(self) -> None:
     """Lets those leave whose state all others have."""
-    for seat in list(self._seats.values()):
+    for seat in self._seats_that_wait():
       if seat.leaving is None:
         continue
       step, since = seat.leaving
@@ -1278,7 +1315,7 @@ class Leader:
       if rival is None or rival.member.process == peer or now >= until:
         del self._rivals[peer]
         self._hello(peer, hello, waited=True)
-    for seat in list(self._seats.values()):
+    for seat in self._seats_that_wait():
       if now >= seat.until:
         self._remove(seat, "it has not come to the new leader")
     self._stop_expecting()
