@@ -127,9 +127,9 @@ def persistent_map(
 def _set(node: _Node, bits: int, depth: int, key: Any, value: Any) -> _Node:
   if type(node) is tuple:
     at = bits & (_WIDTH - 1)
-    children = list(node)
-    children[at] = _set(node[at], bits >> _BITS, depth + 1, key, value)
-    return tuple(children)
+    copy = list(node)
+    copy[at] = _set(node[at], bits >> _BITS, depth + 1, key, value)
+    return tuple(copy)
   leaf = node.copy()
   leaf[key] = value
   if len(leaf) <= _WIDTH or depth >= _DEPTH:

@@ -278,11 +278,16 @@ def _expected(kind: Any) -> Callable[[Any], str]:
   return expected
 
 
-def _plain(kind: Any) -> tuple[_Packer, _Unpacker]:
+def _plain(
+  kind: Any,
+) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
   text = f"x if {_condition(kind, 'x')} else refuse(what(x), x)"
   known = {"refuse": _refuse, "what": _expected(kind)}
   check = eval(f"lambda x, blobs: {text}", known)
   return check, check
+
+
+_whole, _ = _plain(int)
 
 
 def _pack_bytes(value: Any, blobs: list[bytes]) -> int:
@@ -307,19 +312,14 @@ def _pack_ranges(value: Any, blobs: list[bytes]) -> list[int]:
     if type(pair) is not tuple or len(pair) != 2:
       raise _bad("2 values", pair)
     found += pair
-  for number in found:
-    if not _fits(int, number):
-      raise _bad("a whole number", number)
-  return found
+  return [_whole(number, blobs) for number in found]
 
 
 def _unpack_ranges(found: Any, blobs: _Blobs) -> tuple[tuple[int, int], ...]:
   if type(found) is not list or len(found) % 2:
     raise _bad("pairs of numbers", found)
-  for number in found:
-    if not _fits(int, number):
-      raise _bad("a whole number", number)
-  return tuple(zip(found[::2], found[1::2], strict=True))
+  whole = [_whole(number, blobs) for number in found]
+  return tuple(zip(whole[::2], whole[1::2], strict=True))
 
 
 def _tuple(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
@@ -356,7 +356,7 @@ def _tuple(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
 def _union(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
   """Plain types as they are, and dataclasses by name."""
   classes = tuple(k for k in kinds if dataclasses.is_dataclass(k))
-  plain: dict[type, _Packer] = {}
+  plain: dict[type, Callable[[Any, Any], Any]] = {}
   for kind in kinds:
     base, _ = _base(kind)
     if base in _PLAIN:
