@@ -269,6 +269,7 @@ class Leader:
     if not self.over:
       self._proceed()
       self._flush()
+    self._seats_that_wait()  # So that equal states are equal here, too.
     effects, self._out = self._out, []
     return effects
 
