@@ -247,6 +247,11 @@ class DecoupledDiloco:
     local = local._replace(round=round_)
     for fragment in taken:
       local = self._took(shared, local, fragment, new[fragment])
+    if mine >= 0:
+      # A quarter earlier than its clock: where learners differ in speed, the next
+      # time that this fragment is open may be a whole turn later.
+      ready = local.local_step + 3 * rules.period // 4
+      local = local._replace(ready=_at(local.ready, mine, ready))
     return local
 
   def settle(
@@ -270,17 +275,12 @@ class DecoupledDiloco:
     """The learner has mixed a fragment with its own."""
     new = self._of(fragment, shared.params)
     mixed = self._mix(self._of(fragment, local.params), new)
-    at = lambda old, value: (*old[:fragment], value, *old[fragment + 1 :])
-    # A quarter earlier than its clock: where learners differ in speed, the next
-    # time that this fragment is open may be a whole turn later.
-    ready = local.local_step + 3 * self.rules.period // 4
     return local._replace(
       params=self._with(fragment, local.params, mixed),
       base=self._with(fragment, local.base, new),
-      taken=at(local.taken, version),
-      steps=at(local.steps, 0),
-      tokens=at(local.tokens, 0),
-      ready=at(local.ready, ready),
+      taken=_at(local.taken, fragment, version),
+      steps=_at(local.steps, fragment, 0),
+      tokens=_at(local.tokens, fragment, 0),
     )
 
   def _versions(self, round_: int) -> tuple[int, ...]:
@@ -357,6 +357,11 @@ class DecoupledDiloco:
       self._with(fragment, params, new),
       FragmentsState(state.round + 1, states),
     )
+
+
+def _at(numbers: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
+  """The numbers with one of them changed."""
+  return (*numbers[:index], value, *numbers[index + 1 :])
 
 
 def decoupled_diloco(

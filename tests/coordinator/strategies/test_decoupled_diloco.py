@@ -159,6 +159,26 @@ def test_what_is_too_late_is_given_up():
     assert slow.steps == (expected,)
 
 
+def test_a_slow_learner_has_its_turns():
+  """What it takes in because it is late does not put off what it gives."""
+  found, shared = made(period=4)
+  slow = found.local(shared)
+  gave = 0
+  for round_ in range(12):
+    if round_ % 2:  # It makes one step while the others merge two fragments.
+      slow = trained(found, slow, 1)
+    merges = found.is_due(slow)
+    if merges:
+      given, slow = found.give(slow)
+      gave += given.steps > 0
+    fast, _ = found.give(
+      trained(found, found.local(shared), 2)._replace(round=round_)
+    )
+    shared = merged(found, shared, [fast.payload], [1.0])
+    slow = found.take_in(shared, slow, merged=merges)
+  assert gave == 3  # Its clock has come to six steps, two for each turn.
+
+
 def test_one_that_joins_late_begins_at_the_round_that_is_open():
   found, shared = made()
   for _ in range(3):

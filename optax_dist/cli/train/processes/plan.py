@@ -49,6 +49,14 @@ def make(args: argparse.Namespace, train_size: int) -> Config:
   aggregate = getattr(args, "replicas_to_aggregate", None) or args.replicas
   if args.strategy == "elastic-average":
     aggregate = 1
+  if args.strategy == "decoupled-diloco":
+    # Who is slow or away is not waited for, unless that is asked for.
+    aggregate = args.replicas_to_aggregate or (args.replicas + 1) // 2
+    if aggregate > args.replicas:
+      raise errors.CommandError(
+        f"--replicas-to-aggregate must be at most the {args.replicas} replicas,"
+        f" got {aggregate}: a learner has one contribution to give"
+      )
   steps = args.epochs * (train_size // args.batch_size)
   config = {
     "program": PROGRAM,
@@ -70,11 +78,14 @@ def make(args: argparse.Namespace, train_size: int) -> Config:
     "outer_learning_rate",
     "outer_momentum",
     "communication_period",
+    "fragments",
+    "alpha",
   ):
     config[name] = getattr(args, name, None)
   period = config["communication_period"]
   if period:
     each = args.replicas if args.strategy == "elastic-average" else 1
+    each *= config["fragments"] or 1
     config["commits"] = max(1, each * steps // period)
   return config
 
@@ -117,6 +128,17 @@ def join_arguments(config: Config) -> dict[str, Any]:
           nesterov=True,
         ),
         communication_period=period,
+      )
+    case "decoupled-diloco":
+      found["strategy"] = coordinator.decoupled_diloco(
+        optax.sgd(
+          config["outer_learning_rate"],
+          momentum=config["outer_momentum"],
+          nesterov=True,
+        ),
+        fragments=config["fragments"],
+        period=period,
+        alpha=config["alpha"],
       )
   return found
 

@@ -29,7 +29,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
     "options of --launch processes",
     "Each replica is a process of its own on this machine, and the coordinator"
     " is between them: who is killed or stopped does not stop the others. With"
-    " sync-replicas, elastic-average, local-sgd and diloco.",
+    " sync-replicas, elastic-average, local-sgd, diloco and decoupled-diloco.",
   )
   add = group.add_argument
   add(

@@ -18,6 +18,7 @@ from optax_dist.coordinator import journal
 
 _QUICK = ("--batch-size", "96", "--timeout", "40", "--launch", "processes")
 _SYNC = ("--strategy", "sync-replicas", "--replicas", "3")
+_LEARNERS = ("--strategy", "decoupled-diloco", "--replicas", "3")
 
 
 def _train(folder, *flags):
@@ -66,6 +67,26 @@ def test_local_strategies_train_between_processes(tmp_path, capsys, flags):
   assert "2 replicas hold the same parameters" in capsys.readouterr().out
   commits = [r["step"] for r in _records(tmp_path) if r["kind"] == "commit"]
   assert len(commits) >= (1437 // 96) // int(flags[-1])
+
+
+def test_learners_go_on_when_one_is_killed(tmp_path, capsys):
+  """Of three, one dies at once; all end with the same fragments."""
+  flags = ("--strategy", "decoupled-diloco", "--replicas", "3")
+  more = ("--communication-period", "6", "--epochs", "3", "--alpha", "0.1")
+  assert _train(tmp_path, *flags, *more, "--chaos", "kill:1@5") == 0
+  out = capsys.readouterr().out
+  assert "hold the same parameters" in out
+  assert "x kill" in out
+  records = _records(tmp_path)
+  assert {r["replica"] for r in records if r["kind"] == "lost"} == {1}
+  commits = [r for r in records if r["kind"] == "commit"]
+  assert len(commits) >= 2 * 3 * (1437 // 96) // 6
+  for commit in commits:
+    weights = [member["weight"] for member in commit["members"]]
+    assert len(weights) >= 2
+    assert sum(weights) == pytest.approx(len(weights))
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  assert json.loads(lines[-1])["test_accuracy"] > 0.3
 
 
 def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
@@ -136,11 +157,21 @@ def _store_of(pid):
     ((*_SYNC, "--chaos", "slow:7x2"), "numbered 0 to 2"),
     ((*_SYNC, "--chaos", "melt:0.5"), "must be kill:P, stop:P"),
     ((*_SYNC, "--resume"), "there is no checkpoint"),
+    ((*_LEARNERS, "--alpha", "1"), "--alpha must be below 1"),
+    ((*_LEARNERS, "--outer-momentum", "1"), "--outer-momentum must be below"),
+    ((*_LEARNERS, "--fragments", "30"), "at least --fragments 30"),
+    ((*_LEARNERS, "--replicas-to-aggregate", "4"), "at most the 3 replicas"),
   ],
 )
 def test_what_can_not_work_is_told_at_once(tmp_path, capsys, flags, words):
   assert _train(tmp_path, *flags) == 2
   assert words in capsys.readouterr().err
+
+
+def test_learners_need_processes(tmp_path, capsys):
+  argv = ["train", "--output", str(tmp_path), *_LEARNERS]
+  assert main.main(argv) == 2
+  assert "needs --launch processes" in capsys.readouterr().err
 
 
 def test_chaos_needs_processes(tmp_path, capsys):
