@@ -12,6 +12,7 @@ OPTIONS = st.fixed_dictionaries(
     "total_num_replicas": st.integers(1, 4),
     "max_staleness": st.integers(0, 2),
     "two_phase": st.booleans(),
+    "window": st.booleans(),
   }
 )
 
@@ -37,7 +38,7 @@ CHOICES = st.lists(
       + ["arrive"] * 5
       + ["join"] * 3
       + ["lost", "failed"] * 2
-      + ["done", "leave"]
+      + ["done", "leave", "close"]
     ),
     st.integers(0, 4),
     st.sampled_from([0, 0, 0, 0, -1, -2, 1]),
@@ -80,6 +81,8 @@ def event_of(choice, state):
       return quorum.Lost(choice.replica, choice.incarnation)
     case "leave":
       return quorum.Leave(choice.replica, choice.incarnation)
+    case "close":
+      return quorum.Close(max(0, state.step + choice.offset))
     case "done":
       return quorum.Done(choice.replica, state.step, number)
   return quorum.Failed(choice.replica, state.step, number, choice.other)
