@@ -133,6 +133,7 @@ def run(args, kill_every=0.0, steps=0):
     report = launcher.Launcher(
       [sys.executable, __file__, "--learner"],
       LEARNERS,
+      folder=pathlib.Path(folder) / "output",
       told=Environment(num_replicas=LEARNERS),
       env={
         "JAX_PLATFORMS": "cpu",
