@@ -169,7 +169,7 @@ def test_what_can_not_work_is_told_at_once(tmp_path, capsys, flags, words):
 
 
 def test_learners_need_processes(tmp_path, capsys):
-  argv = ["train", "--output", str(tmp_path), *_LEARNERS]
+  argv = ["train", "--output", str(tmp_path), *_LEARNERS, *_QUICK[:2]]
   assert main.main(argv) == 2
   assert "needs --launch processes" in capsys.readouterr().err
 
