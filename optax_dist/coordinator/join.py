@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +146,7 @@ def join(
     lower_on_loss = fewest < min(replicas_to_aggregate, total)
   settings.setdefault("journal", launched.journal)
   settings.setdefault("run", launched.run or "")
+  settings.setdefault("step_timeout", launched.step_timeout)
   chosen = _strategy(
     opt,
     strategy,
@@ -215,6 +218,7 @@ def join(
         global_step=global_step,
         preempted=preempted,
         on_close=lambda one: _say_goodbye(one, line, preempted, metrics),
+        on_stuck=_end if line is not None or told.step_timeout else None,
         group=group,
         data=data,
         progress=progress,
@@ -458,6 +462,12 @@ def _say_goodbye(
     preempted.remove()
   if line is not None and replica.finished and not replica.has_left:
     line.say("finished")
+
+
+def _end(reason: str) -> None:
+  """Ends a process whose training loop is stuck; a launcher starts it again."""
+  print(f"This process ends, for it is {reason}.", file=sys.stderr, flush=True)
+  os._exit(groups.EXIT_CODE)
 
 
 def _strategy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,10 @@ class Options:
     leader_timeout: silence of the leader after which another takes its role, and
       of any replica after which it is lost; None: two and a half times the 99th
       percentile of its silences, from 5 s on.
+    step_timeout: how long a step may take inside a replica until its watchdog
+      gives it up; 0 for no watchdog; None: ten times the 99th percentile, while
+      others wait, where a launcher starts the replica again, and elsewhere it is
+      only printed.
     stall_warning: waiting time after which the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
     wire: how gradients travel; one of `wire_formats.WIRES`.
@@ -46,6 +51,7 @@ class Options:
   timeout: float = 300.0
   attempt_timeout: float | None = None
   leader_timeout: float | None = None
+  step_timeout: float | None = None
   stall_warning: float = 10.0
   inline_bytes: int = 64 << 10
   wire: str = "float32"
@@ -62,6 +68,11 @@ class Options:
       value = getattr(self, name)
       if value is not None and not value > 0:
         raise ValueError(f"{name} must be positive seconds, got {value!r}.")
+    if self.step_timeout is not None and not 0 <= self.step_timeout < math.inf:
+      raise ValueError(
+        "step_timeout must be seconds, 0 or more (0 for no watchdog), got"
+        f" {self.step_timeout!r}."
+      )
     if (self.attempt_timeout or 0.0) > self.timeout:
       raise ValueError(
         f"attempt_timeout must be at most timeout={self.timeout!r}, got "
@@ -99,3 +110,10 @@ class Options:
   def silence(self) -> arrivals.Rule | None:
     """How the silence that is allowed follows what was seen."""
     return arrivals.silence(self.timeout) if not self.leader_timeout else None
+
+  @property
+  def steps(self) -> float | arrivals.Rule:
+    """How long a step may take inside a replica, or how that is found."""
+    if self.step_timeout is None:
+      return arrivals.steps(self.timeout)
+    return self.step_timeout

@@ -45,6 +45,7 @@ from optax_dist.coordinator.runtime import (
   shards,
   timings,
   trees,
+  watchdog,
 )
 from optax_dist.coordinator.runtime import group as groups
 
@@ -74,6 +75,7 @@ class Replica:
     global_step: int = 0,
     preempted: preemption.Preemption | None = None,
     on_close: Callable[[Replica], None] = lambda replica: None,
+    on_stuck: Callable[[str], None] | None = None,
     group: groups.Group | None = None,
     data: ledger.Batches | None = None,
     progress: ledger.Progress | None = None,
@@ -216,6 +218,15 @@ class Replica:
     # When what is computed now was begun; by then, jax's time for programs and
     # the process's on all cores.
     self._began = self._token_time = time.monotonic()
+    self._on_stuck = on_stuck
+    # Where nobody starts it again, it is ended only if that was asked for.
+    ends = bool(settings.step_timeout or on_stuck)
+    self._watchdog = watchdog.Watchdog(
+      settings.steps,
+      f"replica {replica}",
+      self._driver.stalled,
+      self._give_up if ends else None,
+    )
     self._compiled, self._cpu = timings.compiled(), time.process_time()
     # Of the submission before: when it was sent, and its parts until now.
     self._sent: float | None = None
@@ -302,6 +313,8 @@ class Replica:
       raise
     self._local = self._strategy.local(self._pinned)
     self._begin()
+    if self._settings.step_timeout != 0:
+      self._watchdog.start()
     return self
 
   # What a training loop reads.
@@ -754,6 +767,7 @@ class Replica:
 
   def close(self) -> None:
     """Ends this replica's threads and waits; what it has not said is lost."""
+    self._watchdog.close()
     self._driver.close()
     self._handover.close()
     self._on_close(self)
@@ -774,6 +788,19 @@ class Replica:
       self.close()
 
   # Helpers.
+
+  def _watch(self, now: float) -> None:
+    """The training loop computes from now on, if there is something to compute."""
+    if not (self._handover.left or self._has_finished()):
+      self._watchdog.steps.begin(now)
+
+  def _give_up(self, reason: str, stacks: str) -> None:
+    """The watchdog's: the training loop is stuck."""
+    if self._left or self._has_finished() or self._handover.failure is not None:
+      return
+    self._driver.give_up(reason, stacks)
+    if self._on_stuck is not None:
+      self._on_stuck(reason)
 
   def _over(self, gradients: int) -> Outcome | None:
     """What to say if nothing can be submitted any more."""
@@ -799,6 +826,7 @@ class Replica:
   def _begin(self) -> None:
     """Computing begins, or goes on."""
     now = self._token_time = time.monotonic()
+    self._watch(now)
     if self._sent is not None:
       self._waited += now - self._sent
       self._waited_in_all += now - self._sent
@@ -891,6 +919,7 @@ class Replica:
       ),
       memory,
     )
+    self._watchdog.steps.submitted(time.monotonic())
     return sequence
 
   def _to_send(self) -> list[Any]:
@@ -1071,7 +1100,9 @@ class Replica:
   def _wait(self, ready: Callable[[], bool], what: str) -> None:
     """Waits; the deadline is somewhat after the one that the core keeps."""
     patience = self._config.patience + 1.0
+    self._watchdog.steps.wait()
     if self._handover.wait(ready, patience):
+      self._watch(time.monotonic())
       return
     self._raise_failure()
     if self._has_finished():

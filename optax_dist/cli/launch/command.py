@@ -128,6 +128,14 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     default=30.0,
     help="from SIGTERM or Ctrl-C, which are passed on, to SIGKILL",
   )
+  add(
+    "--step-timeout",
+    metavar="SECONDS",
+    type=parser.non_negative_float,
+    help="how long a step may take inside a replica: one that takes longer is"
+    " stuck, says where, and starts again; 0 for any time (default: ten times"
+    " what 99%% take, while others wait)",
+  )
 
 
 def _add_hosts(launch: argparse.ArgumentParser) -> None:

@@ -88,6 +88,9 @@ class Job:
       min_replicas=fewest,
       output=None if output is None else str(output),
       journal=None if journal is None else str(journal.resolve()),
+      step_timeout=(
+        before.step_timeout if args.step_timeout is None else args.step_timeout
+      ),
       faults=chaos.dump(args.chaos),
     )
 

@@ -40,6 +40,7 @@ class Environment:
     output: the folder of the job, for example for checkpoints.
     journal: the file in which the leader writes what happens.
     grace: seconds from SIGTERM to SIGKILL.
+    step_timeout: seconds after which a stuck step is ended; 0 for never.
     faults: to inflict, for tests; see `optax_dist.coordinator.faults`.
     channel: the number of the file descriptor that leads to the launcher.
 
@@ -67,6 +68,7 @@ class Environment:
   output: str | None = None
   journal: str | None = None
   grace: float | None = None
+  step_timeout: float | None = None
   faults: str | None = None
   channel: int | None = None
 

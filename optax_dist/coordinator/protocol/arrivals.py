@@ -172,5 +172,21 @@ def attempts(timeout: float) -> Rule:
   return _within(timeout / 5, 5.0, 30.0, 120.0)
 
 
+def steps(timeout: float) -> Rule:
+  """The rule for a step inside a replica, which others may wait for.
+
+  Generous, for it is not only late but ended: ten 99th percentiles.
+
+  Args:
+    timeout: how long the run may make no progress.
+
+  Example:
+    >>> steps(300.0)
+    Rule(floor=60.0, first=180.0, ceiling=180.0, factor=10.0, least=20)
+  """
+  most = 0.6 * timeout
+  return Rule(min(60.0, most), most, most, factor=10.0)
+
+
 def _within(most: float, floor: float, first: float, ceiling: float) -> Rule:
   return Rule(min(floor, most), min(first, most), min(ceiling, most))

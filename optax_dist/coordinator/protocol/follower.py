@@ -113,6 +113,11 @@ class Follower:
     # When a leader was last heard, and by which message.
     self._heard: tuple[float, str] | None = None
 
+  @property
+  def stalled(self) -> bool:
+    """Whether the leader says that a step takes long."""
+    return bool(self._missing)
+
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
     if not self.over:
@@ -213,8 +218,8 @@ class Follower:
       case ins.SaveWanted():
         self._saving = True
         self._tell(msg.Save())
-      case ins.Aborted(reason):
-        self._tell(msg.Leave(True, reason))
+      case ins.Aborted(reason, stacks):
+        self._tell(msg.Leave(True, reason, stacks))
         self._stop()
       case ins.FingerprintTaken(step, digest):
         self._tell(msg.Fingerprint(step, digest))

@@ -247,9 +247,14 @@ class Aborted:
 
   The others learn it at once; nothing is waited for. The driver carries out the
   effects, and then closes the transport.
+
+  Attributes:
+    reason: in words.
+    stacks: of its threads, if it is stuck; for the journal.
   """
 
   reason: str
+  stacks: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -353,8 +353,10 @@ class Leader:
         if seat.server is not None:
           seat.tried.add(seat.server)
           seat.server = None
-      case msg.Leave(lost, reason):
+      case msg.Leave(lost, reason, stacks):
         if lost:
+          if stacks:
+            self._note_stuck(seat, reason, stacks)
           self._remove(seat, reason)
         elif seat.leaving is None:
           seat.leaving = (self._quorum.step, self._now)
@@ -678,6 +680,13 @@ class Leader:
         reason,
       )
     )
+
+  def _note_stuck(self, seat: _Seat, reason: str, stacks: str) -> None:
+    member, step = seat.member, self._quorum.step
+    note = notes.MemberStuck(
+      member.replica, member.incarnation, step, reason, stacks
+    )
+    self._note(note)
 
   def _dismiss(self, incarnation: Incarnation) -> None:
     """Stops waiting for a member as a witness, or in the queue."""

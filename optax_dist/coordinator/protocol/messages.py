@@ -162,10 +162,12 @@ class Leave:
     lost: whether it goes by an error, at once and to be counted as lost;
       otherwise others first fetch what only it has.
     reason: in words, for people.
+    stacks: of the threads of a replica that is stuck.
   """
 
   lost: bool
   reason: str
+  stacks: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ class Node:
     time = self.follower.deadline()
     return time if self.leader is None else min(time, self.leader.deadline())
 
+  @property
+  def stalled(self) -> bool:
+    """Whether others wait, as far as is known here."""
+    return self.follower.stalled
+
   def missing(self, now: float) -> str:
     """What the replica waits for, in words."""
     return self.follower.missing(now)

@@ -59,6 +59,21 @@ class MemberRemoved:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class MemberStuck:
+  """A replica has found that its training loop is stuck, and goes.
+
+  Attributes:
+    stacks: of its threads.
+  """
+
+  replica: ReplicaId
+  incarnation: Incarnation
+  step: int
+  reason: str
+  stacks: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepCommitted:
   """A step was committed.
 
@@ -179,6 +194,7 @@ Note: TypeAlias = (
   | LeaderBegins
   | MemberJoined
   | MemberRemoved
+  | MemberStuck
   | StepCommitted
   | GradientDropped
   | AttemptAbandoned

@@ -46,6 +46,8 @@ from optax_dist.coordinator.transport import interface as transports
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for the end of a thread that closes.
 _PATIENCE = 5.0
+# The same for a leader that gives itself up.
+_LAST_WORDS = 0.5
 # What processes of one replica tell each other.
 _OF_GROUP = (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
 # States of more bytes are computed in the background.
@@ -65,6 +67,11 @@ class Core(Protocol):
 
   def missing(self, now: float) -> str:
     """What it waits for, in words."""
+    ...
+
+  @property
+  def stalled(self) -> bool:
+    """Whether others wait, as far as is known here."""
     ...
 
 
@@ -247,6 +254,33 @@ class Driver:
       return found.get(timeout=1.0)
     except queue.Empty:
       return "its event loop does not answer"
+
+  def stalled(self) -> bool:
+    """Whether others wait; from any thread."""
+    return self._core.stalled
+
+  def give_up(self, reason: str, stacks: str) -> None:
+    """Has others go on without this replica at once, and ends.
+
+    Args:
+      reason: in words.
+      stacks: of this process's threads, for the journal.
+    """
+    failure = errors.CoordinatorError(
+      f"Replica {self._replica!r} was given up by its watchdog: {reason}."
+    )
+
+    def fail() -> None:
+      self.handover.failure = self.handover.failure or failure
+      self._tell = True
+
+    self.post(fail)
+    self.feed(inputs.Aborted(reason, stacks))
+    if self.handover.leads:
+      time.sleep(
+        _LAST_WORDS
+      )  # It stands in the log and in the journal by then.
+    self.close(reason)
 
   def close(self, reason: str = "closed") -> None:
     """Ends all, and waits for it; what was not said by now is lost."""

@@ -142,6 +142,9 @@ class JournalLines:
         if left:
           return "leave", fields
         return "lost", fields | {"reason": reason}
+      case notes.MemberStuck(replica, incarnation, step, reason, stacks):
+        fields = _member(replica, incarnation, step)
+        return "stuck", fields | {"reason": reason, "stacks": stacks}
       case notes.StepCommitted():
         return "commit", self._commit(note, now)
       case notes.GradientDropped():

@@ -18,7 +18,7 @@ _SECRET = {"OPTAX_DIST_SECRET": "sixteen bytes or more"}
 def _job(environ=None, journal=None, **given):
   names = (
     "replicas replicas_to_aggregate min_replicas chaos output nodes node_rank"
-    " address store run_name secret_file"
+    " address store run_name secret_file step_timeout"
   )
   args = dict.fromkeys(names.split()) | given
   return job.Job(argparse.Namespace(**args), journal, environ or {})
@@ -77,3 +77,10 @@ def test_a_store_that_lives_on_needs_a_name_for_the_run():
 def test_wrong_variables_are_named():
   with pytest.raises(errors.CommandError, match="OPTAX_DIST_NODE_RANK"):
     _job({"OPTAX_DIST_NODE_RANK": "one"})
+
+
+def test_how_long_a_step_may_take_is_told():
+  assert _job().told.step_timeout is None
+  before = {"OPTAX_DIST_STEP_TIMEOUT": "7.5"}
+  assert _job(before).told.step_timeout == 7.5
+  assert _job(before, step_timeout=0.0).told.step_timeout == 0.0

@@ -22,6 +22,7 @@ _EVENTS = {
   "join": "joined",
   "leave": "left",
   "lost": "lost",
+  "stuck": "gives itself up",
   "stall": "waiting",
   "cannot_proceed": "can't go on",
   "abandon": "attempt abandoned",

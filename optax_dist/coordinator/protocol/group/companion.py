@@ -62,6 +62,11 @@ class Companion:
       return math.inf
     return min(self._retry_at, self._give_up_at)
 
+  @property
+  def stalled(self) -> bool:
+    """Whether others wait: only process 0 knows."""
+    return False
+
   def missing(self, now: float) -> str:
     """What it waits for, in words."""
     if self._welcome:

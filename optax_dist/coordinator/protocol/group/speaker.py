@@ -35,6 +35,11 @@ class Core(Protocol):
     """What it waits for, in words."""
     ...
 
+  @property
+  def stalled(self) -> bool:
+    """Whether others wait, as far as is known here."""
+    ...
+
 
 @dataclasses.dataclass(slots=True)
 class _Aggregation:
@@ -114,6 +119,11 @@ class Speaker:
       return math.inf
     waits = math.inf if self._since is None else self._since + self._patience
     return min(self.core.deadline(), waits)
+
+  @property
+  def stalled(self) -> bool:
+    """Whether others wait, as far as is known here."""
+    return self.core.stalled
 
   def missing(self, now: float) -> str:
     """What the replica waits for, in words."""

@@ -1,0 +1,183 @@
+"""Notices a training loop that is alive but stuck, and says where it stands.
+
+A collective that waits indefinitely, or a data loader that blocks, can't be seen from
+outside: heartbeats go on. A thread looks how long the present step has taken.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from optax_dist.coordinator.protocol import arrivals
+
+# A step that nobody waits for may be an evaluation, or a pause in a notebook.
+_UNHURRIED = 3600.0
+# Characters of the stacks that go into the journal.
+_MOST = 16_000
+
+
+class Steps:
+  """How long steps take, and whether the present one takes too long.
+
+  Pure: it is given times. A step is what the training loop does from getting
+  parameters, or samples, until its gradient is submitted.
+
+  Attributes:
+    thread: that of the training loop.
+  """
+
+  def __init__(self, limit: float | arrivals.Rule):
+    """No step has begun.
+
+    Args:
+      limit: the seconds that a step may take, or how they follow those before.
+    """
+    self._given = not isinstance(limit, arrivals.Rule)
+    self._seen: arrivals.Arrivals | None = None
+    self._limit = 0.0
+    if isinstance(limit, arrivals.Rule):
+      self._seen = arrivals.Arrivals(limit)
+    else:
+      self._limit = limit
+    self._began: float | None = None
+    self.thread = 0
+
+  @property
+  def deadline(self) -> float:
+    """How long a step may take, in seconds."""
+    return self._limit if self._seen is None else self._seen.deadline
+
+  def begin(self, now: float) -> None:
+    """The training loop computes from now on."""
+    self._began = now
+    self.thread = threading.get_ident()
+
+  def submitted(self, now: float) -> None:
+    """Its gradient is submitted."""
+    if self._seen is not None and self._began is not None:
+      self._seen.add(now - self._began)
+    self._began = None
+
+  def wait(self) -> None:
+    """It waits for others, which has deadlines of its own."""
+    self._began = None
+
+  def stood_still(self, seconds: float) -> None:
+    """The whole process did not run for so long, which is not the step's fault."""
+    if self._began is not None:
+      self._began += seconds
+
+  def lasts(self, now: float) -> float:
+    """How long the present step has taken; 0.0 if there is none."""
+    began = self._began
+    return 0.0 if began is None else max(0.0, now - began)
+
+  def is_stuck(self, now: float, awaited: bool) -> bool:
+    """Whether it takes so long that it is to be given up.
+
+    Args:
+      now: the time.
+      awaited: whether other replicas wait.
+    """
+    hurry = self._given or awaited
+    most = self.deadline if hurry else max(_UNHURRIED, self.deadline)
+    return self.lasts(now) > most
+
+
+class Watchdog:
+  """A thread that looks at `Steps`, prints where one is stuck, and gives it up.
+
+  Attributes:
+    steps: told of what the training loop does.
+  """
+
+  def __init__(
+    self,
+    limit: float | arrivals.Rule,
+    name: str,
+    awaited: Callable[[], bool],
+    evict: Callable[[str, str], None] | None,
+  ):
+    """Watches nothing before `start`.
+
+    Args:
+      limit: see `Steps`.
+      name: of the replica, in words.
+      awaited: whether other replicas wait.
+      evict: gives the replica up, given the reason and the stacks of its
+        threads; None: it is only printed.
+    """
+    self.steps = Steps(limit)
+    self._name, self._awaited, self._evict = name, awaited, evict
+    self._every = min(1.0, self.steps.deadline / 8)
+    self._closed = threading.Event()
+    self._thread = threading.Thread(
+      target=self._run, name="optax-dist-watchdog", daemon=True
+    )
+
+  def start(self) -> None:
+    """Begins."""
+    self._thread.start()
+
+  def close(self) -> None:
+    """Ends it."""
+    self._closed.set()
+    current = threading.current_thread()
+    if self._thread.ident is not None and self._thread is not current:
+      self._thread.join(1.0)
+
+  def _run(self) -> None:
+    steps, told = self.steps, False
+    before = time.monotonic()
+    while not self._closed.wait(self._every):
+      now = time.monotonic()
+      if now - before > self._every + 1.0:
+        steps.stood_still(now - before)
+      before = now
+      if not steps.is_stuck(now, self._awaited()):
+        told = False
+        continue
+      lasts = steps.lasts(now)
+      if told or not lasts:
+        continue  # It is known, or was submitted just now.
+      told = True
+      reason = f"stuck: its step has taken {lasts:.1f} s so far"
+      found = stacks(steps.thread)
+      print(
+        f"{self._name}: {reason}. Its threads:\n{found}",
+        file=sys.stderr,
+        flush=True,
+      )
+      if self._evict is not None:
+        self._evict(reason, found)
+        return
+
+
+def stacks(first: int) -> str:
+  """The stacks of all threads but the calling one, the latest call last.
+
+  Args:
+    first: the thread that comes first.
+
+  Example:
+    >>> import threading
+    >>> event = threading.Event()
+    >>> thread = threading.Thread(target=event.wait, name="waits")
+    >>> thread.start()
+    >>> text = stacks(thread.ident)
+    >>> event.set()
+    >>> text.startswith("Thread waits:") and "in wait" in text
+    True
+  """
+  names = {t.ident: t.name for t in threading.enumerate()}
+  frames = sys._current_frames()
+  frames.pop(threading.get_ident(), None)
+  texts = []
+  for ident in sorted(frames, key=lambda i: (i != first, i)):
+    lines = "".join(traceback.format_stack(frames[ident]))
+    texts.append(f"Thread {names.get(ident, ident)}:\n{lines}")
+  return "".join(texts)[:_MOST]

@@ -1,0 +1,28 @@
+"""A replica that is stuck says where, and `optax-dist launch` starts it again."""
+
+import pathlib
+
+from optax_dist.cli import main
+from optax_dist.coordinator import journal
+
+_PROGRAM = str(pathlib.Path(__file__).with_name("stuck_replica.py"))
+
+
+def test_a_stuck_replica_is_started_again(tmp_path, capfd, monkeypatch):
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  output = tmp_path / "out"
+  # A step takes both replicas, so the second has to come back.
+  flags = ("--replicas", "2", "--restarts", "2", "--step-timeout", "4")
+  assert main.main(["launch", *flags, "--output", str(output), _PROGRAM]) == 0
+  printed = capfd.readouterr().err
+  assert "in blocked_data_loader" in printed
+  assert "[replica 1]" in printed
+  records = journal.read(output / "journal.jsonl", strict=True).records
+  (stuck,) = [r for r in records if r["kind"] == "stuck"]
+  assert (stuck["replica"], stuck["step"]) == (1, 5)
+  assert "in blocked_data_loader" in stuck["stacks"]
+  (lost,) = [r for r in records if r["kind"] == "lost"]
+  assert lost["reason"].startswith("stuck: its step has taken")
+  commits = [r for r in records if r["kind"] == "commit"]
+  assert len(commits) == 10
+  assert all(len(commit["members"]) == 2 for commit in commits)

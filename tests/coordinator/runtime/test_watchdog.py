@@ -1,0 +1,136 @@
+"""A training loop that is alive but stuck is named, and given up."""
+
+import threading
+
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator
+from optax_dist.coordinator import journal
+from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.runtime import watchdog
+
+RULE = arrivals.steps(300.0)
+
+
+def test_a_step_that_was_given_a_limit_is_stuck_beyond_it():
+  steps = watchdog.Steps(5.0)
+  assert not steps.is_stuck(1e9, awaited=True)  # None has begun.
+  steps.begin(100.0)
+  assert steps.lasts(104.0) == 4.0
+  assert not steps.is_stuck(105.0, awaited=False)
+  assert steps.is_stuck(105.1, awaited=False)
+  steps.submitted(105.2)
+  assert not steps.is_stuck(1e9, awaited=True)
+
+
+def test_by_default_it_follows_the_steps_and_is_in_a_hurry_if_others_wait():
+  steps = watchdog.Steps(RULE)
+  assert steps.deadline == 180.0
+  for number in range(100):
+    steps.begin(100.0 * number)
+    steps.submitted(100.0 * number + 7.0)
+  assert 70.0 <= steps.deadline <= 74.0
+  steps.begin(0.0)
+  assert steps.is_stuck(80.0, awaited=True)
+  assert not steps.is_stuck(3000.0, awaited=False)
+  assert steps.is_stuck(3700.0, awaited=False)
+
+
+def test_waiting_for_others_is_no_step():
+  steps = watchdog.Steps(5.0)
+  steps.begin(0.0)
+  steps.wait()
+  assert not steps.is_stuck(100.0, awaited=True)
+  steps.begin(100.0)
+  assert not steps.is_stuck(101.0, awaited=True)
+
+
+def test_what_the_process_did_not_run_does_not_count():
+  steps = watchdog.Steps(5.0)
+  steps.stood_still(1.0)
+  steps.begin(0.0)
+  steps.stood_still(60.0)  # As after SIGSTOP and SIGCONT.
+  assert not steps.is_stuck(64.0, awaited=True)
+  assert steps.is_stuck(66.0, awaited=True)
+
+
+def test_the_watched_thread_comes_first_in_the_stacks():
+  event = threading.Event()
+
+  def blocked():
+    event.wait(60.0)
+
+  threads = [
+    threading.Thread(target=blocked, name=f"thread {i}", daemon=True)
+    for i in range(3)
+  ]
+  for thread in threads:
+    thread.start()
+  text = watchdog.stacks(threads[1].ident)
+  event.set()
+  assert text.startswith("Thread thread 1:\n")
+  assert text.count("in blocked") == 3
+
+
+def test_where_nobody_starts_it_again_it_is_only_printed(capsys):
+  given_up = threading.Event()
+  for evict in (None, lambda reason, stacks: given_up.set()):
+    dog = watchdog.Watchdog(0.05, "replica 7", lambda: False, evict)
+    dog.steps.begin(-1e6)
+    dog.start()
+    if evict is not None:
+      assert given_up.wait(20.0)
+    else:
+      for _ in range(400):
+        if "replica 7: stuck" in (text := capsys.readouterr().err):
+          break
+        threading.Event().wait(0.05)
+      assert "replica 7: stuck" in text
+      assert "Thread MainThread:" in text
+    dog.close()
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_the_others_go_on_without_one_that_is_stuck(leads, tmp_path, capfd):
+  path = tmp_path / "run.jsonl"
+  released = threading.Event()
+  steps = []
+
+  def blocked_data_loader():
+    released.wait(60.0)
+
+  def train(replica):
+    ones = np.ones(4, np.float32)
+    while replica.global_step < 3:
+      replica.step(ones)
+    if replica.is_leader == leads:
+      blocked_data_loader()
+      replica.step(ones)
+    try:
+      while replica.global_step < 8:
+        replica.step(ones)
+      replica.finish()
+    finally:
+      released.set()
+    steps.append(replica.global_step)
+
+  with pytest.raises(
+    coordinator.CoordinatorError, match="was given up by its watchdog: stuck"
+  ):
+    coordinator.run_embedded(
+      train,
+      2,
+      optax.sgd(0.1),
+      np.ones(4, np.float32),
+      lower_on_loss=True,
+      step_timeout=3.0,
+      journal=path,
+    )
+  assert steps == [8]
+  assert "in blocked_data_loader" in capfd.readouterr().err
+  told = {r["kind"]: r for r in journal.read(path, strict=True).records}
+  assert "in blocked_data_loader" in told["stuck"]["stacks"]
+  assert told["stuck"]["reason"].startswith("stuck: its step has taken 3")
+  assert told["lost"]["replica"] == told["stuck"]["replica"]
