@@ -24,6 +24,7 @@ _FULL = Environment(
   output="/out",
   journal="/out/journal.jsonl",
   grace=2.5,
+  step_timeout=60.0,
   faults='{"kill": 0.1}',
   channel=7,
 )

@@ -106,7 +106,7 @@ def _raw(header: Any, tail: bytes = b"") -> bytes:
     (_raw(["Applied", None]), "a whole number"),
     (_raw(["Stalled", 1, float("nan"), ""]), "not JSON"),
     (_raw(["Stalled", 1, "2", ""]), "a number"),
-    (_raw(["Leave", 1, "left"]), "true or false"),
+    (_raw(["Leave", 1, "left", ""]), "true or false"),
     (_raw(["Applied", 1], b"more"), "more bytes"),
     (_raw(["Done", [0, 0, 0]]), "4 fields"),
     (b"\x05\0\0\0[[[[[", "not JSON"),
