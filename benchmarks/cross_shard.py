@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
-from optax_dist._internal import collectives
+from optax_dist._internal import packing
 
 # The tests' launcher: processes on loopback, with a deadline.
 sys.path.append(
@@ -149,7 +149,12 @@ def joining(leaves: int, size: int, rounds: int) -> dict[str, float]:
   """Times the sum of leaves joined in one buffer against that of each."""
   total = lambda x: jax.lax.psum(x, AXIS)
   mean = lambda xs: [x / jnp.float32(jax.device_count()) for x in xs]
-  joined = _aggregating(lambda g: mean(collectives._joined(total, g)))
+
+  def join(leaves):
+    together = packing.Packing.side_by_side(leaves)
+    return mean(together.unpack([total(x) for x in together.pack(leaves)]))
+
+  joined = _aggregating(join)
   single = _aggregating(lambda g: mean([total(x) for x in g]))
   tree = _placed(leaves, size)
   return ratios.compare(

@@ -1,34 +1,18 @@
 """Sums over mesh axes, with few large messages where that is faster.
 
-**When leaves travel together.** An all-reduce costs a latency and a transfer. On
-TPU and GPU the compiler joins the all-reduces of one step by itself, so leaves
-are handed over one by one and nothing is copied. On CPU it does not, so leaves
-of one dtype are copied into one buffer, where that costs less than messages of
-their own: over several processes those below 2 MiB; within one process, where
-an all-reduce is only a rendezvous of threads, those below 64 KiB, the smallest
-first, up to 8 MiB in all (copies beyond the caches and the allocator's pools
-cost more than they save). ``benchmarks/cross_shard.py`` measures it.
-
-Leaves are never joined where the compiler may have sharded them over further
-axes of the mesh (a partly manual ``shard_map``): flattening would gather them.
+See :mod:`optax_dist._internal.packing` for how leaves share messages.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, materialize
+from optax_dist._internal import axes, packing
 
 Groups = Sequence[Sequence[int]]
 
-# Bytes: leaves at least this large travel by themselves, over several processes
-# and within one; and how much is joined at most within one.
-_ALONE_BETWEEN = 2 << 20
-_ALONE_WITHIN = 64 << 10
-_BUFFER_WITHIN = 8 << 20
 # Bytes of a TPU's tile of one-dimensional arrays.
 _TILE = 512
 
@@ -102,26 +86,14 @@ def sum_leaves(
     The sums, each in its leaf's shape and dtype. They are bit-identical on all
     replicas that were summed over.
   """
-  results = list(leaves)
-  buckets: dict[tuple, list[int]] = {}
-  for i, (leaf, over) in enumerate(zip(leaves, names, strict=True)):
-    if not over:
-      continue
-    # Joined leaves get one type, so only leaves of equal types are joined.
-    kind = (
-      (over, leaf.dtype, axes.varying_axes(leaf)) if _joins(leaf, over) else i
-    )
-    buckets.setdefault((kind,), []).append(i)
-  for members in itertools.chain.from_iterable(
-    _buffers(members, leaves) for members in buckets.values()
-  ):
+  packed = packing.Packing.of(names, leaves)
+  totals = []
+  for members, x in zip(packed.buckets, packed.pack(leaves), strict=True):
     over = names[members[0]]
-    reduce = _group_sum(over[0], groups) if groups else _axis_sum(over)
-    for i, total in zip(
-      members, _joined(reduce, [leaves[i] for i in members]), strict=True
-    ):
-      results[i] = total
-  return results
+    if over:
+      x = _group_sum(over[0], groups)(x) if groups else _axis_sum(over)(x)
+    totals.append(x)
+  return packed.unpack(totals)
 
 
 def gather_rows(
@@ -182,47 +154,6 @@ def gather_replicas(
     to = "invarying" if axes.is_tracked(name) else "varying"
     rows = jax.lax.all_gather(rows, name, tiled=True, to=to)
   return rows if x.ndim != 1 else rows.reshape(-1, length)[:, : x.size]
-
-
-def _joins(leaf: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:
-  if not axes.mesh_axes().issuperset(over) or not axes.is_fully_manual():
-    return False
-  if axes.platform() != "cpu":
-    return False
-  alone = _ALONE_BETWEEN if jax.process_count() > 1 else _ALONE_WITHIN
-  return leaf.nbytes < alone
-
-
-def _buffers(
-  members: list[int], leaves: Sequence[jax.Array]
-) -> list[list[int]]:
-  """Splits leaves that may be joined into those that are, and single ones."""
-  if jax.process_count() > 1:
-    return [members]
-  members = sorted(members, key=lambda i: leaves[i].nbytes)
-  ends = itertools.accumulate(leaves[i].nbytes for i in members)
-  fits = sum(end <= _BUFFER_WITHIN for end in ends)
-  together, alone = members[:fits], members[fits:]
-  return [b for b in (together, *([i] for i in alone)) if b]
-
-
-def _joined(
-  reduce: Callable[[jax.Array], jax.Array], leaves: list[jax.Array]
-) -> list[jax.Array]:
-  if len(leaves) == 1:
-    return [reduce(leaves[0])]
-  total = reduce(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]))
-  # Slices at constant places would be as many kernels to compile.
-  starts = itertools.accumulate((leaf.size for leaf in leaves[:-1]), initial=0)
-  return [
-    jnp.reshape(
-      jax.lax.dynamic_slice(
-        total, (start,), (leaf.size,), allow_negative_indices=False
-      ),
-      leaf.shape,
-    )
-    for leaf, start in zip(leaves, materialize.integers([*starts]), strict=True)
-  ]
 
 
 def _axis_sum(over: tuple[axes.AxisName, ...]):

@@ -18,7 +18,7 @@ from jax._src import source_info_util as _source  # To name what is refused.
 from jax.extend import core as _core
 
 #: Each element of the result depends on that element of the operands.
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
   """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp
   complex conj convert_element_type copy copy_p cos cosh digamma div eq erf
   erf_inv erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le
@@ -206,10 +206,10 @@ def _outputs(a: Any, b: Any, values: list[_Value]) -> list[_Value]:
   if all(v.kind == "same" for v in values):
     if all(x == y for x, y in shapes):
       return [_Value("same", s) for s in shapes]
-    if name in _ELEMENTWISE:  # Numbers that were spread out.
+    if name in ELEMENTWISE:  # Numbers that were spread out.
       return [_Value("uniform") for _ in shapes]
     return mixed()
-  if name in _ELEMENTWISE:
+  if name in ELEMENTWISE:
     for value in values:
       takes_any = value.shapes is None or value.shapes == ((), ())
       if not takes_any and (value.shapes not in shapes or value.kind == "same"):

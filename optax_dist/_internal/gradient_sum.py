@@ -5,6 +5,7 @@ up row by row in a fixed number of slots, beside how many gradients touched each
 row: TensorFlow's sparse accumulators divide each row by that number.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes, collectives, precision
+from optax_dist._internal.packing import Packing
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
 
@@ -94,6 +96,95 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class Packed:
+  """How gradients and their sums are computed with: small leaves in one buffer.
+
+  The functions of this module take the lists that it makes as they take trees.
+  First in them is a float32 scalar that the sums have room for, so that a number
+  of gradients is sent with them.
+
+  Attributes:
+    treedef: the structure of the parameters.
+    packing: which leaves share a buffer.
+    names: of the axes that the sums are summed over.
+  """
+
+  treedef: Any
+  packing: Packing
+  names: tuple[axes.AxisName, ...]
+
+  @classmethod
+  def of(
+    cls, gradient: Any, total: Any, names: tuple[axes.AxisName, ...]
+  ) -> "Packed":
+    """Returns what is fast for gradients that are summed over axes.
+
+    Args:
+      gradient: a pytree like the parameters, with None where there is none.
+      total: the sum that it can be added to; None where there is none.
+      names: of the bound axes.
+
+    Raises:
+      ValueError: if a gradient is sparse and its sum is not, or the other way
+        round, or if it has more slots than its sum.
+    """
+    treedef: Any
+    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
+      gradient, is_leaf=is_leaf
+    )
+    lists = [[_room(names), *(leaf for _, leaf in paths_and_leaves)]]
+    if total is not None:
+      sums = treedef.flatten_up_to(total)
+      for (path, grad), into in zip(paths_and_leaves, sums, strict=True):
+        _check_leaf(path, grad, into)
+      lists.append([_room(names), *sums])
+    packing = Packing.of([names] * len(lists[0]), *lists)
+    return cls(treedef, packing, names)
+
+  def pack(self, tree: Any) -> list[Any] | None:
+    """Returns a tree of gradients or of their sums as a list; None for None."""
+    if tree is None:
+      return None
+    leaves = self.treedef.flatten_up_to(tree)
+    return self.packing.pack([_room(self.names), *leaves])
+
+  def unpack(self, buffers: Sequence[Any]) -> Any:
+    """Returns the tree that a list stands for."""
+    return self.treedef.unflatten(self.packing.unpack(buffers)[1:])
+
+  def put_count(self, sums: Sequence[Any], count: jax.Array) -> list[Any]:
+    """Returns sums with a number, an int32 scalar, which is exact to 2**24."""
+    return self.packing.put(sums, 0, count.astype(jnp.float32))
+
+  def count(self, sums: Sequence[Any]) -> jax.Array:
+    """Returns the number that is in sums."""
+    return self.packing.get(sums, 0).astype(jnp.int32)
+
+
+def _room(names: tuple[axes.AxisName, ...]) -> jax.Array:
+  return axes.cast_to_varying(jnp.zeros([], jnp.float32), names)
+
+
+def _check_leaf(path: Any, grad: Any, into: Any) -> None:
+  name = "updates" + jax.tree_util.keystr(path)
+  if grad is None:
+    return
+  if isinstance(grad, IndexedSlices) != isinstance(into, SparseSum):
+    kind = "sparse" if isinstance(grad, IndexedSlices) else "dense"
+    raise ValueError(
+      f"{name} is {kind}, which `sparse_capacity` did not say: give the most"
+      " rows that a replica holds until the next step for each parameter with"
+      " a sparse gradient, and None for the others."
+    )
+  if isinstance(into, SparseSum):
+    slots, capacity = grad.indices.shape[0], into.touches.shape[0]
+    if slots > capacity:
+      raise ValueError(
+        f"{name} has {slots} slots, but `sparse_capacity` for it is {capacity}."
+      )
+
+
 def add(total: Any, gradient: Any, weight: Any = None) -> tuple[Any, jax.Array]:
   """Adds one weighted gradient.
 
@@ -105,34 +196,20 @@ def add(total: Any, gradient: Any, weight: Any = None) -> tuple[Any, jax.Array]:
   Returns:
     The new sum, and a boolean scalar: whether every row found a slot. Where it
     did not, the new sum lacks rows and must not be used.
-
-  Raises:
-    ValueError: if a gradient is sparse and its sum is not, or the other way
-      round, or if it has more slots than its sum.
   """
   fits = jnp.asarray(True)
 
-  def add_leaf(path, grad, into):
+  def add_leaf(grad, into):
     nonlocal fits
     if grad is None:
       return into
-    name = "updates" + jax.tree_util.keystr(path)
-    if isinstance(grad, IndexedSlices) != isinstance(into, SparseSum):
-      kind = "sparse" if isinstance(grad, IndexedSlices) else "dense"
-      raise ValueError(
-        f"{name} is {kind}, which `sparse_capacity` did not say: give the most"
-        " rows that a replica holds until the next step for each parameter with"
-        " a sparse gradient, and None for the others."
-      )
     if isinstance(into, SparseSum):
-      into, leaf_fits = _add_slices(into, grad, weight, name)
+      into, leaf_fits = _add_slices(into, grad, weight)
       fits &= leaf_fits
       return into
     return into + _weighted(grad, weight).astype(into.dtype)
 
-  total = jax.tree_util.tree_map_with_path(
-    add_leaf, gradient, total, is_leaf=is_leaf
-  )
+  total = jax.tree.map(add_leaf, gradient, total, is_leaf=is_leaf)
   return total, fits
 
 
@@ -140,13 +217,8 @@ def _weighted(x: jax.Array, weight: Any) -> jax.Array:
   return x if weight is None else x * jnp.asarray(weight, x.dtype)
 
 
-def _add_slices(into, grad, weight, name) -> tuple[SparseSum, jax.Array]:
+def _add_slices(into, grad, weight) -> tuple[SparseSum, jax.Array]:
   capacity = into.touches.shape[0]
-  if grad.indices.shape[0] > capacity:
-    raise ValueError(
-      f"{name} has {grad.indices.shape[0]} slots, but `sparse_capacity` for it is"
-      f" {capacity}."
-    )
   grad = indexed_slices.sum_duplicates(grad)
   used = grad.indices < grad.dense_shape[0]
   new = SparseSum(
@@ -214,46 +286,34 @@ def cast(gradient: Any, total: Any = None, dtype: Any = None) -> Any:
   return treedef.unflatten(list(map(cast_leaf, grads, like)))
 
 
-def reduce(
-  total: Any, like: Any, count: Any, names: tuple[axes.AxisName, ...]
-) -> tuple[Any, Any]:
+def reduce(total: Any, like: Any, names: tuple[axes.AxisName, ...]) -> Any:
   """Adds up the sums of all replicas.
-
-  The dense sums and the count travel together as far as they can.
 
   Args:
     total: this replica's sum.
     like: the gradient, for its structure.
-    count: how many gradients are in this replica's sum, an int32 scalar; None
-      where it is known how many there are on all replicas together.
     names: the bound axes that the replicas lie along.
 
   Returns:
-    The sum, like ``like``, and the number of gradients in it; None where that was
-    known.
+    The sum, like ``like``.
   """
   treedef: Any
   grads, treedef = jax.tree.flatten(like, is_leaf=is_leaf)
-  sums = treedef.flatten_up_to(total)
+  results = treedef.flatten_up_to(total)
+  is_sparse = [isinstance(grad, IndexedSlices) for grad in grads]
   dense = [
-    i
-    for i, grad in enumerate(grads)
-    if grad is not None and not isinstance(grad, IndexedSlices)
+    i for i, grad in enumerate(grads) if grad is not None and not is_sparse[i]
   ]
-  # As float32 it shares a buffer with most gradients; exact up to 2**24.
-  head = [] if count is None else [jnp.asarray(count, jnp.float32)]
-  leaves = head + [sums[i] for i in dense]
-  reduced = collectives.sum_leaves(leaves, [names] * len(leaves))
-  all_in = None if count is None else reduced[0].astype(jnp.int32)
-  results: list[Any] = [None] * len(grads)
-  for i, x in zip(dense, reduced[len(head) :], strict=True):
+  sums = collectives.sum_leaves(
+    [results[i] for i in dense], [names] * len(dense)
+  )
+  for i, x in zip(dense, sums, strict=True):
     results[i] = x
-  for i, grad in enumerate(grads):
-    if isinstance(grad, IndexedSlices):
-      results[i] = merge(
-        jax.tree.map(lambda x: collectives.gather_rows(x, names), sums[i])
-      )
-  return treedef.unflatten(results), all_in
+  for i, _ in filter(lambda pair: pair[1], enumerate(is_sparse)):
+    results[i] = merge(
+      jax.tree.map(lambda x: collectives.gather_rows(x, names), results[i])
+    )
+  return treedef.unflatten(results)
 
 
 def divide(
@@ -286,21 +346,6 @@ def divide(
     return mean.astype(grad.dtype)
 
   return jax.tree.map(divide_leaf, like, total, is_leaf=is_leaf)
-
-
-def average(
-  total: Any,
-  like: Any,
-  count: Any,
-  names: tuple[axes.AxisName, ...],
-  sparse_average: str = "touched",
-) -> tuple[Any, Any]:
-  """Returns the average over all replicas, and how many gradients are in it.
-
-  The arguments are those of :func:`reduce` and :func:`divide`.
-  """
-  total, all_in = reduce(total, like, count, names)
-  return divide(total, like, all_in, sparse_average), all_in
 
 
 def _divide_slices(merged: SparseSum, shape, divisor) -> IndexedSlices:

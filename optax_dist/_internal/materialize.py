@@ -49,6 +49,8 @@ def integers(values: Sequence[int]) -> list[jax.Array]:
   Returns:
     An int32 scalar for each.
   """
+  if not values:
+    return []
   constants = lambda: [jnp.asarray(value, jnp.int32) for value in values]
   zeros = lambda: [jnp.zeros([], jnp.int32) for _ in values]
   return jax.lax.cond(_unknown_true(), constants, zeros)

@@ -19,6 +19,7 @@ from optax_dist._internal import (
   axes,
   checks,
   collectives,
+  packing,
   precision,
   replicas,
   update_leaves,
@@ -168,6 +169,10 @@ class Replica:
     """Sums each array over the replicas."""
     return collectives.sum_leaves(leaves, [self.of.names] * len(leaves))
 
+  def packing(self, *lists: Sequence[jax.Array]) -> packing.Packing:
+    """Returns which arrays share a buffer, for lists that are packed alike."""
+    return packing.Packing.of([self.of.names] * len(lists[0]), *lists)
+
   def agree(self, flag: jax.Array, like: Any = ()) -> jax.Array:
     """Whether ``flag`` holds on all shards of this replica's model.
 
@@ -188,7 +193,8 @@ class Replica:
   def all_finite(self, tree: Any) -> jax.Array:
     """Whether every element is finite, on all shards of this replica."""
     leaves = dense_values(tree)
-    finite = [jnp.all(jnp.isfinite(x)) for x in leaves]
+    together = self.packing(leaves).pack(leaves)
+    finite = [jnp.all(jnp.isfinite(x)) for x in together]
     if not finite:
       return jnp.asarray(True)
     flag = jnp.all(jnp.stack(_of_one_type(finite)))
@@ -260,7 +266,10 @@ class Replica:
     shape, or the compiler for CPUs makes copies.
     """
     return [
-      self.rows(fun(*map(self.blocks, xs))) for xs in zip(*lists, strict=True)
+      fun(*xs)
+      if packing.is_small(xs[0], self.of.names)
+      else self.rows(fun(*map(self.blocks, xs)))
+      for xs in zip(*lists, strict=True)
     ]
 
   def change_if(

@@ -9,6 +9,8 @@ import optax
 
 from optax_dist._internal import axes, checks, precision, replica_params
 from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.horizontal_fusion import fuse_leaves
+from optax_dist._internal.materialize import materialize
 from optax_dist._internal.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
@@ -208,32 +210,39 @@ def elastic_average(
     check_used(_USER, inner.update, args, extra_args)
     rate, pull = strengths(me.size, own, *args, **extra_args)
 
-    # 1. The gradient of the distance: of every element, so none stays sparse.
-    gradients = replica_params.dense(gradients)
-    if not _is_zero(pull):
-      gradients = me.elementwise(
-        lambda g, x, c: (
-          g + cast_like(pull, g) * cast_like(cast_like(x, c) - c, g)
-        ),
-        gradients,
-        x,
-        local_center,
+    def step(gradients, inner_state, x, local_center):
+      """1. and 2.: The gradient of the distance, and the inner step."""
+      if not _is_zero(pull):
+        gradients = me.elementwise(
+          lambda g, x, c: (
+            g + cast_like(pull, g) * cast_like(cast_like(x, c) - c, g)
+          ),
+          gradients,
+          x,
+          local_center,
+        )
+      return inner.update(
+        leaves.put(updates, gradients), inner_state, params, **extra_args
       )
 
-    # 2. The inner step.
-    steps, inner_state = inner.update(
-      leaves.put(updates, gradients), own.inner_state, params, **extra_args
+    # Of every element, so none stays sparse.
+    gradients = replica_params.dense(gradients)
+    steps, inner_state = fuse_leaves(step, replicas.names)(
+      gradients, own.inner_state, x, local_center
     )
 
     # 3. The exchange.
     def meet(x, own, center):
       u, _, dropped = own
-      points = optax.apply_updates(x, u) if exchange == "after_step" else x
-      points, finite = me.where_finite(points, center, reject_nonfinite)
-      met = elastic_exchange(points, center, rate, me.sum)
-      u = [u - cast_like(p, u) for u, p in zip(u, met.pull, strict=True)]
+      packed = me.packing(u, x, center)
+      us, xs, cs = map(packed.pack, (u, x, center))
+      points = optax.apply_updates(xs, us) if exchange == "after_step" else xs
+      points, finite = me.where_finite(points, cs, reject_nonfinite)
+      met = elastic_exchange(points, cs, rate, me.sum)
+      us = [u - cast_like(p, u) for u, p in zip(us, met.pull, strict=True)]
+      us, cs = materialize((us, met.center))
       dropped += (~finite).astype(jnp.int32)
-      return (u, met.local_center, dropped), met.center
+      return (packed.unpack(us), center, dropped), packed.unpack(cs)
 
     # Equal on all replicas, so all of them meet or none.
     meets = state.ticks + 1 >= period

@@ -1,5 +1,6 @@
 """Synchronous updates: a step from the fresh gradients of k of N replicas."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,10 @@ from optax_dist._internal import (
   staleness,
   update_leaves,
 )
+from optax_dist._internal.choose import choose
 from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.horizontal_fusion import fuse_leaves
+from optax_dist._internal.materialize import materialize
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
@@ -234,25 +238,25 @@ def sync_replicas(
       replica=replicas.start(own, size),
     )
 
-  def add_up(me, total, updates, on_time, weight=None):
+  def add_up(me, total, gradient, on_time, weight=None):
     """1. and 2.: The gradient, added up on this replica if it counts."""
     yes = jnp.asarray(True)
     if total is None:
-      held = gradient_sum.cast(updates, dtype=accumulator_dtype)
-      return held, _Verdict(yes, yes, yes, yes)
+      return gradient, _Verdict(yes, yes, yes, yes)
     # To clear a sum when it is next used costs nothing; at the step it would
     # cost another pass over memory.
-    before = gradient_sum.clear(total, me.own.num_accumulated == 0)
-    held, fits = gradient_sum.add(before, updates, weight)
+    is_empty = materialize(me.own.num_accumulated == 0)
+    before = gradient_sum.clear(total, is_empty)
+    held, fits = gradient_sum.add(before, gradient, weight)
     if all_arrive:
       return held, _Verdict(yes, yes, yes, yes)
     finite = yes
     if reject_nonfinite:
-      finite = me.all_finite(updates)
+      finite = me.all_finite(gradient)
     here, fresh = on_time
-    verdict = _Verdict(here, fresh, finite, me.agree(fits, updates))
+    verdict = _Verdict(here, fresh, finite, me.agree(fits, gradient))
     # A dropped gradient may hold NaN, so it is never computed with.
-    return _where(verdict.accepted, held, before), verdict
+    return choose(materialize(verdict.accepted), held, before), verdict
 
   def update_fn(
     updates, state, params=None, *, arrived=None, local_step=None, **extra_args
@@ -273,54 +277,65 @@ def sync_replicas(
     # Gradients that can be in by now: equal on all replicas, and exact if all
     # arrive.
     at_most = state.at_most + me.size
-    sparse = _has_slices(updates)
 
     # 1. and 2. Each replica adds its gradient up, if it counts.
-    held, verdict = add_up(me, own.gradient_sum, updates, (here, fresh), weight)
+    given = updates
+    if own.gradient_sum is None:
+      given = gradient_sum.cast(updates, dtype=accumulator_dtype)
+    packed = gradient_sum.Packed.of(given, own.gradient_sum, names)
+    gradient, total = packed.pack(given), packed.pack(own.gradient_sum)
+    held, verdict = add_up(me, total, gradient, (here, fresh), weight)
     count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
 
     # 3. Enough? Then aggregate once, and apply.
     def aggregate():
-      counted = None if all_arrive else count
-      total, all_in = gradient_sum.reduce(held, updates, counted, names)
-      return apply_if_enough(total, at_most if all_arrive else all_in)
+      sent = held if all_arrive else packed.put_count(held, count)
+      total = gradient_sum.reduce(sent, gradient, names)
+      all_in = at_most if all_arrive else packed.count(total)
+      apply = functools.partial(apply_if_enough, all_in)
+      results = fuse_leaves(apply, names)(packed.unpack(total), before)
+      return *results, all_in >= needed
 
-    def apply_if_enough(total, all_in):
+    def apply_if_enough(all_in, total, before):
       def apply():
         mean = gradient_sum.divide(total, updates, all_in, sparse_average)
         new_updates, inner_state = inner.update(
-          mean, state.inner_state, params, **extra_args
+          mean, before[0], params, **extra_args
         )
         averages = moving_averages.update(
-          state.averages, params, new_updates, variable_averages
+          before[1], params, new_updates, variable_averages
         )
-        return new_updates, inner_state, averages, jnp.asarray(True)
+        return new_updates, (inner_state, averages)
 
       if all_arrive:
         return apply()
-      if sparse:
-        return axes.cond(all_in >= needed, apply, lambda: wait(apply))
-      # Chosen element by element this fuses with the inner update, and with
-      # what the caller does next; a conditional would keep them apart.
-      return _where(all_in >= needed, apply(), wait(apply))
+      if _has_slices(updates):
+        nothing = _nothing(jax.eval_shape(apply)[0]), before
+        return axes.cond(all_in >= needed, apply, lambda: nothing)
+      # Chosen element by element this is joined with the inner update, and
+      # with what the caller does next; a conditional would keep them apart.
+      applied = apply()
+      nothing = _nothing(applied[0]), before
+      return choose(materialize(all_in >= needed), applied, nothing)
 
-    def wait(apply):
-      new_updates = jax.tree.map(
-        _no_update, jax.eval_shape(apply)[0], is_leaf=is_indexed_slices
-      )
-      return new_updates, state.inner_state, state.averages, jnp.asarray(False)
-
+    before = state.inner_state, state.averages
     if needed <= me.size:
       results = aggregate()
     else:
       # Equal on all replicas, so all of them enter the collectives or none.
-      results = axes.cond(at_most >= needed, aggregate, lambda: wait(aggregate))
-    new_updates, inner_state, averages, stepped = results
+      nothing = _nothing(jax.eval_shape(aggregate)[0])
+      results = axes.cond(
+        at_most >= needed,
+        aggregate,
+        lambda: (nothing, before, jnp.asarray(False)),
+      )
+    new_updates, (inner_state, averages), stepped = results
 
     # 4. Tokens.
+    if own.gradient_sum is not None:
+      own = own._replace(gradient_sum=packed.unpack(materialize(held)))
     global_step = state.global_step + stepped.astype(jnp.int32)
     own = verdict.tally(own)._replace(
-      gradient_sum=None if own.gradient_sum is None else held,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(here, global_step, own.local_step),
     )
@@ -408,13 +423,16 @@ def _scalar(value, default, name, kind) -> jax.Array:
   return value if kind is jnp.bool_ else value.astype(jnp.int32)
 
 
-def _where(predicate, new, old):
-  return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), new, old)
+def _nothing(updates):
+  """Returns updates, or the types of some, with zeros in their place."""
 
+  def zeros(x):
+    if isinstance(x, IndexedSlices):
+      indices = jnp.full(x.indices.shape, x.dense_shape[0], x.indices.dtype)
+      values = jnp.zeros(x.values.shape, x.values.dtype)
+      return IndexedSlices.unchecked(values, indices, x.dense_shape)
+    return axes.zeros(
+      x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    )
 
-def _no_update(x):
-  if isinstance(x, IndexedSlices):
-    indices = jnp.full(x.indices.shape, x.dense_shape[0], x.indices.dtype)
-    values = jnp.zeros(x.values.shape, x.values.dtype)
-    return IndexedSlices.unchecked(values, indices, x.dense_shape)
-  return axes.zeros(x)
+  return jax.tree.map(zeros, updates, is_leaf=is_indexed_slices)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
-from optax_dist._internal import collectives
+from optax_dist._internal import collectives, packing
 
 N = 4
 
@@ -44,7 +44,7 @@ def test_large_leaves_travel_by_themselves_on_cpu():
 
 
 def test_the_smallest_leaves_are_joined_first(monkeypatch):
-  monkeypatch.setattr(collectives, "_BUFFER_WITHIN", 4 * (3 + 4 + 5))
+  monkeypatch.setattr(packing, "_BUFFER_WITHIN", 4 * (3 + 4 + 5))
   rng = np.random.default_rng(0)
   tree = [rng.normal(size=(N, n)).astype(np.float32) for n in (7, 3, 6, 4, 5)]
   tx = optax_dist.cross_shard(maps.AXIS)

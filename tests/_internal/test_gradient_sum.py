@@ -111,7 +111,7 @@ def test_what_has_no_slot_in_sight_is_refused_while_tracing():
   with pytest.raises(
     ValueError, match=r"has 4 slots, but `sparse_capacity`.* 3"
   ):
-    gradient_sum.add(total, many)
+    gradient_sum.Packed.of(many, total, ())
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -123,7 +123,7 @@ def test_kinds_must_agree(sparse):
   total = gradient_sum.init({"t": table}, {"t": None if sparse else 3})
   kind = "sparse" if sparse else "dense"
   with pytest.raises(ValueError, match=rf"updates\['t'\] is {kind}"):
-    gradient_sum.add(total, {"t": slices if sparse else table})
+    gradient_sum.Packed.of({"t": slices if sparse else table}, total, ())
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, True])
@@ -139,17 +139,57 @@ def test_a_scalar_has_no_rows():
     gradient_sum.init({"t": jnp.zeros(())}, {"t": 1})
 
 
+def _average(sums, counts):
+  """The average over replicas that hold a sum of so many gradients each."""
+
+  def average(x, count):
+    packed = gradient_sum.Packed.of(x, x, (maps.AXIS,))
+    held = packed.put_count(packed.pack(x), count)
+    total = gradient_sum.reduce(held, packed.pack(x), (maps.AXIS,))
+    all_in = packed.count(total)
+    mean = gradient_sum.divide(packed.unpack(total), x, all_in)
+    return mean, all_in
+
+  return jax.vmap(average, axis_name=maps.AXIS)(sums, counts)
+
+
 def test_no_gradients_average_to_zero():
-  average = lambda x: gradient_sum.average(x, x, jnp.int32(0), (maps.AXIS,))
-  mean, count = jax.vmap(average, axis_name=maps.AXIS)(jnp.zeros((N, 2)))
+  mean, count = _average(jnp.zeros((N, 2)), jnp.zeros(N, jnp.int32))
   np.testing.assert_array_equal(mean, 0)
   np.testing.assert_array_equal(count, 0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_sums_are_divided_in_float32(dtype):
-  average = lambda x: gradient_sum.average(x, x, jnp.int32(1), (maps.AXIS,))
   sums = jnp.arange(1, N + 1, dtype=dtype)
-  mean, _ = jax.vmap(average, axis_name=maps.AXIS)(sums)
+  mean, _ = _average(sums, jnp.ones(N, jnp.int32))
   assert mean.dtype == dtype
   np.testing.assert_array_equal(mean, jnp.asarray((N + 1) / 2, dtype))
+
+
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
+def test_counts_are_sent_with_the_sums(map_name):
+  """In a buffer, with leaves of other dtypes, and where there is no gradient."""
+  rng = np.random.default_rng(0)
+  tree = {
+    "a": rng.normal(size=(N, 3)).astype(np.float32),
+    "b": rng.normal(size=(N, 2, 2)).astype(np.float32),
+    "c": rng.normal(size=(N, 4)).astype(np.float16),
+  }
+
+  def summed(tree, count):
+    gradient = {**tree, "none": None}
+    total = {**tree, "none": tree["a"]}
+    packed = gradient_sum.Packed.of(gradient, total, (maps.AXIS,))
+    held = packed.put_count(packed.pack(total), count)
+    sums = gradient_sum.reduce(held, packed.pack(gradient), (maps.AXIS,))
+    found = packed.unpack(sums)
+    del found["none"]
+    return found, packed.count(sums)
+
+  sums, count = maps.run(map_name, summed, tree, np.arange(N), size=N)
+  np.testing.assert_array_equal(count, N * (N - 1) // 2)
+  for name, x in tree.items():
+    np.testing.assert_allclose(
+      sums[name][0], x.sum(0), rtol=2e-3 if name == "c" else 1e-6, atol=1e-5
+    )

@@ -1,0 +1,319 @@
+"""Arithmetic on many small arrays, done on one buffer of them all.
+
+An optimizer computes the same for each leaf, element by element. For a CPU that is
+one kernel per leaf and array to compile and to start, which takes longer than the
+arithmetic where leaves are small. So this file reads the program that a function
+traces to, finds the leaves that the same is done with, and does it once, on these
+leaves side by side. What is not element by element, large, or done with one leaf
+only stays as it is.
+
+Numbers do not change: an element of a result is computed from the same elements
+by the same operations, whichever arrays lie side by side.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax._src import source_info_util as _source  # As jax.core.eval_jaxpr does.
+from jax.extend import core as _core
+
+from optax_dist._internal import axes
+from optax_dist._internal.elementwise import ELEMENTWISE
+from optax_dist._internal.materialize import materialize
+from optax_dist._internal.packing import Packing, fitting, is_small
+
+_CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
+# Their first operand, or all but the second, may be scalars beside an array.
+_TAKES_SCALARS = {"select_n": (0,), "clamp": (0, 2)}
+
+
+def fuse_leaves(
+  fun: Callable[..., Any], names: tuple[axes.AxisName, ...]
+) -> Callable[..., Any]:
+  """Returns a function with the results of ``fun``, and fewer kernels.
+
+  Args:
+    fun: a function of pytrees of arrays that returns one.
+    names: of the axes that the replicas lie along, bound where it is called.
+
+  Returns:
+    A function of the same arguments. It is ``fun`` itself but on CPU, in a
+    ``shard_map`` or ``pmap`` over all axes of the mesh.
+
+  Example:
+    >>> double = fuse_leaves(lambda xs: [2 * x for x in xs], ())
+    >>> double([jnp.ones(1), jnp.ones(2)])
+    [Array([2.], dtype=float32), Array([2., 2.], dtype=float32)]
+  """
+
+  def fused(*args):
+    leaves: list[Any] = jax.tree.leaves(args)
+    if sum(is_small(x, names) and jnp.ndim(x) > 0 for x in leaves) < 2:
+      return fun(*args)
+    program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+    results = _Program(program, leaves, names).run()
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+  return fused
+
+
+@dataclasses.dataclass(eq=False)
+class _Value:
+  """A value of the program.
+
+  Attributes:
+    aval: its type.
+    kind: "plain"; "uniform", an array of one number; "root": a small array that is
+      given; or "element": computed from such, element by element.
+    number: equal for values that are equal, or that are equal but for the place
+      of their component in its group.
+    now: what it is, once it is known; of a uniform one, its number.
+    component: of a root or an element: what it belongs to.
+  """
+
+  aval: Any
+  kind: str = "plain"
+  number: Any = None
+  now: Any = None
+  component: "_Component | None" = None
+
+
+class _Component:
+  """Arrays of one shape that are computed from each other, element by element."""
+
+  def __init__(self, value: _Value):
+    self.roots = [value]
+    self.steps: list[_Step] = []
+    self.into: _Component | None = None
+    self.group: _Group | None = None
+    self.place = 0
+
+  def join(self, other: "_Component") -> None:
+    """Takes over what belongs to another."""
+    if other is not self:
+      other.into = self
+      self.roots += other.roots
+      self.steps += other.steps
+
+
+class _Step(NamedTuple):
+  """An equation, what it computes, and what from: values and literals."""
+
+  equation: Any
+  operands: list[Any]
+  outs: list[_Value]
+
+  def key(self) -> tuple:
+    """What is equal for steps that do the same with equal values."""
+    params = sorted((k, repr(v)) for k, v in self.equation.params.items())
+    return (
+      self.equation.primitive.name,
+      tuple(params),
+      tuple(_number(x) for x in self.operands),
+    )
+
+  def run(self, operands: list[Any]) -> Any:
+    """Computes it of other operands."""
+    equation = self.equation
+    stack = _source.current_name_stack() + equation.source_info.name_stack
+    with (
+      _source.user_context(equation.source_info.traceback, name_stack=stack),
+      equation.ctx.manager,
+    ):
+      return equation.primitive.bind(
+        *operands, **equation.primitive.get_bind_params(equation.params)
+      )
+
+
+class _Group:
+  """Components that the same is done with, side by side."""
+
+  def __init__(self, members: list[_Component]):
+    for place, member in enumerate(members):
+      member.group, member.place = self, place
+    self.leaves: dict[Any, list[Any]] = {}
+    self.buffers: dict[Any, Any] = {}
+    for column in zip(*(member.roots for member in members), strict=True):
+      self.leaves[column[0].number] = [root.now for root in column]
+    self.packing = Packing.side_by_side([m.roots[0].now for m in members])
+    self.size = sum(m.roots[0].aval.size for m in members)
+
+  def buffer(self, number: Any) -> Any:
+    if number not in self.buffers:
+      (self.buffers[number],) = self.packing.pack(self.leaves[number])
+    return self.buffers[number]
+
+  def leaf(self, number: Any, place: int) -> Any:
+    if number not in self.leaves:
+      self.unpack([number])
+    return self.leaves[number][place]
+
+  def unpack(self, numbers: list[Any]) -> None:
+    # Or what makes a buffer would be computed again for each leaf of it.
+    whole = materialize([self.buffers[number] for number in numbers])
+    for number, buffer in zip(numbers, whole, strict=True):
+      self.leaves[number] = self.packing.unpack([buffer])
+
+  def compute(self, step: _Step) -> None:
+    """Computes a step of all members."""
+    number = step.outs[0].number
+    if number in self.buffers:
+      return
+    takes = _TAKES_SCALARS.get(step.equation.primitive.name, ())
+    self.buffers[number] = step.run(
+      [self._whole(x, i in takes) for i, x in enumerate(step.operands)]
+    )
+
+  def _whole(self, x: Any, may_be_scalar: bool) -> Any:
+    if not isinstance(x, _Value):
+      return x.val
+    if x.component is not None:
+      return self.buffer(x.number)
+    if may_be_scalar and x.kind == "plain":
+      return x.now
+    return jnp.broadcast_to(x.now, (self.size,))
+
+
+class _Program:
+  """A program that is read, sorted into groups, and run."""
+
+  def __init__(self, program: Any, leaves: list[Any], names: tuple):
+    self._names = names
+    self._count = itertools.count()
+    self._steps: list[_Step] = []
+    self._scalars: dict[Any, Any] = {}
+    given = [self._given(x) for x in (*program.consts, *leaves)]
+    split = len(program.consts)
+    self._outs = self._read(program.jaxpr, given[:split], given[split:])
+    self._sort(given)
+
+  def run(self) -> list[Any]:
+    for step in self._steps:
+      out = step.outs[0]
+      group = out.component and _found(out.component).group
+      if group:
+        group.compute(step)
+      elif out.kind == "uniform":
+        operands = [
+          x.now if isinstance(x, _Value) else x.val for x in step.operands
+        ]
+        is_spread = step.equation.primitive.name == "broadcast_in_dim"
+        out.now = operands[0] if is_spread else step.run(operands)
+      else:
+        results = step.run([_now(x) for x in step.operands])
+        if not step.equation.primitive.multiple_results:
+          results = [results]
+        for value, x in zip(step.outs, results, strict=True):
+          value.now = x
+    wanted: dict[_Group, dict[Any, None]] = {}
+    for x in self._outs:
+      group = (
+        isinstance(x, _Value) and x.component and _found(x.component).group
+      )
+      if group and x.number not in group.leaves:
+        wanted.setdefault(group, {})[x.number] = None
+    for group, numbers in wanted.items():
+      group.unpack(list(numbers))
+    return [_now(x) for x in self._outs]
+
+  def _given(self, x: Any) -> _Value:
+    value = _Value(jax.typeof(x), number=next(self._count), now=x)
+    if jnp.ndim(x) and is_small(x, self._names):
+      value.kind, value.component = "root", _Component(value)
+    return value
+
+  def _read(self, jaxpr: Any, consts: list[Any], args: list[Any]) -> list[Any]:
+    values = dict(
+      zip((*jaxpr.constvars, *jaxpr.invars), consts + args, strict=True)
+    )
+    look_up = lambda v: v if isinstance(v, _core.Literal) else values[v]
+    for equation in jaxpr.eqns:
+      operands = [look_up(v) for v in equation.invars]
+      if equation.primitive.name in _CALLS:
+        inside = equation.params["jaxpr"]
+        outs = self._read(
+          inside.jaxpr, [self._given(x) for x in inside.consts], operands
+        )
+      else:
+        outs = [_Value(v.aval) for v in equation.outvars]
+        self._add(_Step(equation, operands, outs))
+      values.update(zip(equation.outvars, outs, strict=True))
+    return [look_up(v) for v in jaxpr.outvars]
+
+  def _add(self, step: _Step) -> None:
+    """Says what is known of what a step computes."""
+    self._steps.append(step)
+    for out in step.outs:
+      out.number = next(self._count)
+    out, name = step.outs[0], step.equation.primitive.name
+    arrays = [
+      x for x in step.operands if isinstance(x, _Value) and x.aval.shape
+    ]
+    elements = [x for x in arrays if x.kind != "uniform"]
+    if name == "broadcast_in_dim" and not step.operands[0].aval.shape:
+      out.kind, out.number = "uniform", _number(step.operands[0])
+    elif name not in ELEMENTWISE or len(step.outs) > 1:
+      return
+    elif not elements:
+      out.kind = "uniform" if arrays else "plain"
+      out.number = self._scalars.setdefault(step.key(), out.number)
+    elif all(
+      x.component is not None and x.aval.shape == out.aval.shape
+      for x in elements
+    ):
+      out.kind, out.component = "element", _found(elements[0].component)
+      for x in elements[1:]:
+        out.component.join(_found(x.component))
+      out.component.steps.append(step)
+
+  def _sort(self, given: list[_Value]) -> None:
+    """Puts components that the same is done with into groups."""
+    alike: dict[Any, list[_Component]] = {}
+    found = [x.component for x in given if x.component is not None]
+    for component in found:
+      if component.into is None and component.steps:
+        alike.setdefault(_signature(component), []).append(component)
+    for members in alike.values():
+      members = fitting(members, lambda m: m.roots[0].aval)
+      if len(members) > 1:
+        _Group(members)
+
+
+def _found(component: _Component) -> _Component:
+  while component.into is not None:
+    component = component.into
+  return component
+
+
+def _signature(component: _Component) -> Any:
+  """Numbers what belongs to a component; returns what it has in common."""
+  component.roots.sort(key=lambda x: x.number)
+  for i, x in enumerate(component.roots):
+    x.number = ("root", i, str(x.aval.dtype), axes.varying_axes(x.aval))
+  numbers = [x.number for x in component.roots]
+  for step in sorted(component.steps, key=lambda step: step.outs[0].number):
+    step.outs[0].number = step.key()
+    numbers.append(step.outs[0].number)
+  return tuple(numbers)
+
+
+def _number(x: Any) -> Any:
+  if isinstance(x, _Value):
+    return x.number
+  return ("literal", str(x.aval), repr(x.val))
+
+
+def _now(x: Any) -> Any:
+  """Returns a value as an array."""
+  if not isinstance(x, _Value):
+    return x.val
+  if x.kind == "uniform":
+    return jnp.broadcast_to(x.now, x.aval.shape)
+  if x.kind == "element" and _found(x.component).group:
+    component = _found(x.component)
+    return component.group.leaf(x.number, component.place)
+  return x.now

@@ -1,0 +1,179 @@
+"""Small arrays side by side in one buffer, where that is faster.
+
+**Where leaves share a buffer.** An all-reduce costs a latency and a transfer. On
+TPU and GPU the compiler joins the all-reduces of one step by itself, so leaves
+are handed over one by one and nothing is copied. On CPU it does not, so leaves
+of one dtype are copied into one buffer, where that costs less than messages of
+their own: over several processes those below 2 MiB; within one process, where
+an all-reduce is only a rendezvous of threads, those below 64 KiB, the smallest
+first, up to 8 MiB in all (copies beyond the caches and the allocator's pools
+cost more than they save). ``benchmarks/cross_shard.py`` measures it.
+
+Arithmetic on a buffer is one kernel for all of its leaves, where arithmetic on
+leaves is one for each: it is quicker to compile, and to start.
+
+Leaves never share one where the compiler may have sharded them over further
+axes of the mesh (a partly manual ``shard_map``): flattening would gather them.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_dist._internal import axes, materialize
+
+# Bytes: leaves at least this large stay by themselves, over several processes
+# and within one; and how much shares a buffer at most within one.
+_ALONE_BETWEEN = 2 << 20
+_ALONE_WITHIN = 64 << 10
+_BUFFER_WITHIN = 8 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+  """Which leaves of a list share a buffer.
+
+  Attributes:
+    buckets: for each buffer, the indices of its leaves: several, or a single one
+      that stays as it is.
+    shapes: of the leaves.
+    starts: for each buffer, where in it its leaves start, as int32 scalars.
+  """
+
+  buckets: tuple[tuple[int, ...], ...]
+  shapes: tuple[tuple[int, ...], ...]
+  starts: tuple[tuple[jax.Array, ...], ...]
+
+  @classmethod
+  def of(
+    cls,
+    names: Sequence[tuple[axes.AxisName, ...]],
+    *lists: Sequence[Any],
+  ) -> "Packing":
+    """Returns what is fast for leaves that are summed over axes.
+
+    Args:
+      names: for each leaf, the bound axes to sum over; an empty tuple for a leaf
+        that stays by itself.
+      *lists: of arrays that are packed alike; of one shape at each place. What is
+        no array in the first of them stays by itself.
+    """
+    buckets: dict[Any, list[int]] = {}
+    for i, (over, *xs) in enumerate(zip(names, *lists, strict=True)):
+      # What shares a buffer gets one type, so only equal types do.
+      kind = i
+      if all(is_small(x, over) for x in xs):
+        kind = (over, *((x.dtype, axes.varying_axes(x)) for x in xs))
+      buckets.setdefault((kind,), []).append(i)
+    shapes = tuple(getattr(x, "shape", ()) for x in lists[0])
+    found: list[list[int]] = []
+    for members in buckets.values():
+      together = members
+      if len(members) > 1:
+        together = fitting(members, lambda i: lists[0][i])
+      alone = [[i] for i in members if i not in set(together)]
+      found += [b for b in (together, *alone) if b]
+    return cls._of(found, shapes)
+
+  @classmethod
+  def side_by_side(cls, leaves: Sequence[Any]) -> "Packing":
+    """Returns one buffer of all leaves."""
+    return cls._of([[*range(len(leaves))]], tuple(x.shape for x in leaves))
+
+  @classmethod
+  def _of(cls, buckets: list[list[int]], shapes: tuple) -> "Packing":
+    # Slices at constant places would be as many kernels to compile.
+    several = [b if len(b) > 1 else [] for b in buckets]
+    starts = iter(
+      materialize.integers([x for b in several for x in _starts(shapes, b)])
+    )
+    return cls(
+      tuple(map(tuple, buckets)),
+      shapes,
+      tuple(tuple(itertools.islice(starts, len(b))) for b in several),
+    )
+
+  def pack(self, leaves: Sequence[Any]) -> list[Any]:
+    """Returns the buffers, with leaves that stay by themselves as they are."""
+    return [
+      jnp.concatenate([jnp.ravel(leaves[i]) for i in members])
+      if len(members) > 1
+      else leaves[members[0]]
+      for members in self.buckets
+    ]
+
+  def unpack(self, buffers: Sequence[Any]) -> list[Any]:
+    """Returns the leaves again."""
+    leaves: list[Any] = [None] * len(self.shapes)
+    for members, starts, x in zip(
+      self.buckets, self.starts, buffers, strict=True
+    ):
+      if len(members) == 1:
+        leaves[members[0]] = x
+      for i, start in zip(members, starts, strict=False):
+        size = math.prod(self.shapes[i])
+        flat = jax.lax.dynamic_slice(
+          x, (start,), (size,), allow_negative_indices=False
+        )
+        leaves[i] = jnp.reshape(flat, self.shapes[i])
+    return leaves
+
+  def get(self, buffers: Sequence[Any], leaf: int) -> Any:
+    """Returns one leaf."""
+    n, start = self._place(leaf)
+    if len(self.buckets[n]) == 1:
+      return buffers[n]
+    shape = self.shapes[leaf]
+    return jnp.reshape(buffers[n][start : start + math.prod(shape)], shape)
+
+  def put(self, buffers: Sequence[Any], leaf: int, x: jax.Array) -> list[Any]:
+    """Returns the buffers with another value of one leaf."""
+    n, start = self._place(leaf)
+    if len(self.buckets[n]) > 1:
+      x = jax.lax.dynamic_update_slice(buffers[n], jnp.ravel(x), (start,))
+    return [x if i == n else buffer for i, buffer in enumerate(buffers)]
+
+  def _place(self, leaf: int) -> tuple[int, int]:
+    for n, members in enumerate(self.buckets):
+      if leaf in members:
+        return n, _starts(self.shapes, members)[members.index(leaf)]
+    raise IndexError(f"There is no leaf {leaf}.")
+
+
+def _starts(
+  shapes: Sequence[tuple[int, ...]], members: Sequence[int]
+) -> list[int]:
+  sizes = [math.prod(shapes[i]) for i in members]
+  return [*itertools.accumulate(sizes[:-1], initial=0)]
+
+
+def is_small(leaf: Any, over: tuple[axes.AxisName, ...]) -> bool:
+  """Whether a leaf may share a buffer, where leaves are summed over ``over``."""
+  if not isinstance(leaf, jax.Array) or not over:
+    return False
+  if not axes.mesh_axes().issuperset(over) or not axes.is_fully_manual():
+    return False
+  if axes.platform() != "cpu":
+    return False
+  alone = _ALONE_BETWEEN if jax.process_count() > 1 else _ALONE_WITHIN
+  return leaf.nbytes < alone
+
+
+def fitting(members: Sequence[Any], array: Callable[[Any], Any]) -> list[Any]:
+  """Returns those of several arrays that are to share a buffer.
+
+  Args:
+    members: what may share one.
+    array: returns the array, or its type, of a member.
+  """
+  if jax.process_count() > 1:
+    return list(members)
+  size = lambda member: array(member).size * array(member).dtype.itemsize
+  members = sorted(members, key=size)
+  ends = itertools.accumulate(map(size, members))
+  return members[: sum(end <= _BUFFER_WITHIN for end in ends)]
