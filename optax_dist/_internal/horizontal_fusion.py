@@ -194,7 +194,7 @@ class _Program:
   def run(self) -> list[Any]:
     for step in self._steps:
       out = step.outs[0]
-      group = out.component and _found(out.component).group
+      group = _group(out)
       if group:
         group.compute(step)
       elif out.kind == "uniform":
@@ -211,9 +211,7 @@ class _Program:
           value.now = x
     wanted: dict[_Group, dict[Any, None]] = {}
     for x in self._outs:
-      group = (
-        isinstance(x, _Value) and x.component and _found(x.component).group
-      )
+      group = _group(x)
       if group and x.number not in group.leaves:
         wanted.setdefault(group, {})[x.number] = None
     for group, numbers in wanted.items():
@@ -265,10 +263,14 @@ class _Program:
       x.component is not None and x.aval.shape == out.aval.shape
       for x in elements
     ):
-      out.kind, out.component = "element", _found(elements[0].component)
-      for x in elements[1:]:
-        out.component.join(_found(x.component))
-      out.component.steps.append(step)
+      component, *others = [
+        _found(x.component) for x in elements if x.component
+      ]
+      for other in others:
+        # Which may be a part of it by now.
+        component.join(_found(other))
+      component.steps.append(step)
+      out.kind, out.component = "element", component
 
   def _sort(self, given: list[_Value]) -> None:
     """Puts components that the same is done with into groups."""
@@ -281,6 +283,13 @@ class _Program:
       members = fitting(members, lambda m: m.roots[0].aval)
       if len(members) > 1:
         _Group(members)
+
+
+def _group(x: Any) -> _Group | None:
+  """Returns what a value or literal is computed in; None where it is by itself."""
+  if not isinstance(x, _Value) or x.component is None:
+    return None
+  return _found(x.component).group
 
 
 def _found(component: _Component) -> _Component:
@@ -313,7 +322,7 @@ def _now(x: Any) -> Any:
     return x.val
   if x.kind == "uniform":
     return jnp.broadcast_to(x.now, x.aval.shape)
-  if x.kind == "element" and _found(x.component).group:
-    component = _found(x.component)
-    return component.group.leaf(x.number, component.place)
+  group = _group(x) if x.kind == "element" else None
+  if group and x.component is not None:
+    return group.leaf(x.number, _found(x.component).place)
   return x.now

@@ -66,7 +66,7 @@ class Packing:
     buckets: dict[Any, list[int]] = {}
     for i, (over, *xs) in enumerate(zip(names, *lists, strict=True)):
       # What shares a buffer gets one type, so only equal types do.
-      kind = i
+      kind: Any = i
       if all(is_small(x, over) for x in xs):
         kind = (over, *((x.dtype, axes.varying_axes(x)) for x in xs))
       buckets.setdefault((kind,), []).append(i)
