@@ -79,11 +79,16 @@ def clip_by_global_norm(
   ):
     raise ValueError(f"`max_norm` must be positive, got {max_norm!r}.")
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> optax.EmptyState:
     del params
     return optax.EmptyState()
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: optax.EmptyState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, optax.EmptyState]:
     del params, extra_args
     paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(
       updates, is_leaf=is_indexed_slices
@@ -101,7 +106,9 @@ def clip_by_global_norm(
       updates,
     ), state
 
-  def _factor(leaves, over):
+  def _factor(
+    leaves: list[Any], over: list[tuple[axes.AxisName, ...]]
+  ) -> jax.Array:
     """What all leaves are multiplied by: 1 where nothing is to be clipped."""
     groups: dict[tuple[axes.AxisName, ...], jax.Array] = {}
     for leaf, sharded in zip(leaves, over, strict=True):
@@ -120,7 +127,9 @@ def clip_by_global_norm(
     limit = jnp.asarray(max_norm, jnp.float32)
     return jnp.where(norm < limit, jnp.ones_like(norm), limit / norm)
 
-  def _sharded_over(updates, leaves):
+  def _sharded_over(
+    updates: optax.Updates, leaves: list[Any]
+  ) -> list[tuple[axes.AxisName, ...]]:
     """Returns, by leaf, those of the axes that it is sharded over."""
     scope = shard_scope.names()
     # The flat parts of `sharded` are sharded over its axes, and by model axes

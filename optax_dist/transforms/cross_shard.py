@@ -151,11 +151,16 @@ def cross_shard(
       raise ValueError("`compression` has no `reduction` 'adasum'.")
     return compressed(_USER, compression, names, num_replicas, reduction)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> optax.OptState:
     del params
     return optax.EmptyState()
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, optax.OptState]:
     del extra_args
     sizes = axes.check_bound(names, _USER)
     if groups:
@@ -219,7 +224,9 @@ def cross_shard(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _check_own(path, leaf, missing) -> None:
+def _check_own(
+  path: jax.tree_util.KeyPath, leaf: Any, missing: frozenset[axes.AxisName]
+) -> None:
   """Raises where there is nothing to tell replicas apart by."""
   what = f"{_USER}: {update_leaves.name_of(path)}"
   if is_indexed_slices(leaf):
@@ -236,7 +243,11 @@ def _varying_axes(leaf: Any) -> frozenset[axes.AxisName]:
   return frozenset().union(*map(axes.varying_axes, jax.tree.leaves(leaf)))
 
 
-def _sum(leaves, over, groups) -> list[Any]:
+def _sum(
+  leaves: list[Any],
+  over: list[tuple[axes.AxisName, ...]],
+  groups: collectives.Groups | None,
+) -> list[Any]:
   """Sums dense leaves where they are, and gathers the rows of sparse ones."""
   dense = [i for i, leaf in enumerate(leaves) if not is_indexed_slices(leaf)]
   results = list(leaves)
@@ -286,7 +297,7 @@ def _sharded_over(
   is_spec = lambda x: x is None or isinstance(x, jax.sharding.PartitionSpec)
   found: list[frozenset[axes.AxisName]] = []
 
-  def add(spec, part):
+  def add(spec: Any, part: Any) -> None:
     over = itertools.chain.from_iterable(
       entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()
     )
@@ -303,7 +314,13 @@ def _sharded_over(
   return found
 
 
-def _check_shards(path, leaf, names, shards, tracked) -> None:
+def _check_shards(
+  path: jax.tree_util.KeyPath,
+  leaf: Any,
+  names: tuple[axes.AxisName, ...],
+  shards: frozenset[axes.AxisName],
+  tracked: frozenset[axes.AxisName],
+) -> None:
   """Raises where an update was reduced and scattered, and nobody said so."""
   what = f"{_USER}: {update_leaves.name_of(path)}"
   show = lambda over: ", ".join(sorted(map(repr, over)))
@@ -333,7 +350,14 @@ def _check_shards(path, leaf, names, shards, tracked) -> None:
     )
 
 
-def _check_invariant(path, leaf, invariant, policy, groups, param) -> None:
+def _check_invariant(
+  path: jax.tree_util.KeyPath,
+  leaf: Any,
+  invariant: frozenset[axes.AxisName],
+  policy: str,
+  groups: collectives.Groups | None,
+  param: Any,
+) -> None:
   """Raises where it is not known what an update that does not vary means."""
   if policy == "reduced" or not invariant:
     return

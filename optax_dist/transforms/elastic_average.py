@@ -169,7 +169,7 @@ def elastic_average(
     rho = 0.0
   inner = optax.with_extra_args_support(inner)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> ElasticAverageState:
     size = replicas.at_init()
     params = replica_params.strong(params)
     center = replica_params.common(params, replicas.names, center_dtype)
@@ -182,7 +182,9 @@ def elastic_average(
       zero(), zero(), center, replicas.start(own, size)
     )
 
-  def strengths(size, own, *args, **extra_args):
+  def strengths(
+    size: int, own: ElasticReplica, *args: Any, **extra_args: Any
+  ) -> tuple[Any, Any]:
     """The moving rate and rho, of this step."""
     rate = moving_rate
     if rate is None:
@@ -200,7 +202,12 @@ def elastic_average(
       step_size = step_size(own.local_step)
     return rate, _ratio(rate, step_size)
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: ElasticAverageState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, ElasticAverageState]:
     me, leaves, x, gradients, center = replicas.enter_with_params(
       state, params, updates
     )
@@ -210,7 +217,12 @@ def elastic_average(
     check_used(_USER, inner.update, args, extra_args)
     rate, pull = strengths(me.size, own, *args, **extra_args)
 
-    def step(gradients, inner_state, x, local_center):
+    def step(
+      gradients: list[Any],
+      inner_state: Any,
+      x: list[Any],
+      local_center: list[Any],
+    ) -> tuple[Any, Any]:
       """1. and 2.: The gradient of the distance, and the inner step."""
       if not _is_zero(pull):
         gradients = me.elementwise(
@@ -232,7 +244,9 @@ def elastic_average(
     )
 
     # 3. The exchange.
-    def meet(x, own, center):
+    def meet(
+      x: list[Any], own: Any, center: list[Any]
+    ) -> tuple[Any, list[Any]]:
       u, _, dropped = own
       packed = me.packing(u, x, center)
       us, xs, cs = map(packed.pack, (u, x, center))

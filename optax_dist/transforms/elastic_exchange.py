@@ -141,7 +141,7 @@ def sequential_exchange(
     ([3.0, 6.25], 2.75)
   """
 
-  def turn(center, own):
+  def turn(center: Any, own: Any) -> tuple[Any, ElasticExchange]:
     exchange = elastic_exchange(own, center, moving_rate)
     return exchange.center, exchange
 

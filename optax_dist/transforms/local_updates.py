@@ -1,5 +1,6 @@
 """Local updates: replicas train by themselves, and agree from time to time."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -9,6 +10,7 @@ import optax
 
 from optax_dist._internal import axes, checks, precision, replica_params
 from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.horizontal_fusion import fuse_leaves
 from optax_dist._internal.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
@@ -192,13 +194,13 @@ def local_updates(
         " the inner state would be sent as it is."
       )
 
-  def period_after(step, last=None):
+  def period_after(step: jax.Array, last: Any = None) -> jax.Array:
     if settable and last is not None:
       return last
     period = first(step) if callable(first) else first
     return jnp.maximum(jnp.asarray(period).astype(jnp.int32), 1)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> LocalUpdatesState:
     size = replicas.at_init()
     params = replica_params.strong(params)
     center = replica_params.common(params, replicas.names, center_dtype)
@@ -221,20 +223,26 @@ def local_updates(
       shared=shared,
     )
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: LocalUpdatesState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, LocalUpdatesState]:
     me, leaves, x, _, _ = replicas.enter_with_params(state, params, updates)
     own = me.own
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
 
     # 1. A step of this replica.
-    steps, new_inner_state = inner.update(*args, **extra_args)
+    step = functools.partial(inner.update, **extra_args)
+    steps, new_inner_state = fuse_leaves(step, replicas.names)(*args)
     floats, with_floats = _floats(new_inner_state)
     ticks = state.ticks + 1
     round_end = state.round_start + ticks
 
     # 2. and 3. A step of them all.
-    def agree(x, own, common):
+    def agree(x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
       u, dropped, residual = own
       center, outer_state, floats, _, shared = common
       points = [x + u for x, u in zip(x, u, strict=True)]
@@ -274,7 +282,7 @@ def local_updates(
     ends = ticks >= state.period
     (u, dropped, residual), common = me.change_if(
       True if first == 1 and not settable else ends,
-      agree,
+      fuse_leaves(agree, replicas.names),
       (
         replica_params.dense(leaves.of(steps)),
         own.dropped_nonfinite,
@@ -321,7 +329,7 @@ def _floats(tree: Any) -> tuple[list, Callable[[list], Any]]:
     if jnp.issubdtype(jnp.result_type(x), jnp.inexact)
   ]
 
-  def replace(new):
+  def replace(new: list[Any]) -> Any:
     for i, x in zip(at, new, strict=True):
       leaves[i] = x
     return treedef.unflatten(leaves)

@@ -91,10 +91,10 @@ def per_replica(
     tx = tx.gradient_transformation()
   tx = optax.with_extra_args_support(tx)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> optax.OptState:
     count = replicas.at_init(_USER, names, num_replicas, "num_replicas")
 
-    def mark(part):
+    def mark(part: Any) -> PerReplica:
       if any(
         map(_is_per_replica, jax.tree.leaves(part, is_leaf=_is_per_replica))
       ):
@@ -109,16 +109,21 @@ def per_replica(
 
     return _on_parts(mark, tx.init(params), fields)
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, optax.OptState]:
     replicas.in_update(_USER, names, num_replicas, "num_replicas")
     steps = []
 
-    def take(node):
+    def take(node: PerReplica) -> Any:
       own, leading = own_block(node, node.value.local_step, _USER)
       steps.append((optax.safe_increment(own.local_step), leading))
       return own.value
 
-    def put_back(part):
+    def put_back(part: Any) -> PerReplica:
       step, leading = steps.pop(0)
       own = axes.cast_to_varying(OwnState(step, part), names)
       return as_block(own, leading)
@@ -149,7 +154,7 @@ def _on_parts(
     return fun(state)
   missing, known = set(fields), set()
 
-  def walk(node):
+  def walk(node: Any) -> Any:
     if hasattr(node, "_fields") and not _is_per_replica(node):
       known.update(node._fields)
       missing.difference_update(node._fields)

@@ -46,7 +46,7 @@ def post_local_period(
   checks.count("communication_period", communication_period)
   checks.count("switch_step", switch_step)
 
-  def period(step):
+  def period(step: Any) -> jax.Array:
     long = jnp.asarray(communication_period, jnp.int32)
     return jnp.where(jnp.asarray(step) < switch_step, 1, long)
 

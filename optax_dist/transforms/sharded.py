@@ -127,13 +127,15 @@ def sharded(
   inner = optax.with_extra_args_support(inner)
   checked: set[Any] = set()
 
-  def check(params, updates, count, extra_args):
+  def check(
+    params: Any, updates: optax.Updates, count: int, extra_args: dict[str, Any]
+  ) -> None:
     key = (_shapes_key(params), _shapes_key(updates), count)
     if key not in checked:
       _check_inner(inner, params, updates, count, extra_args, names)
       checked.add(key)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> ShardedState:
     count = replicas.at_init(_USER, names, num_replicas, "num_replicas")
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     # What needs further arguments is checked in the update.
@@ -157,7 +159,12 @@ def sharded(
       )
     )
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: ShardedState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, ShardedState]:
     count = replicas.in_update(_USER, names, num_replicas, "num_replicas")
     treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
@@ -193,7 +200,7 @@ def sharded(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _is_bound(names) -> bool:
+def _is_bound(names: tuple[axes.AxisName, ...]) -> bool:
   return axes.bound_axes().keys() >= set(names)
 
 
@@ -223,7 +230,10 @@ def _put_back(node: Any, x: Any, names: tuple[axes.AxisName, ...]) -> Any:
   return PerReplica(x.reshape(jnp.shape(node.value)))
 
 
-def _check_updates(paths_and_leaves, names) -> None:
+def _check_updates(
+  paths_and_leaves: list[tuple[jax.tree_util.KeyPath, Any]],
+  names: tuple[axes.AxisName, ...],
+) -> None:
   tracked = frozenset(name for name in names if axes.is_tracked(name))
   for path, leaf in paths_and_leaves:
     if is_indexed_slices(leaf):
@@ -269,7 +279,14 @@ def _is_part(inner: Any, params: Any, count: int) -> Any:
   return jax.tree.map(lambda a, b: a.shape != b.shape, first, second)
 
 
-def _check_inner(inner, params, updates, count, extra_args, names) -> None:
+def _check_inner(
+  inner: optax.GradientTransformationExtraArgs,
+  params: Any,
+  updates: optax.Updates,
+  count: int,
+  extra_args: dict[str, Any],
+  names: tuple[axes.AxisName, ...],
+) -> None:
   """Checks that ``inner`` may be given parts.
 
   Raises:
@@ -345,7 +362,9 @@ def _children(node: Any) -> tuple[list[Any], Any]:
   return jax.tree.flatten(node, is_leaf=lambda x: x is not node)
 
 
-def _check_state(whole, of_part, is_part, params) -> None:
+def _check_state(
+  whole: Any, of_part: Any, is_part: list[bool], params: Any
+) -> None:
   shapes = {x.shape for x in jax.tree.leaves(params)}
   paths_and_leaves = jax.tree_util.tree_leaves_with_path(whole)
   for (path, x), y, part in zip(
@@ -373,9 +392,13 @@ def _owner(state: Any, path: jax.tree_util.KeyPath) -> str:
 
 
 def _flat_update(
-  inner, treedef, extra, is_array, extra_def
+  inner: optax.GradientTransformationExtraArgs,
+  treedef: Any,
+  extra: list[Any],
+  is_array: list[bool],
+  extra_def: Any,
 ) -> Callable[..., Any]:
-  def update(*args):
+  def update(*args: Any) -> list[Any]:
     flat = list(args)
     given = treedef.num_leaves
     arrays = iter(flat[given:])

@@ -1,5 +1,6 @@
 """Local updates in fragments: some parameters at a time, and in no hurry."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import optax
 
 from optax_dist._internal import axes, checks, precision, replica_params
 from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.horizontal_fusion import fuse_leaves
 from optax_dist._internal.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
@@ -141,7 +143,7 @@ def streaming_updates(
   if compression is not None:
     check_compression(_USER, compression)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> StreamingUpdatesState:
     size = replicas.at_init()
     params = replica_params.strong(params)
     center = replica_params.common(params, replicas.names, center_dtype)
@@ -164,7 +166,14 @@ def streaming_updates(
       shared=shared,
     )
 
-  def compressed_gap(compression, points, centers, leaves, of, method):
+  def compressed_gap(
+    compression: Compression,
+    points: list[Any],
+    centers: _Centers,
+    leaves: replica_params.Leaves,
+    of: list[int],
+    method: CompressionState,
+  ) -> tuple[list[Any], CompressionState]:
     """What a fragment has moved, as the replicas hear of it."""
     # Always all of the fragment's parameters, so that the state has one form.
     at = [of.index(i) for i in leaves.at]
@@ -174,7 +183,14 @@ def streaming_updates(
     gaps, method = compression.reduce(gaps, method, replicas.names)
     return [gaps[i] for i in at], method
 
-  def outer_step(center, start, gap, leaves, outer_state, of):
+  def outer_step(
+    center: Any,
+    start: list[Any],
+    gap: list[Any],
+    leaves: replica_params.Leaves,
+    outer_state: Any,
+    of: list[int],
+  ) -> tuple[list[Any], Any]:
     """The new start of a fragment: a step of the outer transformation."""
     start = _only(leaves.put(center, start), of)
     # What takes no part has not moved.
@@ -184,13 +200,22 @@ def streaming_updates(
     )
     return leaves.of(optax.apply_updates(start, steps)), outer_state
 
-  def turn(me, params, leaves, of, count, sends, applies, fragment):
+  def turn(
+    me: replica_params.Replica,
+    params: Any,
+    leaves: replica_params.Leaves,
+    of: list[int],
+    count: jax.Array,
+    sends: jax.Array,
+    applies: jax.Array,
+    fragment: tuple[Any, ...],
+  ) -> tuple[Any, ...]:
     """One fragment's part of a step."""
     steps, center, pending, outer_state, dropped, residual, shared = fragment
     x, u, start = leaves.of(params), leaves.of(steps), leaves.of(center)
     gap = leaves.of(pending) if delay else []
 
-    def send(_, own, common):
+    def send(_: Any, own: Any, common: Any) -> tuple[Any, Any]:
       """The mean of what the replicas have moved since the common start."""
       points, dropped, residual = own
       last, shared = common
@@ -212,7 +237,7 @@ def streaming_updates(
       dropped += (~finite).astype(jnp.int32)
       return (other, dropped, residual), (gap, shared)
 
-    def apply(x, own, common):
+    def apply(x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
       """The fragment's new start, and from there the replica's parameters."""
       u, dropped, residual = own
       start, outer_state, gap, shared = common
@@ -232,12 +257,15 @@ def streaming_updates(
       # Sent when the round ends; applied later, once something was sent.
       points = [x + u for x, u in zip(x, u, strict=True)]
       (_, dropped, residual), (gap, shared) = me.change_if(
-        sends, send, (points, dropped, residual), (gap, shared)
+        sends,
+        fuse_leaves(send, replicas.names),
+        (points, dropped, residual),
+        (gap, shared),
       )
       pending = leaves.put(pending, gap)
     (u, dropped, residual), (start, outer_state, _, shared) = me.change_if(
       applies,
-      apply,
+      fuse_leaves(apply, replicas.names),
       (u, dropped, residual),
       (start, outer_state, gap, shared),
       read=x,
@@ -245,7 +273,12 @@ def streaming_updates(
     steps, center = leaves.put(steps, u), leaves.put(center, start)
     return steps, center, pending, outer_state, dropped, residual, shared
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: StreamingUpdatesState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, StreamingUpdatesState]:
     me, moving, _, _, _ = replicas.enter_with_params(state, params, updates)
     own = me.own
     members = _members(fragments, params)
@@ -256,7 +289,8 @@ def streaming_updates(
       )
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
-    steps, inner_state = inner.update(*args, **extra_args)
+    step = functools.partial(inner.update, **extra_args)
+    steps, inner_state = fuse_leaves(step, replicas.names)(*args)
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
     center, pending, syncs = state.center, state.pending, state.syncs
     outer_states, dropped = list(state.outer_state), own.dropped_nonfinite
@@ -376,7 +410,9 @@ def _only(tree: Any, at: list[int]) -> Any:
   )
 
 
-def _towards(x, u, point, start, mix: float) -> jax.Array:
+def _towards(
+  x: jax.Array, u: jax.Array, point: jax.Array, start: jax.Array, mix: float
+) -> jax.Array:
   """The step from ``x`` to ``mix * point + (1 - mix) * start``, like ``u``."""
   point = cast_like(point, start)
   new = (

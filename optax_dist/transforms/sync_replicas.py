@@ -24,7 +24,7 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.horizontal_fusion import fuse_leaves
 from optax_dist._internal.materialize import materialize
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist._internal.replica_params import Replicas
+from optax_dist._internal.replica_params import Replica, Replicas
 from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
 
 _USER = "sync_replicas"
@@ -220,7 +220,7 @@ def sync_replicas(
   precision.check_dtype("averages_dtype", averages_dtype)
   inner = provenance.given_equal(optax.with_extra_args_support(inner), names)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> SyncReplicasState:
     size = replicas.at_init()
     total = None
     if not all_arrive or needed > size or sparse_capacity is not None:
@@ -238,7 +238,13 @@ def sync_replicas(
       replica=replicas.start(own, size),
     )
 
-  def add_up(me, total, gradient, on_time, weight=None):
+  def add_up(
+    me: Replica,
+    total: list[Any] | None,
+    gradient: list[Any],
+    on_time: tuple[jax.Array, jax.Array],
+    weight: jax.Array | None = None,
+  ) -> tuple[list[Any], _Verdict]:
     """1. and 2.: The gradient, added up on this replica if it counts."""
     yes = jnp.asarray(True)
     if total is None:
@@ -259,8 +265,14 @@ def sync_replicas(
     return choose(materialize(verdict.accepted), held, before), verdict
 
   def update_fn(
-    updates, state, params=None, *, arrived=None, local_step=None, **extra_args
-  ):
+    updates: optax.Updates,
+    state: SyncReplicasState,
+    params: optax.Params | None = None,
+    *,
+    arrived: Any = None,
+    local_step: Any = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, SyncReplicasState]:
     me = replicas.enter(state.replica, state.at_most)
     own = me.own
     check_update(me, params, arrived, local_step)
@@ -288,7 +300,7 @@ def sync_replicas(
     count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
 
     # 3. Enough? Then aggregate once, and apply.
-    def aggregate():
+    def aggregate() -> tuple[Any, Any, jax.Array]:
       sent = held if all_arrive else packed.put_count(held, count)
       total = gradient_sum.reduce(sent, gradient, names)
       all_in = at_most if all_arrive else packed.count(total)
@@ -296,8 +308,10 @@ def sync_replicas(
       results = fuse_leaves(apply, names)(packed.unpack(total), before)
       return *results, all_in >= needed
 
-    def apply_if_enough(all_in, total, before):
-      def apply():
+    def apply_if_enough(
+      all_in: jax.Array, total: Any, before: Any
+    ) -> tuple[Any, Any]:
+      def apply() -> tuple[Any, Any]:
         mean = gradient_sum.divide(total, updates, all_in, sparse_average)
         new_updates, inner_state = inner.update(
           mean, before[0], params, **extra_args
@@ -347,7 +361,9 @@ def sync_replicas(
       replica=me.leave(own),
     )
 
-  def check_update(me, params, arrived, local_step):
+  def check_update(
+    me: Replica, params: Any, arrived: Any, local_step: Any
+  ) -> None:
     if variable_averages is not None and params is None:
       raise ValueError(
         f"{_USER}: `variable_averages` needs the parameters: call"
@@ -396,7 +412,9 @@ class _Verdict(NamedTuple):
     )
 
 
-def _check_gradients(updates, names) -> None:
+def _check_gradients(
+  updates: optax.Updates, names: tuple[axes.AxisName, ...]
+) -> None:
   tracked = frozenset(name for name in names if axes.is_tracked(name))
   leaves, _ = jax.tree_util.tree_flatten_with_path(
     updates, is_leaf=is_indexed_slices
@@ -407,12 +425,12 @@ def _check_gradients(updates, names) -> None:
     update_leaves.check_own(_USER, path, leaf, tracked)
 
 
-def _has_slices(updates) -> bool:
+def _has_slices(updates: optax.Updates) -> bool:
   leaves = jax.tree.leaves(updates, is_leaf=is_indexed_slices)
   return any(map(is_indexed_slices, leaves))
 
 
-def _scalar(value, default, name, kind) -> jax.Array:
+def _scalar(value: Any, default: Any, name: str, kind: Any) -> jax.Array:
   value = jnp.asarray(default if value is None else value)
   if value.shape not in ((), (1,)) or not jnp.issubdtype(value.dtype, kind):
     raise ValueError(
@@ -423,10 +441,10 @@ def _scalar(value, default, name, kind) -> jax.Array:
   return value if kind is jnp.bool_ else value.astype(jnp.int32)
 
 
-def _nothing(updates):
+def _nothing(updates: Any) -> Any:
   """Returns updates, or the types of some, with zeros in their place."""
 
-  def zeros(x):
+  def zeros(x: Any) -> Any:
     if isinstance(x, IndexedSlices):
       indices = jnp.full(x.indices.shape, x.dense_shape[0], x.indices.dtype)
       values = jnp.zeros(x.values.shape, x.values.dtype)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -102,7 +103,9 @@ def under_jit(
   by_replica = PartitionSpec(*entries)
   params_by_replica = PartitionSpec(entries[0])
 
-  def over(fun, in_specs, out_specs):
+  def over(
+    fun: Callable[..., Any], in_specs: Any, out_specs: Any
+  ) -> Callable[..., Any]:
     where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     _check_mesh(where, levels)
     # Sharded parameters are seen shard by shard: every axis is the program's.
@@ -116,7 +119,7 @@ def under_jit(
       axis_names=manual,
     )
 
-  def specs_of_state(state, params):
+  def specs_of_state(state: Any, params: Any) -> Any:
     if own_params and params is not None:
       params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params
@@ -129,7 +132,7 @@ def under_jit(
       params=params if param_specs is not None else None,
     )
 
-  def specs_of(replica):
+  def specs_of(replica: PartitionSpec) -> Any:
     """The specs of arrays like the parameters, after the replica's."""
     if param_specs is None:
       return replica
@@ -142,7 +145,7 @@ def under_jit(
   take_params = functools.partial(_rows, 1 if own_params else 0)
   put_params = functools.partial(_blocks, 1 if own_params else 0)
 
-  def init_fn(params):
+  def init_fn(params: optax.Params) -> optax.OptState:
     where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     _check_mesh(where, levels)
     if own_params:
@@ -162,7 +165,12 @@ def under_jit(
       specs_of_state(shapes, params),
     )(params)
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, optax.OptState]:
     where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     _check_mesh(where, levels)
     _check_rows("updates", updates, where, levels)
@@ -172,7 +180,9 @@ def under_jit(
     of_state = specs_of_state(state, params)
     of_params = specs_of(own_spec)
 
-    def one_replica(updates, state, params, arrays):
+    def one_replica(
+      updates: optax.Updates, state: Any, params: Any, arrays: list[Any]
+    ) -> tuple[Any, Any]:
       updates, state = tx.update(
         take(updates), state, take_params(params), **rebuild(arrays)
       )
@@ -225,7 +235,7 @@ def _split(extra_args: dict, by_replica: Any, take: Any) -> Any:
   arrays = [leaves[i] for i in at]
   specs = [by_replica if is_marked(x) else PartitionSpec() for x in arrays]
 
-  def rebuild(arrays):
+  def rebuild(arrays: list[Any]) -> dict[str, Any]:
     given = list(leaves)
     for i, x in zip(at, arrays, strict=True):
       given[i] = take(x.value) if is_marked(x) else x
