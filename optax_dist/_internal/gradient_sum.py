@@ -142,7 +142,7 @@ class Packed:
     packing = Packing.of([names] * len(lists[0]), *lists)
     return cls(treedef, packing, names)
 
-  def pack(self, tree: Any) -> list[Any] | None:
+  def pack(self, tree: Any) -> Any:
     """Returns a tree of gradients or of their sums as a list; None for None."""
     if tree is None:
       return None
