@@ -180,7 +180,7 @@ class Driver:
     )
     self._drop_later: set[entries.AttemptId] = set()
     # The latest message, for the same often goes to several.
-    self._encoded: tuple[object, list[bytes]] | None = None
+    self._encoded: tuple[object, bytes] | None = None
     self._tell = False
     self._closing = ""
     self._closed = False
@@ -587,9 +587,8 @@ class Driver:
     self, peer: str, message: messages.Message | orders.Report | orders.Order
   ) -> None:
     if self._encoded is None or self._encoded[0] is not message:
-      self._encoded = message, orders.WIRE.parts(message)
-    parts = self._encoded[1]
-    self._transport.send(peer, parts)
+      self._encoded = message, orders.WIRE.encode(message)
+    self._transport.send(peer, [self._encoded[1]])
 
   def _number(self, kind: str, request: int) -> int:
     number = next(self._numbers)

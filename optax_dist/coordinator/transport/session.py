@@ -27,6 +27,7 @@ CHUNK = 256 << 10
 _REMEMBERED = 16384  # Transfers that a side may know of beforehand.
 _REGIONS = 1024
 _STAGING = 64 << 10
+_APART = 8 << 10  # Bytes of a message that is written without being copied.
 _AHEAD = 128  # Bytes read beyond a piece of an array: the next header.
 
 _HEADER = struct.Struct("<IBQ")
@@ -327,6 +328,11 @@ class Session:
       self.backlog -= len(body) + _HEADER.size
       small.append(self._seal(kind, number, len(body), body))
       small.append(body)
+      if len(body) >= _APART:
+        # It may be the same for hundreds of peers.
+        self._writing += [b"".join(small[:-1]), body]
+        small = []
+        break
     if small:
       self._writing.append(b"".join(small))
     for _ in range(len(self._turns)):

@@ -331,7 +331,7 @@ class SocketTransport(peers.Peers):
       self._accept(source)
       return False
     with contextlib.suppress(BlockingIOError):
-      while self._wake_read.recv(4096):
+      while len(self._wake_read.recv(4096)) == 4096:
         pass
     return True
 

@@ -152,6 +152,25 @@ def test_what_all_are_told_is_one_message_that_is_encoded_once():
     assert told[0] is told[1]
 
 
+def test_many_followers_get_a_record_once_and_whole():
+  number = 12
+  driven = Driven(
+    inline_bytes=1, total_num_replicas=number, replicas_to_aggregate=number
+  )
+  peers = [f"p{i}" for i in range(1, number)]
+  for replica, peer in enumerate(peers, 1):
+    driven.hello(peer, replica=replica)
+  driven.sent.clear()
+  for peer in ("p0", *peers):
+    driven.arrive(peer, payload=b"x")
+  assert driven.sent_to("p0", msg.Proposed)
+  for peer in peers:
+    assert not driven.sent_to(peer, msg.Proposed)
+    (recorded,) = driven.sent_to(peer, msg.Recorded)
+    assert recorded.record is not None
+    assert isinstance(recorded.record.entries[0], Committed)
+
+
 def test_nothing_is_said_that_rests_on_what_does_not_stand_yet():
   driven = inline()
   driven.holds = []

@@ -225,3 +225,14 @@ def test_progress_counts_bytes_and_idle_time():
   after = other.session.progress(1)
   assert 0 < after.received < 100_000
   assert after.idle <= before.idle + 1
+
+
+def test_a_large_message_is_written_as_it_is():
+  one, other = _sides(signed=False)
+  large = bytes(100_000)
+  for payload in (b"before", large, b"after"):
+    one.session.send([payload])
+  assert any(part is large for part in one.session.output())
+  other.read(one.written())
+  got = [e.payload for e in other.events if isinstance(e, interface.Message)]
+  assert got == [b"before", large, b"after"]
