@@ -307,6 +307,15 @@ class GroupChecker(Checker):
     if waits and process.alive and not over and not process.node.over:
       self.fail("A6", f"{process.name} waits without a deadline")
 
+  def within_reach(self, leader: Any) -> list[Any]:
+    now = self.world.now
+    runs = lambda p: p.alive and max(p.paused_until, p.busy_until) <= now
+    found = super().within_reach(leader)
+    return [p for p in found if all(map(runs, self.group(p.name)))]
+
+  def fetches(self, process: Any) -> bool:
+    return any(p.fetching is not None for p in self.group(process.name))
+
   def died(self, process: Any) -> None:
     for name in process.names:
       for names in self.holders.values():

@@ -293,8 +293,12 @@ class Checker:
       return
     for process in ready:
       since = process.needs_since
-      if process.fetching is None and since < world.now - FORGOTTEN:
+      if not self.fetches(process) and since < world.now - FORGOTTEN:
         self.fail("A9", f"{process.name} has needed a snapshot for a while")
+
+  def fetches(self, process: Any) -> bool:
+    """Whether a replica is being served a snapshot."""
+    return process.fetching is not None
 
   def within_reach(self, leader: Any) -> list[Any]:
     """Members that nothing keeps from hearing this leader, and from answering."""
