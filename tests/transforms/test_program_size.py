@@ -19,9 +19,9 @@ _INNER = optax.sgd(0.1, momentum=0.9)
 _OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 
 
-def _sync(**kwargs):
+def _sync(inner=_INNER, **kwargs):
   return optax_dist.sync_replicas(
-    _INNER, maps.AXIS, total_num_replicas=N, **kwargs
+    inner, maps.AXIS, total_num_replicas=N, **kwargs
   )
 
 
@@ -43,10 +43,8 @@ _OWN = {
 }
 
 
-def _compiled(name, leaves):
-  """Returns the text of an update of so many leaves of one small shape."""
-  own = name in _OWN
-  tx = {**_SHARED, **_OWN}[name]
+def _lowered(tx, leaves, own):
+  """Returns an update of so many leaves of one small shape."""
   array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
   params = [array(8)] * leaves
   stacked = [array(N, 8)] * leaves
@@ -69,7 +67,14 @@ def _compiled(name, leaves):
     check_vma=False,
   )
   args = stacked if own else params, state, stacked
-  return jax.jit(run).lower(*args).compile().as_text()
+  return jax.jit(run).lower(*args)
+
+
+def _compiled(name, leaves):
+  """Returns its text, for a transform by name."""
+  own = name in _OWN
+  lowered = _lowered({**_SHARED, **_OWN}[name], leaves, own)
+  return lowered.compile().as_text()
 
 
 def _kernels(text):
@@ -101,6 +106,28 @@ def test_twice_the_leaves_are_twice_the_program(name):
   few, many = (_compiled(name, leaves) for leaves in (24, 48))
   assert _operations(many) <= 2.05 * _operations(few)
   assert len(_kernels(many)) <= len(_kernels(few)) + 2
+
+
+_ADAM = optax.adam(0.1)
+_WITH_ADAM = {
+  "all_arrive": _sync(_ADAM, replicas_to_aggregate=N, all_arrive=True),
+  "sync": _sync(_ADAM, replicas_to_aggregate=N),
+  "accumulating": _sync(_ADAM, replicas_to_aggregate=4 * N),
+  "elastic": optax_dist.elastic_average(
+    _ADAM, maps.AXIS, learning_rate=0.1, **_REPLICAS
+  ),
+  "local": optax_dist.local_updates(_ADAM, _OUTER, maps.AXIS, **_REPLICAS),
+  "streaming": optax_dist.streaming_updates(
+    _ADAM, _OUTER, maps.AXIS, fragments=2, **_REPLICAS
+  ),
+}
+
+
+@jax.numpy_dtype_promotion("standard")  # Which Adam needs.
+@pytest.mark.parametrize("name", _WITH_ADAM)
+def test_the_inner_optimizer_computes_once_for_all_small_leaves(name):
+  text = _lowered(_WITH_ADAM[name], 9, name in _OWN).as_text()
+  assert text.count("stablehlo.sqrt") == 1
 
 
 def test_kernels_are_told_apart_by_their_constants_and_not_by_names():
