@@ -1,13 +1,18 @@
 """The simulator against the coordinator: predicted and measured steps per second.
 
-Real processes on loopback, which sleep instead of computing, so that a few cores
-suffice for them. Each setting runs twice: the journal of the first run predicts the
-pace of the second (goal: 10 %), and its first half the second half. Then the journal of
-k of N predicts other k, which are measured too (goal: 15 %). Kills and stops strike at
-random times; a process that was killed is replaced by another one after a while.
+Real processes, which sleep instead of computing, so that a few cores suffice for
+them. Each row runs twice: the journal of the first run predicts the pace of the
+second (goal: 10 %), and its first half the second half. Other rows are predicted from
+the journals of others: another k, another size of gradients, another network (goal:
+15 %). Kills and stops strike at random times; a process that was killed is replaced by
+another one after a while. One row is a script of a user's, started by `optax-dist
+launch`; others run on two hosts, network namespaces that this program makes.
 
     python benchmarks/simulate_reality.py [--steps N] [--scale SECONDS]
-      [--rows NAME ...] [--keep FOLDER]
+      [--rows NAME ...] [--keep FOLDER [--record RUNS]]
+
+With --keep a run whose journal is in the folder is not done again, so that rows can be
+measured one by one: --record does some of the runs that are missing, and no more.
 """
 
 import argparse
@@ -16,6 +21,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import secrets
 import signal
 import subprocess
@@ -26,26 +32,38 @@ import time
 
 REPLICAS = 4
 SECRET = "OPTAX_DIST_SECRET"
+ROOT = pathlib.Path(__file__).parents[1]
+PORT = 29350
 
 
 def settings():
-  """Name, k, strategy, latency, faults; those with `of` are predicted from it."""
+  """What runs, by name; those with `of` are predicted from the rows named there."""
   base = {"k": 4, "latency": "gamma:4,0.25"}
   tail = {"k": 3, "latency": "lognormal:-0.3,0.8"}
+  small, large = (base | {"params": p} for p in (200_000, 1_000_000))
   return {
     "k = N": base,
     "k < N": tail,
     "k > N": base | {"k": 6},
     "elastic, period 5": base | {"strategy": "elastic", "k": None},
     "local updates, period 5": base | {"strategy": "local"},
-    "k = N, kills": base | {"kills": 4},
-    "k < N, kills": tail | {"kills": 4},
-    "k < N, stops": tail | {"stops": 6},
-    "a script of the user's": base | {"script": True, "k": 4},
-    "3 of 4 -> 4 of 4": tail | {"k": 4, "of": "k < N"},
-    "3 of 4 -> 2 of 4": tail | {"k": 2, "of": "k < N"},
-    "4 of 4 -> 3 of 4": base | {"k": 3, "of": "k = N"},
-    "4 of 4 -> 6 of 4": base | {"k": 6, "of": "k = N"},
+    "k = N, kills": base | {"kills": 8},
+    "k < N, kills": tail | {"kills": 8},
+    "k < N, stops": tail | {"stops": 12},
+    "uneven replicas": base | {"uneven": True},
+    "a script by launch": {"script": True, "k": 4},
+    "k = N, 2 hosts, 20 ms": base | {"delay": 0.01},
+    "k < N, 2 hosts, 20 ms": tail | {"delay": 0.01},
+    "0.8 MB": small,
+    "4 MB": large,
+    "3 of 4 -> 4 of 4": tail | {"k": 4, "of": ["k < N"]},
+    "3 of 4 -> 2 of 4": tail | {"k": 2, "of": ["k < N"]},
+    "4 of 4 -> 3 of 4": base | {"k": 3, "of": ["k = N"]},
+    "4 of 4 -> 6 of 4": base | {"k": 6, "of": ["k = N"]},
+    "0.8 and 4 MB -> 12 MB": base
+    | {"params": 3_000_000, "of": ["0.8 MB", "4 MB"]},
+    "one host -> 2, 20 ms": base
+    | {"delay": 0.01, "of": ["k = N"], "like": "k = N, 2 hosts, 20 ms"},
   }
 
 
@@ -72,18 +90,18 @@ def work():
       ),
       "local": lambda: strategies.local_updates(communication_period=5),
     }[job["strategy"]]()
-    gradient = np.ones(64, np.float32)
+    gradient = np.ones(job["params"], np.float32)
     with (
       # Who comes back after the end finds no run.
       contextlib.suppress(coordinator.RunFinished),
       coordinator.join(
-        optax.sgd(0.1), np.zeros(64, np.float32), strategy=made, **job["join"]
+        optax.sgd(0.1), np.zeros_like(gradient), strategy=made, **job["join"]
       ) as replica,
     ):
       first, number = True, 0
       while replica.global_step < job["steps"] and not replica.finished:
         seconds = job["scale"] * float(latency.draw(rng, 1)[0])
-        if job["script"]:
+        if job["uneven"]:
           # Data come in bursts, and one replica evaluates now and then.
           seconds *= 2.5 if number // 25 % 3 == 2 else 1.0
           late = job["join"]["replica"] == 0 and number % 20 == 19
@@ -99,9 +117,9 @@ def work():
 class Worker:
   """A process that takes part in runs."""
 
-  def __init__(self, secret):
+  def __init__(self, secret, within):
     self.popen = subprocess.Popen(
-      [sys.executable, __file__, "--work"],
+      [*within, sys.executable, __file__, "--work"],
       env=os.environ | {SECRET: secret, "JAX_PLATFORMS": "cpu"},
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
@@ -136,45 +154,75 @@ class Worker:
 
 
 class Machine:
-  """Workers, and a store for all their runs."""
+  """Workers, and a store for all their runs; on two hosts if there is a delay."""
 
-  def __init__(self, folder, args):
-    from optax_dist.coordinator.store import process
+  def __init__(self, args, delay):
+    self.args, self.secret = args, secrets.token_hex()
+    self.store = self.hosts = None
+    if delay:
+      sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+      import hosts
 
-    self.folder, self.args = folder, args
-    self.secret = secrets.token_hex()
-    self.store = process.start(self.secret.encode(), port=0)
-    self.workers = [Worker(self.secret) for _ in range(REPLICAS + 2)]
-    self.runs = 0
+      if why := hosts.not_permitted():
+        raise SystemExit(f"No hosts can be made here: {why}.")
+      self.hosts = hosts.Hosts(2)
+      self.hosts.shape(delay=delay)
+    else:
+      from optax_dist.coordinator.store import process
+
+      self.store = process.start(self.secret.encode(), port=0)
+    self.workers = []
+    self.fill()
+
+  def fill(self):
+    """Starts as many workers as a run needs, with two to spare."""
+    while len(self.workers) < REPLICAS + 2:
+      self.start()
     for worker in self.workers:
       if not worker.wait("ready", 1, 180.0):
         raise RuntimeError("a process did not start")
 
+  def start(self):
+    within = []
+    if self.hosts:
+      name = self.hosts.names[len(self.workers) % 2]
+      within = ["ip", "netns", "exec", name]
+    self.workers.append(Worker(self.secret, within))
+    return self.workers[-1]
+
   def end(self):
     for worker in self.workers:
       worker.end()
-    self.store.stop()
+    if self.store:
+      self.store.stop()
+    if self.hosts:
+      self.hosts.close()
 
-  def run(self, setting, seed):
-    """Runs a setting, and returns the journal's records."""
-    from optax_dist.coordinator import journal
+  def where(self, replica):
+    """How a replica finds the store, which the first one starts on its host."""
+    if self.store:
+      return {"coordinator_address": self.store.address.partition(",")[0]}
+    return {
+      "coordinator_address": f"{self.hosts.address(0)}:{PORT}",
+      "start_store": replica == 0,
+    }
 
-    self.runs += 1
-    path = self.folder / f"{os.getpid()}-{self.runs}.jsonl"
+  def run(self, setting, seed, path):
+    """Runs a setting, with its journal in a file."""
     faults = setting.get("kills", 0) + setting.get("stops", 0)
     job = {
       "seed": seed,
       "latency": setting["latency"],
       "strategy": setting.get("strategy"),
-      "script": bool(setting.get("script")),
+      "params": setting.get("params", 64),
+      "uneven": bool(setting.get("uneven")),
       "scale": self.args.scale,
       # Elastic exchanges are steps of one replica each.
       "steps": self.args.steps * (3 if setting["k"] is None else 1),
     }
     shared = {
-      "coordinator_address": self.store.address.partition(",")[0],
       "total_num_replicas": REPLICAS,
-      "run": f"run-{self.runs}",
+      "run": f"run-{secrets.token_hex(4)}",
       "journal": str(path),
       "timeout": 60.0,
       "leader_timeout": 2.0,
@@ -182,11 +230,16 @@ class Machine:
     }
     if setting["k"] is not None:
       shared["replicas_to_aggregate"] = setting["k"]
+
+    def give(replica, worker, seed):
+      join = shared | {"replica": replica} | self.where(replica)
+      worker.give(job | {"join": join, "seed": seed})
+
     free = list(self.workers)
     places = {i: free.pop(0) for i in range(REPLICAS)}
     dones = {id(w): w.said.count("done") for w in self.workers}
     for i, worker in places.items():
-      worker.give(job | {"join": shared | {"replica": i}})
+      give(i, worker, seed)
     rng = random.Random(seed)
     usual = self.args.steps * self.args.scale * 1.8
     times = sorted(rng.uniform(0.1, 0.9) * usual for _ in range(faults))
@@ -207,21 +260,105 @@ class Machine:
       self.workers.remove(worker)
       time.sleep(10 * self.args.scale)
       if not free:
-        free.append(Worker(self.secret))
-        self.workers.append(free[-1])
+        free.append(self.start())
         free[-1].wait("ready", 1, 180.0)
         dones[id(free[-1])] = 0
       places[victim] = free.pop(0)
-      places[victim].give(
-        job | {"join": shared | {"replica": victim}, "seed": seed + 1000}
-      )
+      give(victim, places[victim], seed + 1000)
     for worker in places.values():
       if not worker.wait("done", dones[id(worker)] + 1, 240.0):
         raise RuntimeError("a replica did not end")
-    while len(self.workers) < REPLICAS + 2:
-      self.workers.append(Worker(self.secret))
-      self.workers[-1].wait("ready", 1, 180.0)
+
+
+def launch(args, path):
+  """Runs a user's script by `optax-dist launch`, with its journal in a file."""
+  with tempfile.TemporaryDirectory() as folder:
+    output = pathlib.Path(folder, "run")
+    subprocess.run(
+      [
+        *(sys.executable, "-m", "optax_dist", "launch"),
+        *("--replicas", str(REPLICAS), "--output", str(output)),
+        str(ROOT / "examples" / "launched_k_of_n.py"),
+        *("--steps", str(args.steps), "--pause", str(args.scale)),
+      ],
+      env=os.environ | {"JAX_PLATFORMS": "cpu"},
+      check=True,
+      timeout=240,
+      stdout=subprocess.DEVNULL,
+    )
+    path.write_bytes((output / "journal.jsonl").read_bytes())
+
+
+class Runs:
+  """The runs so far: journals in a folder."""
+
+  def __init__(self, folder, args):
+    self.folder, self.args = folder, args
+    self._machines = {}
+    self.done = 0
+
+  def records(self, name, number):
+    """The journal of a row's first or second run, which is done if need be."""
+    from optax_dist.coordinator import journal
+
+    setting = settings()[name]
+    for sign, word in {"=": "is", "<": "below", ">": "above"}.items():
+      name = name.replace(sign, word)
+    path = self.folder / (re.sub(r"\W+", "-", f"{name} {number}") + ".jsonl")
+    if not path.exists():
+      partial = path.with_suffix(".part")
+      partial.unlink(missing_ok=True)
+      if setting.get("script"):
+        launch(self.args, partial)
+      else:
+        self._machine(setting).run(setting, number, partial)
+      partial.rename(path)
+      self.done += 1
     return journal.read(path).records
+
+  def _machine(self, setting):
+    delay = setting.get("delay", 0.0)
+    if delay not in self._machines:
+      self._machines[delay] = Machine(self.args, delay)
+    self._machines[delay].fill()
+    return self._machines[delay]
+
+  def end(self):
+    for machine in self._machines.values():
+      machine.end()
+
+
+def predict(name, runs):
+  """What is predicted for a row, what was measured, and the held-out check."""
+  from optax_dist import simulate
+
+  setting = settings()[name]
+  sources = setting.get("of", [name])
+  first, *others = (runs.records(source, 1) for source in sources)
+  again = simulate.from_journal(runs.records(setting.get("like", name), 2))
+  recorded = simulate.from_journal(first, others)
+  options = {}
+  if "params" in setting and "of" in setting:
+    options["nbytes"] = 4 * setting["params"]
+  if "delay" in setting and "of" in setting:
+    options["network"] = simulate.Network(setting["delay"])
+  strategy = recorded.strategy
+  if "of" in setting:
+    strategy = strategy._replace(replicas_to_aggregate=setting["k"])
+  found = simulate.predict(recorded, strategy, REPLICAS, **options)
+  held = None if "of" in setting else simulate.held_out(first)
+  return found, again.steps_per_second, held
+
+
+def line(name, found, measured, held):
+  """A row of the table."""
+  inside = found.low <= measured <= found.high
+  return (
+    f"{name:26} {measured:9.2f} {found.steps_per_second:9.2f} "
+    f" {found.low:7.2f} to {found.high:7.2f} {'in ' if inside else 'out'}"
+    f" {found.steps_per_second / measured - 1:+7.1%}"
+    f" {'' if held is None else f'{held.error:+7.1%}'}"
+  )
 
 
 def main():
@@ -231,63 +368,41 @@ def main():
   parser.add_argument(
     "--scale", type=float, default=0.04, help="seconds that a unit lasts"
   )
-  parser.add_argument("--rows", nargs="+", help="names of settings")
+  parser.add_argument("--rows", nargs="+", choices=settings(), metavar="NAME")
   parser.add_argument("--keep", type=pathlib.Path, help="folder for journals")
+  parser.add_argument("--record", type=int, help="so many missing runs only")
   parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.work:
     work()
     return
-  from optax_dist import simulate
-
-  chosen = {
-    name: setting
-    for name, setting in settings().items()
-    if not args.rows or name in args.rows
-  }
   print(
     f"{REPLICAS} processes, {args.steps} steps; load"
     f" {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
   )
-  print(
-    f"{'':26} {'measured':>9} {'predicted':>9}  95 % interval        error"
-    "  held out"
-  )
-  first = {}
   with tempfile.TemporaryDirectory() as folder:
-    machine = Machine(args.keep or pathlib.Path(folder), args)
+    runs = Runs(args.keep or pathlib.Path(folder), args)
     try:
-      for name, setting in chosen.items():
-        source = setting.get("of")
-        if source is None:
-          records = machine.run(setting, 1)
-          first[name] = records
-        elif source not in first:
-          records = first[source] = machine.run(settings()[source], 1)
-        else:
-          records = first[source]
-        again = simulate.from_journal(machine.run(setting, 2))
-        recorded = simulate.from_journal(records)
-        strategy = recorded.strategy
-        if source is not None:
-          strategy = strategy._replace(replicas_to_aggregate=setting["k"])
-        found = simulate.predict(recorded, strategy, REPLICAS)
-        measured = again.steps_per_second
-        held = simulate.held_out(records) if source is None else None
-        told = "" if held is None else f"{held.error:+7.1%}"
-        inside = found.low <= measured <= found.high
-        print(
-          f"{name:26} {measured:9.2f} {found.steps_per_second:9.2f} "
-          f" {found.low:7.2f} to {found.high:7.2f}"
-          f" {'in ' if inside else 'out'}"
-          f" {found.steps_per_second / measured - 1:+7.1%} {told}",
-          flush=True,
-        )
+      if args.record:
+        for name in args.rows or settings():
+          setting = settings()[name]
+          for number in (2,) if "of" in setting else (1, 2):
+            if "like" not in setting:
+              runs.records(name, number)
+            if runs.done == args.record:
+              return
+        return
+      print(
+        f"{'':26} {'measured':>9} {'predicted':>9}  95 % interval           error"
+        "  held out"
+      )
+      for name in args.rows or settings():
+        found, measured, held = predict(name, runs)
+        print(line(name, found, measured, held), flush=True)
         for doubt in found.doubts:
           print(f"    {doubt}")
     finally:
-      machine.end()
-  print(f"load {os.getloadavg()[0]:.1f} at the end")
+      runs.end()
 
 
 if __name__ == "__main__":

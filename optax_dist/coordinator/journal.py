@@ -88,7 +88,8 @@ KINDS: dict[str, dict[str, str]] = {
   | {"replica": _ID, "params": _TEXT + "?", "state": _TEXT + "?"},
   "exchange": _STEP
   | {"replica": _ID, "local_step": _INT, "compute": _NUMBER + "?"},
-  "finish": _STEP | {"reason": _TEXT + "?", "ledger": _OBJECT + "?"},
+  "finish": _STEP
+  | {"reason": _TEXT + "?", "ledger": _OBJECT + "?", "load": _NUMBER + "?"},
 }
 
 # What a contribution was made of, where its replica has told.

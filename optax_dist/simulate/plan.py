@@ -67,6 +67,31 @@ class Plan(NamedTuple):
   repetitions: int
   resampled: bool
 
+  @property
+  def runner_up(self) -> Candidate | None:
+    """The one with the most progress but for the recommended; None if alone."""
+    others = [c for c in self.candidates if c is not self.recommended]
+    return max(others, key=lambda c: c.progress, default=None)
+
+  @property
+  def reason(self) -> str:
+    """Why not the runner-up, in words."""
+    best, other = self.recommended, self.runner_up
+    if other is None:
+      return "there is nothing else"
+    pace = best.steps_per_second / other.steps_per_second
+    worth = best.progress / other.progress / pace
+    times = lambda ratio: (
+      f"{100 * abs(ratio - 1):.3g} % {'more' if ratio > 1 else 'less'}"
+    )
+    text = (
+      f"its steps are worth {times(worth)} than those from"
+      f" {other.replicas_to_aggregate}, and there are {times(pace)} of them"
+    )
+    if other.high >= best.low:
+      text += "; the two are too close to tell apart"
+    return text
+
   def report(self) -> dict[str, Any]:
     """Everything as plain numbers, for JSON."""
     noise = self.noise_scale
@@ -74,6 +99,8 @@ class Plan(NamedTuple):
       "noise_scale": noise if math.isfinite(noise) else None,
       "candidates": [c._asdict() for c in self.candidates],
       "recommended": self.recommended._asdict(),
+      "runner_up": self.runner_up and self.runner_up._asdict(),
+      "reason": self.reason,
     }
 
 

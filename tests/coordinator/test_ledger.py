@@ -67,6 +67,7 @@ def test_the_ledger_counts_the_whole_run(tmp_path, inline):
       dropped[reason] = dropped.get(reason, 0) + record["count"]
   [end] = [r for r in found if r["kind"] == "finish"]
   assert end["ledger"]["applied"] == counted
+  assert end["load"] is None or end["load"] >= 0
   told = end["ledger"]["dropped"]
   assert told["non_finite"] == dropped["non_finite"] > 0
   assert told.get("stale", 0) <= dropped.get("stale", 0)

@@ -61,6 +61,34 @@ def test_waiting_for_all_is_best_where_nobody_is_late():
   assert plan.recommended.wasted == 0
 
 
+def test_the_runner_up_and_the_reason():
+  plan = simulate.plan(
+    simulate.parse_latency("bernoulli:1,10,0.01"), 8, cancel=True, steps=200
+  )
+  assert plan.recommended.replicas_to_aggregate == 7
+  assert plan.runner_up.replicas_to_aggregate == 6
+  assert plan.reason.startswith("its steps are worth 7.69 % more than those")
+  assert "from 6, and there are" in plan.reason
+  # All alike, and each of them costs.
+  alike = simulate.plan(simulate.parse_latency("constant:2"), 4, steps=10)
+  assert alike.runner_up.replicas_to_aggregate == 3
+  assert simulate.plan(
+    simulate.parse_latency("constant:2"), 1, steps=5
+  ).reason == ("there is nothing else")
+
+
+def test_communication_may_grow_with_the_gradients_in_a_step():
+  latency = simulate.parse_latency("constant:1")
+  plan = simulate.plan(
+    latency, 4, steps=20, communication=lambda k: 3.0 if k == 4 else 0.5
+  )
+  assert plan.recommended.replicas_to_aggregate == 3
+  rates = [c.steps_per_second for c in plan.candidates]
+  # The first step has nothing before it; stale gradients are finished first.
+  assert rates[3] == pytest.approx(20 / (20 + 19 * 3.0))
+  assert rates[2] == pytest.approx(20 / (20 + 19 * 0.5), rel=0.1)
+
+
 def test_many_replicas_have_fewer_candidates():
   plan = simulate.plan(simulate.parse_latency("lognormal:0,0.5"), 300, steps=5)
   ks = [c.replicas_to_aggregate for c in plan.candidates]

@@ -206,7 +206,7 @@ def _show(choice, title: str) -> None:
 
 def _named(option) -> str:
   text = f"{option.name}, {option.chips_per_group:,} chips in a group"
-  if option.checkpoint_interval is not None:
+  if option.checkpoint_interval is not None and "every" not in text:
     text += f", a checkpoint every {option.checkpoint_interval:.4g} s"
   return f"{text} ({option.progress:.1%})"
 
@@ -236,6 +236,15 @@ def save(path: pathlib.Path, choice, title: str) -> None:
           range(len(options)), shares, left=left, color=color, label=category
         )
       left = [a + b for a, b in zip(left, shares, strict=True)]
+    for row, option in enumerate(options):
+      axes.annotate(
+        f"{option.progress:.1%}",
+        (100, row),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        fontweight="bold" if option is choice.recommended else None,
+      )
     axes.set_yticks(
       range(len(options)),
       [f"{o.name}; {o.chips_per_group:,} a group" for o in options],
@@ -243,7 +252,7 @@ def save(path: pathlib.Path, choice, title: str) -> None:
     )
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the chips' time (%)")
-    axes.set_title(f"Best: {choice.recommended.name}")
+    axes.set_title(f"Best: {_named(choice.recommended)}", loc="right")
     axes.grid(axis="y", visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.3, -0.14), ncols=4)
 

@@ -132,6 +132,12 @@ def _show(plan, title: str) -> None:
     f" {plan.replicas}, {best.progress / all_in.progress:.2f} times the progress"
     " of waiting for all"
   )
+  if plan.runner_up is not None:
+    other = plan.runner_up
+    print(
+      f"runner-up: {other.replicas_to_aggregate} of {plan.replicas}"
+      f" ({other.progress:.4g}); {plan.reason}"
+    )
   doubt = "drawn from the recorded times" if plan.resampled else "simulated"
   print(
     f"how sure: the best in {best.best:.0%} of {plan.repetitions} repetitions"

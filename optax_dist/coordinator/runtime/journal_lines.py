@@ -201,6 +201,7 @@ class JournalLines:
           "step": note.step,
           "reason": note.reason,
           "ledger": None if note.error else ledger,
+          "load": _load(),
         }
 
   def _silence(self, members: Sequence[tuple[Any, str]]) -> dict[str, float]:
@@ -264,6 +265,14 @@ class JournalLines:
 
 def _member(replica: Any, incarnation: int, step: int) -> dict[str, Any]:
   return {"replica": replica, "incarnation": incarnation, "step": step}
+
+
+def _load() -> float | None:
+  """Programs that ran, or waited for a core, on average of the last minute."""
+  try:
+    return os.getloadavg()[0]
+  except (AttributeError, OSError):  # Not on every system.
+    return None
 
 
 def _ago(now: float, age: float | None) -> float | None:

@@ -16,6 +16,8 @@ _FEW_STEPS = 30
 _FEW_FAULTS = 10
 # Of a host's cores; beyond it replicas hold each other up.
 _BUSY = 0.8
+# Of others' programs for each core; beyond it they decide how fast replicas are.
+_LOADED = 2.0
 
 
 def of(
@@ -66,9 +68,7 @@ def of(
       f"too few failures: {told} the time between failures from"
       f" {2 * n / high:.2g} to {2 * n / low:.2g} times"
     )
-  crowded = _crowded(records)
-  if crowded:
-    lines.append(crowded)
+  lines += _crowded(records)
   if cancelled:
     lines.append(
       "late replicas dropped their work at once, so how long it would have taken"
@@ -77,13 +77,14 @@ def of(
   return tuple(lines)
 
 
-def _crowded(records: Sequence[journal.Record]) -> str:
-  """Whether replicas compete for the cores of a host."""
+def _crowded(records: Sequence[journal.Record]) -> list[str]:
+  """Whether replicas compete for a host's cores, with each other or with others."""
   cores = next(
     (r["cores"] for r in records if r["kind"] == "run" and r.get("cores")), None
   )
   if cores is None:
-    return ""
+    return []
+  lines = []
   host_of: dict[Replica, str] = {}
   shares: dict[Replica, list[float]] = {}
   for record in records:
@@ -100,13 +101,24 @@ def _crowded(records: Sequence[journal.Record]) -> str:
     if replica in host_of:
       mean = float(np.median(values))
       by_host.setdefault(host_of[replica], []).append(mean)
+  busy = 0.0
   for host, used in by_host.items():
     # Threads of one process each count all of it.
     total = max(used) if host.startswith("in-process") else sum(used)
+    busy = max(busy, total)
     if len(used) > 1 and total > _BUSY * cores:
-      return (
+      lines.append(
         f"outside the model: {len(used)} replicas on one host keep {total:.1f} of"
         f" its {cores} cores busy and slow each other; another number of them"
         " would compute at another speed"
       )
-  return ""
+      break
+  loads = [
+    r["load"] for r in records if r["kind"] == "finish" and r.get("load")
+  ]
+  if loads and max(loads) - busy > _LOADED * cores:
+    lines.append(
+      f"outside the model: a load of {max(loads):.1f} on {cores} cores, most of it"
+      " not the replicas'; when others work less, or more, all takes another time"
+    )
+  return lines

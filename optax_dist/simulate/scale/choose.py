@@ -166,9 +166,11 @@ def _entries(
   interval = best_checkpoint_interval(
     fleet.save, fleet.mean_time_between_failures
   )
+  # Where saving or failing costs nothing, no number is worth saying.
+  best = interval if fleet.save and math.isfinite(interval) else None
   found: list[tuple[Strategy, int | None, int | None, float | None]] = [
-    (one_program(), None, None, interval),
-    (elastic_restart(), None, None, interval),
+    (one_program(best), None, None, interval),
+    (elastic_restart(best), None, None, interval),
     (replica_groups(), None, None, None),
   ]
   n = fleet.groups

@@ -18,6 +18,9 @@ def test_a_plan_is_recommended_and_drawn(tmp_path, capsys):
   best = report["recommended"]["replicas_to_aggregate"]
   assert f"recommended: replicas_to_aggregate={best} of 8" in printed
   assert "of 20 repetitions simulated" in printed
+  assert report["reason"] in printed
+  second = report["runner_up"]["replicas_to_aggregate"]
+  assert f"runner-up: {second} of 8" in printed
   assert len(report["candidates"]) == 8
   assert image.read_bytes().startswith(b"\x89PNG")
 

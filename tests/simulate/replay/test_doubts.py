@@ -43,6 +43,17 @@ def test_replicas_that_share_cores_are_outside_the_model():
   assert _said([RUN, *threads, *[_commit(1.95)] * 40]) != ()
 
 
+def test_other_work_on_the_host_is_outside_the_model():
+  ran = [RUN, _join(0, "h:1"), *[_commit(0.5, 1)] * 40]
+  end = {"kind": "finish", "time": 2.0, "step": 40}
+  (line,) = _said([*ran, end | {"load": 19.0}])
+  assert line.startswith("outside the model: a load of 19.0 on 2 cores")
+  # Nobody else's, or not known.
+  assert _said([*ran, end | {"load": 4.4}]) == ()
+  assert _said([*ran, end | {"load": None}]) == ()
+  assert _said([*ran, end]) == ()
+
+
 def test_what_is_missing_is_named():
   few = _said([RUN, _commit(0.1)])
   assert few[0].startswith("too short: 1 steps, where 30")

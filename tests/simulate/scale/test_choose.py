@@ -48,6 +48,9 @@ def test_group_sizes_and_reasons():
     "one program",
     "elastic restart",
   }
+  for option in checkpoints:
+    every = f"checkpoints every {option.checkpoint_interval:.4g} s"
+    assert option.name.endswith(every)
   report = found.recommended.report()
   assert sum(report["outcome"]["shares"].values()) == pytest.approx(1.0)
 
