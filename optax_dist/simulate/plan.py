@@ -84,13 +84,10 @@ class Plan(NamedTuple):
     times = lambda ratio: (
       f"{100 * abs(ratio - 1):.3g} % {'more' if ratio > 1 else 'less'}"
     )
-    text = (
+    return (
       f"its steps are worth {times(worth)} than those from"
       f" {other.replicas_to_aggregate}, and there are {times(pace)} of them"
     )
-    if other.high >= best.low:
-      text += "; the two are too close to tell apart"
-    return text
 
   def report(self) -> dict[str, Any]:
     """Everything as plain numbers, for JSON."""

@@ -67,8 +67,10 @@ def test_the_runner_up_and_the_reason():
   )
   assert plan.recommended.replicas_to_aggregate == 7
   assert plan.runner_up.replicas_to_aggregate == 6
-  assert plan.reason.startswith("its steps are worth 7.69 % more than those")
+  # A step from k is worth k / (k + 8).
+  assert plan.reason.startswith("its steps are worth 8.89 % more than those")
   assert "from 6, and there are" in plan.reason
+  assert plan.reason.endswith("% less of them")
   # All alike, and each of them costs.
   alike = simulate.plan(simulate.parse_latency("constant:2"), 4, steps=10)
   assert alike.runner_up.replicas_to_aggregate == 3
