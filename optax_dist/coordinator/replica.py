@@ -657,7 +657,7 @@ class Replica:
     self._send(1, work)
     self._total, self._computed, self._batches = None, 0.0, []
 
-  def _give_up(self, reason: str) -> None:
+  def _forget_contribution(self, reason: str) -> None:
     """Expects no more outcome of the contribution that is under way, if any."""
     if self._pending >= 0:
       answer = self._handover.take(self._pending)
@@ -816,7 +816,7 @@ class Replica:
       if self._handover.admission != self._admission:
         # What it has of its own is as good as before.
         self._admission = self._handover.admission
-        self._give_up("lost")
+        self._forget_contribution("lost")
     elif self._handover.admission != self._admission:
       # It was taken for dead meanwhile: what it had is worth nothing.
       self._pending = self._taken = -1
@@ -1060,7 +1060,7 @@ class Replica:
     self._count(reason, gradients)
     self._clear()
     if self._learner is not None:
-      self._give_up(reason)
+      self._forget_contribution(reason)
     if reason == "finished":
       self._wait(self._has_finished, "for the end of the run")
       self._raise_failure()
