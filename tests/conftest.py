@@ -6,6 +6,7 @@ import os
 # could not hold the 8-device tier.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import hosts
 import hypothesis
 import jax
 import pytest
@@ -35,6 +36,29 @@ def pytest_configure(config):
   if config.getoption("--scenarios"):
     os.environ["OPTAX_DIST_SCENARIOS"] = os.path.abspath(
       config.getoption("--scenarios")
+    )
+
+
+def pytest_runtest_setup(item):
+  if item.get_closest_marker("namespaces") and hosts.not_permitted():
+    pytest.skip(f"needs network namespaces: {hosts.not_permitted()}")
+
+
+def pytest_terminal_summary(terminalreporter):
+  """Says how many tests between hosts ran, lest nobody notices that none did."""
+  ran, reasons = 0, []
+  for kind in ("passed", "failed", "skipped"):
+    for report in terminalreporter.stats.get(kind, ()):
+      if "namespaces" not in report.keywords:
+        continue
+      if kind == "skipped":
+        reasons.append(report.longrepr[2])
+      else:
+        ran += 1
+  if ran or reasons:
+    why = "".join(f"; {reason}" for reason in sorted(set(reasons)))
+    terminalreporter.write_line(
+      f"tests between hosts: {ran} ran, {len(reasons)} did not{why}"
     )
 
 

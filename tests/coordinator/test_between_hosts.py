@@ -10,14 +10,7 @@ import time
 import hosts as host_maker
 import pytest
 
-
-@pytest.fixture(autouse=True)
-def permitted():
-  """Hosts need rights that not every machine gives."""
-  why = host_maker.not_permitted()
-  if why:
-    pytest.skip(f"needs network namespaces: {why}")
-
+pytestmark = pytest.mark.namespaces
 
 _PROGRAM = """
 import json, socket, sys, time

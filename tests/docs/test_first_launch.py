@@ -154,10 +154,8 @@ def test_a_kill_a_stop_and_a_resume(place):
   assert len(journal.segments(journal.read(path).records)) == 2
 
 
+@pytest.mark.namespaces
 def test_two_machines(place):
-  why = host_maker.not_permitted()
-  if why:
-    pytest.skip(f"needs network namespaces: {why}")
   done = _run("secret", place)
   assert done.returncode == 0, done.stderr
   assert (place / "secret").stat().st_mode & 0o777 == 0o600

@@ -8,9 +8,7 @@ import time
 import hosts
 import pytest
 
-pytestmark = pytest.mark.skipif(
-  bool(hosts.not_permitted()), reason=hosts.not_permitted()
-)
+pytestmark = pytest.mark.namespaces
 
 _ECHO = """
 import socket, sys

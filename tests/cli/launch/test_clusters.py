@@ -1,0 +1,229 @@
+"""`optax-dist launch` where nobody says which host this is: the cluster does.
+
+Each test makes the environment that a scheduler gives the processes of a job, runs
+the command in each of them, and looks at what replicas are told.
+"""
+
+import ast
+import http.server
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import types
+
+import pytest
+from jax._src.clusters import cloud_tpu_cluster, cluster, k8s_cluster
+
+from optax_dist.cli import main
+
+_LIGHT = str(pathlib.Path(__file__).with_name("light_replica.py"))
+_SECRET = "5" * 32
+_COMMAND = [
+  *("launch", "--store", "tcp://127.0.0.1:1", "--run", "first"),
+  *(_LIGHT, "environment"),
+]
+_SCHEDULERS = (
+  *("OPTAX_DIST_", "SLURM_", "OMPI_", "TPU_", "MEGASCALE_", "KUBERNETES_"),
+  *("JAX_", "GCE_", "JOB_"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch):
+  for name in list(os.environ):
+    if name.startswith(_SCHEDULERS):
+      monkeypatch.delenv(name)
+  monkeypatch.setenv("OPTAX_DIST_SECRET", _SECRET)
+
+
+def _told(printed):
+  """The environments of replicas, by number."""
+  found = {}
+  for line in printed.splitlines():
+    number, told = re.fullmatch(r"\[replica (\d+)\] \[\] (.*)", line).groups()
+    found[int(number)] = dict(ast.literal_eval(told))
+  return found
+
+
+def _launch_here(capfd):
+  assert main.main(_COMMAND) == 0
+  return _told(capfd.readouterr().out)
+
+
+def _launch(**variables):
+  """The command as a process, with nothing but variables from the cluster."""
+  done = subprocess.run(
+    [sys.executable, "-m", "optax_dist", *_COMMAND],
+    env=os.environ | variables,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.returncode == 0, done.stderr
+  return _told(done.stdout)
+
+
+def _check_one_each(hosts):
+  """Each host has its own replica, of as many as there are hosts."""
+  assert [list(told) for told in hosts] == [[i] for i in range(len(hosts))]
+  for number, told in enumerate(hosts):
+    assert told[number]["NUM_REPLICAS"] == str(len(hosts))
+    assert told[number]["REPLICAS_TO_AGGREGATE"] == str(len(hosts))
+    assert told[number]["SECRET"] == _SECRET
+    assert "COORDINATOR_ADDRESS" not in told[number]  # It has a store.
+
+
+def test_tpu_pods_of_gke(tmp_path):
+  """Processes of their own: JAX finds its TPU library and the pods' names."""
+  library = tmp_path / "libtpu.so"
+  library.touch()
+  tpu = {
+    "JAX_FORCE_TPU_INIT": "1",
+    "TPU_LIBRARY_PATH": str(library),
+    "TPU_WORKER_HOSTNAMES": "localhost,pod-1",
+    # One slice; without these the metadata server is asked.
+    "MEGASCALE_COORDINATOR_ADDRESS": "",
+    "MEGASCALE_NUM_SLICES": "",
+    "MEGASCALE_SLICE_ID": "",
+  }
+  _check_one_each([_launch(**tpu, TPU_WORKER_ID=str(i)) for i in (0, 1)])
+
+
+def test_slices_of_a_gke_jobset(capfd, monkeypatch):
+  monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+  monkeypatch.setattr(cluster, "running_in_cloud_tpu_vm", True)
+  # As GKE does, where no server would know.
+  monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "true")
+  monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost,b")
+  monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "localhost:8080")
+  monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
+  hosts = []
+  for index in range(4):
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", str(index // 2))
+    monkeypatch.setenv("TPU_WORKER_ID", str(index % 2))
+    hosts.append(_launch_here(capfd))
+  _check_one_each(hosts)
+
+
+class _Metadata(http.server.BaseHTTPRequestHandler):
+  """The metadata server of a TPU machine."""
+
+  attributes: dict[str, str]
+
+  def do_GET(self):
+    assert self.headers["Metadata-Flavor"] == "Google"
+    text = self.attributes.get(self.path.rpartition("/attributes/")[2])
+    self.send_response(404 if text is None else 200)
+    self.end_headers()
+    self.wfile.write((text or "").encode())
+
+  def log_message(self, *_):
+    pass
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+  """What the server knows; it listens on loopback."""
+  kept = {}
+  handler = type("Handler", (_Metadata,), {"attributes": kept})
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    place = f"127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("GCE_METADATA_IP", place)
+    yield kept
+    server.shutdown()
+    thread.join()
+
+
+def test_tpu_machines_without_kubernetes(capfd, monkeypatch, metadata):
+  # JAX decides so by the PCI devices, which are not here.
+  monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+  monkeypatch.setattr(cluster, "running_in_cloud_tpu_vm", True)
+  metadata["worker-network-endpoints"] = (
+    "unknown:unknown:127.0.0.1,unknown:unknown:10.1.0.8,"
+    "unknown:unknown:10.1.0.9"
+  )
+  metadata["tpu-env"] = "ACCELERATOR_TYPE: 'v5litepod-12'\n"
+  hosts = []
+  for index in range(3):
+    metadata["agent-worker-number"] = str(index)
+    hosts.append(_launch_here(capfd))
+  _check_one_each(hosts)
+
+
+def _kubernetes(namespace, pod, job):
+  """The package, with an API server that knows one pod."""
+
+  def list_pods(namespace, field_selector):
+    assert (namespace, field_selector) == ("train", "status.podIP=127.0.0.1")
+    return types.SimpleNamespace(items=[pod])
+
+  def read_job(name, namespace):
+    assert (name, namespace) == (pod.metadata.labels["job-name"], "train")
+    return job
+
+  module = types.ModuleType("kubernetes")
+  module.config = types.SimpleNamespace(load_incluster_config=lambda: None)
+  module.client = types.SimpleNamespace(
+    CoreV1Api=lambda: types.SimpleNamespace(list_namespaced_pod=list_pods),
+    BatchV1Api=lambda: types.SimpleNamespace(read_namespaced_job=read_job),
+    exceptions=types.SimpleNamespace(ApiException=OSError),
+  )
+  return module
+
+
+def test_pods_of_a_jobset_on_gpus(capfd, monkeypatch):
+  """JAX asks Kubernetes for the job, and takes the index from the environment."""
+  named = lambda name, **more: types.SimpleNamespace(
+    metadata=types.SimpleNamespace(
+      name=name,
+      labels={
+        "job-name": "optax-dist-host-0",
+        "jobset.sigs.k8s.io/jobset-name": "optax-dist",
+      },
+      owner_references=[types.SimpleNamespace(controller=True, kind="Job")],
+    ),
+    **more,
+  )
+  job = named(
+    "optax-dist-host-0", spec=types.SimpleNamespace(parallelism=3)
+  )
+  looked_up = []
+
+  def resolve(name):
+    looked_up.append(name)
+    return "127.0.0.1"
+
+  monkeypatch.setattr(k8s_cluster.socket, "gethostbyname", resolve)
+  monkeypatch.setitem(
+    sys.modules, "kubernetes", _kubernetes("train", named("pod"), job)
+  )
+  monkeypatch.setattr(
+    k8s_cluster.K8sCluster, "_namespace", classmethod(lambda cls: "train")
+  )
+  monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+  monkeypatch.setenv("HOSTNAME", "optax-dist-host-0-1")
+  hosts = []
+  for index in range(3):
+    for kept in ("_pod", "_job", "_controller"):
+      getattr(k8s_cluster.K8sCluster, kept).__func__.cache_clear()
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+    hosts.append(_launch_here(capfd))
+  _check_one_each(hosts)
+  assert "optax-dist-host-0-0.optax-dist" in looked_up
+
+
+def test_tasks_of_srun(capfd, monkeypatch):
+  monkeypatch.setenv("SLURM_JOB_ID", "4111")
+  monkeypatch.setenv("SLURM_STEP_NODELIST", "node[03-05]")
+  monkeypatch.setenv("SLURM_NTASKS", "3")
+  monkeypatch.setenv("SLURM_LOCALID", "0")
+  hosts = []
+  for index in range(3):
+    monkeypatch.setenv("SLURM_PROCID", str(index))
+    hosts.append(_launch_here(capfd))
+  _check_one_each(hosts)
