@@ -19,7 +19,12 @@ committed once and in order, that all replicas held the same parameters and opti
 state after each step, that every gradient was applied once, dropped for a reason or
 lost with its process, that no wait passed its deadline, and that no process is left.
 A seed is a run; 110 in a row are the whole matrix (11 phases, 5 faults, and whether
-the leader is struck). The exit code is 1 if anything was wrong."""
+the leader is struck). The exit code is 1 if anything was wrong.
+
+With --processes-per-replica M there are two replicas of M processes, each of which
+runs one JAX program with sharded arrays. In one run that goes on, a seed kills one
+process in one phase; it takes its replica with it, the other one must go on alone,
+and the replica must come back as a whole. With M = 2 the matrix has 36 seeds."""
 
 _FAILED = 1
 
@@ -38,8 +43,16 @@ def add_parser(commands) -> None:
     "--seeds",
     metavar="FIRST:END",
     type=_seeds,
-    default=range(50),
-    help="which runs to make (default: 0:50)",
+    help="which runs to make (default: 0:50; of replicas of several processes"
+    " the whole matrix)",
+  )
+  parser.add_number(
+    command,
+    "--processes-per-replica",
+    "M",
+    parser.whole_number(1),
+    default=1,
+    help="processes of each replica",
   )
   add(
     "--output",
@@ -68,21 +81,37 @@ def run(args: argparse.Namespace) -> int:
   """Runs the ``chaos`` command with its parsed arguments."""
   installed.check()
   output_files.check_writable(args.json)
-  from optax_dist.cli import bar
-  from optax_dist.cli.chaos import cases as chaos_cases
-  from optax_dist.cli.chaos import run as chaos_run
-
-  results: list[chaos_run.Result] = []
   with contextlib.ExitStack() as stack:
     if args.output is None:
       folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     else:
       folder = args.output
       folder.mkdir(parents=True, exist_ok=True)
-    shown = stack.enter_context(bar.bar("striking", len(args.seeds)))
+    if args.processes_per_replica > 1:
+      from optax_dist.cli.chaos import group_report
+
+      results, wrong = group_report.run(
+        folder, args.seeds, args.processes_per_replica
+      )
+    else:
+      results, wrong = _run(folder, args.seeds or range(50))
+  if args.json:
+    output_files.write_json(args.json, [_plain(r) for r in results])
+  return _FAILED if wrong or any(r.problems for r in results) else 0
+
+
+def _run(folder: pathlib.Path, seeds: range) -> tuple[list[Any], bool]:
+  """The runs of seeds, and whether anything was wrong beside."""
+  from optax_dist.cli import bar
+  from optax_dist.cli.chaos import cases as chaos_cases
+  from optax_dist.cli.chaos import run as chaos_run
+
+  results: list[chaos_run.Result] = []
+  with contextlib.ExitStack() as stack:
+    shown = stack.enter_context(bar.bar("striking", len(seeds)))
     pool = stack.enter_context(chaos_run.Pool(folder))
     try:
-      for seed in args.seeds:
+      for seed in seeds:
         result = chaos_run.run(pool, chaos_cases.case(seed))
         results.append(result)
         shown(len(results))
@@ -90,16 +119,13 @@ def run(args: argparse.Namespace) -> int:
           print(f"seed {seed}, {result.case}: {problem}", flush=True)
     except KeyboardInterrupt:
       raise errors.Interrupted(
-        f"interrupted after {len(results)} of {len(args.seeds)} runs"
+        f"interrupted after {len(results)} of {len(seeds)} runs"
       ) from None
   left = pool.orphans()
   _show(results)
   if left:
     print(f"processes are left: {left}")
-  if args.json:
-    output_files.write_json(args.json, [_plain(r) for r in results])
-  bad = [r for r in results if r.problems]
-  return _FAILED if bad or left else 0
+  return results, bool(left)
 
 
 def _plain(result: Any) -> dict[str, Any]:

@@ -105,13 +105,19 @@ class Pool:
   def orphans(self) -> list[int]:
     """Processes of this pool that live, though they are not known any more."""
     known = {process.pid for process in self._everyone}
-    found = []
-    for name in os.listdir("/proc"):
-      if name.isdecimal() and int(name) not in known | {os.getpid()}:
-        try:
-          environ = pathlib.Path(f"/proc/{name}/environ").read_bytes()
-        except OSError:
-          continue
-        if f"OPTAX_DIST_CHAOS={self.token}".encode() in environ:
-          found.append(int(name))
-    return found
+    return [pid for pid in living(self.token) if pid not in known]
+
+
+def living(token: str) -> list[int]:
+  """Processes with a run's token in their environment."""
+  wanted = f"OPTAX_DIST_CHAOS={token}".encode()
+  found = []
+  for name in os.listdir("/proc"):
+    if name.isdecimal() and int(name) != os.getpid():
+      try:
+        environ = pathlib.Path(f"/proc/{name}/environ").read_bytes()
+      except OSError:
+        continue
+      if wanted in environ:
+        found.append(int(name))
+  return found

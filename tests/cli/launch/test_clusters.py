@@ -189,9 +189,7 @@ def test_pods_of_a_jobset_on_gpus(capfd, monkeypatch):
     ),
     **more,
   )
-  job = named(
-    "optax-dist-host-0", spec=types.SimpleNamespace(parallelism=3)
-  )
+  job = named("optax-dist-host-0", spec=types.SimpleNamespace(parallelism=3))
   looked_up = []
 
   def resolve(name):

@@ -1,0 +1,97 @@
+"""Which process of which replica is killed, and in which phase of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+REPLICAS = 2
+# Of those in `phases`, all but serving: with two replicas, the parameters die
+# with one that is killed while it serves the other.
+PHASES = (
+  "computing",
+  "arrived",
+  "reduce_scatter",
+  "gather",
+  "done",
+  "applied",
+  "checkpointing",
+  "committing",
+  "fetching_snapshot",
+  "joining",
+)
+# Phases of process 0 alone, which speaks for its replica.
+_SPEAKERS = ("committing", "joining")
+# Phases that are reached once after a start.
+_AT_START = ("joining", "fetching_snapshot")
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupCase:
+  """One kill.
+
+  Attributes:
+    seed: it is made of.
+    phase: in which the process is killed.
+    replica: whose process it is.
+    rank: which of the replica's processes.
+    time: at which time that it comes to the phase.
+  """
+
+  seed: int
+  phase: str
+  replica: int
+  rank: int
+  time: int
+
+  @property
+  def at_start(self) -> bool:
+    """Whether the phase is reached at a start, and not again."""
+    return self.phase in _AT_START
+
+  @property
+  def by_leader(self) -> bool:
+    """Whether only the leader comes to the phase."""
+    return self.phase == "committing"
+
+  @property
+  def fault(self) -> str:
+    """What happens."""
+    return "kill"
+
+  @property
+  def who(self) -> str:
+    """The process, as outputs name it: its replica's number and its own."""
+    return f"{self.replica}.{self.rank}"
+
+  def __str__(self) -> str:
+    return f"{self.phase}/{self.fault}/{self.who}"
+
+
+def cells(processes: int) -> list[tuple[str, int, int]]:
+  """All of the matrix: phase, replica and process.
+
+  Example:
+    >>> len(cells(2))
+    36
+  """
+  return [
+    (phase, replica, rank)
+    for phase in PHASES
+    for replica in range(REPLICAS)
+    for rank in range(1 if phase in _SPEAKERS else processes)
+  ]
+
+
+def case(seed: int, processes: int) -> GroupCase:
+  """The case of a seed; as many in a row as there are cells are all of them.
+
+  Example:
+    >>> str(case(3, processes=2))
+    'computing/kill/1.1'
+  """
+  every = cells(processes)
+  phase, replica, rank = every[seed % len(every)]
+  once = phase in (*_AT_START, "checkpointing")
+  time = 1 if once else random.Random(seed).randint(1, 30)
+  return GroupCase(seed, phase, replica, rank, time)

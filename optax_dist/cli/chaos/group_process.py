@@ -1,0 +1,203 @@
+"""A process of a replica with several, which takes part in a run of `groups`.
+
+The model is sharded over the devices of all processes of its replica, and its
+gradient and update need collectives among them (gloo, on loopback).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from typing import Any
+
+from optax_dist.coordinator.launch import channel as channels
+
+# What process 0 decides before a step, for all processes of its replica.
+_GO_ON, _FINISH, _SAVE = range(3)
+_LINGER = 60.0  # Seconds; the launcher ends it before.
+
+
+def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
+  """The optimizer, sharded parameters, and the gradient of a number."""
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+  import optax
+  from jax.sharding import NamedSharding, PartitionSpec
+
+  specs = {"b": PartitionSpec(), "w": PartitionSpec("fsdp", None)}
+  rows = 2 * mesh.size
+  values = {
+    "b": np.linspace(-1.0, 1.0, 70, dtype=np.float32),
+    # No shard is like another.
+    "w": np.linspace(0.5, 1.5, rows * width, dtype=np.float32).reshape(
+      rows, width
+    ),
+  }
+
+  def place(name: str) -> jax.Array:
+    value = values[name]
+    where = NamedSharding(mesh, specs[name])
+    return jax.make_array_from_callback(value.shape, where, value.__getitem__)
+
+  params = {name: place(name) for name in values}
+
+  @jax.jit
+  def gradient(params, x):
+    # The total needs all processes of the replica.
+    total = jnp.sum(params["w"]) / params["w"].size
+    return jax.tree.map(lambda p: 0.1 * p + jnp.sin(x + p + total), params)
+
+  # The clipped norm does, too.
+  opt = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+  return opt, params, gradient
+
+
+class _Kill:
+  """Kills this process when it comes to a phase."""
+
+  def __init__(self, channel: channels.Channel, told: Any):
+    self._channel = channel
+    self._phase, self._left = "", 0
+    self.arm(told or {"phase": "", "time": 0})
+
+  def arm(self, told: dict[str, Any]) -> None:
+    """At which phase, and at which time that it comes to it."""
+    self._left, self._phase = told["time"], told["phase"]
+
+  def __call__(self, phase: str, replica: object) -> None:
+    if phase != self._phase:
+      return
+    self._left -= 1
+    if self._left == 0:
+      self._channel.say("struck", phase=phase, at=time.time())
+      os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> int:
+  """Trains until told to finish, and says what it saw."""
+  channel = channels.Channel()
+  began = time.time()
+  logging.basicConfig(
+    level=logging.INFO, format="%(relativeCreated)d %(message)s"
+  )
+  import jax
+  import numpy as np
+  from jax.experimental import multihost_utils
+
+  from optax_dist import coordinator
+  from optax_dist.coordinator import checkpoint, phases
+  from optax_dist.coordinator.runtime import processes
+
+  times = {"at": began, "imported": time.time() - began}
+  job = channel.receive()
+  processes.initialize(job["meet"], job["processes"], job["process"])
+  times["met"] = time.time() - began
+  mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
+  opt, params, gradient = model(mesh, job["width"])
+  kill = _Kill(channel, job.get("fault"))
+  phases.listen(kill)
+  orders: queue.Queue[int] = queue.Queue()
+  threading.Thread(
+    target=_listen, args=(channel, kill, orders), daemon=True
+  ).start()
+  start: dict[str, Any] = {"params": params}
+  if job.get("restore"):
+    start = checkpoint.restore(job["restore"], params, opt.init(params))
+  gradient(params, np.float32(0.0))["w"].block_until_ready()
+  times["compiled"] = time.time() - began
+  prints: dict[int, str] = {}
+  accepted: list[int] = []
+  reasons: list[str] = []
+  waited, number, before = 0.0, 0, None
+  with coordinator.join(
+    opt,
+    **start,
+    replica=job["replica"],
+    processes_per_replica=job["processes"],
+    **job["join"],
+  ) as replica:
+    times["joined"] = time.time() - began
+    prints[replica.global_step] = replica.fingerprint()
+    channel.say(
+      "begun",
+      step=replica.global_step,
+      times=times,
+      print=prints[replica.global_step],
+      bytes_in=replica.stats()["bytes_in"],
+    )
+    while replica.global_step < job["target"]:
+      # All processes of a replica must do the same at the same step.
+      order = _GO_ON if orders.empty() else orders.get()
+      order = int(multihost_utils.broadcast_one_to_all(np.int32(order)))
+      if order == _FINISH:
+        break
+      if order == _SAVE:
+        name = f"{job['incarnation']}-{replica.global_step}"
+        checkpoint.save(os.path.join(job["saves"], name), replica)
+      time.sleep(job.get("pause", 0.0))
+      x = np.float32(10 * job["replica"] + number % 100)
+      key = [job["replica"], job["incarnation"], number]
+      number += 1
+      outcome = replica.step(gradient(replica.params, x), batch=key)
+      waited = max(waited, outcome.waited)
+      if outcome.accepted:
+        accepted.append(number - 1)
+      else:
+        reasons.append(outcome.reason)
+      if outcome.finished:
+        break
+      prints[outcome.global_step] = replica.fingerprint()
+      channel.say(
+        "step",
+        step=outcome.global_step,
+        at=time.time(),
+        members=list(outcome.members),
+        print=prints[outcome.global_step],
+        leader=replica.is_leader,
+      )
+      if before is None:
+        before = (outcome.global_step, replica.stats())
+      if job.get("save") and outcome.global_step == job["save"][0]:
+        checkpoint.save(job["save"][1], replica)
+    after = (replica.global_step, replica.stats())
+    replica.finish()
+    prints[replica.global_step] = replica.fingerprint()
+  channel.say(
+    "result",
+    calls=list(range(number)),
+    accepted=accepted,
+    reasons=reasons,
+    waited=waited,
+    prints={str(k): v for k, v in prints.items()},
+    before=before,
+    after=after,
+    stats=replica.stats(),
+    step=replica.global_step,
+  )
+  # Its end would take the other processes along before they have said this.
+  time.sleep(_LINGER)
+  os._exit(0)
+
+
+def _listen(
+  channel: channels.Channel, kill: _Kill, orders: queue.Queue[int]
+) -> None:
+  while True:
+    told = channel.receive()
+    match told["do"]:
+      case "arm":
+        kill.arm(told)
+        channel.say("armed")
+      case "save":
+        orders.put(_SAVE)
+      case "finish":
+        orders.put(_FINISH)
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())

@@ -1,0 +1,216 @@
+"""Kills processes of replicas that have several, one after another, in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import time
+from typing import Any
+
+from optax_dist.cli.chaos import checks, groups, pool
+from optax_dist.cli.chaos.group_cases import REPLICAS, GroupCase
+
+TIMEOUT = 100.0
+_PAUSE = 0.005  # Seconds before a gradient, which takes no time.
+# The parts of a restart, in order.
+PARTS = ("python", "jax", "compile", "join", "step")
+
+
+@dataclasses.dataclass
+class Result:
+  """What became of a kill.
+
+  Attributes:
+    case: which one.
+    seconds: how long it took, until the replica was back.
+    steps: the run's step then.
+    problems: what was not as it must be; none in a good run.
+    struck: whether the process was killed.
+    next_commit: seconds from the kill to the next commit of the other replica.
+    back: seconds that the replica took from its start to a common step, by
+      `PARTS`.
+  """
+
+  case: GroupCase
+  seconds: float = 0.0
+  steps: int = 0
+  problems: list[str] = dataclasses.field(default_factory=list)
+  struck: bool = False
+  next_commit: float = 0.0
+  back: dict[str, float] = dataclasses.field(default_factory=dict)
+
+  @property
+  def outcome(self) -> str:
+    """One word: ok, hang, not struck or wrong."""
+    if not self.problems:
+      return "ok"
+    if not self.struck:
+      return "not struck"
+    return "hang" if "hang" in self.problems[0] else "wrong"
+
+
+class Strikes:
+  """A run that goes on while its processes are killed; a context manager.
+
+  After a kill that anything hangs at, the next one is in a run of its own.
+
+  Attributes:
+    compared: how many fingerprints `finish` has found to be equal, or not.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    processes: int,
+    deadline: float = groups.DEADLINE,
+  ):
+    """Says where outputs go, which exists, and how long one may wait.
+
+    Args:
+      folder: for journals and outputs.
+      processes: of each replica.
+      deadline: seconds; what takes longer hangs.
+    """
+    self._folder, self._processes = folder, processes
+    self._deadline = deadline
+    self._runs = 0
+    self._groups: groups.Groups | None = None
+    self._tokens: set[str] = set()
+    self.compared = 0
+
+  def __enter__(self) -> Strikes:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self._end()
+
+  def strike(self, case: GroupCase) -> Result:
+    """Kills, and waits until the replica is back."""
+    result = Result(case)
+    start = time.monotonic()
+    try:
+      self._strike(case, result)
+    except groups.Stuck as error:
+      result.problems.append(
+        f"hang: {error}" if result.struck else f"not struck: {error}"
+      )
+      self._end()
+    result.seconds = time.monotonic() - start
+    return result
+
+  def finish(self) -> list[str]:
+    """Has the run end, and checks it; returns what is wrong."""
+    run = self._groups
+    if run is None:
+      return []
+    try:
+      run.finish()
+      ended = run.run(self._deadline)
+    except groups.Stuck as error:
+      self._end()
+      return [f"hang at the end: {error}"]
+    # As they are needed: one report for each replica, that of process 0.
+    reports: list[tuple[int, int, dict[str, Any]]] = []
+    for one in ended:
+      assert one.result is not None
+      if one.rank == 0:
+        reports.append((one.replica, one.incarnation, one.result))
+    journal = self._journal()
+    records = [json.loads(x) for x in journal.read_text().splitlines()]
+    # Fingerprints are of shards, and compared below.
+    bare = [(r, i, {**seen, "prints": {}}) for r, i, seen in reports]
+    _, problems = checks.check(records, bare, TIMEOUT)
+    compared, apart = groups.compare(run.everyone)
+    self.compared += compared
+    if apart:
+      problems.append(f"diverged: after steps {apart}")
+    self._end()
+    return problems
+
+  def left(self) -> list[int]:
+    """Processes of runs that are over which live nevertheless."""
+    return [pid for token in self._tokens for pid in pool.living(token)]
+
+  def _journal(self) -> pathlib.Path:
+    return self._folder / f"run-{self._runs}.jsonl"
+
+  def _end(self) -> None:
+    if self._groups is not None:
+      self._groups.__exit__()
+      self._groups = None
+
+  def _running(self) -> groups.Groups:
+    """The run, with both replicas in it."""
+    if self._groups is not None:
+      return self._groups
+    self._runs += 1
+    self._journal().unlink(missing_ok=True)
+    run = groups.Groups(
+      self._folder,
+      REPLICAS,
+      self._processes,
+      target=10**9,
+      pause=_PAUSE,
+      join={"journal": str(self._journal()), "timeout": TIMEOUT},
+    )
+    self._groups = run.__enter__()
+    self._tokens.add(run.token)
+    run.restarts = False
+    for replica in range(REPLICAS):
+      run.start(replica)
+    self._wait_for_both(run, 0.0, "the replicas do not begin")
+    return run
+
+  def _wait_for_both(self, run: groups.Groups, after: float, what: str) -> None:
+    everyone = range(REPLICAS)
+    both = lambda: all(
+      run.live[r][0].steps_of(*everyone, after=after) for r in everyone
+    )
+    run.wait(both, what, self._deadline)
+
+  def _strike(self, case: GroupCase, result: Result) -> None:
+    run = self._running()
+    victim, other = case.replica, REPLICAS - 1 - case.replica
+    if case.by_leader and not run.live[victim][0].is_leader:
+      # The one that stays becomes the leader.
+      run.kill(other)
+      since = time.time()
+      run.start(other)
+      self._wait_for_both(run, since, "the other replica does not come back")
+    fault = {"phase": case.phase, "time": case.time}
+    if case.at_start:
+      run.kill(victim)
+      group = run.start(victim, {case.rank: fault})
+    else:
+      group = run.live[victim]
+      group[case.rank].process.send({"do": "arm", **fault})
+      heard = lambda: group[case.rank].said("armed")
+      run.wait(heard, f"{group[case.rank]} does not hear", self._deadline)
+      if case.phase == "checkpointing":
+        run.tell("save", victim)
+    one = group[case.rank]
+    ended = lambda: one.said("struck") and one.ended_at
+    run.wait(ended, f"{one} does not come to {case.phase}", self._deadline)
+    result.struck = True
+    killed = one.said("struck")[0]["at"]
+    alone = lambda: run.live[other][0].steps_of(other, after=killed)
+    run.wait(alone, f"nobody goes on after {one}", self._deadline)
+    result.next_commit = alone()[0]["at"] - killed
+    run.kill(victim)  # What is left of it.
+    started = time.time()
+    again = run.start(victim)[0]
+    self._wait_for_both(
+      run, started, f"the replica of {one} does not come back"
+    )
+    times = again.said("begun")[0]["times"]
+    marks = [
+      started,
+      *(times["at"] + times[n] for n in ("imported", "met", "compiled")),
+      times["at"] + times["joined"],
+      again.steps_of(*range(REPLICAS))[0]["at"],
+    ]
+    parts = (b - a for a, b in itertools.pairwise(marks))
+    result.back = dict(zip(PARTS, parts, strict=True))
+    result.steps = again.step
