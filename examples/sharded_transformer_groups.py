@@ -70,9 +70,9 @@ def library():
     for file in sorted(folder.glob("*.py"))[:60]
   )
   text = "".join(c for c in text if c == "\n" or " " <= c <= "~")
-  vocabulary = sorted(set(text))
-  codes = np.searchsorted(vocabulary, list(text)).astype(np.int32)
-  return codes, len(vocabulary)
+  letters = np.frombuffer(text.encode("ascii"), np.uint8)
+  vocabulary, codes = np.unique(letters, return_inverse=True)
+  return codes.astype(np.int32), len(vocabulary)
 
 
 def placed(value, mesh, spec):

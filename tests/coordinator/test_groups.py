@@ -13,7 +13,7 @@ SHARDS = 4 * (80 + 128)
 def check_equal(processes, at_least, lost=()):
   """Like holds what like holds, at all steps that both have seen."""
   compared, apart = group_runs.compare([*processes, *lost])
-  assert not apart
+  assert not apart, [(str(p), p.prints.get(apart[0])) for p in processes]
   assert compared >= at_least
   assert len({p.result["step"] for p in processes}) == 1
 

@@ -18,6 +18,7 @@ _PAGE = (_ROOT / "docs" / "first_launch.md").read_text("utf-8")
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NAMES = (
   *("install", "first", "second", "kill", "watch", "resume"),
+  *("groups", "kill in a group"),
   *("secret", "host 0", "host 1"),
 )
 _COMMANDS = dict(zip(_NAMES, _BLOCK.findall(_PAGE), strict=True))
@@ -152,6 +153,47 @@ def test_a_kill_a_stop_and_a_resume(place):
     one.process.kill()
     one.process.wait()
   assert len(journal.segments(journal.read(path).records)) == 2
+
+
+def test_a_kill_in_a_replica_of_two_processes(place):
+  joins = r"\[replica (\d\.\d)\] process \d+ joins at step (\d+)"
+  steps = r"\[replica (\d)\.0\] step (\d+), loss ([\d.]+), of (\d)"
+  # A smaller model than on the page.
+  small = "--width 16 --layers 1 --context 16"
+  one = _begin(
+    "groups",
+    place,
+    place / "groups.log",
+    **{"--steps 1000000": f"--steps 1000000 {small}"},
+  )
+  try:
+    began = one.wait_for(joins, 4)
+    assert sorted(who for who, _ in began) == ["0.0", "0.1", "1.0", "1.1"]
+    one.wait_for(steps, 2)
+    done = _run("kill in a group", place)
+    assert done.returncode == 0, done.stderr
+    # Both of its processes are there again, at a later step.
+    again = one.wait_for(joins, 6)[4:]
+    assert sorted(who for who, _ in again) == ["1.0", "1.1"]
+    assert len({step for _, step in again}) == 1
+    back = int(again[0][1])
+    assert back > 0
+    together = lambda: [
+      s for s in re.findall(steps, one.text) if s[3] == "2" and int(s[1]) > back
+    ]
+    end = time.monotonic() + 120.0
+    while {who for who, *_ in together()} != {"0", "1"}:
+      assert time.monotonic() < end, one.text
+      time.sleep(0.05)
+    found = re.findall(steps, one.text)
+    # It was alone meanwhile, and has learned something (4.56 is nothing).
+    assert "0" in {who for who, _, _, of in found if of == "1"}
+    assert float(found[-1][2]) < 4.3
+    one.process.send_signal(signal.SIGINT)
+    assert one.process.wait(60.0) == 130, one.text
+  finally:
+    one.process.kill()
+    one.process.wait()
 
 
 @pytest.mark.namespaces

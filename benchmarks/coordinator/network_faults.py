@@ -1,0 +1,89 @@
+"""What replicas on hosts of their own do when the network between them is bad.
+
+Each replica and the store is on a host (a network namespace, made and removed
+here; that needs root). In one run for each number of replicas the network is
+slow, lossy, cut and healed, one after another; at the end it is checked that no
+gradient was lost or counted twice and that all held the same after each step.
+Ends with exit code 1 if not, or if anything hangs or stands still for too long.
+
+python benchmarks/coordinator/network_faults.py [--replicas 2 4] [--seconds 3 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+_ROOT = pathlib.Path(__file__).parents[2]
+sys.path[:0] = [str(_ROOT), str(_ROOT / "tests" / "helpers")]
+
+import cuts  # noqa: E402
+import hosts as host_maker  # noqa: E402
+
+SHAPES = {
+  "nothing": {},
+  "1 ms": {"delay": 0.001},
+  "10 ms": {"delay": 0.010},
+  "50 ms": {"delay": 0.050},
+  "100 Mbit/s": {"rate": 100e6},
+  "loss 1 %": {"loss": 0.01},
+  "loss 1 %, 1 ms": {"loss": 0.01, "delay": 0.001},
+}
+
+
+def shaped(run: cuts.Run, seconds: float) -> None:
+  """Prints how fast steps are while the network is slow or loses packets."""
+  for name, shape in SHAPES.items():
+    run.hosts.shape(**shape)
+    run.rate(1.0)  # What was under way is over.
+    rate = run.rate(seconds)
+    print(f"  {name:16} {1e3 / rate if rate else float('inf'):7.0f} ms a step")
+    assert rate > 0, f"no step in {seconds:g} s with {name}"
+  run.hosts.shape()
+
+
+def main() -> int:
+  """The exit status: 1 if anything is not as it must be."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--replicas", type=int, nargs="+", default=[2, 4])
+  add("--seconds", type=float, nargs="*", default=[3.0, 20.0], help="of a cut")
+  add("--shaped", type=float, default=3.0, help="seconds of each; 0 for none")
+  add("--width", type=int, default=20_000, help="parameters")
+  args = parser.parse_args()
+  why = host_maker.not_permitted()
+  if why:
+    raise SystemExit(f"No hosts can be made here: {why}.")
+  bad = []
+  for count in args.replicas:
+    with (
+      tempfile.TemporaryDirectory() as folder,
+      cuts.Run(pathlib.Path(folder), count, width=args.width) as run,
+    ):
+      print(f"{count} replicas and the store on {count + 1} hosts", flush=True)
+      if args.shaped:
+        shaped(run, args.shaped)
+      for seconds in args.seconds:
+        for target in cuts.TARGETS:
+          for both in (True, False):
+            found = run.cut(target, seconds, both=both)
+            late = cuts.too_late(target, seconds, found)
+            bad += late
+            print(
+              f"  {target:12} cut {'both ways' if both else 'one way':9} for"
+              f" {seconds:2g} s: stood still {found.stall:5.2f} s, all back"
+              f" {found.back:4.2f} s after it healed {' '.join(late)}",
+              flush=True,
+            )
+      stall = run.vanish(60.0)
+      print(f"  a host vanishes: the others stood still {stall:.2f} s")
+      steps, problems = run.finish()
+      bad += problems
+      print(f"  {steps} steps; {problems or 'nothing is lost, all are equal'}")
+  return 1 if bad else 0
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())
