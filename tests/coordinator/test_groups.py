@@ -13,7 +13,7 @@ SHARDS = 4 * (80 + 128)
 def check_equal(processes, at_least, lost=()):
   """Like holds what like holds, at all steps that both have seen."""
   compared, apart = group_runs.compare([*processes, *lost])
-  assert not apart, [(str(p), p.prints.get(apart[0])) for p in processes]
+  assert not apart
   assert compared >= at_least
   assert len({p.result["step"] for p in processes}) == 1
 
@@ -62,7 +62,8 @@ def test_a_process_that_dies_takes_its_replica_with_it(tmp_path):
     again = groups.live[1]
     assert {p.incarnation for p in again} == {1}
     groups.wait(
-      lambda: again[1].steps_of(0, 1), "the replica does not come back"
+      lambda: len(again[1].steps_of(0, 1)) > 10,
+      "the replica does not come back",
     )
     for one in again:
       # Parameters and two moments, of its own shards and no others.

@@ -40,8 +40,10 @@ def test_processes_are_killed_and_the_table_is_printed(tmp_path, capsys):
   assert all(r["outcome"] == "ok" for r in rows)
   assert "2 ok, 0 hangs, 0 wrong, 0 not struck" in out
   kept = (tmp_path / "kept" / "run-1.jsonl").read_text().splitlines()
-  lost = [r for r in map(json.loads, kept) if r["kind"] == "lost"]
-  assert {r["replica"] for r in lost} == {0, 1}
+  commits = [r for r in map(json.loads, kept) if r["kind"] == "commit"]
+  members = {tuple(m["replica"] for m in r["members"]) for r in commits}
+  # Each was alone while the other one came back.
+  assert members == {(0,), (1,), (0, 1)}
 
 
 def test_what_never_comes_about_is_told(tmp_path, monkeypatch):
