@@ -42,7 +42,9 @@ class Outcome:
   back: float
 
 
-def too_late(target: str, seconds: float, found: Outcome) -> list[str]:
+def too_late(
+  target: str, seconds: float, found: Outcome, slack: float = SLACK
+) -> list[str]:
   """What of a cut took longer than the time-outs allow.
 
   Nobody goes on without the store. Otherwise a peer that is silent is given up
@@ -52,9 +54,9 @@ def too_late(target: str, seconds: float, found: Outcome) -> list[str]:
   if target != "store":
     allowed = min(seconds, LEADER_TIMEOUT + ATTEMPT_TIMEOUT)
   late = []
-  if found.stall > allowed + SLACK:
+  if found.stall > allowed + slack:
     late.append(f"{target}: stood still {found.stall:.1f} s")
-  if found.back > LEADER_TIMEOUT + SLACK:
+  if found.back > LEADER_TIMEOUT + slack:
     late.append(f"{target}: all were back after {found.back:.1f} s")
   return late
 
