@@ -9,23 +9,8 @@ import matplotlib.axes
 import numpy as np
 
 from optax_dist.cli import panels
-from optax_dist.simulate.timing import CAUSES, Timing
-
-COLORS = dict(
-  zip(
-    CAUSES,
-    (
-      "#3f7d4f",
-      "#e0b23c",
-      "#c2571a",
-      "#2563a8",
-      "#8a3ffc",
-      "#4a5568",
-      "#cbd2d9",
-    ),
-    strict=True,
-  )
-)
+from optax_dist.cli.runs.report_picture import COLORS
+from optax_dist.simulate.timing import Timing
 
 
 def save(path: pathlib.Path, timings: Sequence[Timing], title: str) -> None:
@@ -43,12 +28,12 @@ def save(path: pathlib.Path, timings: Sequence[Timing], title: str) -> None:
   # The second and third panel share their colors.
   colors = [f"C{i % 10}" for i in range(len(timings))]
 
-  def causes(axes: matplotlib.axes.Axes) -> None:
+  def categories(axes: matplotlib.axes.Axes) -> None:
     left = np.zeros(len(timings))
-    for cause in CAUSES:
-      share = np.array([100 * t.shares()[cause] for t in timings])
+    for category, color in COLORS.items():
+      share = np.array([100 * t.goodput().share(category) for t in timings])
       if share.max() >= 0.05:
-        axes.barh(names, share, left=left, color=COLORS[cause], label=cause)
+        axes.barh(names, share, left=left, color=color, label=category)
       left += share
     axes.set_xlabel("share of all replicas' time (%)")
     axes.set_title("Where the time goes")
@@ -74,4 +59,4 @@ def save(path: pathlib.Path, timings: Sequence[Timing], title: str) -> None:
     axes.set_title("Wait of each replica")
     axes.set_ylim(bottom=0)
 
-  panels.save(path, title, [causes, rates, waits], inverted=2)
+  panels.save(path, title, [categories, rates, waits], inverted=2)

@@ -17,20 +17,21 @@ def show(title: str, timings: Sequence[Timing]) -> None:
   """
   shown = tables.table(title)
   shown.add_column("strategy", no_wrap=True)
-  for name in ("steps/s", "gradients/s", "dropped", "late by"):
+  for name in ("steps/s", "gradients/s", "gradients dropped", "late by"):
     shown.add_column(name, justify="right")
-  # Where the time went; nobody asks for what nobody had.
-  causes = ["useful", "waiting", "stale"]
-  causes += [
-    cause
-    for cause in ("communication", "lost", "down")
-    if any(timing.shares()[cause] > 0 for timing in timings)
+  # Where the time went, as `optax-dist report` has it; nobody asks for what
+  # nobody had, nor for the last moments.
+  found = [timing.goodput() for timing in timings]
+  categories = ["useful", "waiting", "dropped"]
+  categories += [
+    category
+    for category in ("exchanging", "recovery")
+    if any(one.seconds[category] > 0 for one in found)
   ]
-  for cause in causes:
-    shown.add_column(cause, justify="right")
+  for category in categories:
+    shown.add_column(category, justify="right")
   shown.add_column("longest wait", justify="right")
-  for timing in timings:
-    shares = timing.shares()
+  for timing, one in zip(timings, found, strict=True):
     waits = timing.seconds["waiting"] / timing.duration
     shown.add_row(
       timing.strategy.name,
@@ -38,8 +39,8 @@ def show(title: str, timings: Sequence[Timing]) -> None:
       f"{timing.gradients_per_second:.4g}",
       f"{timing.dropped_share:.1%}",
       f"{timing.mean_staleness:.3g}",
-      *(f"{shares[cause]:.1%}" for cause in causes),
+      *(f"{one.share(category):.1%}" for category in categories),
       f"{waits.max():.1%}",
     )
   tables.show(shown)
-  print("dropped is of gradients; what is right of 'late by' is of time")
+  print("what is right of 'late by' is of time")

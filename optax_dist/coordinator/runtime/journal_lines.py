@@ -100,12 +100,16 @@ class JournalLines:
     kind, fields = self._line(note, now)
     if kind == "run":  # A new time begins.
       self._start, now = time.monotonic(), 0.0
+    record = {"kind": kind, "time": _rounded(now), **fields}
     if self._observer is not None:
-      self._observer.take({"kind": kind, "time": now, **fields})
+      self._observer.take(record)
     if self._file is None:
       return
     try:
-      self._file.write(kind, **fields)
+      if kind == "commit":  # Made with care, for there is one in each step.
+        self._file.append(record)
+      else:
+        self._file.write(kind, **fields)
     except OSError as error:
       _log.warning("The journal can't be written any more: %s", error)
       self._close_file()
@@ -224,6 +228,7 @@ class JournalLines:
     return True
 
   def _commit(self, note: notes.StepCommitted, now: float) -> dict[str, Any]:
+    """All fields, as the journal has them."""
     commit = note.commit
     # Those that an earlier leader has committed come without.
     raw = note.timings or (b"",) * len(commit.parts)
@@ -242,15 +247,15 @@ class JournalLines:
           "staleness": part.staleness,
           "data": [list(span) for span in part.data] or None,
           "batches": _json(details.batches),
-          "compute": details.compute,
-          "arrived": arrived,
+          "compute": _rounded(details.compute),
+          "arrived": _rounded(arrived),
           "timings": self._timings(part.incarnation, one, arrived),
         }
       )
     return {
       "step": commit.attempt.step,
       "attempt": commit.attempt.number,
-      "attempt_time": _ago(now, note.age),
+      "attempt_time": _rounded(_ago(now, note.age)),
       "members": members,
     }
 
@@ -277,6 +282,10 @@ def _load() -> float | None:
 
 def _ago(now: float, age: float | None) -> float | None:
   return None if age is None else max(0.0, now - age)
+
+
+def _rounded(seconds: float | None) -> float | None:
+  return None if seconds is None else round(seconds, journal.DECIMALS)
 
 
 def _json(text: str) -> Any:

@@ -6,20 +6,20 @@ writes them, on its own clock.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import struct
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+
+from optax_dist.coordinator import journal
 
 _FORMAT = struct.Struct("<8d2q")
 _COMPILING = "/jax/core/compile/"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(NamedTuple):
   """How a replica spent its time up to a submission.
 
   Seconds. `start` and `sent` are on the replica's own clock, which never goes
@@ -58,18 +58,7 @@ class Timings:
 
   def pack(self) -> bytes:
     """As bytes."""
-    return _FORMAT.pack(
-      self.start,
-      self.sent,
-      self.compiled,
-      self.cpu,
-      self.encoded,
-      self.waited,
-      self.exchanged,
-      self.applied,
-      self.bytes_in,
-      self.bytes_out,
-    )
+    return _FORMAT.pack(*self)
 
   @classmethod
   def unpack(cls, raw: bytes) -> Timings | None:
@@ -77,9 +66,10 @@ class Timings:
     if len(raw) != _FORMAT.size:
       return None
     numbers = _FORMAT.unpack(raw)
-    if not all(map(math.isfinite, numbers)):
+    # One that is not finite makes the sum so; and a sum is quick.
+    if not math.isfinite(sum(numbers)):
       return None
-    return cls(*numbers)
+    return cls._make(numbers)
 
 
 class Clocks:
@@ -114,21 +104,27 @@ class Clocks:
       arrived: when they arrived, on the leader's clock.
 
     Returns:
-      The same, with `start` and `sent` on the leader's clock.
+      The same, with `start` and `sent` on the leader's clock, rounded as in the
+      journal.
     """
-    least = self._least.get(incarnation, math.inf)
-    least = self._least[incarnation] = min(least, arrived - timings.sent)
+    start, sent, compiled, cpu, encoded, waited, *rest = timings
+    exchanged, applied, bytes_in, bytes_out = rest
+    behind = arrived - sent
+    least = self._least.get(incarnation)
+    if least is None or behind < least:
+      least = self._least[incarnation] = behind
+    digits = journal.DECIMALS
     return {
-      "start": timings.start + least,
-      "sent": timings.sent + least,
-      "compiled": timings.compiled,
-      "cpu": timings.cpu,
-      "encoded": timings.encoded,
-      "waited": timings.waited,
-      "exchanged": timings.exchanged,
-      "applied": timings.applied,
-      "bytes_in": timings.bytes_in,
-      "bytes_out": timings.bytes_out,
+      "start": round(start + least, digits),
+      "sent": round(sent + least, digits),
+      "compiled": round(compiled, digits),
+      "cpu": round(cpu, digits),
+      "encoded": round(encoded, digits),
+      "waited": round(waited, digits),
+      "exchanged": round(exchanged, digits),
+      "applied": round(applied, digits),
+      "bytes_in": bytes_in,
+      "bytes_out": bytes_out,
     }
 
   def forget(self, incarnation: int) -> None:

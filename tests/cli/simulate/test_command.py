@@ -57,7 +57,7 @@ def test_a_written_journal_is_simulated_again(tmp_path, capsys):
 def test_failures_are_simulated(capsys):
   argv = ["simulate", "--latency", "constant:1", "--strategy", "sync"]
   assert main.main([*argv, "--steps", "200", "--failures", "0.05,4"]) == 0
-  assert "down" in capsys.readouterr().out
+  assert "recovery" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

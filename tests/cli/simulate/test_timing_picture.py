@@ -5,7 +5,9 @@ import pytest
 
 from optax_dist import simulate
 from optax_dist.cli import errors
+from optax_dist.cli.runs import report_picture
 from optax_dist.cli.simulate import timing_picture
+from optax_dist.coordinator.metrics import goodput
 
 
 def _timings():
@@ -16,8 +18,9 @@ def _timings():
   ]
 
 
-def test_a_color_for_each_cause(tmp_path):
-  assert len(set(timing_picture.COLORS.values())) == len(timing_picture.COLORS)
+def test_the_colors_are_those_of_a_report(tmp_path):
+  colors = report_picture.COLORS
+  assert len(set(colors.values())) == len(goodput.CATEGORIES)
   path = tmp_path / "timing.png"
   timing_picture.save(path, _timings(), "a title")
   image = matplotlib.image.imread(path)
@@ -26,9 +29,8 @@ def test_a_color_for_each_cause(tmp_path):
     for pixel in image[::3, ::3].reshape(-1, 4)
   }
   hexed = {"#{:02x}{:02x}{:02x}".format(*pixel) for pixel in found}
-  shown = {timing_picture.COLORS[c] for c in ("useful", "waiting", "stale")}
-  assert shown <= hexed
-  assert timing_picture.COLORS["down"] not in hexed
+  assert {colors[c] for c in ("useful", "waiting", "dropped")} <= hexed
+  assert colors["recovery"] not in hexed
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):

@@ -14,16 +14,16 @@ def _timing(**options):
   )
 
 
-def test_a_line_for_each_and_only_causes_that_there_are(capsys):
+def test_a_line_for_each_and_only_categories_that_there_are(capsys):
   timing_table.show("both", [_timing(), _timing()])
   title, *lines = capsys.readouterr().out.splitlines()
   assert title.startswith("both")
   assert sum("sync, 3 of N" in line for line in lines) == 2
   assert "0.5" in lines[-3]
-  assert "down" not in "".join(lines)
+  assert "recovery" not in "".join(lines)
 
 
 def test_failures_have_columns(capsys):
   failures = simulate.Failures(0.1, 1.0)
   timing_table.show("one", [_timing(failures=failures)])
-  assert "down" in capsys.readouterr().out
+  assert "recovery" in capsys.readouterr().out

@@ -1,8 +1,10 @@
 """Lines of the journal that the leader's driver adds to."""
 
+import json
+
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.protocol import notes
-from optax_dist.coordinator.runtime import journal_lines
+from optax_dist.coordinator.protocol import entries, notes
+from optax_dist.coordinator.runtime import journal_lines, timings
 
 
 def test_deadlines_are_written_where_they_have_changed(tmp_path):
@@ -25,3 +27,86 @@ def test_deadlines_are_written_where_they_have_changed(tmp_path):
     ("deadlines", 30.0, {"1": 5.0}),
     ("deadlines", 6.0, {}),
   ]
+
+
+class _Observer:
+  def __init__(self):
+    self.told = []
+
+  def begin(self, owner, records):
+    self.told.append(("begin", len(list(records))))
+
+  def take(self, record):
+    self.told.append(record)
+
+  def end(self, owner):
+    self.told.append("end")
+
+
+def _commit(step):
+  parts = tuple(
+    entries.Part(4, name, 0, step, 0, 2, 1 / 3, data=data)
+    for name, data in (("a", ()), ("b", ((3, 7),)))
+  )
+  details = (
+    entries.Details("[[1,2],null]", 0.123456789, 0.25),
+    entries.Details("", None, None),
+  )
+  commit = entries.Committed(
+    entries.AttemptId(0, step, 1, 0),
+    parts,
+    (),
+    True,
+    b"",
+    False,
+    details,
+    (),
+  )
+  one = timings.Timings(
+    *(5.0, 6.123456789, 0.25, 0.5, 0.125, 0.5, 1 / 3, 0.125, 40, 41)
+  )
+  return notes.StepCommitted(commit, 1 / 7, (one.pack(), b""))
+
+
+def test_the_line_of_a_step_is_what_the_journal_would_write(tmp_path):
+  """It is made without the journal's checks, which would take longer."""
+  path, checked = tmp_path / "run.jsonl", tmp_path / "checked.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  lines.write(_commit(0))
+  lines.close()
+  line = path.read_text().splitlines()[1]
+  record = json.loads(line)
+  assert record["members"][0]["compute"] == 0.123457
+  with journal.Journal(checked) as file:
+    file.write(record.pop("kind"), **record)
+  assert checked.read_text() == line + "\n"
+
+
+def test_who_observes_is_told_the_same(tmp_path):
+  path = tmp_path / "run.jsonl"
+  for before in (0, 2):  # The second time with what is in the file.
+    observer = _Observer()
+    lines = journal_lines.JournalLines(
+      path, {"strategy": "s"}, observer=observer
+    )
+    lines.open([])
+    lines.write(notes.RunBegins(0))
+    lines.write(_commit(before))
+    lines.close()
+    (_, found), run, commit, end = observer.told
+    assert found == before
+    assert (run["kind"], run["time"]) == ("run", 0.0)
+    assert commit == journal.read(path).records[-1]
+    assert end == "end"
+
+
+def test_without_a_file_it_is_told_as_well():
+  observer = _Observer()
+  lines = journal_lines.JournalLines(None, {"strategy": "s"}, observer=observer)
+  lines.open([_commit(7).commit])
+  lines.write(_commit(8))
+  lines.close()
+  _, commit, _ = observer.told
+  assert (commit["kind"], commit["step"]) == ("commit", 8)
