@@ -13,6 +13,7 @@ import matplotlib.image
 import pytest
 
 from optax_dist.cli import main
+from optax_dist.cli.train import numbers
 from optax_dist.cli.train.processes import checkpoints, training
 from optax_dist.coordinator import journal
 
@@ -202,7 +203,8 @@ def test_an_epoch_is_evaluated_once():
     "batch_size": 8,
   }
   lines = types.SimpleNamespace(write=lambda record: None)
-  collected = training._Collected(config, lines, [])
+  latest = numbers.TrainingNumbers()
+  collected = training._Collected(config, lines, [], latest)
   step = {"event": "step", "accepted": True, "loss": 1.0}
   evaluations = {10: 0.5, 17: 0.1, 20: 0.6, 24: 0.2}
   for number in range(1, 26):
@@ -213,3 +215,6 @@ def test_an_epoch_is_evaluated_once():
   collected.flush()
   found = {r["step"]: r.get("test_accuracy") for r in collected.records}
   assert {s: a for s, a in found.items() if a is not None} == {10: 0.5, 20: 0.6}
+  reported = {one.name: one.samples[0].value for one in latest.metrics()}
+  assert reported["training_step"] == 25
+  assert reported["training_test_accuracy"] == 0.6
