@@ -163,6 +163,19 @@ def run(args, kill_every=0.0, steps=0):
   }
 
 
+def show(name, found):
+  """Prints what was found in a run, and returns it."""
+  pace = found["steps"] / found["seconds"]
+  part = found["merged"] / found["steps"]
+  print(
+    f"{name}: {found['steps']:,} steps, {pace:.2f} in a second of life, "
+    f"{part:.1%} of them merged, {found['kills']} kills, loss "
+    f"{found['loss']:.4f}",
+    flush=True,
+  )
+  return found
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--learner", action="store_true", help=argparse.SUPPRESS)
@@ -176,21 +189,12 @@ def main():
   args = parser.parse_args()
   if args.learner:
     return learner()
-  figures = {
-    "without faults": run(args),
-    "killed": run(args, kill_every=args.kill_every),
-  }
+  figures = {"without faults": show("without faults", run(args))}
+  found = run(args, kill_every=args.kill_every)
+  figures["killed"] = show("killed", found)
   # The slow one's steps are fewer; there all make as many.
-  steps = figures["killed"]["steps"] // LEARNERS
-  figures["synchronous"] = run(args, steps=steps)
-  for name, found in figures.items():
-    pace = found["steps"] / found["seconds"]
-    part = found["merged"] / found["steps"]
-    print(
-      f"{name}: {found['steps']:,} steps, {pace:.2f} in a second of life, "
-      f"{part:.1%} of them merged, {found['kills']} kills, loss "
-      f"{found['loss']:.4f}"
-    )
+  found = run(args, steps=found["steps"] // LEARNERS)
+  figures["synchronous"] = show("synchronous", found)
   pace = lambda name, what: figures[name][what] / figures[name]["seconds"]
   for what in ("steps", "merged"):
     ratio = pace("killed", what) / pace("without faults", what)

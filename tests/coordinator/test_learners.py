@@ -49,7 +49,7 @@ def gradient(params, replica):
   return jax.tree.map(lambda p: p - (1.0 + replica), params)
 
 
-def to_round(target, ends=0):
+def to_round(target, ends=0, may_end=lambda: True):
   """Trains to this round; one replica then ends the run for all."""
 
   def train(replica, result):
@@ -60,7 +60,8 @@ def to_round(target, ends=0):
       result.outcomes.append(outcome)
       if outcome.finished:
         return replica.global_step
-      if replica.replica == ends and replica.global_step >= target:
+      over = replica.global_step >= target and may_end()
+      if replica.replica == ends and over:
         replica.finish()
 
   return train
@@ -110,7 +111,7 @@ def test_a_learner_trains_on_while_the_others_are_away():
 
   def train(replica, result):
     if replica.replica:
-      assert back.wait(20.0)
+      assert back.wait(60.0)
       return to_round(4)(replica, result)
     for _ in range(60):
       outcome = replica.step(gradient(replica.params, 0))
@@ -121,7 +122,14 @@ def test_a_learner_trains_on_while_the_others_are_away():
     return to_round(4)(replica, result)
 
   results = runs.run(
-    train, 2, k=2, strategy=strategy(), opt=INNER, params=PARAMS
+    train,
+    2,
+    k=2,
+    strategy=strategy(),
+    opt=INNER,
+    params=PARAMS,
+    timeout=60.0,
+    limit=90.0,
   )
   assert [r.error for r in results] == [None] * 2
   equal(results)
@@ -154,8 +162,8 @@ def test_a_learner_dies_in_any_phase(phase, nth, victim):
     "quorum": {"lower_on_loss": True},
   }
   results = [runs.Result() for _ in range(4)]
-  train = to_round(ROUNDS, ends=1)
   together, died = threading.Barrier(3), threading.Event()
+  train = to_round(ROUNDS, ends=1, may_end=died.is_set)
 
   def first(replica, result):
     try:
@@ -197,19 +205,23 @@ def runs_until(ready, limit=20.0):
 
 def test_a_learner_that_is_slow_is_left_out_and_carried(tmp_path):
   path = tmp_path / "run.jsonl"
+  rounds = [0, 0, 0]
 
   def train(replica, result):
-    slow = replica.replica == 2
-    train_ = to_round(40)
-    if not slow:
-      return train_(replica, result)
+    me = replica.replica
     while True:
-      grads = gradient(replica.params, 2)
-      time.sleep(0.01)
+      grads = gradient(replica.params, me)
+      seen = rounds[me]
+      # Two more rounds of the others for each step of the slow one.
+      while me == 2 and max(rounds) < seen + 2 and not replica.finished:
+        time.sleep(0.001)
+      time.sleep(0.0 if me == 2 else 0.004)
       outcome = replica.step(grads, tokens=8)
-      result.outcomes.append(outcome)
+      rounds[me] = max(rounds) if me == 2 else outcome.global_step
       if outcome.finished:
         return replica.global_step
+      if me == 0 and replica.global_step >= 40:
+        replica.finish()
 
   results = runs.run(
     train,

