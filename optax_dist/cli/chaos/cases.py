@@ -31,6 +31,7 @@ class Case:
     loopback: whether replicas listen at 127.0.0.1 by `bind`.
     max_staleness: of the quorum.
     everyone: whether all replicas that are there are needed for a step.
+    data: in which mode samples are leased; "" for not at all.
   """
 
   seed: int
@@ -43,6 +44,7 @@ class Case:
   loopback: bool
   max_staleness: int
   everyone: bool
+  data: str
 
   @property
   def joins(self) -> bool:
@@ -88,4 +90,5 @@ def case(seed: int) -> Case:
     loopback=rng.random() < 0.2,
     max_staleness=rng.choice((0, 0, 1)),
     everyone=rng.random() < 0.4,
+    data=rng.choice(("", "exact", "streaming")),
   )

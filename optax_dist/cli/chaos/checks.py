@@ -6,11 +6,15 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from optax_dist import ledger
+from optax_dist.cli.chaos import samples
+
 
 def check(
   records: Sequence[dict[str, Any]],
   reports: Iterable[tuple[int, int, dict[str, Any]]],
   timeout: float,
+  data: ledger.Batches | None = None,
 ) -> tuple[int, list[str]]:
   """Checks a run.
 
@@ -21,6 +25,7 @@ def check(
       ``reasons`` of those that were dropped, ``prints`` by step, ``waited``,
       ``step`` and ``stats``.
     timeout: of the run; nobody may have waited longer.
+    data: whose samples were leased, if any.
 
   Returns:
     The committed steps, and what is wrong.
@@ -40,6 +45,8 @@ def check(
     )
   problems += _prints(records, reports)
   problems += _ledger(commits, records, reports)
+  if data is not None:
+    problems += samples.check(data, commits, reports)
   for replica, _, seen in reports:
     if seen["waited"] > timeout:
       problems.append(f"replica {replica} has waited {seen['waited']:.1f} s")

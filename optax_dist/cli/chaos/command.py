@@ -18,6 +18,8 @@ phase of a step, a replica's or the leader's. After each run it checks that step
 committed once and in order, that all replicas held the same parameters and optimizer
 state after each step, that every gradient was applied once, dropped for a reason or
 lost with its process, that no wait passed its deadline, and that no process is left.
+In two runs of three samples are leased: each must be in one committed step of its
+epoch, or be named among those that were left.
 A seed is a run; 110 in a row are the whole matrix (11 phases, 5 faults, and whether
 the leader is struck). The exit code is 1 if anything was wrong.
 

@@ -86,6 +86,7 @@ class _Work:
       "accepted": [],
       "reasons": [],
       "prints": {},
+      "drawn": {},
       "waited": 0.0,
       "error": None,
     }
@@ -99,6 +100,7 @@ class _Work:
     self.channel.say("result", **seen)
 
   def _train(self, job: dict[str, Any], seen: dict[str, Any]) -> None:
+    from optax_dist.cli.chaos import samples
     from optax_dist.cli.train.processes import checkpoints
 
     try:
@@ -121,12 +123,23 @@ class _Work:
         timeout=job["timeout"],
         attempt_timeout=job["attempt_timeout"],
         leader_timeout=job["leader_timeout"],
+        data=samples.batches(job["data"], job["aggregate"])
+        if job["data"]
+        else None,
       ) as replica:
         self._replica = replica
         seen["prints"][replica.global_step] = replica.fingerprint()
         self.channel.say("joined", step=replica.global_step)
         number = 0
         while not (self.finish.is_set() or replica.finished):
+          if job["data"]:
+            start = time.monotonic()
+            indices = next(replica.batches(), None)
+            waited = time.monotonic() - start
+            seen["waited"] = max(seen["waited"], waited)
+            if indices is None:
+              break
+            seen["drawn"][number] = indices.tolist()
           key = [job["replica"], job["incarnation"], number]
           number += 1
           time.sleep(_PERIOD)
@@ -151,6 +164,8 @@ class _Work:
         replica.finish()
         seen["prints"][replica.global_step] = replica.fingerprint()
         seen["step"] = replica.global_step
+        if job["data"]:
+          seen["data"] = samples.plain(replica.report_data())
         seen["stats"] = replica.stats()
     except self._coordinator.RunFinished:
       seen["error"] = "finished"

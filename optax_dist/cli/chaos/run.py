@@ -10,6 +10,7 @@ import signal
 import time
 
 from optax_dist.cli.chaos import checks as chaos_checks
+from optax_dist.cli.chaos import samples
 from optax_dist.cli.chaos.cases import Case
 from optax_dist.cli.chaos.pool import REPLICAS, Pool
 from optax_dist.coordinator.launch import child
@@ -106,6 +107,7 @@ class _Run:
     self._struck_at: int | None = None
     self._finishing = False
     self._address = pool.address
+    self._aggregate = REPLICAS if case.everyone else AGGREGATE
 
   def run(self) -> Result:
     """Runs it."""
@@ -138,7 +140,7 @@ class _Run:
         "replica": replica,
         "incarnation": incarnation,
         "replicas": REPLICAS,
-        "aggregate": REPLICAS if case.everyone else AGGREGATE,
+        "aggregate": self._aggregate,
         "journal": str(self._journal),
         "timeout": TIMEOUT,
         "attempt_timeout": ATTEMPT,
@@ -312,7 +314,10 @@ class _Run:
       for m in self._members
       if m.result is not None and m.result["error"] is None
     ]
-    result.steps, problems = chaos_checks.check(records, reports, TIMEOUT)
+    data = None
+    if self._case.data:
+      data = samples.batches(self._case.data, self._aggregate)
+    result.steps, problems = chaos_checks.check(records, reports, TIMEOUT, data)
     result.problems += problems
     orphans = self._pool.orphans()
     if orphans:

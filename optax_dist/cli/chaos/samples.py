@@ -1,0 +1,106 @@
+"""Which samples were in which step: what must hold after a run with leases."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from optax_dist import ledger
+
+# Samples in a gradient, and whole batches in an epoch; some samples are left over.
+_UNIT, _STEPS, _REST = 2, 4, 3
+
+
+def batches(mode: str, gradients: int) -> ledger.Batches:
+  """The data of a run: few samples, so that it comes to several epochs.
+
+  Args:
+    mode: of the epochs.
+    gradients: in a step.
+  """
+  batch = _UNIT * gradients
+  return ledger.Batches(
+    _STEPS * batch + _REST, batch, seed=7, epochs=None, mode=mode
+  )
+
+
+def plain(reports: Sequence[ledger.EpochReport]) -> list[Any]:
+  """What `Replica.report_data` says, as it arrives at the launcher."""
+  return [
+    [list(x) if isinstance(x, tuple) else x for x in dataclasses.astuple(one)]
+    for one in reports
+  ]
+
+
+def check(
+  data: ledger.Batches,
+  commits: Sequence[dict[str, Any]],
+  reports: Sequence[tuple[int, int, dict[str, Any]]],
+) -> list[str]:
+  """Checks that each sample was in one committed step of its epoch, or is named.
+
+  Args:
+    data: of the run.
+    commits: of the journal, in order.
+    reports: as in `checks.check`; with ``drawn``, the samples of each gradient by
+      its number, and ``data``, what became of each epoch.
+
+  Returns:
+    What is wrong.
+  """
+  problems: list[str] = []
+  progress = ledger.Progress()
+  journal: dict[tuple[int, ...], list[int]] = {}
+  for commit in commits:
+    found: list[tuple[int, int]] = []
+    for member in commit["members"]:
+      spans = tuple((a, b) for a, b in member["data"] or ())
+      samples = data.indices(spans).tolist()
+      if len(samples) != _UNIT * member["count"]:
+        problems.append(f"step {commit['step']}: a gradient on {samples}")
+      for key in member["batches"] or ():
+        journal[tuple(key)] = samples
+      found += spans
+    try:
+      progress = progress.commit(found)
+    except ValueError as error:
+      problems.append(f"step {commit['step']}: {error}")
+      progress = progress.with_(found)
+  epochs = ledger.report(data, progress)
+  problems += _epochs(data, epochs)
+  for replica, incarnation, seen in reports:
+    for number in seen["accepted"]:
+      drawn = seen["drawn"].get(str(number))
+      told = journal.get((replica, incarnation, number))
+      if told is not None and drawn != told:
+        problems.append(
+          f"replica {replica} computed gradient {number} on {drawn}, the "
+          f"journal says {told}"
+        )
+    if seen["data"] != plain(epochs):
+      problems.append(
+        f"replica {replica} reports {seen['data']}, by the journal it is "
+        f"{plain(epochs)}"
+      )
+  return problems
+
+
+def _epochs(
+  data: ledger.Batches, epochs: Sequence[ledger.EpochReport]
+) -> list[str]:
+  problems = []
+  for one in epochs:
+    named = collections.Counter((*one.left_out, *one.skipped, *one.open))
+    if one.committed + len(named) != data.num_samples or len(named) != (
+      named.total()
+    ):
+      problems.append(f"epoch {one.epoch}: samples are missing: {one}")
+    if one.skipped:
+      problems.append(f"epoch {one.epoch}: samples are given up: {one}")
+    # The next one begins when less than a step is left.
+    late = data.mode == "exact" and one is not epochs[-1]
+    if late and len(one.open) >= data.global_batch:
+      problems.append(f"epoch {one.epoch} was left too early: {one}")
+  return problems
