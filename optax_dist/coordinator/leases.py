@@ -23,16 +23,39 @@ class Leases:
     data: whose samples these are.
     out: drawn, with no gradient so far; None: nothing is.
     left: leased for the gradient or sum that is computed, and not drawn yet.
-    drawn: the samples of each gradient in the sum.
+    drawn: the samples of each gradient in the sum; with local steps, of those of
+      a round that is complete.
+    round: the samples of the local steps of this round, so far.
   """
 
-  def __init__(self, data: ledger.Batches, unit: int, handover: Handover):
+  def __init__(
+    self, data: ledger.Batches, unit: int, period: int, handover: Handover
+  ):
+    """Leases of a replica.
+
+    Args:
+      data: whose samples these are.
+      unit: samples in what is submitted as one gradient.
+      period: local steps that it is made of.
+      handover: where leases arrive.
+
+    Raises:
+      ValueError: local steps don't share the samples evenly.
+    """
+    if unit % period:
+      steps = data.global_batch // unit * period
+      raise ValueError(
+        f"global_batch must be a multiple of the {steps} local steps of a round"
+        f" (communication_period is {period}), got {data.global_batch}."
+      )
     self.data = data
     self.out: Spans | None = None
     self.left: Spans = ()
     self.drawn: list[Spans] = []
-    self._unit, self._handover = unit, handover
-    self._apart = data.global_batch - unit > _OTHERS
+    self.round: list[Spans] = []
+    self._period, self._batch = period, unit // period
+    self._handover = handover
+    self._apart = data.global_batch - self._batch > _OTHERS
     self._blocks: dict[int, np.ndarray] = {}
 
   @property
@@ -48,21 +71,24 @@ class Leases:
       anew: whether a gradient or sum begins, or the rest of a sum.
     """
     if self.out is None:
-      if anew:
+      if anew and not self.round:
         self.left = self._handover.lease[1] if self.ready else ()
       if not self.left:
         return None
-      if sp.size(self.left) == self._unit:
+      if sp.size(self.left) == self._batch:
         self.out, self.left = self.left, ()
       else:
-        self.out, self.left = sp.head(self.left, self._unit)
+        self.out, self.left = sp.head(self.left, self._batch)
     return self.out
 
   def submit(self) -> None:
-    """A gradient on what was drawn is part of the sum."""
+    """A gradient on what was drawn is part of the sum, or of the round."""
     assert self.out is not None
-    self.drawn.append(self.out)
+    self.round.append(self.out)
     self.out = None
+    if len(self.round) == self._period:
+      self.drawn.append(sp.join(*self.round))
+      self.round = []
 
   def latest(self, count: int) -> Spans:
     """The samples of the latest gradients of the sum."""
@@ -71,8 +97,8 @@ class Leases:
     return sp.join(*self.drawn[-count:]) if count else ()
 
   def clear(self) -> None:
-    """Another sum begins."""
-    self.out, self.left, self.drawn = None, (), []
+    """Another sum begins, or round."""
+    self.out, self.left, self.drawn, self.round = None, (), [], []
 
   def indices(self, spans: Spans) -> np.ndarray:
     """The samples' numbers; not to be written to."""

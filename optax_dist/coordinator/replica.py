@@ -132,15 +132,14 @@ class Replica:
       address = orders.join_places(places)
       digest = orders.combined([theirs for _, _, theirs in found])
     numbers = strategy.quorum
-    if data is not None and strategy.name != "sync_replicas":
+    if (
+      data is not None
+      and data.constant_global_batch
+      and strategy.name != "sync_replicas"
+    ):
       raise ValueError(
-        "data= is for sync replicas; with another strategy each replica has"
-        f" data of its own, and this one is {strategy.name!r}."
-      )
-    if data is not None and group is not None:
-      raise ValueError(
-        "data= is for replicas of one process; the processes of a replica share"
-        " a batch of its own."
+        "constant_global_batch is for sync replicas, whose gradients are summed"
+        f" in shares; this strategy is {strategy.name!r}."
       )
     progress = ledger.Progress() if progress is None else progress
     if progress.next:
@@ -200,7 +199,8 @@ class Replica:
     self._leases: leases.Leases | None = None
     if data is not None:
       unit = data.unit(numbers.replicas_to_aggregate)
-      self._leases = leases.Leases(data, unit, self._handover)
+      period = strategy.period
+      self._leases = leases.Leases(data, unit, period, self._handover)
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._pinned, self._based_on = shared, global_step
     self._local: Any = strategy.local(shared)
@@ -505,7 +505,8 @@ class Replica:
         )
         self._wait(ready, "for samples to compute on")
         continue
-      if not self._counted and self._handover.published.step > self._based_on:
+      fresh = not self._counted and not found.round
+      if fresh and self._handover.published.step > self._based_on:
         # What it is computed on is not to be older than it need be.
         self._start_over("", 0)
         continue
@@ -581,12 +582,12 @@ class Replica:
     payload, self._local = self._strategy.contribute(
       self._pinned, self._local, grads
     )
-    if payload is None:
-      return self._outcome("", accepted=True)
-    self._batches.append(text)
     if self._leases is not None:
       self._leases.out = out
       self._leases.submit()
+    if payload is None:
+      return self._outcome("", accepted=True)
+    self._batches.append(text)
     if self._is_late():
       return self._say_it_is_stale(self._computed)
     self._total = (
@@ -1058,6 +1059,10 @@ class Replica:
   ) -> Outcome:
     """What was computed is dropped; goes on from the current parameters."""
     self._count(reason, gradients)
+    # What it was computed on, others get.
+    forget = self._leases is not None and bool(
+      self._leases.round or self._leases.drawn
+    )
     self._clear()
     if self._learner is not None:
       self._forget_contribution(reason)
@@ -1066,9 +1071,12 @@ class Replica:
       self._raise_failure()
     before = self._pinned
     self._take_current()
-    self._local = self._strategy.settle(
-      before, self._pinned, self._local, mine=False
-    )
+    if forget and reason != "finished":
+      self._local = self._strategy.forget(self._pinned, self._local)
+    else:
+      self._local = self._strategy.settle(
+        before, self._pinned, self._local, mine=False
+      )
     self._begin()
     finished = self._has_finished()
     return self._outcome(reason, waited=waited, finished=finished)

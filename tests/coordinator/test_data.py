@@ -262,9 +262,6 @@ def test_mistakes_are_named():
     run(lambda replica: replica.step(jnp.ones(4)), data=data)
   with pytest.raises(ValueError, match="a multiple of the 3 gradients"):
     run(lambda replica: None, n=3, data=data)
-  strategy = coordinator.local_updates(communication_period=2)
-  with pytest.raises(ValueError, match="is for sync replicas"):
-    run(lambda replica: None, data=data, strategy=strategy)
   constant = coordinator.Batches(24, 12, constant_global_batch=True)
   with pytest.raises(ValueError, match="replicas_to_aggregate follows from"):
     run(lambda replica: None, data=constant, replicas_to_aggregate=1)

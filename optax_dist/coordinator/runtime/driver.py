@@ -532,7 +532,7 @@ class Driver:
       case fx.Leased(incarnation, spans):
         self._change(lease=(incarnation, spans))
       case fx.Progressed(step, progress):
-        self.handover.progressed(step, progress)
+        self.handover.change(lambda seen: seen.progressed(step, progress))
       case fx.Admitted(admission, incarnation, _, asked):
         self.rejoins = admission - 1
         self._change(

@@ -34,7 +34,7 @@ class LocalSteps:
         "communication_period must be a positive integer, got "
         f"{communication_period!r}."
       )
-    self._period = communication_period
+    self.period = communication_period
     self._init = inner.init
     self._update = strategy.applied_by(inner)
 
@@ -50,13 +50,18 @@ class LocalSteps:
   def contribute(
     self, shared: strategy.SharedState, local: LocalState, grads: Any
   ) -> tuple[Any, LocalState]:
-    if local.steps < self._period:
+    if local.steps < self.period:
       own = strategy.SharedState(local.params, local.opt_state)
       after = self._update(own, grads)
       local = LocalState(after.params, after.opt_state, local.steps + 1)
-    if local.steps < self._period:
+    if local.steps < self.period:
       return None, local
     return self._payload(shared, local), local
+
+  def forget(
+    self, shared: strategy.SharedState, local: LocalState
+  ) -> LocalState:
+    return LocalState(shared.params, local.opt_state, 0)
 
   def _payload(self, shared: strategy.SharedState, local: LocalState) -> Any:
     raise NotImplementedError

@@ -60,12 +60,14 @@ class Strategy(Protocol):
     quorum: the numbers of the rules.
     sums: whether `apply` gets the number of gradients in the mean.
     alone: whether no two replicas may take part in one step.
+    period: gradients that what is sent is made of: local steps, or 1.
   """
 
   name: str
   quorum: Quorum
   sums: bool
   alone: bool
+  period: int
 
   def shared(self, params: Any) -> Any:
     """The shared state at the start."""
@@ -93,6 +95,13 @@ class Strategy(Protocol):
 
   def settle(self, before: Any, after: Any, local: Any, mine: bool) -> Any:
     """The local state after a commit, in which the replica took part or not."""
+    ...
+
+  def forget(self, shared: Any, local: Any) -> Any:
+    """The local state without the steps since the last exchange.
+
+    Where samples are leased: these are another replica's then.
+    """
     ...
 
 

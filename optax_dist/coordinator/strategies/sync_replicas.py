@@ -14,6 +14,7 @@ class SyncReplicas:
 
   name = "sync_replicas"
   sums = alone = False
+  period = 1
 
   def __init__(
     self, optimizer: optax.GradientTransformation, quorum: strategy.Quorum
@@ -38,4 +39,7 @@ class SyncReplicas:
     return grads, local
 
   def settle(self, before: Any, after: Any, local: Any, mine: bool) -> Any:
+    return local
+
+  def forget(self, shared: Any, local: Any) -> Any:
     return local

@@ -108,6 +108,7 @@ class Companion:
             given.local_step,
             given.total,
             given.finite,
+            given.data,
           )
         )
       case ins.Aggregated(attempt, mean):

@@ -25,6 +25,7 @@ from optax_dist.coordinator.protocol.entries import (
   Positive,
   Process,
 )
+from optax_dist.ledger import Spans
 
 # Reports, to process 0.
 
@@ -47,6 +48,7 @@ class Ready:
   local_step: Natural
   total: Positive
   finite: bool
+  data: Spans = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ Order: TypeAlias = (
   | fx.TakeFingerprint
   | fx.Admitted
   | fx.Suspended
+  | fx.Leased
+  | fx.Progressed
   | fx.SetAsked
   | fx.Taken
   | fx.Resolved

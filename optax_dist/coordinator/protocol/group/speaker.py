@@ -361,6 +361,8 @@ class Speaker:
         | fx.TakeFingerprint()
         | fx.Admitted()
         | fx.Suspended()
+        | fx.Leased()
+        | fx.Progressed()
         | fx.SetAsked()
         | fx.Taken()
         | fx.Resolved()
@@ -413,6 +415,7 @@ def _ready_of(submitted: ins.Submitted) -> orders.Ready:
     submitted.local_step,
     submitted.total,
     submitted.finite,
+    submitted.data,
   )
 
 

@@ -1,0 +1,138 @@
+"""Samples that are leased to replicas with local steps."""
+
+import collections
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator, ledger
+
+PERIOD = 2
+PARAMS = jnp.zeros(4)
+
+
+class Rounds:
+  """What replicas compute on, and which rounds count."""
+
+  def __init__(self):
+    self.lock = threading.Lock()
+    self.counted = collections.Counter()
+    self.reasons = collections.Counter()
+
+  def train(self, replica, slow=False):
+    found = []
+    for indices in replica.batches():
+      assert len(indices) == 2
+      found += indices.tolist()
+      if slow and len(found) == 2 * PERIOD:
+        # Between the last local step and its exchange others take a step.
+        replica.wait_until_stale(5.0)
+      outcome = replica.step(jnp.ones(4))
+      if len(found) < 2 * PERIOD:
+        assert outcome.accepted
+        assert not outcome.members
+        continue
+      with self.lock:
+        self.reasons[outcome.reason] += 1
+        if outcome.accepted:
+          self.counted.update(found)
+      found = []
+    return replica.report_data()
+
+
+def run(train, n, strategy, data, **arguments):
+  return coordinator.run_embedded(
+    train, n, optax.sgd(0.1), PARAMS, strategy=strategy, data=data, **arguments
+  )
+
+
+@pytest.mark.parametrize(
+  ("strategy", "samples"),
+  [
+    (coordinator.local_updates(communication_period=PERIOD), 12),
+    (
+      coordinator.elastic_average(moving_rate=0.3, communication_period=PERIOD),
+      4,
+    ),
+    (
+      coordinator.elastic_average(
+        moving_rate=0.3, communication_period=PERIOD, synchronous=True
+      ),
+      12,
+    ),
+  ],
+  ids=["local updates", "elastic", "synchronous elastic"],
+)
+@pytest.mark.parametrize("mode", ["exact", "streaming"])
+def test_each_sample_is_in_one_exchange_that_counts(strategy, samples, mode):
+  data = coordinator.Batches(52, samples, seed=3, epochs=2, mode=mode)
+  rounds = Rounds()
+  found = run(rounds.train, 3, strategy, data)
+  assert found[0] == found[1] == found[2]
+  left = collections.Counter(range(52)) + collections.Counter(range(52))
+  for epoch in found[0]:
+    assert epoch.skipped == ()
+    left.subtract((*epoch.left_out, *epoch.open))
+  assert rounds.counted == +left
+  assert sum(e.committed for e in found[0]) == rounds.counted.total()
+
+
+def test_a_round_that_is_dropped_returns_its_samples():
+  """Two of three are enough; the third is slow, and its rounds are stale."""
+  data = coordinator.Batches(80, 8, seed=3)
+  rounds = Rounds()
+  run(
+    lambda replica: rounds.train(replica, slow=replica.replica == 2),
+    3,
+    coordinator.local_updates(communication_period=PERIOD),
+    data,
+    replicas_to_aggregate=2,
+  )
+  assert rounds.counted == dict.fromkeys(range(80), 1)
+  assert rounds.reasons["stale"]
+
+
+@pytest.mark.parametrize(
+  "strategy",
+  [coordinator.local_updates, coordinator.elastic_average],
+)
+def test_steps_that_do_not_count_are_forgotten(strategy):
+  """Not finite: others get the samples, so the local steps are undone."""
+  rate = {"moving_rate": 0.5} if "elastic" in strategy.__name__ else {}
+  data = coordinator.Batches(8, 4, seed=3)
+  seen = []
+
+  def train(replica):
+    for number, indices in enumerate(replica.batches()):
+      bad = number == 1
+      outcome = replica.step(jnp.full(4, jnp.nan if bad else 1.0))
+      seen.append((indices.tolist(), outcome.reason))
+      if bad:
+        np.testing.assert_array_equal(replica.params, replica.center)
+        np.testing.assert_array_equal(replica.params, PARAMS)
+    return replica.report_data()
+
+  ((report,),) = run(
+    train, 1, strategy(communication_period=PERIOD, **rate), data
+  )
+  assert [reason for _, reason in seen] == ["", "non_finite", "", "", "", ""]
+  assert report == ledger.EpochReport(0, 8, (), (), ())
+  counted = [i for indices, _ in seen[2:] for i in indices]
+  assert sorted(counted) == list(range(8))
+
+
+def test_the_samples_of_a_round_are_shared_by_its_steps():
+  strategy = coordinator.local_updates(communication_period=3)
+  with pytest.raises(ValueError, match="a multiple of the 6 local steps"):
+    run(lambda replica: None, 2, strategy, coordinator.Batches(40, 8))
+  constant = coordinator.Batches(24, 12, constant_global_batch=True)
+  with pytest.raises(ValueError, match="constant_global_batch is for sync"):
+    run(
+      lambda replica: None,
+      1,
+      coordinator.elastic_average(moving_rate=0.5),
+      constant,
+    )
