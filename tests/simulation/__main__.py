@@ -7,6 +7,7 @@ python -m tests.simulation --exhaustive
 python -m tests.simulation --groups --schedules 20000
 python -m tests.simulation --leases --schedules 20000
 python -m tests.simulation --fragments --schedules 20000
+python -m tests.simulation --groups --leases --schedules 20000
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.simulation import (
   explore,
   faults,
   fragments,
+  group_leases,
   groups,
   leases,
   planted,
@@ -38,9 +40,10 @@ _BATCH = 100
 # that merge fragments.
 _KINDS: dict[str, Any] = {
   "": faults,
-  "groups": groups,
-  "leases": leases,
-  "fragments": fragments,
+  "--groups": groups,
+  "--leases": leases,
+  "--groups --leases": group_leases,
+  "--fragments": fragments,
 }
 
 
@@ -80,8 +83,7 @@ def _schedules(name: str, count: int, seed: int, workers: int) -> int:
     f"violations, {took:.1f} s"
   )
   if bad:
-    flag = f" --{name}" if name else ""
-    print(f"python -m tests.simulation{flag} --replay {bad[0][0]}")
+    print(f"python -m tests.simulation {name} --replay {bad[0][0]}")
   return int(bool(bad))
 
 
@@ -160,7 +162,10 @@ def main() -> int:
   add("--leases", action="store_true", help="samples that are leased")
   add("--fragments", action="store_true", help="learners that never wait")
   options = parser.parse_args()
-  name = next((n for n in _KINDS if n and getattr(options, n)), "")
+  kinds = ("groups", "leases", "fragments")
+  name = " ".join(f"--{kind}" for kind in kinds if getattr(options, kind))
+  if name not in _KINDS:
+    parser.error(f"there are no schedules with {name}")
   if options.replay is not None:
     return _replay(_KINDS[name], options.replay)
   if options.planted is not None:

@@ -14,12 +14,14 @@ import math
 import random
 from typing import Any
 
+from optax_dist import ledger
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.protocol.group.companion import Companion
 from optax_dist.coordinator.protocol.group.speaker import Speaker
 from optax_dist.coordinator.protocol.node import Node
+from optax_dist.ledger import spans as sp
 from tests.simulation import faults
 from tests.simulation.invariants import Checker
 from tests.simulation.world import (
@@ -39,6 +41,8 @@ _TOLD = (
   fx.Restore,
   fx.Admitted,
   fx.Suspended,
+  fx.Leased,
+  fx.Progressed,
   fx.SetAsked,
   fx.Taken,
   fx.Resolved,
@@ -56,7 +60,7 @@ class GroupProcess(Process):
     told: how many events its training loop was told.
     calls: how often its training loop has looked at them.
     job: what its training loop computes: gradients, the submission that they
-      are added to, admission and step.
+      are added to, admission, step and samples.
     verdict: whether that is to be submitted, once that is known.
     computed: whether it is computed.
     more_of: the submission that it is added to.
@@ -74,7 +78,7 @@ class GroupProcess(Process):
     super().__init__(world, names[rank], index, start)
     self.rank, self.names = rank, names
     self.told = self.calls = 0
-    self.job: tuple[int, int, int, int] | None = None
+    self.job: tuple[int, int, int, int, ledger.Spans] | None = None
     self.verdict: bool | None = None
     self.computed = False
     self.more_of: ins.Submitted | None = None
@@ -191,14 +195,15 @@ class GroupWorld(World):
     process.calls += 1
     what = self.looks[process.names[0], effect.call]
     if what[0] == "compute":
-      process.job = (*what[1:], process.admission, process.step)
+      lease = process.lease[1]
+      process.job = (*what[1:], process.admission, process.step, lease)
       process.computed, process.verdict = False, None
       process.more_of = process.taken if what[2] >= 0 else None
       mean = self.setting.compute[process.index]
       time = self.now + mean * (0.5 + self.random.random())
       self.at(time, self.companion_computed, process, process.job)
     else:
-      _, extends, admission, _ = process.job
+      _, extends, admission, *_ = process.job
       process.verdict = not (
         process.suspended
         or process.admission != admission
@@ -218,12 +223,15 @@ class GroupWorld(World):
   def companion_submits(self, process: Any) -> None:
     if not process.computed or not process.verdict:
       return
-    count, extends, admission, step = process.job
+    count, extends, admission, step, data = process.job
     process.verdict = None
     total, local_step = count, step
     if process.more_of is not None:
       total += process.more_of.total
       local_step = process.more_of.local_step
+      data = sp.join(process.more_of.data, data)
+    if self.setting.data is not None:
+      total = max(1, self.units(data))
     process.sequence += 1
     gradient = digest(process.uid, process.sequence)
     process.gradients[process.sequence] = gradient
@@ -237,6 +245,7 @@ class GroupWorld(World):
       finite,
       b"",
       gradient,
+      data=data,
     )
     if process.sequence not in process.outcomes:
       process.pending, process.pending_since = submitted, self.now

@@ -130,6 +130,11 @@ class Checker:
         self.end = entry
         if entry.error and not self.excused and "cannot go on" in entry.reason:
           self.excused = "too few replicas"
+        data, needed = self.setting.data, self.setting.needed
+        if entry.reason == "all data is used" and data is not None:
+          left = data.total - self.done.get(entry.step, 0)
+          if left >= needed * data.unit(needed):
+            self.fail("A10", f"it ends with {left} samples left")
         if entry.step != len(self.commits):
           self.fail("A3", f"ended at {entry.step} of {len(self.commits)}")
     if not isinstance(entry, Term) and record.term != len(self.terms) - 1:

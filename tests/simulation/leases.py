@@ -13,8 +13,12 @@ run = faults.run
 
 def schedule(seed: int, steps: int = 12) -> faults.Schedule:
   """The schedule of a seed."""
+  return with_data(faults.schedule(seed, steps), seed)
+
+
+def with_data(found: faults.Schedule, seed: int) -> faults.Schedule:
+  """The same faults, where samples are leased."""
   r = random.Random(f"data of {seed}")
-  found = faults.schedule(seed, steps)
   setting = found.setting
   shared = setting.needed > setting.replicas
   batch = setting.needed * r.choice((1, 2))
@@ -25,9 +29,5 @@ def schedule(seed: int, steps: int = 12) -> faults.Schedule:
     mode=r.choice(("exact", "exact", "streaming")),
   )
   exact = shared and r.random() < 0.5
-  # Replicas that take turns have data of their own.
-  late = 0 if setting.alone else setting.max_staleness
-  setting = dataclasses.replace(
-    setting, data=data, exact=exact, alone=False, max_staleness=late
-  )
+  setting = dataclasses.replace(setting, data=data, exact=exact)
   return dataclasses.replace(found, setting=setting)
