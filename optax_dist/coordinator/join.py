@@ -96,8 +96,8 @@ def join(
       OPTAX_DIST_MIN_REPLICAS is less than `replicas_to_aggregate`.
     opt_state: of a checkpoint; by default `opt.init(params)`.
     global_step: of a checkpoint.
-    data: the samples that are leased to replicas (`Replica.batches`); None: each
-      replica has data of its own.
+    data: the samples that are leased to replicas (`Replica.batches`), with local
+      steps those of a whole exchange; None: each replica has data of its own.
     progress: of a checkpoint: which samples are in committed steps.
     secret: of the job, at least 16 bytes; by default OPTAX_DIST_SECRET, or what
       is in the file OPTAX_DIST_SECRET_FILE. Needed where others than this host

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
+from optax_dist import ledger
 from optax_dist.coordinator import errors, strategies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.group import orders
@@ -53,8 +55,8 @@ class Gatherer:
 class Job:
   """Threads of all processes of all replicas; what they did, by both."""
 
-  def __init__(self, replicas, needed=None, **settings):
-    self.world = endpoint.World()
+  def __init__(self, replicas, needed=None, data=None, **settings):
+    self.world, self.data = endpoint.World(), data
     self.replicas, self.needed = replicas, needed or replicas
     self.settings = settings
     self.threads, self.results, self.errors = [], {}, {}
@@ -90,6 +92,7 @@ class Job:
         replica=replica,
         settings=Options(**(QUICK | self.settings)),
         group=group,
+        data=self.data,
       )
       self.live[key] = one
       with one.start():
@@ -177,6 +180,42 @@ def test_each_process_exchanges_its_own_shards_and_no_more():
       )
       each = 4 * total * 2 / 3
       assert 4 * each * 0.9 <= moved <= 5 * each * 1.1
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_all_processes_compute_on_the_same_samples(constant):
+  data = ledger.Batches(26, 12, seed=3, constant_global_batch=constant)
+  needed = data.gradients_per_step(2) if constant else 2
+  job = Job(2, needed, data=data)
+
+  def train(replica, process):
+    drawn, sums, counted = [], [], []
+    for indices in replica.batches():
+      drawn.append(indices.tolist())
+      sums += indices.tolist()
+      outcome = replica.step(
+        gradient(replica.params, jnp.asarray(indices.sum()))
+      )
+      if outcome.accepted and not outcome.members:
+        continue
+      if outcome.accepted:
+        counted += sums
+      sums = []
+    return drawn, counted, replica.report_data(), replica.fingerprint()
+
+  for replica in range(2):
+    job.start(replica, train)
+  job.join()
+  assert not job.errors, job.errors
+  found = job.results
+  for replica in range(2):
+    assert found[replica, 0][:3] == found[replica, 1][:3]
+  for process in range(SIZE):
+    assert found[0, process][2:] == found[1, process][2:]
+  counted = found[0, 0][1] + found[1, 0][1]
+  report = ledger.report(data, ledger.Progress(24))
+  assert found[0, 0][2] == report
+  assert sorted([*counted, *report[0].left_out]) == list(range(26))
 
 
 def test_the_others_commit_without_a_replica_that_loses_a_process():
