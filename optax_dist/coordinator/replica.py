@@ -141,6 +141,12 @@ class Replica:
         "constant_global_batch is for sync replicas, whose gradients are summed"
         f" in shares; this strategy is {strategy.name!r}."
       )
+    if data is not None and strategy.period is None:
+      raise ValueError(
+        f"data= can't be leased where the strategy is {strategy.name!r}: a sample"
+        " would be in several steps, one for each fragment. Each learner has"
+        " data of its own there."
+      )
     progress = ledger.Progress() if progress is None else progress
     if progress.next:
       digest = f"{digest}-{progress}"
@@ -199,8 +205,8 @@ class Replica:
     self._leases: leases.Leases | None = None
     if data is not None:
       unit = data.unit(numbers.replicas_to_aggregate)
-      period = strategy.period
-      self._leases = leases.Leases(data, unit, period, self._handover)
+      assert strategy.period is not None
+      self._leases = leases.Leases(data, unit, strategy.period, self._handover)
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._pinned, self._based_on = shared, global_step
     self._local: Any = strategy.local(shared)

@@ -128,6 +128,13 @@ def test_the_samples_of_a_round_are_shared_by_its_steps():
   strategy = coordinator.local_updates(communication_period=3)
   with pytest.raises(ValueError, match="a multiple of the 6 local steps"):
     run(lambda replica: None, 2, strategy, coordinator.Batches(40, 8))
+  with pytest.raises(ValueError, match="one for each fragment"):
+    run(
+      lambda replica: None,
+      1,
+      coordinator.decoupled_diloco(fragments=1),
+      coordinator.Batches(40, 8),
+    )
   constant = coordinator.Batches(24, 12, constant_global_batch=True)
   with pytest.raises(ValueError, match="constant_global_batch is for sync"):
     run(

@@ -85,6 +85,8 @@ class DecoupledDiloco:
 
   name = "decoupled_diloco"
   sums = alone = False
+  # A step of its own is merged a fragment at a time.
+  period = None
 
   def __init__(
     self,
@@ -264,6 +266,12 @@ class DecoupledDiloco:
     """Drops what the learner has of its own, but for its optimizer's state."""
     fresh = self.local(after)
     return fresh._replace(opt_state=local.opt_state)
+
+  def forget(
+    self, shared: strategy.SharedState, local: LearnerState
+  ) -> LearnerState:
+    """The same."""
+    return self.settle(shared, shared, local, mine=False)
 
   def _took(
     self,

@@ -60,14 +60,15 @@ class Strategy(Protocol):
     quorum: the numbers of the rules.
     sums: whether `apply` gets the number of gradients in the mean.
     alone: whether no two replicas may take part in one step.
-    period: gradients that what is sent is made of: local steps, or 1.
+    period: gradients that what is sent is made of: local steps, or 1; None where
+      one gradient is part of several steps.
   """
 
   name: str
   quorum: Quorum
   sums: bool
   alone: bool
-  period: int
+  period: int | None
 
   def shared(self, params: Any) -> Any:
     """The shared state at the start."""
