@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Literal
 
 from optax_dist.coordinator.phases import PHASES
 
@@ -44,7 +45,7 @@ class Case:
   loopback: bool
   max_staleness: int
   everyone: bool
-  data: str
+  data: Literal["", "exact", "streaming"]
 
   @property
   def joins(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from optax_dist import ledger
 
@@ -13,7 +13,9 @@ from optax_dist import ledger
 _UNIT, _STEPS, _REST = 2, 4, 3
 
 
-def batches(mode: str, gradients: int) -> ledger.Batches:
+def batches(
+  mode: Literal["exact", "streaming"], gradients: int
+) -> ledger.Batches:
   """The data of a run: few samples, so that it comes to several epochs.
 
   Args:

@@ -34,7 +34,7 @@ class LocalSteps:
         "communication_period must be a positive integer, got "
         f"{communication_period!r}."
       )
-    self.period: int = communication_period
+    self.period = communication_period
     self._init = inner.init
     self._update = strategy.applied_by(inner)
 

@@ -60,15 +60,20 @@ class Strategy(Protocol):
     quorum: the numbers of the rules.
     sums: whether `apply` gets the number of gradients in the mean.
     alone: whether no two replicas may take part in one step.
-    period: gradients that what is sent is made of: local steps, or 1; None where
-      one gradient is part of several steps.
   """
 
   name: str
   quorum: Quorum
   sums: bool
   alone: bool
-  period: int | None
+
+  @property
+  def period(self) -> int | None:
+    """Gradients that what is sent is made of: local steps, or 1.
+
+    None where one gradient is part of several steps.
+    """
+    ...
 
   def shared(self, params: Any) -> Any:
     """The shared state at the start."""
