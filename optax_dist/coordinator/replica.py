@@ -132,6 +132,12 @@ class Replica:
       address = orders.join_places(places)
       digest = orders.combined([theirs for _, _, theirs in found])
     numbers = strategy.quorum
+    if data is not None and strategy.period is None:
+      raise ValueError(
+        f"data= is not for the strategy {strategy.name!r}: a sample would be in"
+        " several steps, one for each fragment. Each learner has data of its own"
+        " there."
+      )
     if (
       data is not None
       and data.constant_global_batch
@@ -140,12 +146,6 @@ class Replica:
       raise ValueError(
         "constant_global_batch is for sync replicas, whose gradients are summed"
         f" in shares; this strategy is {strategy.name!r}."
-      )
-    if data is not None and strategy.period is None:
-      raise ValueError(
-        f"data= can't be leased where the strategy is {strategy.name!r}: a sample"
-        " would be in several steps, one for each fragment. Each learner has"
-        " data of its own there."
       )
     progress = ledger.Progress() if progress is None else progress
     if progress.next:
