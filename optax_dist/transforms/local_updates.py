@@ -1,6 +1,5 @@
 """Local updates: replicas train by themselves, and agree from time to time."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +9,6 @@ import optax
 
 from optax_dist._internal import axes, checks, precision, replica_params
 from optax_dist._internal.extra_args import check_used
-from optax_dist._internal.horizontal_fusion import fuse_leaves
 from optax_dist._internal.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
@@ -235,8 +233,7 @@ def local_updates(
     check_used(_USER, inner.update, args, extra_args)
 
     # 1. A step of this replica.
-    step = functools.partial(inner.update, **extra_args)
-    steps, new_inner_state = fuse_leaves(step, replicas.names)(*args)
+    steps, new_inner_state = inner.update(*args, **extra_args)
     floats, with_floats = _floats(new_inner_state)
     ticks = state.ticks + 1
     round_end = state.round_start + ticks
@@ -282,7 +279,7 @@ def local_updates(
     ends = ticks >= state.period
     (u, dropped, residual), common = me.change_if(
       True if first == 1 and not settable else ends,
-      fuse_leaves(agree, replicas.names),
+      agree,
       (
         replica_params.dense(leaves.of(steps)),
         own.dropped_nonfinite,

@@ -1,6 +1,5 @@
 """Local updates in fragments: some parameters at a time, and in no hurry."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ import optax
 
 from optax_dist._internal import axes, checks, precision, replica_params
 from optax_dist._internal.extra_args import check_used
-from optax_dist._internal.horizontal_fusion import fuse_leaves
 from optax_dist._internal.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
@@ -258,14 +256,14 @@ def streaming_updates(
       points = [x + u for x, u in zip(x, u, strict=True)]
       (_, dropped, residual), (gap, shared) = me.change_if(
         sends,
-        fuse_leaves(send, replicas.names),
+        send,
         (points, dropped, residual),
         (gap, shared),
       )
       pending = leaves.put(pending, gap)
     (u, dropped, residual), (start, outer_state, _, shared) = me.change_if(
       applies,
-      fuse_leaves(apply, replicas.names),
+      apply,
       (u, dropped, residual),
       (start, outer_state, gap, shared),
       read=x,
@@ -289,8 +287,7 @@ def streaming_updates(
       )
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
-    step = functools.partial(inner.update, **extra_args)
-    steps, inner_state = fuse_leaves(step, replicas.names)(*args)
+    steps, inner_state = inner.update(*args, **extra_args)
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
     center, pending, syncs = state.center, state.pending, state.syncs
     outer_states, dropped = list(state.outer_state), own.dropped_nonfinite

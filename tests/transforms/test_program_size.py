@@ -116,10 +116,6 @@ _WITH_ADAM = {
   "elastic": optax_dist.elastic_average(
     _ADAM, maps.AXIS, learning_rate=0.1, **_REPLICAS
   ),
-  "local": optax_dist.local_updates(_ADAM, _OUTER, maps.AXIS, **_REPLICAS),
-  "streaming": optax_dist.streaming_updates(
-    _ADAM, _OUTER, maps.AXIS, fragments=2, **_REPLICAS
-  ),
 }
 
 
