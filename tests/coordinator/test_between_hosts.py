@@ -7,6 +7,7 @@ import json
 import os
 import time
 
+import cuts
 import hosts as host_maker
 import pytest
 
@@ -160,3 +161,24 @@ def test_hosts_of_ip_version_6(tmp_path):
     pair = Pair(hosts, tmp_path, version=6)
     pair.check_ends()
     assert pair.steps(0)[-1][0] == 6
+
+
+def test_a_run_outlives_a_bad_network(tmp_path):
+  """`benchmarks/coordinator/network_faults.py` has all cases; here are some."""
+  with cuts.Run(tmp_path, 3) as run:
+    # Late, narrow and lossy, all at once.
+    run.hosts.shape(delay=0.01, rate=100e6, loss=0.01)
+    before = len(run.replicas[0].steps)
+    run.wait(lambda: len(run.replicas[0].steps) > before + 5, "no step", 60.0)
+    run.hosts.shape()
+    for target, both in (
+      *(("leader", False), ("store", True)),
+      *(("two replicas", True), ("replica", False)),
+    ):
+      found = run.cut(target, 3.0, both=both)
+      # On a machine that may be very busy.
+      assert not cuts.too_late(target, 3.0, found, slack=40.0)
+    run.vanish(60.0)
+    steps, problems = run.finish()
+    assert not problems
+    assert steps > 5

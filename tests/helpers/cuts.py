@@ -81,6 +81,12 @@ class _Replica:
         case "result":
           self.result = said
 
+  def close(self):
+    """Closes its pipes, once the process has ended."""
+    self._thread.join()
+    self.process.stdout.close()
+    self.process.stdin.close()
+
   @property
   def is_leader(self):
     return bool(self.steps and self.steps[-1]["leader"])
@@ -98,6 +104,7 @@ class Run:
   def __init__(self, folder, count, **told):
     self.folder, self.count = folder, count
     self._told = told
+    self._everyone = []
 
   def __enter__(self):
     self.hosts = host_maker.Hosts(self.count + 1)
@@ -110,6 +117,9 @@ class Run:
 
   def __exit__(self, *_):
     self.hosts.close()
+    for one in self._everyone:
+      one.close()
+    self._store.stdout.close()
 
   def _start(self):
     store = self.count
@@ -157,6 +167,7 @@ class Run:
           env=environment,
         )
       self.replicas.append(_Replica(process))
+      self._everyone.append(self.replicas[-1])
     self.wait_for_all(time.monotonic())
 
   def wait(self, ready, what, seconds):
