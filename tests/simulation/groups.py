@@ -23,7 +23,7 @@ from optax_dist.coordinator.protocol.group.speaker import Speaker
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.ledger import spans as sp
 from tests.simulation import faults
-from tests.simulation.invariants import Checker
+from tests.simulation.invariants import FORGOTTEN, Checker
 from tests.simulation.world import (
   LEADER_TIMEOUT,
   SILENCE,
@@ -317,8 +317,8 @@ class GroupChecker(Checker):
       self.fail("A6", f"{process.name} waits without a deadline")
 
   def within_reach(self, leader: Any) -> list[Any]:
-    now = self.world.now
-    runs = lambda p: p.alive and max(p.paused_until, p.busy_until) <= now
+    since = self.world.now - FORGOTTEN
+    runs = lambda p: p.alive and max(p.paused_until, p.busy_until) <= since
     found = super().within_reach(leader)
     return [p for p in found if all(map(runs, self.group(p.name)))]
 

@@ -306,19 +306,21 @@ class Checker:
     return process.fetching is not None
 
   def within_reach(self, leader: Any) -> list[Any]:
-    """Members that nothing keeps from hearing this leader, and from answering."""
+    """Members that nothing has kept from hearing the leader, and from answering."""
     world, found = self.world, []
+    since = world.now - FORGOTTEN
     for name in self.members.values():
       process = world.by_name[name]
       connection = process.connections.get(leader.name)
       connected = process is leader or (
         connection is not None
         and all(connection.open.values())
-        and world.blocked_until(process, leader) <= world.now
-        and world.blocked_until(leader, process) <= world.now
+        and world.blocked_until(process, leader) <= since
+        and world.blocked_until(leader, process) <= since
       )
-      busy = max(process.paused_until, process.busy_until) > world.now
-      if process.alive and connected and not busy:
+      stopped = max(process.paused_until, leader.paused_until)
+      busy = max(process.busy_until, leader.busy_until)
+      if process.alive and connected and max(stopped, busy) <= since:
         found.append(process)
     return found
 
