@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
-from optax_dist._internal import packing
+from optax_dist._internal.leaves import packing
 
 # The tests' launcher: processes on loopback, with a deadline.
 sys.path.append(

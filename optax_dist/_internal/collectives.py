@@ -1,6 +1,6 @@
 """Sums over mesh axes, with few large messages where that is faster.
 
-See :mod:`optax_dist._internal.packing` for how leaves share messages.
+See :mod:`optax_dist._internal.leaves.packing` for how leaves share messages.
 """
 
 import math
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, packing
+from optax_dist._internal import axes
+from optax_dist._internal.leaves import packing
 
 Groups = Sequence[Sequence[int]]
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, collectives, precision
-from optax_dist._internal.packing import Packing
+from optax_dist._internal import axes, collectives
+from optax_dist._internal.leaves import precision
+from optax_dist._internal.leaves.packing import Packing
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import checks, precision
+from optax_dist._internal import checks
+from optax_dist._internal.leaves import precision
 from optax_dist.sparse.indexed_slices import apply_updates
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, collectives, materialize
+from optax_dist._internal import axes, collectives
+from optax_dist._internal.leaves import materialize
 
 Names = tuple[axes.AxisName, ...]
 

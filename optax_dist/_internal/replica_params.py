@@ -15,18 +15,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import (
-  axes,
-  checks,
-  collectives,
-  packing,
-  precision,
-  replicas,
-  update_leaves,
-)
-from optax_dist._internal.in_place import change_if
-from optax_dist._internal.materialize import materialize
-from optax_dist._internal.precision import cast_like
+from optax_dist._internal import axes, checks, collectives, replicas
+from optax_dist._internal.leaves import packing, precision, update_leaves
+from optax_dist._internal.leaves.in_place import change_if
+from optax_dist._internal.leaves.materialize import materialize
+from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import collectives, update_leaves
+from optax_dist._internal import collectives
+from optax_dist._internal.leaves import update_leaves
 from optax_dist.compression._codec import Codec
 from optax_dist.compression.interface import Compression, CompressionState
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, provenance, update_leaves
+from optax_dist._internal import axes, provenance
+from optax_dist._internal.leaves import update_leaves
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist.compression.interface import (

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, collectives, shard_scope, update_leaves
+from optax_dist._internal import axes, collectives, shard_scope
+from optax_dist._internal.leaves import update_leaves
 from optax_dist.sparse.indexed_slices import (
   is_indexed_slices,
   map_values,

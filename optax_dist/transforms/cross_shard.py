@@ -8,14 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import (
-  axes,
-  checks,
-  collectives,
-  provenance,
-  update_leaves,
-)
+from optax_dist._internal import axes, checks, collectives, provenance
 from optax_dist._internal.adasum import adasum
+from optax_dist._internal.leaves import update_leaves
 from optax_dist.compression.interface import Compression
 from optax_dist.compression.transform import compressed
 from optax_dist.sparse.indexed_slices import (

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks, precision, replica_params
+from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
-from optax_dist._internal.horizontal_fusion import fuse_leaves
-from optax_dist._internal.materialize import materialize
-from optax_dist._internal.precision import cast_like
+from optax_dist._internal.leaves import precision
+from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
+from optax_dist._internal.leaves.materialize import materialize
+from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist.transforms.elastic_exchange import elastic_exchange

@@ -8,15 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import (
-  axes,
-  checks,
-  elementwise,
-  parts,
-  replicas,
-  shard_scope,
-  update_leaves,
-)
+from optax_dist._internal import axes, checks, parts, replicas, shard_scope
+from optax_dist._internal.leaves import elementwise, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 

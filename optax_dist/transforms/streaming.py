@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_dist._internal import axes, checks, precision, replica_params
+from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
-from optax_dist._internal.precision import cast_like
+from optax_dist._internal.leaves import precision
+from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist.compression.interface import (

@@ -14,15 +14,14 @@ from optax_dist._internal import (
   checks,
   gradient_sum,
   moving_averages,
-  precision,
   provenance,
   staleness,
-  update_leaves,
 )
-from optax_dist._internal.choose import choose
 from optax_dist._internal.extra_args import check_used
-from optax_dist._internal.horizontal_fusion import fuse_leaves
-from optax_dist._internal.materialize import materialize
+from optax_dist._internal.leaves import precision, update_leaves
+from optax_dist._internal.leaves.choose import choose
+from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
+from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replica, Replicas
 from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices

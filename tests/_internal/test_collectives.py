@@ -12,7 +12,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
-from optax_dist._internal import collectives, packing
+from optax_dist._internal import collectives
+from optax_dist._internal.leaves import packing
 
 N = 4
 

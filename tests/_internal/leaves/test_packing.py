@@ -5,8 +5,8 @@ import maps
 import numpy as np
 import pytest
 
-from optax_dist._internal import packing
-from optax_dist._internal.packing import Packing
+from optax_dist._internal.leaves import packing
+from optax_dist._internal.leaves.packing import Packing
 
 N = 4
 _SHAPES = [(3, 2), (), (5,), (1 << 14,), (2,)]

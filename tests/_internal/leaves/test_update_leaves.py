@@ -6,7 +6,7 @@ import maps
 import numpy as np
 import pytest
 
-from optax_dist._internal import update_leaves
+from optax_dist._internal.leaves import update_leaves
 
 
 def _path(tree):

@@ -7,7 +7,7 @@ import maps
 import numpy as np
 import pytest
 
-from optax_dist._internal.in_place import change_if
+from optax_dist._internal.leaves.in_place import change_if
 
 N = 4
 

@@ -25,7 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, materialize
+from optax_dist._internal import axes
+from optax_dist._internal.leaves import materialize
 
 # Bytes: leaves at least this large stay by themselves, over several processes
 # and within one; and how much shares a buffer at most within one.

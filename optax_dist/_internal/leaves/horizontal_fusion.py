@@ -22,9 +22,9 @@ from jax._src import source_info_util as _source  # As jax.core.eval_jaxpr does.
 from jax.extend import core as _core
 
 from optax_dist._internal import axes
-from optax_dist._internal.elementwise import ELEMENTWISE
-from optax_dist._internal.materialize import materialize
-from optax_dist._internal.packing import Packing, fitting, is_small
+from optax_dist._internal.leaves.elementwise import ELEMENTWISE
+from optax_dist._internal.leaves.materialize import materialize
+from optax_dist._internal.leaves.packing import Packing, fitting, is_small
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
 # Their first operand, or all but the second, may be scalars beside an array.

@@ -6,7 +6,8 @@ import maps
 import numpy as np
 import pytest
 
-from optax_dist._internal import axes, materialize
+from optax_dist._internal import axes
+from optax_dist._internal.leaves import materialize
 
 N = 4
 

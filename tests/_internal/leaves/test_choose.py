@@ -5,7 +5,7 @@ import maps
 import numpy as np
 import pytest
 
-from optax_dist._internal.choose import choose
+from optax_dist._internal.leaves.choose import choose
 
 N = 4
 

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist._internal.horizontal_fusion import fuse_leaves
+from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
 
 N = 2
 _SHAPES = [(3, 2), (4,), (), (150, 150), (1,)]
