@@ -94,9 +94,9 @@ def run(args: argparse.Namespace, latency, recorded) -> int:
   """
   from optax_dist import simulate
   from optax_dist.cli import bar
-  from optax_dist.simulate import scale
+  from optax_dist.simulate import Network, scale
 
-  nbytes, network = args.model_bytes, scale.Network(*(args.network or ()))
+  nbytes, network = args.model_bytes, Network(*(args.network or ()))
   if recorded is not None:
     # Each replica as it was, and all apart from each other.
     latency = simulate.PerHost(recorded.latency.latencies)

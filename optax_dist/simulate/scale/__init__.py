@@ -4,7 +4,6 @@ A strategy is a function of a fleet, the seconds to simulate and a random
 generator; it returns where the chips' seconds went. Each is in a file of its own.
 """
 
-from optax_dist.simulate.network import Network
 from optax_dist.simulate.scale.backup_groups import backup_groups
 from optax_dist.simulate.scale.choose import Choice, Option, choose
 from optax_dist.simulate.scale.decoupled_diloco import (
@@ -28,7 +27,6 @@ __all__ = [
   "Choice",
   "Fleet",
   "Learners",
-  "Network",
   "Option",
   "Strategy",
   "backup_groups",

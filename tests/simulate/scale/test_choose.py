@@ -2,6 +2,7 @@
 
 import pytest
 
+from optax_dist import simulate
 from optax_dist.simulate import scale
 from tests.simulate.scale.fleets import fleet
 
@@ -18,7 +19,9 @@ def test_without_failures_and_stragglers_nothing_is_dropped():
 
 
 def test_where_the_network_is_slow_groups_train_alone():
-  slow = fleet(failure_rate=1e-6, nbytes=1e9, network=scale.Network(0.05, 1e9))
+  slow = fleet(
+    failure_rate=1e-6, nbytes=1e9, network=simulate.Network(0.05, 1e9)
+  )
   found = scale.choose(slow, repetitions=1)
   assert found.recommended.period is not None
   assert found.runner_up is not None

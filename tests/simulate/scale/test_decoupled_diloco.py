@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from optax_dist import simulate
 from optax_dist.simulate import scale
 from optax_dist.simulate.scale import paper_fleet, simulate_learners
 from tests.simulate.scale.fleets import fleet
@@ -110,7 +111,7 @@ def test_a_learner_of_one_group_loses_what_it_has_not_exchanged():
 def test_groups_of_a_learner_wait_for_each_other_and_exchange():
   slow = fleet(
     failure_rate=0.0, latency="exponential:1", nbytes=1.0,
-    network=scale.Network(0.25),
+    network=simulate.Network(0.25),
   )  # fmt: skip
   shares = simulate_learners(slow, 8, period=10).outcome.shares()
   # Of two the later one takes 1.5 s; its period is longer than an exchange.

@@ -3,6 +3,7 @@
 import pytest
 from scipy import stats
 
+from optax_dist import simulate
 from optax_dist.simulate import scale
 from tests.simulate.scale.fleets import fleet
 
@@ -28,7 +29,7 @@ def test_all_time_is_accounted_for(strategy):
     reshard=1.0,
     catch_up=2.0,
     nbytes=1e6,
-    network=scale.Network(0.01, 1e8),
+    network=simulate.Network(0.01, 1e8),
   )
   found = scale.simulate_fleet(strategy, busy, seconds=5000.0)
   assert found.total == pytest.approx(64 * 5000.0, rel=1e-6)
@@ -65,7 +66,9 @@ def test_a_group_that_is_out_is_idle_and_then_recovers():
 
 
 def test_a_longer_period_waits_less_and_loses_more():
-  some = fleet(latency="exponential:1", nbytes=1.0, network=scale.Network(0.5))
+  some = fleet(
+    latency="exponential:1", nbytes=1.0, network=simulate.Network(0.5)
+  )
   short, long = (
     scale.simulate_fleet(scale.diloco(period), some, seconds=20_000.0)
     for period in (1, 50)
@@ -81,7 +84,10 @@ def test_a_longer_period_waits_less_and_loses_more():
 
 def test_learners_that_are_decoupled_wait_for_nobody():
   some = fleet(
-    latency="exponential:1", detect=5.0, nbytes=1.0, network=scale.Network(0.5)
+    latency="exponential:1",
+    detect=5.0,
+    nbytes=1.0,
+    network=simulate.Network(0.5),
   )
   apart, together = (
     scale.simulate_fleet(make(10), some, seconds=20_000.0)
@@ -122,7 +128,7 @@ def test_numbers_out_of_range_are_refused():
   with pytest.raises(ValueError, match="finite mean"):
     fleet(latency="pareto:1,0.9")
   with pytest.raises(ValueError, match="bandwidth"):
-    scale.Network(0.0, 0.0)
+    simulate.Network(0.0, 0.0)
   with pytest.raises(ValueError, match="number of groups"):
     scale.simulate_fleet(scale.backup_groups(17), fleet())
   for make in (scale.backup_groups, scale.diloco, scale.decoupled_diloco):
