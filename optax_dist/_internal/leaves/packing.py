@@ -89,14 +89,12 @@ class Packing:
   @classmethod
   def _of(cls, buckets: list[list[int]], shapes: tuple) -> "Packing":
     # Slices at constant places would be as many kernels to compile.
-    several = [b if len(b) > 1 else [] for b in buckets]
-    starts = iter(
-      materialize.integers([x for b in several for x in _starts(shapes, b)])
-    )
+    starts = [_starts(shapes, b) if len(b) > 1 else [] for b in buckets]
+    constants = iter(materialize.integers([x for b in starts for x in b]))
     return cls(
       tuple(map(tuple, buckets)),
       shapes,
-      tuple(tuple(itertools.islice(starts, len(b))) for b in several),
+      tuple(tuple(itertools.islice(constants, len(b))) for b in starts),
     )
 
   def pack(self, leaves: Sequence[Any]) -> list[Any]:

@@ -38,6 +38,33 @@ def test_what_is_packed_is_unpacked(map_name):
     np.testing.assert_array_equal(x, y)
 
 
+@maps.every_map
+def test_a_leaf_that_stays_by_itself_may_come_first(map_name):
+  rng = np.random.default_rng(1)
+  shapes = [(1 << 14,), (3,), (2, 2), (1 << 14,), (4,), (2,)]
+  types = [
+    np.float32,
+    np.float32,
+    np.float32,
+    np.float16,
+    np.float16,
+    np.float16,
+  ]
+  xs = [
+    rng.normal(size=(N, *shape)).astype(dtype)
+    for shape, dtype in zip(shapes, types, strict=True)
+  ]
+
+  def there_and_back(*leaves):
+    packed = _packed(leaves)
+    return packed.unpack(packed.pack(leaves))
+
+  for x, y in zip(
+    xs, maps.run(map_name, there_and_back, *xs, size=N), strict=True
+  ):
+    np.testing.assert_array_equal(x, y)
+
+
 @pytest.mark.parametrize(
   ("map_name", "sizes"),
   [
