@@ -49,7 +49,8 @@ def pytest_terminal_summary(terminalreporter):
   ran, reasons = 0, []
   for kind in ("passed", "failed", "skipped"):
     for report in terminalreporter.stats.get(kind, ()):
-      if "namespaces" not in report.keywords:
+      # A file that is skipped as a whole has no keywords.
+      if "namespaces" not in getattr(report, "keywords", ()):
         continue
       if kind == "skipped":
         reasons.append(report.longrepr[2])
