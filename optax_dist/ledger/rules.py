@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from optax_dist.quorum.persistent import PersistentMap
 # So often samples may bring a gradient that is not finite.
 _STRIKES = 3
 _NOTHING = Held()
+_FIELDS = operator.attrgetter(*State._fields)
 
 
 class _Draft:
@@ -59,21 +61,7 @@ class _Draft:
     self._copied = False
 
   def freeze(self) -> State:
-    return State(
-      self.data,
-      self.unit,
-      self.need,
-      self.progress,
-      self.cursor,
-      self.limit,
-      self.held,
-      self.pool,
-      self.doubtful,
-      self.strikes,
-      self.giving_up,
-      self.waiting,
-      self.numbers,
-    )
+    return State._make(_FIELDS(self))
 
   def of(self, holder: ev.Holder) -> Held:
     return self.held.get(holder, _NOTHING)
