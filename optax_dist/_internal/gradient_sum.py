@@ -310,10 +310,11 @@ def reduce(total: Any, like: Any, names: tuple[axes.AxisName, ...]) -> Any:
   )
   for i, x in zip(dense, sums, strict=True):
     results[i] = x
-  for i, _ in filter(lambda pair: pair[1], enumerate(is_sparse)):
-    results[i] = merge(
-      jax.tree.map(lambda x: collectives.gather_rows(x, names), results[i])
-    )
+  for i, sparse in enumerate(is_sparse):
+    if sparse:
+      results[i] = merge(
+        jax.tree.map(lambda x: collectives.gather_rows(x, names), results[i])
+      )
   return treedef.unflatten(results)
 
 

@@ -179,8 +179,10 @@ def plan(
   """
   noise = float(replicas if noise_scale is None else noise_scale)
   ks = np.array(_candidates(replicas))
-  given = communication
-  times = [given(int(k)) if callable(given) else given for k in ks]
+  times = [
+    communication(int(k)) if callable(communication) else communication
+    for k in ks
+  ]
   for name, value, least in (
     ("replicas", replicas, 1),
     ("max_staleness", max_staleness, 0),

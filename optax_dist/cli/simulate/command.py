@@ -180,7 +180,7 @@ def _compare(args: argparse.Namespace, recorded, strategy) -> dict[str, Any]:
     strategy,
     args.replicas,
     nbytes=args.model_bytes,
-    network=args.network and simulate.Network(*args.network),
+    network=args.network,
     seed=args.seed,
   )
   for doubt in predicted.doubts:

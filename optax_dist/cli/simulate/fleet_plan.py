@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, latency, recorded) -> int:
   from optax_dist.cli import bar
   from optax_dist.simulate import Network, scale
 
-  nbytes, network = args.model_bytes, Network(*(args.network or ()))
+  nbytes, network = args.model_bytes, args.network or Network()
   if recorded is not None:
     # Each replica as it was, and all apart from each other.
     latency = simulate.PerHost(recorded.latency.latencies)

@@ -124,7 +124,8 @@ def load(args: argparse.Namespace):
 
   Returns:
     The latency, and the `simulate.Recorded` run or None. `args.replicas` and
-    `args.max_staleness` are filled in.
+    `args.max_staleness` are filled in; `args.network` is a `simulate.Network`
+    or None.
 
   Raises:
     errors.CommandError: there is no such latency or journal.
@@ -146,6 +147,8 @@ def load(args: argparse.Namespace):
   except ValueError as error:
     what = "--latency" if args.journal is None else f"--journal {args.journal}"
     raise errors.CommandError(f"{what}: {error}") from error
+  if args.network is not None:
+    args.network = simulate.Network(*args.network)
   if args.replicas is None:
     args.replicas = recorded.replicas if recorded else 8
   if recorded and recorded.strategy.cancel:
@@ -168,11 +171,9 @@ def communication(args: argparse.Namespace, recorded) -> Callable[[int], float]:
   Raises:
     errors.CommandError: the journal doesn't tell.
   """
-  from optax_dist import simulate
-
   if args.communication is not None:
     return lambda members: args.communication
-  network = args.network and simulate.Network(*args.network)
+  network = args.network
   if recorded is None:
     if network is None:
       return lambda members: 0.0

@@ -45,7 +45,7 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-  """Input: a signal has asked the launcher to end, and has passed it on."""
+  """Input: a signal has asked the launcher to end; it is passed on already."""
 
   number: int
 

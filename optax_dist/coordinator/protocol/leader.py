@@ -434,13 +434,12 @@ class Leader:
     assert record is not None
     if any(isinstance(e, Committed) and e.inline for e in record.entries):
       # With a mean in it there is something to prepare.
-      few = len(self._streams) <= _MAX_PROPOSED
-      me = {self._config.process}
-      self._proposed_to = set(self._streams) if few else me & set(self._streams)
+      few, me = len(self._streams) <= _MAX_PROPOSED, self._config.process
+      to = [peer for peer in self._streams if few or peer == me]
+      self._proposed_to = set(to)
       proposed = msg.Proposed(self._log.position, record)
-      for peer in self._streams:
-        if peer in self._proposed_to:
-          self._send(peer, proposed)
+      for peer in to:
+        self._send(peer, proposed)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Begins to send the log to a process."""
@@ -1393,23 +1392,23 @@ class Leader:
           self._remove(seat, f"stuck: no report in {lasts:.1f} s")
 
   def _note_deadlines(self) -> None:
-    seen = self._durations
-    attempt = 1.5 * self._config.attempt_timeout
     members = self._view.members.values()
-    self._note(
-      notes.DeadlinesSeen(
-        attempt if seen is None else seen.deadline,
-        tuple((m.replica, m.process) for m in members),
-      )
-    )
+    known = tuple((m.replica, m.process) for m in members)
+    self._note(notes.DeadlinesSeen(self._longest_attempt, known))
+
+  @property
+  def _longest_attempt(self) -> float:
+    """How long an attempt that all know of may take."""
+    if self._durations is not None:
+      return self._durations.deadline
+    return 1.5 * self._config.attempt_timeout
 
   def _attempt_deadline(self, attempt: _Attempt) -> float:
-    """How long an attempt may take; how long until an optimistic one is told."""
-    patience, seen = self._config.attempt_timeout, self._durations
-    if attempt.optimistic is not None:
-      usual = patience / 4
-      return usual if seen is None else max(usual, 1.25 * seen.quantile)
-    return 1.5 * patience if seen is None else seen.deadline
+    """How long an attempt may take; an optimistic one, until it is announced."""
+    if attempt.optimistic is None:
+      return self._longest_attempt
+    usual, seen = self._config.attempt_timeout / 4, self._durations
+    return usual if seen is None else max(usual, 1.25 * seen.quantile)
 
   def _check_waiting(self) -> None:
     if self._waiting_since is None or self._ended:

@@ -277,9 +277,8 @@ class Driver:
     self.post(fail)
     self.feed(inputs.Aborted(reason, stacks))
     if self.handover.leads:
-      time.sleep(
-        _LAST_WORDS
-      )  # It stands in the log and in the journal by then.
+      # By then it stands in the log and in the journal.
+      time.sleep(_LAST_WORDS)
     self.close(reason)
 
   def close(self, reason: str = "closed") -> None:

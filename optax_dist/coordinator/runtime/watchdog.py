@@ -36,7 +36,6 @@ class Steps:
     Args:
       limit: the seconds that a step may take, or how they follow those before.
     """
-    self._given = not isinstance(limit, arrivals.Rule)
     self._seen: arrivals.Arrivals | None = None
     self._limit = 0.0
     if isinstance(limit, arrivals.Rule):
@@ -83,8 +82,9 @@ class Steps:
       now: the time.
       awaited: whether other replicas wait.
     """
-    hurry = self._given or awaited
-    most = self.deadline if hurry else max(_UNHURRIED, self.deadline)
+    most = self.deadline
+    if self._seen is not None and not awaited:
+      most = max(_UNHURRIED, most)
     return self.lasts(now) > most
 
 

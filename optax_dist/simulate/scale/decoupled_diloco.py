@@ -336,7 +336,8 @@ def decoupled_diloco(
     >>> decoupled_diloco(50, 8).name
     'decoupled DiLoCo, period 50, 8 learners'
   """
-  for name, value in (("period", period), ("learners", learners or 1)):
+  given = {"period": period, "learners": 1 if learners is None else learners}
+  for name, value in given.items():
     if type(value) is not int or value < 1:
       raise ValueError(f"{name} must be a positive integer, got {value!r}.")
   return _DecoupledDiLoCo(period, learners, elastic)

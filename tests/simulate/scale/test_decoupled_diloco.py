@@ -163,3 +163,8 @@ def test_bad_arguments_are_refused(arguments, message):
     scale.decoupled_diloco(5, -1)
   with pytest.raises(ValueError, match="at least 256, got 255"):
     paper_fleet(255)
+
+
+def test_numbers_of_learners_are_checked_when_the_strategy_is_made():
+  with pytest.raises(ValueError, match="learners must be a positive integer"):
+    scale.decoupled_diloco(50, 0)
