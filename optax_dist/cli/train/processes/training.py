@@ -12,7 +12,7 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from optax_dist.cli import errors, parser, reported
@@ -111,8 +111,8 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
   if checkpoint is None:
     paths[2].unlink(missing_ok=True)
   needed = min(config["replicas_to_aggregate"], args.replicas)
-  logging.getLogger("optax_dist.coordinator").setLevel(logging.ERROR)
   with contextlib.ExitStack() as stack:
+    stack.enter_context(_errors_only("optax_dist.coordinator"))
     data = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     np.savez(
       data / "digits.npz",
@@ -183,6 +183,18 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
 
     began = checkpoints.step_of(checkpoint)
   return _conclude(args, config, paths, report, collected, picture, began)
+
+
+@contextlib.contextmanager
+def _errors_only(name: str) -> Iterator[None]:
+  """Keeps warnings out of the live table; the level is as before afterwards."""
+  logger = logging.getLogger(name)
+  before = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(before)
 
 
 def _checkpoint(args: argparse.Namespace) -> pathlib.Path | None:

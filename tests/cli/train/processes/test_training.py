@@ -1,6 +1,7 @@
 """`optax-dist train --launch processes`, with real processes."""
 
 import json
+import logging
 import os
 import pathlib
 import signal
@@ -64,7 +65,10 @@ def test_it_trains_through_kills_and_stops_and_can_be_replayed(
 )
 def test_local_strategies_train_between_processes(tmp_path, capsys, flags):
   more = ("--replicas", "2", "--epochs", "1")
+  level = logging.getLogger("optax_dist.coordinator").level
   assert _train(tmp_path, "--strategy", *flags, *more) == 0
+  # Whoever trains next in this process sees its warnings.
+  assert logging.getLogger("optax_dist.coordinator").level == level
   assert "2 replicas hold the same parameters" in capsys.readouterr().out
   commits = [r["step"] for r in _records(tmp_path) if r["kind"] == "commit"]
   assert len(commits) >= (1437 // 96) // int(flags[-1])
