@@ -210,6 +210,8 @@ class Machine:
   def run(self, setting, seed, path):
     """Runs a setting, with its journal in a file."""
     faults = setting.get("kills", 0) + setting.get("stops", 0)
+    # Given for 200 steps: a longer run meets more of them, not rarer ones.
+    faults = round(faults * self.args.steps / 200)
     job = {
       "seed": seed,
       "latency": setting["latency"],

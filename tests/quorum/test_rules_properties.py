@@ -1,7 +1,7 @@
 """What holds for the default rules whatever happens.
 
 The coordinator's invariants, of which most are the rules', are in
-tests/coordinator/test_invariants.py.
+tests/coordinator/runs/test_invariants.py.
 """
 
 from hypothesis import given, settings
