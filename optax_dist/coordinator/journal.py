@@ -238,19 +238,16 @@ class Journal:
         _fill(member, _MEMBER)
       self._append(_encode(record).encode() + b"\n")
 
-  def append(self, record: Record) -> None:
-    """Appends a record as it is: `write`, for whoever has made it with care.
+  def append(self, text: str) -> None:
+    """Appends a line as it is: `write`, for whoever has made it with care.
 
     Args:
-      record: what `write` would have made of it: with all fields of its kind, in
-        JSON's own types, and its times rounded. A third of the time of a `write`
-        of a step is for making sure.
+      text: what `write` would have made of a record, or what reads the same.
 
     Raises:
-      ValueError: a number is not finite.
       OSError: it cannot be written.
     """
-    line = _encode(record).encode() + b"\n"
+    line = text.encode() + b"\n"
     with self._lock:
       self._append(line)
 

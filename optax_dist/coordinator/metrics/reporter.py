@@ -5,9 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
+import json
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from optax_dist.coordinator import journal, journal_tail
@@ -24,6 +27,9 @@ _log = logging.getLogger("optax_dist.coordinator")
 EXTRA = "metrics"
 # Seconds between points in event files; records are counted as often, at least.
 _PERIOD = 1.0
+# So many of them in a row, and seconds until the next ones: the training loop
+# would have to wait for Python's lock, 5 ms each time.
+_IN_A_ROW, _PAUSE = 8, 0.0005
 # By what each of these modules is installed.
 _PACKAGES = {
   prometheus.NEEDS: "prometheus-client",
@@ -90,7 +96,8 @@ class Reporter:
     self._lock = threading.Lock()
     self._numbers: RunNumbers | None = None
     self._owner: object = None
-    self._pending: collections.deque[journal.Record] = collections.deque()
+    # Lines, or what has been read of a file.
+    self._pending: collections.deque[str | journal.Record] = collections.deque()
     self._sources: list[Callable[[], Sequence[Metric]]] = []
     self._closing = threading.Event()
     self.url = ""
@@ -146,9 +153,9 @@ class Reporter:
         numbers.update(record)
       self._numbers = numbers
 
-  def take(self, record: journal.Record) -> None:
-    """Something has happened; it is counted soon."""
-    self._pending.append(record)
+  def take(self, line: str) -> None:
+    """Something has happened; its line of a journal is counted soon."""
+    self._pending.append(line)
 
   def end(self, owner: object) -> None:
     """The owner reports no more, unless the run is over: it is another's turn."""
@@ -168,6 +175,7 @@ class Reporter:
   def collect(self) -> list[Metric]:
     """All metrics as of now."""
     with self._lock:
+      self._read()
       self._count()
       found: list[Metric] = []
       if self._numbers is not None and (
@@ -179,16 +187,23 @@ class Reporter:
       found += source()
     return _merged(found)
 
-  def _count(self) -> None:
-    if self._tail is not None:
-      self._numbers = self._numbers or RunNumbers()
-      try:
-        self._pending.extend(self._tail.read())
-      except OSError as error:
-        _log.debug("the journal can't be read: %s", error)
-    while self._pending:
-      record = self._pending.popleft()
+  def _read(self) -> None:
+    """Takes what the journal that it follows has got."""
+    if self._tail is None:
+      return
+    self._numbers = self._numbers or RunNumbers()
+    try:
+      self._pending.extend(self._tail.read())
+    except OSError as error:
+      _log.debug("the journal can't be read: %s", error)
+
+  def _count(self, most: float = math.inf) -> None:
+    """Counts what is pending, or so many of it."""
+    while self._pending and most > 0:
+      most -= 1
+      found = self._pending.popleft()
       if self._numbers is not None:
+        record = json.loads(found) if isinstance(found, str) else found
         self._numbers.update(record)
 
   # Its thread.
@@ -199,9 +214,8 @@ class Reporter:
 
   def _tick(self) -> None:
     try:
+      self._count_in_turns()
       if self._scalars is None:
-        with self._lock:
-          self._count()
         return
       found = self.collect()
       step = _step(found)
@@ -211,6 +225,16 @@ class Reporter:
     except Exception as error:
       # Metrics never end a training.
       _log.warning("Metrics can't be reported: %s", error)
+
+  def _count_in_turns(self) -> None:
+    """Counts what is pending, and lets other threads run meanwhile."""
+    with self._lock:
+      self._read()
+    while self._pending:
+      with self._lock:
+        self._count(_IN_A_ROW)
+      if self._pending and not self._closing.is_set():
+        time.sleep(_PAUSE)
 
   def close(self) -> None:
     """Writes the last points, and stops."""

@@ -182,6 +182,8 @@ class Driver:
     # The latest message, for the same often goes to several.
     self._encoded: tuple[object, bytes] | None = None
     self._tell = False
+    # When the core is to be given the time, as of the latest `_proceed`.
+    self._due = math.inf
     self._closing = ""
     self._closed = False
     self._process = os.getpid()
@@ -324,29 +326,34 @@ class Driver:
         self._posted.popleft()()
       for event in self._store.poll():
         self._on_store(event)
-      self._take_answers()
+      if self._aggregations.answers or self._snapshots.answers:
+        self._take_answers()
       if self._inputs:
         self._step(self._inputs.popleft())
-      elif self._closing:
+        continue
+      if self._closing:
         break
-      elif self._core.deadline() <= time.monotonic():
-        self._step(inputs.TimePassed())
-      else:
+      self._due = self._core.deadline()
+      if self._due > time.monotonic():
         break
+      self._step(inputs.TimePassed())
+    if self._tell or self._journal.pending:
+      # What others wait for is on its way before anything is done here.
+      self._transport.flush()
     if self._tell:
       self._tell = False
       self.handover.tell()
+    self._journal.flush()
 
   def _timeout(self) -> float | None:
     """How long to wait for an event at most."""
     if self._posted:
       return 0.0
-    times = [self._core.deadline() - time.monotonic()]
+    found = self._due - time.monotonic()
     for part in (self._store, self._aggregations, self._snapshots):
       soon = part.deadline()
-      if soon is not None:
-        times.append(soon)
-    found = min(times)
+      if soon is not None and soon < found:
+        found = soon
     return None if found == math.inf else max(0.0, found)
 
   def _step(self, given: orders.Given) -> None:

@@ -1,4 +1,8 @@
-"""The leader's journal: its notes as lines of the file."""
+"""The leader's journal: its notes as lines of the file.
+
+The line of a step is written when nobody waits for anything (`flush`), at most one
+step later; all others at once.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,24 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
-from optax_dist.coordinator.runtime import timings
+from optax_dist.coordinator.runtime import commit_lines, timings
 
 _log = logging.getLogger("optax_dist.coordinator")
 
 
 class Observer(Protocol):
-  """Is given what the leader notes, as the journal's records."""
+  """Is given what the leader notes, as the journal has it."""
 
   def begin(self, owner: object, records: Iterable[journal.Record]) -> None:
     """The owner leads from now on; the records are those before it, if known."""
     ...
 
-  def take(self, record: journal.Record) -> None:
-    """Something has happened."""
+  def take(self, line: str) -> None:
+    """Something has happened; its line of the journal."""
     ...
 
   def end(self, owner: object) -> None:
@@ -33,7 +37,11 @@ class Observer(Protocol):
 
 
 class JournalLines:
-  """Writes what the leader notes; a file that fails never ends training."""
+  """Writes what the leader notes; a file that fails never ends training.
+
+  Attributes:
+    pending: whether the line of a step waits for `flush`.
+  """
 
   def __init__(
     self,
@@ -57,6 +65,12 @@ class JournalLines:
     self._clocks = timings.Clocks()
     self._observer = observer
     self._start = time.monotonic()
+    # The latest step, and when it was noted.
+    self._step: tuple[notes.StepCommitted, float] | None = None
+
+  @property
+  def pending(self) -> bool:
+    return self._step is not None
 
   def open(self, commits: Sequence[entries.Committed]) -> None:
     """Opens the file, if it can be, and writes the commits that it lacks."""
@@ -76,6 +90,7 @@ class JournalLines:
     for commit in commits:
       if commit.attempt.step > last:
         self.write(notes.StepCommitted(commit, None))
+    self.flush()
 
   def _open(self, path: str | os.PathLike[str]) -> list[journal.Record]:
     """Opens the file; returns what is in it."""
@@ -91,8 +106,12 @@ class JournalLines:
       return []
 
   def write(self, note: notes.Note) -> None:
-    """Writes a line, if there is a journal."""
+    """Writes a line, if there is a journal; that of a step with `flush`."""
     if self._file is None and self._observer is None:
+      return
+    self.flush()
+    if isinstance(note, notes.StepCommitted):
+      self._step = note, self._time()
       return
     if isinstance(note, notes.DeadlinesSeen) and not self._changed(note):
       return
@@ -100,19 +119,34 @@ class JournalLines:
     kind, fields = self._line(note, now)
     if kind == "run":  # A new time begins.
       self._start, now = time.monotonic(), 0.0
-    record = {"kind": kind, "time": _rounded(now), **fields}
     if self._observer is not None:
-      self._observer.take(record)
+      record = {"kind": kind, "time": _rounded(now), **fields}
+      self._observer.take(json.dumps(record, default=str))
     if self._file is None:
       return
     try:
-      if kind == "commit":  # Made with care, for there is one in each step.
-        self._file.append(record)
-      else:
-        self._file.write(kind, **fields)
+      self._file.write(kind, **fields)
     except OSError as error:
-      _log.warning("The journal can't be written any more: %s", error)
-      self._close_file()
+      self._give_up(error)
+
+  def flush(self) -> None:
+    """Writes what waits: to be called after what others wait for."""
+    if self._step is None:
+      return
+    (note, now), self._step = self._step, None
+    line = commit_lines.line(note, now, self._clocks)
+    if self._observer is not None:
+      self._observer.take(line)
+    if self._file is None:
+      return
+    try:
+      self._file.append(line)
+    except OSError as error:
+      self._give_up(error)
+
+  def _give_up(self, error: OSError) -> None:
+    _log.warning("The journal can't be written any more: %s", error)
+    self._close_file()
 
   def _time(self) -> float:
     if self._file is not None:
@@ -120,7 +154,8 @@ class JournalLines:
     return time.monotonic() - self._start
 
   def close(self) -> None:
-    """Closes the file."""
+    """Writes what waits, and closes the file."""
+    self.flush()
     if self._observer is not None:
       self._observer.end(self)
     self._close_file()
@@ -130,7 +165,7 @@ class JournalLines:
       self._file.close()
       self._file = None
 
-  def _line(self, note: notes.Note, now: float) -> tuple[str, dict[str, Any]]:
+  def _line(self, note: _Unhurried, now: float) -> tuple[str, dict[str, Any]]:
     match note:
       case notes.RunBegins(step):
         self._clocks = timings.Clocks()
@@ -149,15 +184,13 @@ class JournalLines:
       case notes.MemberStuck(replica, incarnation, step, reason, stacks):
         fields = _member(replica, incarnation, step)
         return "stuck", fields | {"reason": reason, "stacks": stacks}
-      case notes.StepCommitted():
-        return "commit", self._commit(note, now)
       case notes.GradientDropped():
         fields = _member(note.replica, note.incarnation, note.step)
         return "drop", fields | {
           "local_step": note.local_step,
           "count": note.count,
           "reason": note.reason,
-          "batches": _json(note.batches),
+          "batches": commit_lines.batches(note.batches),
           "compute": note.compute,
           "arrived": _ago(now, note.age),
           "timings": self._timings(
@@ -227,45 +260,31 @@ class JournalLines:
     self._deadlines = found
     return True
 
-  def _commit(self, note: notes.StepCommitted, now: float) -> dict[str, Any]:
-    """All fields, as the journal has them."""
-    commit = note.commit
-    # Those that an earlier leader has committed come without.
-    raw = note.timings or (b"",) * len(commit.parts)
-    members = []
-    for part, details, one in zip(
-      commit.parts, commit.details, raw, strict=True
-    ):
-      arrived = _ago(now, details.age)
-      members.append(
-        {
-          "replica": part.replica,
-          "incarnation": part.incarnation,
-          "local_step": part.local_step,
-          "count": part.count,
-          "weight": part.weight,
-          "staleness": part.staleness,
-          "data": [list(span) for span in part.data] or None,
-          "batches": _json(details.batches),
-          "compute": _rounded(details.compute),
-          "arrived": _rounded(arrived),
-          "timings": self._timings(part.incarnation, one, arrived),
-        }
-      )
-    return {
-      "step": commit.attempt.step,
-      "attempt": commit.attempt.number,
-      "attempt_time": _rounded(_ago(now, note.age)),
-      "members": members,
-    }
-
   def _timings(
     self, incarnation: int, raw: bytes, arrived: float | None
   ) -> dict[str, Any] | None:
     found = timings.Timings.unpack(raw)
     if found is None or arrived is None:
       return None
-    return self._clocks.align(incarnation, found, arrived)
+    aligned = self._clocks.align(incarnation, found, arrived)
+    return {key: _rounded(x) for key, x in aligned._asdict().items()}
+
+
+# All notes but that of a step.
+_Unhurried: TypeAlias = (
+  notes.RunBegins
+  | notes.LeaderBegins
+  | notes.MemberJoined
+  | notes.MemberRemoved
+  | notes.MemberStuck
+  | notes.GradientDropped
+  | notes.AttemptAbandoned
+  | notes.StepStalled
+  | notes.CannotProceed
+  | notes.FingerprintSeen
+  | notes.DeadlinesSeen
+  | notes.RunEnds
+)
 
 
 def _member(replica: Any, incarnation: int, step: int) -> dict[str, Any]:
@@ -286,7 +305,3 @@ def _ago(now: float, age: float | None) -> float | None:
 
 def _rounded(seconds: float | None) -> float | None:
   return None if seconds is None else round(seconds, journal.DECIMALS)
-
-
-def _json(text: str) -> Any:
-  return json.loads(text) if text else None

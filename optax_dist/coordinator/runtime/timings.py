@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from optax_dist.coordinator import journal
-
 _FORMAT = struct.Struct("<8d2q")
 _COMPILING = "/jax/core/compile/"
 
@@ -82,11 +80,11 @@ class Clocks:
   Example:
     >>> clocks = Clocks()
     >>> sent = lambda at: Timings(at - 1, at, 0, 0, 0, 0, 0, 0)
-    >>> clocks.align(7, sent(100.0), 2.5)["sent"]
+    >>> clocks.align(7, sent(100.0), 2.5).sent
     2.5
-    >>> clocks.align(7, sent(101.0), 3.25)["sent"]
+    >>> clocks.align(7, sent(101.0), 3.25).sent
     3.25
-    >>> clocks.align(7, sent(102.0), 4.75)["start"]
+    >>> clocks.align(7, sent(102.0), 4.75).start
     3.25
   """
 
@@ -95,8 +93,8 @@ class Clocks:
 
   def align(
     self, incarnation: int, timings: Timings, arrived: float
-  ) -> dict[str, Any]:
-    """A submission's times as the journal has them.
+  ) -> Timings:
+    """A submission's times on the leader's clock.
 
     Args:
       incarnation: of the sender's membership.
@@ -104,28 +102,20 @@ class Clocks:
       arrived: when they arrived, on the leader's clock.
 
     Returns:
-      The same, with `start` and `sent` on the leader's clock, rounded as in the
-      journal.
+      The same, with `start` and `sent` on the leader's clock.
     """
-    start, sent, compiled, cpu, encoded, waited, *rest = timings
-    exchanged, applied, bytes_in, bytes_out = rest
+    start, sent = timings.start, timings.sent
     behind = arrived - sent
     least = self._least.get(incarnation)
     if least is None or behind < least:
       least = self._least[incarnation] = behind
-    digits = journal.DECIMALS
-    return {
-      "start": round(start + least, digits),
-      "sent": round(sent + least, digits),
-      "compiled": round(compiled, digits),
-      "cpu": round(cpu, digits),
-      "encoded": round(encoded, digits),
-      "waited": round(waited, digits),
-      "exchanged": round(exchanged, digits),
-      "applied": round(applied, digits),
-      "bytes_in": bytes_in,
-      "bytes_out": bytes_out,
-    }
+    return Timings(
+      start + least,
+      sent + least,
+      *timings[2:8],
+      timings.bytes_in,
+      timings.bytes_out,
+    )
 
   def forget(self, incarnation: int) -> None:
     """The membership has ended."""

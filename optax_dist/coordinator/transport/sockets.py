@@ -140,7 +140,8 @@ class SocketTransport(peers.Peers):
     self._dials: dict[str, _Dial] = {}
     self._links: set[_Link] = set()
     self._strangers: dict[_Link, None] = {}
-    self._dirty: set[_Link] = set()
+    # In order: what was sent first, others wait for most.
+    self._dirty: dict[_Link, None] = {}
     self._again: set[_Link] = set()
     self._last: dict[str, bytes] = {}
     self._make_gaps = gaps
@@ -286,7 +287,8 @@ class SocketTransport(peers.Peers):
 
   def flush(self) -> None:
     while self._dirty:
-      link = self._dirty.pop()
+      link = next(iter(self._dirty))
+      del self._dirty[link]
       if not link.closed:
         self._guarded(link, selectors.EVENT_WRITE)
 
@@ -474,7 +476,7 @@ class SocketTransport(peers.Peers):
         self._end(link, "silent", f"not a byte came for {silent:.1f} s")
       elif now - link.sent >= limits.heartbeat:
         link.session.ping()
-        self._dirty.add(link)
+        self._dirty[link] = None
     for peer, dial in list(self._dials.items()):
       if now >= dial.until:
         self._lose(
@@ -625,7 +627,7 @@ class SocketTransport(peers.Peers):
     found.start((keys.send, keys.receive) if signed else None, unix)
     link.channel.passes_files = unix
     found.feed(shake.rest)
-    self._dirty.add(link)
+    self._dirty[link] = None
 
   # Ends.
 
@@ -672,7 +674,7 @@ class SocketTransport(peers.Peers):
 
   def _to_write(self, peer: str) -> None:
     if peer in self._up_links:
-      self._dirty.add(self._up_links[peer])
+      self._dirty[self._up_links[peer]] = None
 
   def _close(self, link: _Link) -> None:
     if link.closed:
@@ -680,7 +682,7 @@ class SocketTransport(peers.Peers):
     link.closed = True
     self._links.discard(link)
     self._strangers.pop(link, None)
-    self._dirty.discard(link)
+    self._dirty.pop(link, None)
     self._again.discard(link)
     with contextlib.suppress(KeyError, ValueError):
       self._selector.unregister(link.sock)

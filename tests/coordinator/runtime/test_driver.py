@@ -5,7 +5,7 @@ import pytest
 
 from optax_dist.coordinator.aggregation import encoder
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import entries, inputs
+from optax_dist.coordinator.protocol import entries, inputs, notes
 from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
 
 ATTEMPT = entries.AttemptId(0, 3, 1, 0)
@@ -102,3 +102,35 @@ def test_it_says_what_the_core_waits_for(driven):
   assert one.missing() == "its event loop does not answer"
   one.start()
   assert one.missing() == "for the end of the script"
+
+
+def test_the_line_of_a_step_is_written_after_what_others_wait_for(driven):
+  one, core = driven
+  order = []
+
+  class Lines:
+    pending = False
+
+    def write(self, note):
+      order.append("noted")
+      self.pending = True
+
+    def flush(self):
+      order.append("written")
+      self.pending = False
+
+    def close(self):
+      order.append("closed")
+
+  one._journal = Lines()
+  flush, tell = one._transport.flush, one.handover.tell
+  one._transport.flush = lambda: (order.append("sent"), flush())
+  one.handover.tell = lambda: (order.append("told"), tell())
+  commit = entries.Committed(ATTEMPT, PARTS, (), False, b"", False, (), ())
+  core.does[inputs.Started] = [
+    fx.WriteJournal(notes.StepCommitted(commit, None)),
+    fx.SetAsked(1),
+  ]
+  one._inputs.append(inputs.Started("n"))
+  one._proceed()
+  assert order == ["noted", "sent", "told", "written"]

@@ -36,8 +36,8 @@ class _Observer:
   def begin(self, owner, records):
     self.told.append(("begin", len(list(records))))
 
-  def take(self, record):
-    self.told.append(record)
+  def take(self, line):
+    self.told.append(json.loads(line))
 
   def end(self, owner):
     self.told.append("end")
@@ -79,9 +79,60 @@ def test_the_line_of_a_step_is_what_the_journal_would_write(tmp_path):
   line = path.read_text().splitlines()[1]
   record = json.loads(line)
   assert record["members"][0]["compute"] == 0.123457
+  assert record["members"][0]["weight"] == 1 / 3
+  assert record["members"][0]["batches"] == [[1, 2], None]
+  assert record["members"][0]["timings"]["exchanged"] == 0.333333
+  assert record["members"][1]["data"] == [[3, 7]]
+  assert record["members"][1]["timings"] is None
   with journal.Journal(checked) as file:
     file.write(record.pop("kind"), **record)
-  assert checked.read_text() == line + "\n"
+  # The same fields in the same order, and the same numbers.
+  written = json.loads(checked.read_text(), object_pairs_hook=list)
+  assert written == json.loads(line, object_pairs_hook=list)
+
+
+def test_the_line_of_a_step_waits_for_nothing_but_what_others_wait_for(
+  tmp_path,
+):
+  """A process that is killed loses one line at most, and an orderly end none."""
+  path = tmp_path / "run.jsonl"
+  written = lambda: [r["kind"] for r in journal.read(path).records]
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  assert not lines.pending
+  lines.write(_commit(0))
+  assert lines.pending
+  assert written() == ["run"]
+  lines.write(_commit(1))
+  assert written() == ["run", "commit"]
+  lines.flush()
+  assert not lines.pending
+  assert written() == ["run", "commit", "commit"]
+  lines.write(_commit(2))
+  lines.write(notes.LeaderBegins("a", 1, 3))
+  assert written() == ["run", *["commit"] * 3, "leader"]
+  lines.write(_commit(3))
+  lines.close()
+  assert written() == ["run", *["commit"] * 3, "leader", "commit"]
+  times = [r["time"] for r in journal.read(path, strict=True).records]
+  assert times == sorted(times)
+
+
+def test_a_new_leader_writes_the_steps_that_the_file_lacks(tmp_path):
+  path = tmp_path / "run.jsonl"
+  first = journal_lines.JournalLines(path, {"strategy": "s"})
+  first.open([])
+  first.write(notes.RunBegins(0))
+  first.write(_commit(0))
+  first.flush()
+  first.write(_commit(1))
+  first._close_file()  # It is killed before this is written.
+  second = journal_lines.JournalLines(path, {"strategy": "s"})
+  second.open([_commit(step).commit for step in range(2)])
+  second.close()
+  records = journal.read(path, strict=True).records
+  assert [r.get("step") for r in records] == [0, 0, 1]
 
 
 def test_who_observes_is_told_the_same(tmp_path):

@@ -29,13 +29,13 @@ def test_what_is_no_timings_is_none():
 def test_the_fastest_message_sets_a_clock():
   clocks = timings.Clocks()
   # This replica's clock is 4 ahead of the leader's; messages take 0.5 or more.
-  assert clocks.align(1, ONE, 6.0 - 4.0 + 0.75)["sent"] == 2.75
-  assert clocks.align(1, ONE, 6.0 - 4.0 + 0.5)["sent"] == 2.5
-  assert clocks.align(1, ONE, 6.0 - 4.0 + 3.0)["start"] == 1.5
+  assert clocks.align(1, ONE, 6.0 - 4.0 + 0.75).sent == 2.75
+  assert clocks.align(1, ONE, 6.0 - 4.0 + 0.5).sent == 2.5
+  assert clocks.align(1, ONE, 6.0 - 4.0 + 3.0).start == 1.5
   # Another membership has a clock of its own.
-  assert clocks.align(2, ONE, 9.0)["sent"] == 9.0
+  assert clocks.align(2, ONE, 9.0).sent == 9.0
   clocks.forget(1)
-  assert clocks.align(1, ONE, 8.0)["sent"] == 8.0
+  assert clocks.align(1, ONE, 8.0).sent == 8.0
 
 
 def test_compiling_counts_in_the_thread_that_does_it():
