@@ -153,7 +153,10 @@ def _check_hosts(found, count):
   assert len({made.node.address for made, _ in found}) == 1
   assert len({made.told.secret for made, _ in found}) == 1
   assert len(found[0][0].told.secret) == 32
-  hosted = [list(made.node.replicas(made.replicas)) for made, _ in found]
+  hosted = [
+    [place.replica for place in made.node.places(made.replicas)]
+    for made, _ in found
+  ]
   assert hosted == [[i] for i in range(count)]
 
 

@@ -139,7 +139,8 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
 
 
 def _add_hosts(launch: argparse.ArgumentParser) -> None:
-  add = launch.add_argument_group("several hosts, and stores").add_argument
+  group = launch.add_argument_group("several hosts, and stores")
+  add = group.add_argument
   add(
     "--nodes",
     metavar="N",
@@ -151,6 +152,22 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     metavar="R",
     type=parser.whole_number(0),
     help="which of them this is, from 0 (default: OPTAX_DIST_NODE_RANK)",
+  )
+  add(
+    "--nodes-per-replica",
+    metavar="N",
+    type=parser.whole_number(1),
+    help="hosts over which the processes of a replica are shared out (default: 1,"
+    " or with fewer replicas than hosts as many as there are for each)",
+  )
+  parser.add_number(
+    group,
+    "--host-timeout",
+    "SECONDS",
+    parser.positive_float,
+    default=60.0,
+    help="of replicas on several hosts: how long a host may not be heard of"
+    " before its replicas are started again, or given up",
   )
   add(
     "--address",
@@ -193,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
   # From here on imports are slow.
   from optax_dist.cli.launch import job as jobs
   from optax_dist.cli.launch import shown
-  from optax_dist.coordinator.launch import launcher
+  from optax_dist.coordinator.launch import launcher, spread
 
   with (
     shown.Shown(journal, needed=reported.wanted(args)) as screen,
@@ -208,6 +225,10 @@ def run(args: argparse.Namespace) -> int:
       env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
       node=job.node,
       processes=args.processes_per_replica,
+      nodes_per_replica=args.nodes_per_replica,
+      patience=spread.Patience(
+        max(spread.Patience.meet, args.host_timeout), args.host_timeout
+      ),
       needed=job.needed,
       restarts=args.restarts,
       grace=args.grace,

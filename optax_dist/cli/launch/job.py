@@ -46,8 +46,13 @@ class Job:
     try:
       before = environment.Environment.read(environ)
       self.node = nodes.find(args.node_rank, args.nodes, args.address, environ)
-      self.replicas = args.replicas or before.num_replicas or self.node.count
-      self.node.replicas(self.replicas)
+      each = args.nodes_per_replica or 1
+      self.replicas = (
+        args.replicas or before.num_replicas or max(1, self.node.count // each)
+      )
+      self.node.places(
+        self.replicas, args.processes_per_replica, args.nodes_per_replica
+      )
       secret = before.find_secret()
       if args.secret_file is not None:
         secret = environment.read_secret(args.secret_file)

@@ -3,16 +3,20 @@
 The job gets a store and a secret, unless it has them. A replica that dies is
 started again if asked for; when the run can't go on, the error says
 which replica failed, with the last lines of its output. Nothing outlives the
-launcher, however it ends.
+launcher, however it ends. About a replica that is on several hosts their launchers
+agree: see `spread`.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import pathlib
+import random
 import secrets
 import select
 import signal
@@ -22,21 +26,31 @@ from collections.abc import Callable, Mapping, Sequence
 
 from optax_dist.coordinator import interrupts
 from optax_dist.coordinator.launch import (
+  board,
   child,
   nodes,
   output,
+  spread,
   supervisor,
   watcher,
 )
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.report import LaunchError, Loss, Report
+from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.store import process as store_process
+from optax_dist.coordinator.store import urls
+from optax_dist.coordinator.transport import addresses
 
 _log = logging.getLogger("optax_dist.coordinator")
 
 _SLICE = 0.1
 # Seconds for which the store waits for replicas of other hosts, at the end.
 _LAST_CLIENTS = 30.0
+# Seconds to tell other hosts that a replica which they share has ended.
+_LAST_WORDS = 3.0
+# Where the processes of a replica on several hosts meet: the first free one.
+MEETING_PORTS = range(29500, 29600)
+_LONGEST_TAIL = 4096  # Characters that are told to other hosts.
 # For glibc: memory that is freed stays with the process. Fresh pages cost as much
 # as all the copies of an exchange.
 _KEEP_MEMORY = {
@@ -75,6 +89,8 @@ class Launcher:
     env: Mapping[str, str] | None = None,
     node: nodes.Node | None = None,
     processes: int = 1,
+    nodes_per_replica: int | None = None,
+    patience: spread.Patience | None = None,
     needed: int = 1,
     restarts: int = 0,
     spares: int = 0,
@@ -98,6 +114,10 @@ class Launcher:
         memory that is freed, unless these say otherwise.
       node: which host of several this is; by default the only one.
       processes: of each replica: if one dies, the replica starts again.
+      nodes_per_replica: hosts over which these are shared out; by default 1, or
+        with fewer replicas than hosts as many as there are for each.
+      patience: how long launchers of replicas on several hosts wait for each
+        other.
       needed: how many replicas must be there for the run to go on.
       restarts: how many may be started in place of others that have died.
       spares: processes that are started in advance for that; then programs have
@@ -129,7 +149,16 @@ class Launcher:
     if spares and processes > 1:
       raise ValueError("There are no spares for replicas of several processes.")
     self._node = node or nodes.Node()
-    hosted = self._node.replicas(replicas)
+    self._places = {
+      p.replica: p
+      for p in self._node.places(replicas, processes, nodes_per_replica)
+    }
+    hosted = list(self._places)
+    self._shared = [p for p in self._places.values() if len(p.hosts) > 1]
+    followed = [
+      p.replica for p in self._shared if p.hosts[0] != self._node.rank
+    ]
+    self._patience = patience or spread.Patience()
     self._command, self._replicas, self._folder = command, replicas, folder
     self._processes, self._spares_wanted = processes, spares
     self._deadline, self._silence = deadline, silence
@@ -155,9 +184,18 @@ class Launcher:
       supervisor.Policy(
         needed=max(1, needed - (replicas - len(hosted))),
         restarts=restarts,
-        whole=len(hosted) == replicas,
+        whole=len(hosted) == replicas and not followed,
       ),
+      followed,
     )
+    self._spread: spread.Spread | None = None
+    self._board: board.Board | None = None
+    self._agreed: collections.deque[spread.Effect] = collections.deque()
+    self._agreeing = False
+    self._settled: set[int] = set(followed)
+    # Not all launchers of a host try the same one first.
+    ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
+    self._ports = itertools.cycle(ports)
     self._groups: dict[int, _Group] = {}
     self._spares: list[child.Child] = []
     self._everyone: list[child.Child] = []
@@ -169,7 +207,6 @@ class Launcher:
     self._stop_at: float | None = None
     self._start = self._heard = time.monotonic()
     self._code: int | None = None
-    self._hosted = hosted
 
   @property
   def processes(self) -> dict[int, child.Child]:
@@ -209,6 +246,7 @@ class Launcher:
           self._pass_on(told)
           self._look()
           self._on_tick()
+        self._leave("")
         if self._code == 0 and self._node.count > 1 and self._store is not None:
           self._store.drain(_LAST_CLIENTS)
         return Report(
@@ -217,6 +255,11 @@ class Launcher:
           self._supervisor.restarts,
           self._code,
         )
+      except BaseException as error:
+        told.at_once = False
+        why = str(error) if isinstance(error, LaunchError) else ""
+        self._leave(why.partition("\n")[0] or "its launcher was stopped")
+        raise
       finally:
         told.at_once = False
         self._end_all()
@@ -238,16 +281,118 @@ class Launcher:
       )
     elif told.store is None:
       self._told = dataclasses.replace(told, coordinator_address=node.address)
+    if self._shared:
+      self._begin_to_agree()
     self._carry_out(self._supervisor.start(time.monotonic()))
+
+  def _begin_to_agree(self) -> None:
+    """Reads and writes the notices of hosts with which it shares replicas."""
+    assert self._told.secret is not None
+    self._spread = spread.Spread(
+      self._node.rank,
+      secrets.token_hex(8),
+      self._shared,
+      self._patience,
+      time.monotonic(),
+    )
+    self._board = board.Board(
+      self._where(),
+      self._told.secret.encode(),
+      self._told.run or "",
+      self._node.rank,
+      self._spread.hosts,
+    )
+
+  def _where(self) -> urls.Place:
+    """Of the store."""
+    told = self._told
+    return urls.parse(told.store or f"tcp://{told.coordinator_address}")
 
   def _step(self, given: supervisor.Input) -> None:
     self._carry_out(self._supervisor.step(given, time.monotonic()))
+    for place in self._shared:
+      replica = place.replica
+      state = self._supervisor.state(replica)
+      ended = state in (supervisor.State.DONE, supervisor.State.ABSENT)
+      if ended and replica not in self._settled:
+        self._settled.add(replica)
+        absent = state is supervisor.State.ABSENT
+        self._agree(
+          spread.Settled(replica, "it was given up" if absent else "")
+        )
+
+  def _agree(self, given: spread.Input) -> None:
+    """Takes something that concerns replicas on several hosts."""
+    if self._spread is None:
+      return
+    self._agreed += self._spread.step(given, time.monotonic())
+    if self._agreeing:
+      return  # What is done leads to more; in order.
+    self._agreeing = True
+    try:
+      while self._agreed:
+        self._carry_out_agreed(self._agreed.popleft())
+    finally:
+      self._agreeing = False
+
+  def _carry_out_agreed(self, effect: spread.Effect) -> None:
+    match effect:
+      case spread.Begin(replica, start, address):
+        _log.info("replica %d meets at %s", replica, address)
+        self._begin_processes(replica, start, address)
+        self._step(supervisor.Restarted(replica, start))
+      case spread.Kill(replica):
+        for process in self._groups.pop(replica).processes:
+          self._kill(process)
+      case spread.Signal(replica, number):
+        for process in self._groups[replica].processes:
+          process.signal(number)
+      case spread.Gone(replica, start, code, words, tail):
+        if code and self._over_since is None:
+          self._lose(replica, start, code, words, tail)
+        self._step(supervisor.Ended(replica, code))
+      case spread.GivenUp(replica, words):
+        self._settled.add(replica)
+        trouble = self._board.trouble if self._board is not None else ""
+        self._step(
+          supervisor.Lost(replica, f"{words}; {trouble}" if trouble else words)
+        )
+      case spread.Over():
+        self._run_is_over()
+      case spread.Clash(words):
+        if self._board is not None:
+          self._board.close(0.0)  # The place on it is the other one's.
+          self._board = None
+        raise LaunchError("", words)
+
+  def _leave(self, words: str) -> None:
+    """Tells other hosts what they need know when this one ends."""
+    if self._board is None or self._spread is None:
+      return
+    made, self._board = self._board, None
+    now = time.monotonic()
+    for place in self._shared:
+      replica = place.replica
+      if replica in self._groups:
+        given = spread.Ended(replica, 1, words, "")
+        self._spread.step(given, now)
+      if replica not in self._settled:
+        self._spread.step(spread.Settled(replica, words), now)
+    made.publish(self._spread.notice)
+    made.close(_LAST_WORDS)
+    if words and self._store is not None:
+      self._store.drain(_LAST_WORDS)
 
   def _carry_out(self, effects: Sequence[supervisor.Effect]) -> None:
     for effect in effects:
       match effect:
+        case supervisor.Start(replica, restarts) if self._is_shared(replica):
+          meet = self._meeting_address()
+          self._agree(spread.Wanted(replica, restarts, meet))
         case supervisor.Start(replica, restarts):
           self._begin(replica, restarts)
+        case supervisor.End(replica) if self._is_shared(replica):
+          self._agree(spread.Unwanted(replica))
         case supervisor.End(replica):
           for process in self._groups[replica].processes:
             process.kill()
@@ -257,7 +402,31 @@ class Launcher:
           raise self._error(reason)
     self._prepare_spares()
 
+  def _is_shared(self, replica: int) -> bool:
+    return len(self._places[replica].hosts) > 1
+
+  def _meeting_address(self) -> str:
+    """Where processes of several hosts can meet on this one."""
+    host = endpoint.store_host(self._where())
+    if addresses.is_loopback(host):
+      return _free_address()
+    every = "::" if ":" in host else "0.0.0.0"
+    ip = addresses.advertised(every, host)
+    family, _ = addresses.bound(ip)
+    for port in itertools.islice(self._ports, len(MEETING_PORTS)):
+      with contextlib.suppress(OSError), socket.socket(family) as probe:
+        probe.bind((ip, port))
+        return str(addresses.Endpoint(ip, port))
+    raise LaunchError(
+      "",
+      f"None of the ports {MEETING_PORTS[0]} to {MEETING_PORTS[-1]} of {ip} is"
+      " free, where processes of a replica would meet.",
+    )
+
   def _begin(self, replica: int, restarts: int) -> None:
+    if self._processes > 1:
+      self._begin_processes(replica, restarts, _free_address())
+      return
     told = dataclasses.replace(
       self._told, replica=replica, restarts=restarts or None
     )
@@ -267,19 +436,24 @@ class Launcher:
       process.name = f"replica {replica}"
       process.send({"environment": told.variables()})
       group.processes.append(process)
-    elif self._processes == 1:
-      group.processes.append(self._spawn(told))
     else:
-      address = _free_address()
-      for index in range(self._processes):
-        one = dataclasses.replace(
-          told,
-          num_processes=self._processes,
-          process_index=index,
-          group_address=address,
-        )
-        group.processes.append(self._spawn(one))
+      group.processes.append(self._spawn(told))
     self._groups[replica] = group
+
+  def _begin_processes(self, replica: int, restarts: int, address: str) -> None:
+    """Starts those of a replica's processes that are on this host."""
+    told = dataclasses.replace(
+      self._told,
+      replica=replica,
+      restarts=restarts or None,
+      num_processes=self._processes,
+      group_address=address,
+    )
+    made = [
+      self._spawn(dataclasses.replace(told, process_index=index))
+      for index in self._places[replica].processes
+    ]
+    self._groups[replica] = _Group(made, restarts)
 
   def _spawn(self, told: Environment | None) -> child.Child:
     """Starts a process: of a replica, or a spare one if it is given nothing."""
@@ -317,7 +491,13 @@ class Launcher:
       wait = max(0.0, min(wait, deadline - time.monotonic()))
     select.select(files, [], [], wait)
     for replica, group in list(self._groups.items()):
-      self._look_at(replica, group)
+      if self._groups.get(replica) is group:
+        self._look_at(replica, group)
+    if self._board is not None and self._spread is not None:
+      for host, notice in self._board.poll():
+        self._agree(spread.Heard(host, notice))
+      self._agree(spread.Tick())
+      self._board.publish(self._spread.notice)
     for process in list(self._spares):
       if process.has_ended():
         self._spares.remove(process)
@@ -354,20 +534,34 @@ class Launcher:
     for process in group.processes:
       self._kill(process)
     del self._groups[replica]
-    code = failed.popen.returncode if failed is not None else 0
-    if failed is not None and self._over_since is None:
-      self._losses.append(
-        Loss(
-          replica,
-          group.restarts,
-          failed.ending(),
-          failed.tail(),
-          time.monotonic() - self._start,
-          supervisor.exit_code(code),
-        )
-      )
-      _log.info("%s %s", failed.name, failed.ending())
+    if failed is None:
+      code, ending, tail = 0, "", ""
+    else:
+      code, ending = failed.popen.returncode, failed.ending()
+      tail = failed.tail()
+      _log.info("%s %s", failed.name, ending)
+    if self._is_shared(replica):
+      if failed is not None:
+        ending = f"({failed.name} on host {self._node.rank}) {ending}"
+      self._agree(spread.Ended(replica, code, ending, tail[-_LONGEST_TAIL:]))
+      return
+    if code and self._over_since is None:
+      self._lose(replica, group.restarts, code, ending, tail)
     self._step(supervisor.Ended(replica, code))
+
+  def _lose(
+    self, replica: int, restarts: int, code: int, ending: str, tail: str
+  ) -> None:
+    self._losses.append(
+      Loss(
+        replica,
+        restarts,
+        ending,
+        tail,
+        time.monotonic() - self._start,
+        supervisor.exit_code(code),
+      )
+    )
 
   def _kill(self, process: child.Child) -> None:
     if process.popen.returncode is None:
@@ -391,10 +585,14 @@ class Launcher:
       case "joined":
         self._step(supervisor.Joined(replica))
       case "finished":
-        if self._over_since is None:
-          self._over_since = time.monotonic()
-        self._step(supervisor.RunOver())
+        self._run_is_over()
+        self._agree(spread.RunOver())
     self._on_event(replica, group.restarts, event)
+
+  def _run_is_over(self) -> None:
+    if self._over_since is None:
+      self._over_since = time.monotonic()
+    self._step(supervisor.RunOver())
 
   def _pass_on(self, told: interrupts.Interrupts) -> None:
     """Passes signals on; the second Ctrl-C, or a lack of grace, ends all."""
@@ -408,6 +606,7 @@ class Launcher:
       self._stop_at = time.monotonic() + self._grace
       self._signal_all(asked)
       self._step(supervisor.Stop(asked))
+      self._agree(spread.Stop(asked))
 
   def _signal_all(self, number: int) -> None:
     for group in self._groups.values():
@@ -420,6 +619,8 @@ class Launcher:
     for loss in self._losses:
       if loss.restarts == self._supervisor.restarts_of(loss.replica):
         final[loss.replica] = loss
+    if not final:  # It has not been there at all, or is another host's to tell.
+      return LaunchError("", f"{what}.")
     by_itself = [x for x in final.values() if "exit code" not in x.ending]
     first = (by_itself or list(final.values()))[0]
     name = f"replica {first.replica}"

@@ -16,6 +16,22 @@ RANK, NODES, ADDRESS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+  """What of a replica is on a host.
+
+  Attributes:
+    replica: its number.
+    processes: the numbers of those of its processes that are on this host.
+    hosts: the numbers of all hosts on which it has processes; the first of them
+      decides about its starts.
+  """
+
+  replica: int
+  processes: range
+  hosts: range
+
+
+@dataclasses.dataclass(frozen=True)
 class Node:
   """One host of a job.
 
@@ -39,23 +55,49 @@ class Node:
     if self.address is not None:
       addresses.parse(self.address)
 
-  def replicas(self, total: int) -> range:
-    """Those of the job's replicas that run on this host.
+  def places(
+    self, replicas: int, processes: int = 1, nodes: int | None = None
+  ) -> list[Place]:
+    """What of the job's replicas is on this host.
+
+    Replicas are shared out in order, and so are the processes of a replica
+    over its hosts.
+
+    Args:
+      replicas: of the job.
+      processes: of each replica.
+      nodes: hosts of each replica; by default 1, or with fewer replicas than
+        hosts as many as there are for each.
 
     Raises:
-      ValueError: there are more hosts than replicas.
+      ValueError: they can't be shared out.
 
     Example:
-      >>> [list(Node(rank, 2).replicas(5)) for rank in (0, 1)]
+      >>> [[p.replica for p in Node(rank, 2).places(5)] for rank in (0, 1)]
       [[0, 1], [2, 3, 4]]
+      >>> Node(3, 4).places(2, processes=2)
+      [Place(replica=1, processes=range(1, 2), hosts=range(2, 4))]
     """
-    if total < self.count:
+    if nodes is None:
+      nodes = max(1, self.count // replicas)
+    blocks, rest = divmod(self.count, nodes)
+    if rest or replicas < blocks:
       raise ValueError(
-        f"Each host needs a replica: there are {self.count} hosts, and"
-        f" {total} replicas."
+        f"{self.count} hosts can't be shared out among {replicas} replicas, with"
+        f" {nodes} for each: there must be a whole number of times {nodes} hosts,"
+        " and a replica for each of these."
       )
-    first, last = (total * r // self.count for r in (self.rank, self.rank + 1))
-    return range(first, last)
+    if processes < nodes:
+      raise ValueError(
+        f"Each replica is on {nodes} hosts, for there are {self.count} hosts and"
+        f" {replicas} replicas; then it needs at least {nodes} processes, got"
+        f" {processes}."
+      )
+    block, index = divmod(self.rank, nodes)
+    first, last = (replicas * b // blocks for b in (block, block + 1))
+    own = range(*(processes * i // nodes for i in (index, index + 1)))
+    hosts = range(block * nodes, (block + 1) * nodes)
+    return [Place(r, own, hosts) for r in range(first, last)]
 
   def listens_at(self) -> tuple[str, int]:
     """Where the store listens: an address of this host, and a port or 0."""

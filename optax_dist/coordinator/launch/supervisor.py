@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 
@@ -51,11 +51,39 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
+class Restarted:
+  """Input: a replica that another host decides about has been started.
+
+  Attributes:
+    replica: its number.
+    restarts: how often it was started before.
+  """
+
+  replica: int
+  restarts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+  """Input: a replica can't be started any more.
+
+  Attributes:
+    replica: its number.
+    words: why.
+  """
+
+  replica: int
+  words: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Tick:
   """Input: the time of `deadline` has come."""
 
 
-Input: TypeAlias = Joined | Struck | RunOver | Ended | Stop | Tick
+Input: TypeAlias = (
+  Joined | Struck | RunOver | Ended | Stop | Restarted | Lost | Tick
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +183,22 @@ class Supervisor:
     restarts: how many were started in place of others.
   """
 
-  def __init__(self, replicas: Iterable[int], policy: Policy):
+  def __init__(
+    self,
+    replicas: Iterable[int],
+    policy: Policy,
+    followed: Collection[int] = (),
+  ):
+    """Nothing has been started yet.
+
+    Args:
+      replicas: those on this host.
+      policy: what is done about those that end with an error.
+      followed: those of them about which another host decides: they are
+        started, and started again, when that host says so.
+    """
     self._places = {replica: _Place() for replica in replicas}
+    self._followed = frozenset(followed)
     self._policy = policy
     self._over = False
     self._end_late_at: float | None = None
@@ -182,7 +224,7 @@ class Supervisor:
     """The first effects: all replicas are started."""
     for place in self._places.values():
       place.began = now
-    return [Start(replica, 0) for replica in self._places]
+    return [Start(r, 0) for r in self._places if r not in self._followed]
 
   def deadline(self) -> float | None:
     """When it wants a `Tick`; None for never."""
@@ -208,6 +250,12 @@ class Supervisor:
         self._settle_waiting()
       case Ended(replica, code):
         effects = self._replica_ended(replica, code, now)
+      case Restarted(replica, restarts):
+        place = self._places[replica]
+        place.restarts, place.began = restarts, now
+        place.joined = place.struck = False
+      case Lost(replica, words):
+        effects = self._give_up(replica, words)
       case Tick():
         effects = self._restart_due(now) + self._end_late(now)
     if any(isinstance(e, GiveUp) for e in effects):
@@ -283,13 +331,20 @@ class Supervisor:
         place.joined = place.struck = False
         effects.append(Start(replica, place.restarts))
         continue
-      place.state = State.ABSENT
-      left = len(self._places) - self._count(State.ABSENT)
-      if left < self._policy.needed:
-        return [
-          GiveUp(f"{left} replicas are left of {self._policy.needed} needed")
-        ]
+      given_up = self._give_up(replica)
+      if given_up:
+        return given_up
     return effects
+
+  def _give_up(self, replica: int, words: str = "") -> list[Effect]:
+    """Goes on without a replica, if the others are enough."""
+    self._places[replica].state = State.ABSENT
+    left = len(self._places) - self._count(State.ABSENT)
+    needed = self._policy.needed
+    if left >= needed or self._over or self._stopped is not None:
+      return []
+    why = f" ({words})" if words else ""
+    return [GiveUp(f"{left} replicas are left of {needed} needed{why}")]
 
   def _any_running(self) -> bool:
     return self._count(State.RUNNING) > 0

@@ -1,4 +1,4 @@
-"""Makes one JAX program of the processes of a replica."""
+"""Makes one JAX program of the processes of a replica, on one host or several."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from optax_dist.coordinator.transport import addresses
 
 
 def initialize(address: str, count: int, index: int) -> None:
-  """Calls `jax.distributed.initialize`; on loopback nothing leaves it.
+  """Calls `jax.distributed.initialize`, and listens nowhere but there.
 
   JAX's service would listen on all addresses, and gloo, the collectives of CPUs,
-  on that of the host's name.
+  on that of the host's name, which may be one that no other host reaches
+  (127.0.1.1). On loopback nothing leaves this host.
 
   Args:
     address: ``host:port`` at which the processes meet.
@@ -19,19 +20,38 @@ def initialize(address: str, count: int, index: int) -> None:
     index: which one this is.
   """
   host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-  local = addresses.is_loopback(host)
+  own = _own_address(host)
   # It would take SIGTERM, by which a replica leaves, and a process ends.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     coordinator_address=address,
-    coordinator_bind_address=address if local else None,
+    coordinator_bind_address=_bind_address(address) if index == 0 else None,
     num_processes=count,
     process_id=index,
     cluster_detection_method="deactivate",
   )
   kind = getattr(jax.config, "jax_cpu_collectives_implementation", None)
-  if local and kind == "gloo":
-    _keep_gloo_on(host)
+  if own is not None and kind == "gloo":
+    _keep_gloo_on(own)
+
+
+def _bind_address(address: str) -> str:
+  """The address itself; all of them where a name stands for loopback only."""
+  host, _, port = address.rpartition(":")
+  host = host.removeprefix("[").removesuffix("]")
+  if addresses.is_ip(host):
+    return address
+  return str(addresses.Endpoint(addresses.bound(host)[1], int(port)))
+
+
+def _own_address(host: str) -> str | None:
+  """The one from which this process reaches the meeting; None: no such."""
+  if addresses.is_loopback(host):
+    return host
+  try:
+    return addresses.advertised("::" if ":" in host else "0.0.0.0", host)
+  except ValueError:
+    return None
 
 
 def _keep_gloo_on(host: str) -> None:

@@ -18,9 +18,9 @@ _SECRET = {"OPTAX_DIST_SECRET": "sixteen bytes or more"}
 def _job(environ=None, journal=None, **given):
   names = (
     "replicas replicas_to_aggregate min_replicas chaos output nodes node_rank"
-    " address store run_name secret_file step_timeout"
+    " address store run_name secret_file step_timeout nodes_per_replica"
   )
-  args = dict.fromkeys(names.split()) | given
+  args = dict.fromkeys(names.split()) | {"processes_per_replica": 1} | given
   return job.Job(argparse.Namespace(**args), journal, environ or {})
 
 
@@ -41,8 +41,10 @@ def test_of_several_hosts():
   assert made.told.secret == "sixteen bytes or more"
   with pytest.raises(errors.CommandError, match="need a secret"):
     _job(_HOSTS)
-  with pytest.raises(errors.CommandError, match="2 hosts, and 1 replicas"):
+  with pytest.raises(errors.CommandError, match="at least 2 processes, got 1"):
     _job(_HOSTS | _SECRET, replicas=1)
+  one = _job(_HOSTS | _SECRET, processes_per_replica=2, nodes_per_replica=2)
+  assert one.replicas == 1
 
 
 def test_the_secret_may_be_in_a_file(tmp_path):

@@ -16,11 +16,43 @@ _SLURM = {
 
 def test_replicas_are_shared_out():
   for hosts in range(1, 6):
-    parts = [nodes.Node(r, hosts).replicas(7) for r in range(hosts)]
-    assert [i for part in parts for i in part] == list(range(7))
+    parts = [nodes.Node(r, hosts).places(7) for r in range(hosts)]
+    assert [p.replica for part in parts for p in part] == list(range(7))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-  with pytest.raises(ValueError, match="2 hosts, and 1 replicas"):
-    nodes.Node(0, 2).replicas(1)
+    for host, part in enumerate(parts):
+      assert {p.hosts for p in part} == {range(host, host + 1)}
+
+
+@pytest.mark.parametrize(
+  ("count", "replicas", "processes", "each"),
+  [(4, 2, 2, None), (4, 2, 3, None), (2, 2, 2, 2), (6, 7, 5, 3), (3, 1, 3, None)],
+)
+def test_processes_of_a_replica_are_shared_out_over_its_hosts(
+  count, replicas, processes, each
+):
+  found = {}
+  for rank in range(count):
+    for place in nodes.Node(rank, count).places(replicas, processes, each):
+      assert rank in place.hosts
+      assert len(place.hosts) == (each or count // replicas)
+      assert place.processes
+      found.setdefault(place.replica, []).extend(place.processes)
+  assert found == {r: list(range(processes)) for r in range(replicas)}
+
+
+@pytest.mark.parametrize(
+  ("count", "given", "words"),
+  [
+    (2, (1,), "on 2 hosts.*at least 2 processes, got 1"),
+    (4, (3,), "4 hosts can't be shared out among 3 replicas, with 1 for each"),
+    (4, (2, 2, 3), "with 3 for each"),
+    (2, (1, 4, 4), "with 4 for each"),
+    (4, (1, 4, 2), "with 2 for each"),
+  ],
+)
+def test_what_can_not_be_shared_out_is_refused(count, given, words):
+  with pytest.raises(ValueError, match=words):
+    nodes.Node(0, count).places(*given)
 
 
 def test_arguments_come_before_variables():
