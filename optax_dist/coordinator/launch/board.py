@@ -85,9 +85,9 @@ class Board:
       self._connect()
     assert self._store is not None
     self._ask()
-    for event in self._transport.poll(timeout):
-      self._store.handle(event)
-    found = []
+    for what in self._transport.poll(timeout):
+      self._store.handle(what)
+    found: list[tuple[int, notices.Notice | None]] = []
     for event in self._store.poll():
       if isinstance(event, interface.StoreLost):
         self._lose(event.reason)

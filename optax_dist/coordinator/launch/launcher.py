@@ -257,8 +257,9 @@ class Launcher:
         )
       except BaseException as error:
         told.at_once = False
-        why = str(error) if isinstance(error, LaunchError) else ""
-        self._leave(why.partition("\n")[0] or "its launcher was stopped")
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        why = "its launcher was stopped" if stopped else str(error)
+        self._leave(why.partition("\n")[0] or repr(error))
         raise
       finally:
         told.at_once = False
@@ -442,15 +443,17 @@ class Launcher:
 
   def _begin_processes(self, replica: int, restarts: int, address: str) -> None:
     """Starts those of a replica's processes that are on this host."""
-    told = dataclasses.replace(
-      self._told,
-      replica=replica,
-      restarts=restarts or None,
-      num_processes=self._processes,
-      group_address=address,
-    )
     made = [
-      self._spawn(dataclasses.replace(told, process_index=index))
+      self._spawn(
+        dataclasses.replace(
+          self._told,
+          replica=replica,
+          restarts=restarts or None,
+          num_processes=self._processes,
+          process_index=index,
+          group_address=address,
+        )
+      )
       for index in self._places[replica].processes
     ]
     self._groups[replica] = _Group(made, restarts)

@@ -111,7 +111,9 @@ _JOINS = r"\[replica (\d)\.(\d)\] process (\d+) joins at step (\d+)"
 
 def _listeners(pid):
   """Address, as /proc has it, and port of all at which a process listens."""
-  own = {os.readlink(file) for file in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
+  own = {
+    os.readlink(file) for file in pathlib.Path(f"/proc/{pid}/fd").iterdir()
+  }
   found = []
   for table in ("tcp", "tcp6"):
     lines = pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()

@@ -25,7 +25,13 @@ def test_replicas_are_shared_out():
 
 @pytest.mark.parametrize(
   ("count", "replicas", "processes", "each"),
-  [(4, 2, 2, None), (4, 2, 3, None), (2, 2, 2, 2), (6, 7, 5, 3), (3, 1, 3, None)],
+  [
+    (4, 2, 2, None),
+    (4, 2, 3, None),
+    (2, 2, 2, 2),
+    (6, 7, 5, 3),
+    (3, 1, 3, None),
+  ],
 )
 def test_processes_of_a_replica_are_shared_out_over_its_hosts(
   count, replicas, processes, each

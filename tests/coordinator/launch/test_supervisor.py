@@ -105,3 +105,26 @@ def test_when_stopped_nobody_starts_and_the_code_is_the_signals():
 @pytest.mark.parametrize(("code", "shells"), [(0, 0), (3, 3), (-9, 137)])
 def test_codes_are_those_of_shells(code, shells):
   assert sup.exit_code(code) == shells
+
+
+def test_another_host_decides_about_some():
+  made = sup.Supervisor(range(3), sup.Policy(needed=2, restarts=1), [1, 2])
+  assert made.start(0.0) == [sup.Start(0, 0)]
+  made.step(sup.Joined(1), 1.0)
+  assert made.step(sup.Restarted(1, 4), 2.0) == []
+  assert made.restarts_of(1) == 4
+  # It has to join anew; who does not is late for the run.
+  made.step(sup.Joined(0), 2.0)
+  made.step(sup.Joined(2), 2.0)
+  made.step(sup.RunOver(), 3.0)
+  assert made.step(sup.Tick(), 5.0) == [sup.End(1)]
+
+
+def test_one_that_can_not_be_started_is_missed():
+  made = sup.Supervisor(range(3), sup.Policy(needed=2), [0, 1, 2])
+  assert made.start(0.0) == []
+  assert made.step(sup.Lost(1, "its host is gone"), 1.0) == []
+  assert made.state(1) is State.ABSENT
+  assert made.step(sup.Lost(2, "its host is gone"), 1.0) == [
+    sup.GiveUp("1 replicas are left of 2 needed (its host is gone)")
+  ]
