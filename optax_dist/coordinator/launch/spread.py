@@ -247,6 +247,8 @@ class Spread:
     >>> first.step(Heard(1, Notice("b", 1)), 2.0)
     [Begin(replica=0, start=0, address='10.0.0.1:29500')]
     >>> second = Spread(1, "b", [Place(0, range(1, 2), range(2))], Patience(), 0.0)
+    >>> second.step(Heard(0, None), 2.0)
+    []
     >>> second.step(Heard(0, first.notice), 2.2)
     [Begin(replica=0, start=0, address='10.0.0.1:29500')]
     >>> second.step(Ended(0, -9, "process 1 on host 1 was ended by SIGKILL"), 9.0)
