@@ -244,7 +244,7 @@ class Spread:
     []
     >>> first.step(Heard(1, None), 1.0)
     []
-    >>> first.step(Heard(1, Notice("b", 1)), 2.0)
+    >>> first.step(Heard(1, Notice("b")), 2.0)
     [Begin(replica=0, start=0, address='10.0.0.1:29500')]
     >>> second = Spread(1, "b", [Place(0, range(1, 2), range(2))], Patience(), 0.0)
     >>> second.step(Heard(0, None), 2.0)
