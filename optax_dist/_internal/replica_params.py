@@ -16,7 +16,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, collectives, replicas
-from optax_dist._internal.leaves import packing, precision, update_leaves
+from optax_dist._internal.leaves import (
+  are_finite,
+  packing,
+  precision,
+  update_leaves,
+)
 from optax_dist._internal.leaves.in_place import change_if
 from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.leaves.precision import cast_like
@@ -187,11 +192,12 @@ class Replica:
     """Whether every element is finite, on all shards of this replica."""
     leaves = dense_values(tree)
     together = self.packing(leaves).pack(leaves)
-    finite = [jnp.all(jnp.isfinite(x)) for x in together]
+    finite = [are_finite.number(x) for x in together]
     if not finite:
       return jnp.asarray(True)
-    flag = jnp.all(jnp.stack(_of_one_type(finite)))
-    return materialize(self.agree(flag, leaves))
+    flag = are_finite.are_all(_of_one_type(finite))
+    flag = self.agree(flag, leaves)
+    return flag if len(finite) == 1 else materialize(flag)
 
   def where_finite(
     self, points: list, center: list, reject: bool

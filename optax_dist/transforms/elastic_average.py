@@ -13,6 +13,7 @@ from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
 from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist.transforms.elastic_exchange import elastic_exchange
@@ -203,6 +204,18 @@ def elastic_average(
       step_size = step_size(own.local_step)
     return rate, _ratio(rate, step_size)
 
+  def count(
+    global_step: jax.Array, ticks: jax.Array, local_step: jax.Array
+  ) -> tuple[jax.Array, ...]:
+    """Whether there is an exchange, and the counters after this step."""
+    meets = ticks + 1 >= period
+    return (
+      meets,
+      jnp.where(meets, optax.safe_increment(global_step), global_step),
+      jnp.where(meets, 0, ticks + 1),
+      optax.safe_increment(local_step),
+    )
+
   def update_fn(
     updates: optax.Updates,
     state: ElasticAverageState,
@@ -260,7 +273,9 @@ def elastic_average(
       return (packed.unpack(us), center, dropped), packed.unpack(cs)
 
     # Equal on all replicas, so all of them meet or none.
-    meets = state.ticks + 1 >= period
+    meets, global_step, ticks, local_step = in_one_kernel(
+      count, state.global_step, state.ticks, own.local_step
+    )
     (u, local_center, dropped), center = me.change_if(
       True if period == 1 else meets,
       meet,
@@ -269,14 +284,12 @@ def elastic_average(
       read=x,
     )
     return leaves.put(steps, u), ElasticAverageState(
-      global_step=jnp.where(
-        meets, optax.safe_increment(state.global_step), state.global_step
-      ),
-      ticks=jnp.where(meets, 0, state.ticks + 1),
+      global_step=global_step,
+      ticks=ticks,
       center=leaves.put(state.center, center),
       replica=me.leave(
         ElasticReplica(
-          local_step=optax.safe_increment(own.local_step),
+          local_step=local_step,
           local_center=leaves.put(own.local_center, local_center),
           inner_state=inner_state,
           dropped_nonfinite=dropped,

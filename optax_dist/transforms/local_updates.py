@@ -11,6 +11,7 @@ from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist.compression.interface import (
@@ -236,8 +237,13 @@ def local_updates(
     # 1. A step of this replica.
     steps, new_inner_state = inner.update(*args, **extra_args)
     floats, with_floats = _floats(new_inner_state)
-    ticks = state.ticks + 1
-    round_end = state.round_start + ticks
+    ends, round_end, global_step, ticks, round_start, local_step = (
+      in_one_kernel(
+        _count,
+        (state.global_step, state.ticks, state.round_start, state.period),
+        own.local_step,
+      )
+    )
 
     # 2. and 3. A step of them all.
     def agree(x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
@@ -277,7 +283,6 @@ def local_updates(
       return (u, dropped, residual), common
 
     # Equal on all replicas, so all of them agree or none.
-    ends = ticks >= state.period
     (u, dropped, residual), common = me.change_if(
       True if first == 1 and not settable else ends,
       agree,
@@ -298,13 +303,10 @@ def local_updates(
     center, outer_state, floats, period, shared = common
     if averages:
       new_inner_state = with_floats(floats)
-    local_step = optax.safe_increment(own.local_step)
     return leaves.put(steps, u), LocalUpdatesState(
-      global_step=jnp.where(
-        ends, optax.safe_increment(state.global_step), state.global_step
-      ),
-      ticks=jnp.where(ends, 0, ticks),
-      round_start=jnp.where(ends, round_end, state.round_start),
+      global_step=global_step,
+      ticks=ticks,
+      round_start=round_start,
       period=period,
       center=center,
       outer_state=outer_state,
@@ -315,6 +317,23 @@ def local_updates(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _count(
+  common: tuple[jax.Array, ...], local_step: jax.Array
+) -> tuple[jax.Array, ...]:
+  """Whether a round ends, when one would, and the counters after this step."""
+  global_step, ticks, round_start, period = common
+  ends = ticks + 1 >= period
+  round_end = round_start + ticks + 1
+  return (
+    ends,
+    round_end,
+    jnp.where(ends, optax.safe_increment(global_step), global_step),
+    jnp.where(ends, 0, ticks + 1),
+    jnp.where(ends, round_end, round_start),
+    optax.safe_increment(local_step),
+  )
 
 
 def _floats(tree: Any) -> tuple[list, Callable[[list], Any]]:

@@ -21,7 +21,11 @@ from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist._internal.leaves.choose import choose
 from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
+from optax_dist._internal.leaves.in_place import change_if
+from optax_dist._internal.leaves.keep_unless import keep_unless
 from optax_dist._internal.leaves.materialize import materialize
+from optax_dist._internal.leaves.packing import is_large
+from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replica, Replicas
 from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
@@ -239,6 +243,7 @@ def sync_replicas(
 
   def add_up(
     me: Replica,
+    packed: gradient_sum.Packed,
     total: list[Any] | None,
     gradient: list[Any],
     on_time: tuple[jax.Array, jax.Array],
@@ -250,18 +255,74 @@ def sync_replicas(
       return gradient, _Verdict(yes, yes, yes, yes)
     # To clear a sum when it is next used costs nothing; at the step it would
     # cost another pass over memory.
-    is_empty = materialize(me.own.num_accumulated == 0)
+    is_empty = me.own.num_accumulated == 0
+    at = in_place(me, packed, total, gradient) if weight is None else []
+    others = [None if i in at else x for i, x in enumerate(gradient)]
     before = gradient_sum.clear(total, is_empty)
-    held, fits = gradient_sum.add(before, gradient, weight)
-    if all_arrive:
-      return held, _Verdict(yes, yes, yes, yes)
-    finite = yes
-    if reject_nonfinite:
-      finite = me.all_finite(gradient)
-    here, fresh = on_time
-    verdict = _Verdict(here, fresh, finite, me.agree(fits, gradient))
-    # A dropped gradient may hold NaN, so it is never computed with.
-    return choose(materialize(verdict.accepted), held, before), verdict
+    held, fits = gradient_sum.add(before, others, weight)
+    verdict = _Verdict(yes, yes, yes, yes)
+    accepted = yes
+    if not all_arrive:
+      finite = me.all_finite(gradient) if reject_nonfinite else yes
+      verdict = _Verdict(*on_time, finite, me.agree(fits, gradient))
+      accepted = verdict.accepted
+      # A dropped gradient may hold NaN, so it is never computed with.
+      held = choose(accepted, held, before)
+    if not at:
+      return held, verdict
+
+    def add(
+      carry: tuple[list[jax.Array], jax.Array],
+    ) -> tuple[list[jax.Array], jax.Array]:
+      xs, is_empty = carry
+      before = gradient_sum.clear([total[i] for i in at], is_empty)
+      held, _ = gradient_sum.add(before, xs)
+      # What a loop does not change is computed outside of it, so this changes.
+      return choose(accepted, held, before), ~is_empty
+
+    # The sum of a single gradient is that gradient, and takes no pass over memory.
+    xs = [gradient[i].astype(total[i].dtype) for i in at]
+    xs, _ = change_if(~(is_empty & accepted), add, (xs, is_empty), names)
+    return _put_at(held, at, xs), verdict
+
+  def in_place(
+    me: Replica,
+    packed: gradient_sum.Packed,
+    total: list[Any],
+    gradient: list[Any],
+  ) -> list[int]:
+    """Where the gradients are that are worth a loop which mostly has no round."""
+    if needed > me.size:
+      return []
+    return [
+      i
+      for i, members in enumerate(packed.packing.buckets)
+      if len(members) == 1
+      and is_large(total[i], names)
+      and isinstance(gradient[i], jax.Array)
+    ]
+
+  def keep(
+    me: Replica,
+    packed: gradient_sum.Packed,
+    total: list[Any],
+    held: list[Any],
+    gradient: list[Any],
+    stepped: jax.Array,
+  ) -> Any:
+    """What adds up until there is a step; what is left over after one is as it is."""
+    sums = packed.computed_once(held)
+    at = in_place(me, packed, total, gradient) if weight_of is None else []
+    if at:
+      xs, _ = me.change_if(
+        ~stepped,
+        lambda held, _, common: (held, common),
+        [total[i] for i in at],
+        (),
+        read=[held[i] for i in at],
+      )
+      sums = _put_at(sums, at, xs)
+    return packed.unpack(sums)
 
   def update_fn(
     updates: optax.Updates,
@@ -287,7 +348,9 @@ def sync_replicas(
     weight = weight_of and weight_of(late)
     # Gradients that can be in by now: equal on all replicas, and exact if all
     # arrive.
-    at_most = state.at_most + me.size
+    at_most = jnp.asarray(me.size, jnp.int32)
+    if own.gradient_sum is not None:
+      at_most += state.at_most
 
     # 1. and 2. Each replica adds its gradient up, if it counts.
     given = updates
@@ -295,7 +358,7 @@ def sync_replicas(
       given = gradient_sum.cast(updates, dtype=accumulator_dtype)
     packed = gradient_sum.Packed.of(given, own.gradient_sum, names)
     gradient, total = packed.pack(given), packed.pack(own.gradient_sum)
-    held, verdict = add_up(me, total, gradient, (here, fresh), weight)
+    held, verdict = add_up(me, packed, total, gradient, (here, fresh), weight)
     count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
 
     # 3. Enough? Then aggregate once, and apply.
@@ -303,8 +366,11 @@ def sync_replicas(
       sent = held if all_arrive else packed.put_count(held, count)
       total = gradient_sum.reduce(sent, gradient, names)
       all_in = at_most if all_arrive else packed.count(total)
-      apply = functools.partial(apply_if_enough, all_in)
-      results = fuse_leaves(apply, names)(packed.unpack(total), before)
+      apply: Any = functools.partial(apply_if_enough, all_in)
+      if own.gradient_sum is not None:
+        # What is chosen for each leaf is more than the inner update itself.
+        apply = fuse_leaves(apply, names)
+      results = apply(packed.unpack(total), before)
       return *results, all_in >= needed
 
     def apply_if_enough(
@@ -327,9 +393,12 @@ def sync_replicas(
         return axes.cond(all_in >= needed, apply, lambda: nothing)
       # Chosen element by element this is joined with the inner update, and
       # with what the caller does next; a conditional would keep them apart.
-      applied = apply()
-      nothing = _nothing(applied[0]), before
-      return choose(materialize(all_in >= needed), applied, nothing)
+      enough = materialize(all_in >= needed)
+      if not any(is_large(x, names) for x in jax.tree.leaves(before)):
+        applied = apply()
+        return choose(enough, applied, (_nothing(applied[0]), before))
+      nothing = _nothing(jax.eval_shape(apply)[0])
+      return keep_unless(enough, apply, nothing, before)
 
     before = state.inner_state, state.averages
     if needed <= me.size:
@@ -346,18 +415,22 @@ def sync_replicas(
 
     # 4. Tokens.
     if own.gradient_sum is not None:
-      own = own._replace(gradient_sum=packed.unpack(materialize(held)))
-    global_step = state.global_step + stepped.astype(jnp.int32)
-    own = verdict.tally(own)._replace(
-      num_accumulated=jnp.where(stepped, 0, count),
-      local_step=jnp.where(here, global_step, own.local_step),
+      own = own._replace(
+        gradient_sum=keep(me, packed, total, held, gradient, stepped)
+      )
+    global_step, at_most, own_scalars = in_one_kernel(
+      _tokens,
+      own._replace(gradient_sum=None),
+      (state.global_step, at_most),
+      verdict,
+      (count, stepped),
     )
     return new_updates, SyncReplicasState(
       global_step=global_step,
-      at_most=jnp.where(stepped, 0, at_most),
+      at_most=at_most,
       inner_state=inner_state,
       averages=averages,
-      replica=me.leave(own),
+      replica=me.leave(own_scalars._replace(gradient_sum=own.gradient_sum)),
     )
 
   def check_update(
@@ -409,6 +482,30 @@ class _Verdict(NamedTuple):
         own.dropped_overflow, timely & self.finite & ~self.fits
       ),
     )
+
+
+def _tokens(
+  own: SyncReplica,
+  common: tuple[jax.Array, jax.Array],
+  verdict: _Verdict,
+  decided: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array, SyncReplica]:
+  """Returns the global step, what can be in at most, and the replica's counters."""
+  global_step, at_most = common
+  count, stepped = decided
+  global_step += stepped.astype(jnp.int32)
+  own = verdict.tally(own)._replace(
+    num_accumulated=jnp.where(stepped, 0, count),
+    local_step=jnp.where(verdict.here, global_step, own.local_step),
+  )
+  return global_step, jnp.where(stepped, 0, at_most), own
+
+
+def _put_at(xs: list[Any], at: list[int], others: list[Any]) -> list[Any]:
+  xs = list(xs)
+  for i, x in zip(at, others, strict=True):
+    xs[i] = x
+  return xs
 
 
 def _check_gradients(

@@ -110,7 +110,6 @@ def test_twice_the_leaves_are_twice_the_program(name):
 
 _ADAM = optax.adam(0.1)
 _WITH_ADAM = {
-  "all_arrive": _sync(_ADAM, replicas_to_aggregate=N, all_arrive=True),
   "sync": _sync(_ADAM, replicas_to_aggregate=N),
   "accumulating": _sync(_ADAM, replicas_to_aggregate=4 * N),
   "elastic": optax_dist.elastic_average(

@@ -153,14 +153,27 @@ def _starts(
 
 def is_small(leaf: Any, over: tuple[axes.AxisName, ...]) -> bool:
   """Whether a leaf may share a buffer, where leaves are summed over ``over``."""
+  return _is_sized(leaf, over) and leaf.nbytes < _least_alone()
+
+
+def is_large(leaf: Any, over: tuple[axes.AxisName, ...]) -> bool:
+  """Whether a leaf is one that :func:`is_small` would say of that it is not.
+
+  Where nothing shares a buffer, as on TPU, no leaf is either.
+  """
+  return _is_sized(leaf, over) and leaf.nbytes >= _least_alone()
+
+
+def _is_sized(leaf: Any, over: tuple[axes.AxisName, ...]) -> bool:
   if not isinstance(leaf, jax.Array) or not over:
     return False
   if not axes.mesh_axes().issuperset(over) or not axes.is_fully_manual():
     return False
-  if axes.platform() != "cpu":
-    return False
-  alone = _ALONE_BETWEEN if jax.process_count() > 1 else _ALONE_WITHIN
-  return leaf.nbytes < alone
+  return axes.platform() == "cpu"
+
+
+def _least_alone() -> int:
+  return _ALONE_BETWEEN if jax.process_count() > 1 else _ALONE_WITHIN
 
 
 def fitting(members: Sequence[Any], array: Callable[[Any], Any]) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 from sync_replicas_oracle import Oracle
 
 import optax_dist
+from optax_dist._internal.leaves import packing
 
 N = 4
 PARAMS = {
@@ -92,6 +93,56 @@ def test_follows_the_rule(map_name, needed):
     total_num_replicas=N,
   )
   _run(map_name, tx, 12, oracle=Oracle(N, needed))
+
+
+@pytest.mark.parametrize("needed", [2, N, N + 1])
+@pytest.mark.parametrize("map_name", ["pmap", "shard_map", "shard_map_vma"])
+def test_large_parameters_follow_the_rule(map_name, needed, monkeypatch):
+  """Their sums stay in place, where that is possible."""
+  monkeypatch.setattr(packing, "_ALONE_WITHIN", 1)
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+    max_staleness=1,
+  )
+  _run(map_name, tx, 12, oracle=Oracle(N, needed, 1))
+
+
+@pytest.mark.parametrize("map_name", ["shard_map", "shard_map_vma"])
+def test_the_inner_state_of_large_parameters(map_name, monkeypatch):
+  monkeypatch.setattr(packing, "_ALONE_WITHIN", 1)
+  tx = optax_dist.sync_replicas(
+    optax.sgd(0.5, momentum=0.5),
+    maps.AXIS,
+    replicas_to_aggregate=N,
+    total_num_replicas=N,
+    max_staleness=1,
+    variable_averages=0.9,
+  )
+  rng = np.random.default_rng(0)
+  state = tx.init(PARAMS)
+
+  def step(state, gradient, arrived):
+    updates = {"w": gradient, "b": gradient[0], "n": None}
+    return tx.update(updates, state, PARAMS, arrived=arrived)
+
+  runs = [maps.stepper(name, step, state, N) for name in (map_name, "vmap")]
+  states = [state, state]
+  for _ in range(8):
+    gradient = rng.normal(size=(N, 3, 2)).astype(np.float32)
+    gradient[rng.random(N) < 0.1, 0, 0] = np.nan
+    arrived = rng.random(N) < 0.8
+    found = [
+      run(state, gradient, arrived)
+      for run, state in zip(runs, states, strict=True)
+    ]
+    states = [state for _, state in found]
+    chex.assert_trees_all_close(
+      *((x, s.inner_state, s.averages) for x, s in found), rtol=1e-6
+    )
+  assert 0 < states[0].global_step < 8
 
 
 @maps.every_map

@@ -1,0 +1,98 @@
+"""A step that is taken or not, by a scalar, with its new state in place.
+
+An optimizer's new state is written where the old one was. If the update is computed
+from what the state would be, not from what it is to be, then both are read from
+the old state, and the compiler copies that first, in each step. So this file reads
+the program of the step, and chooses between new and old state as soon as there is a
+new one: what follows, the update too, is computed from the chosen one.
+
+Numbers do not change: where the step is taken the chosen state is the new one, and
+where it is not, nothing that is computed is used.
+"""
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import source_info_util as _source  # As jax.core.eval_jaxpr does.
+from jax.extend import core as _core
+
+from optax_dist._internal.leaves.choose import choose
+
+
+def keep_unless(
+  predicate: jax.Array,
+  step: Callable[[], tuple[Any, Any]],
+  nothing: Any,
+  old: Any,
+) -> tuple[Any, Any]:
+  """Returns ``step()`` where a scalar predicate holds; elsewhere what was.
+
+  Args:
+    predicate: a boolean scalar.
+    step: a function of nothing that returns updates and a new state.
+    nothing: the updates where no step is taken.
+    old: the state then, of the same structure and shapes as the new one.
+
+  Returns:
+    The updates and the state.
+
+  Example:
+    >>> old = jnp.ones(2)
+    >>> step = lambda: (-2 * old, 3 * old)
+    >>> keep_unless(jnp.asarray(False), step, jnp.zeros(2), old)
+    (Array([0., 0.], dtype=float32), Array([1., 1.], dtype=float32))
+  """
+  program, shapes = jax.make_jaxpr(step, return_shape=True)()
+  flat, treedef = jax.tree.flatten(shapes)
+  states = jax.tree.leaves(old)
+  first = len(flat) - len(states)
+  early = _made_once(program.jaxpr, first, states)
+  env: dict[Any, Any] = {}
+  env.update(zip(program.jaxpr.constvars, program.consts, strict=True))
+  read = lambda v: v.val if isinstance(v, _core.Literal) else env[v]
+  for equation in program.jaxpr.eqns:
+    results = _run(equation, [read(v) for v in equation.invars])
+    for var, x in zip(equation.outvars, results, strict=True):
+      env[var] = choose(predicate, x, early[var]) if var in early else x
+  results = [read(v) for v in program.jaxpr.outvars]
+  before = [*jax.tree.leaves(nothing), *states]
+  for i, var in enumerate(program.jaxpr.outvars):
+    if i < first or isinstance(var, _core.Literal) or var not in early:
+      results[i] = choose(predicate, results[i], before[i])
+  return jax.tree.unflatten(treedef, results)
+
+
+def _made_once(jaxpr: Any, first: int, states: list[Any]) -> dict[Any, Any]:
+  """Returns the old values of what the program computes and is stored once.
+
+  Args:
+    jaxpr: the program.
+    first: where in its results the new state begins.
+    states: the old one.
+  """
+  made = {var for equation in jaxpr.eqns for var in equation.outvars}
+  stored = jaxpr.outvars[first:]
+  times = collections.Counter(map(id, stored))
+  return {
+    var: x
+    for var, x in zip(stored, states, strict=True)
+    if not isinstance(var, _core.Literal)
+    and var in made
+    and times[id(var)] == 1
+    and (var.aval.shape, var.aval.dtype) == (jnp.shape(x), jnp.result_type(x))
+  }
+
+
+def _run(equation: Any, operands: list[Any]) -> list[Any]:
+  stack = _source.current_name_stack() + equation.source_info.name_stack
+  with (
+    _source.user_context(equation.source_info.traceback, name_stack=stack),
+    equation.ctx.manager,
+  ):
+    results = equation.primitive.bind(
+      *operands, **equation.primitive.get_bind_params(equation.params)
+    )
+  return results if equation.primitive.multiple_results else [results]
