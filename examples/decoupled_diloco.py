@@ -82,6 +82,8 @@ class Learner:
     self.params, self.state = dict(center), inner.init(center)
     self.versions = list(versions)
     self.since = [0] * CONFIG.fragments  # Steps since it took each one in.
+    self.clocks = dd.clocks(CONFIG)  # At a period it is the fragment's turn.
+    self.called = set()  # Fragments that others have given.
     self.steps = 0
     self.rng = np.random.default_rng(len(name))
 
@@ -92,7 +94,12 @@ class Learner:
     )
     self.steps += 1
     self.since = [n + 1 for n in self.since]
-    return dd.due(CONFIG, self.steps)
+    self.clocks = [n + 1 for n in self.clocks]
+    due = {i for i, n in enumerate(self.clocks) if n >= CONFIG.period}
+    due, self.called = due | self.called, set()
+    for fragment in due:
+      self.clocks[fragment] = 0
+    return sorted(due)
 
   def contribution(self, fragment):
     steps = self.since[fragment]
@@ -105,10 +112,13 @@ class Learner:
       STEP_SECONDS[self.name],
     )
 
-  def take_in(self, fragment, version, new):
+  def take_in(self, fragment, version, new, merged):
     own = {k: self.params[k] for k in new}
     self.params |= dd.mix(own, new, args.alpha)
     self.versions[fragment], self.since[fragment] = version, 0
+    self.called.discard(fragment)
+    if not merged:
+      self.clocks[fragment] = 0
 
 
 center = init()
@@ -138,7 +148,11 @@ def tell(event, now):
       case dd.Merge(fragment, attempt, members):
         merging[attempt] = [given[fragment, name] for name, _ in members]
         weights = [weight for _, weight in members]
-        at(now + MERGE_SECONDS, "merged", (fragment, attempt, weights))
+        names = [name for name, _ in members]
+        at(now + MERGE_SECONDS, "merged", (fragment, attempt, weights, names))
+      case dd.Call(fragment, names):
+        for name in names:
+          learners[name].called.add(fragment)
       case dd.Abort(_, attempt):
         del merging[attempt]
       case dd.Drop():
@@ -175,12 +189,13 @@ while events and events[0][0] <= args.steps:
       tell(of.contribution(fragment), now)
     at(now + STEP_SECONDS[of.name], "step", of)
   elif what == "merged" and of[1] in merging:
-    fragment, attempt, weights = of
+    fragment, attempt, weights, names = of
     apply_merge(fragment, weights, merging.pop(attempt))
     tell(dd.Merged(fragment, attempt), now)
     new = {k: center[k] for k in keys_of[fragment]}
+    version = rules.rounds[fragment].version
     for learner in learners.values():
-      learner.take_in(fragment, rules.rounds[fragment].version, new)
+      learner.take_in(fragment, version, new, learner.name in names)
   elif what == "tick":
     tell(dd.Tick(), now)
 

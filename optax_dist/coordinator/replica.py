@@ -629,11 +629,11 @@ class Replica:
       if published.step > self._based_on:
         self._pinned, self._based_on = published.get(), published.step
         self._local = learner.take_in(self._pinned, self._local, merged)
-      newest = self._handover.published.step == self._based_on
-      if (
-        newest and not self._handover.suspended and learner.is_due(self._local)
-      ):
-        self._give(learner)
+      seen = self._handover
+      newest = seen.published.step == self._based_on
+      called = seen.called == self._based_on
+      if newest and not seen.suspended and learner.is_due(self._local, called):
+        self._give(learner, called)
     self._begin()
     return told._replace(global_step=self._based_on, save=self._time_to_save())
 
@@ -646,20 +646,17 @@ class Replica:
     merged = not resolved.reason
     self._encoder.settle(applied=merged)
     self._count(resolved.reason or "applied", 1)
-    if not merged:
-      # It is still its turn.
-      self._local = self._local._replace(turn=True)
     if resolved.reason == quorum.Reason.NON_FINITE.value:
       # The learner's own numbers are of no use any more.
       self._local = learner.local(self._pinned)
     told = self._outcome(resolved.reason, accepted=merged)
     return told._replace(members=resolved.members), merged
 
-  def _give(self, learner: strategies.DecoupledDiloco) -> None:
+  def _give(self, learner: strategies.DecoupledDiloco, called: bool) -> None:
     """Submits a contribution to the round that is open."""
-    given, self._local = learner.give(self._local)
+    given, self._local = learner.give(self._pinned, self._local, called)
     seconds = self._computed / max(1, len(self._batches))
-    work = Work(given.tokens, given.steps, seconds, given.late)
+    work = Work(given.tokens, given.steps, seconds, given.late, given.begins)
     self._total = given.payload
     self._send(1, work)
     self._total, self._computed, self._batches = None, 0.0, []

@@ -13,6 +13,7 @@ from optax_dist.decoupled_diloco.merge import (
 from optax_dist.decoupled_diloco.rules import (
   Abort,
   Adopt,
+  Call,
   Config,
   Contribute,
   Drop,
@@ -23,18 +24,20 @@ from optax_dist.decoupled_diloco.rules import (
   Reason,
   State,
   Tick,
+  clocks,
   deadline,
-  due,
   grace_window,
   init,
   shares,
   step,
   token_weight,
+  turn,
 )
 
 __all__ = [
   "Abort",
   "Adopt",
+  "Call",
   "Config",
   "Contribute",
   "Drop",
@@ -46,8 +49,8 @@ __all__ = [
   "State",
   "Tick",
   "balanced_fragments",
+  "clocks",
   "deadline",
-  "due",
   "grace_window",
   "init",
   "merge",
@@ -56,4 +59,5 @@ __all__ = [
   "shares",
   "step",
   "token_weight",
+  "turn",
 ]

@@ -1,14 +1,19 @@
 """When a fragment is merged, of whose contributions, with which weights.
 
 Nobody waits here: learners train on, and tell what they have. Each fragment has
-rounds of its own. A round is merged once a quorum is in it, all live learners are, or
-the grace window after the quorum is over. The window is a share of the slack: of the
-time that the learners train on anyway before they take the result in.
+rounds of its own. The learner whose turn it is first begins a round, and all others
+are called for what they have by then: were each to give at a turn of its own, a
+fragment would be merged several times in a period, each time by some, and what the
+others bring afterwards would be old. A round is merged once a quorum is in it, all
+live learners are, or the grace window after the quorum is over. The window is a share
+of the slack: of the time that the learners train on anyway before they take the result
+in.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -21,7 +26,7 @@ class Config(NamedTuple):
 
   Attributes:
     fragments: how many there are.
-    period: a learner's steps between its contributions to one fragment.
+    period: the fastest learner's steps between two rounds of a fragment.
     quorum: contributions that a merge takes at least.
     overlap: steps for which a learner trains on until it takes a merge in.
     safety: the share of the slack that the grace window may take, from 0 to 1.
@@ -113,6 +118,13 @@ class Merge(NamedTuple):
   members: tuple[tuple[Learner, float], ...]
 
 
+class Call(NamedTuple):
+  """A round has begun: these learners are to give what they have, too."""
+
+  fragment: int
+  learners: tuple[Learner, ...]
+
+
 class Abort(NamedTuple):
   """A member of this merge is gone; the others are to leave it off."""
 
@@ -135,7 +147,7 @@ class Drop(NamedTuple):
   reason: Reason
 
 
-Decision = Merge | Abort | Adopt | Drop
+Decision = Merge | Call | Abort | Adopt | Drop
 
 
 class Round(NamedTuple):
@@ -144,7 +156,8 @@ class Round(NamedTuple):
   Attributes:
     version: merges so far.
     inside: contributions that are not merged, at most one of a learner.
-    began: when the first of them came; None where there is none.
+    began: when the first came that is not late, and the others were called; None:
+      none has come so far, and what is inside waits for it.
     closes: when the grace window ends; None before the quorum is there.
     merging: contributions that are being merged now.
     attempt: of that merge; 0 for none.
@@ -222,22 +235,32 @@ def init(config: Config) -> State:
   return State(config, (), (Round(),) * config.fragments, 0, ())
 
 
-def due(config: Config, local_step: int) -> list[int]:
-  """The fragments that a learner contributes after so many of its steps.
+def turn(config: Config, fragment: int) -> int:
+  """A learner's steps from the turn of the fragment before to that of this one.
 
-  Their turns are spread over the period, as of ``streaming_updates``.
+  Those of all fragments are a period, so that their turns are spread over it, as
+  of ``streaming_updates``.
 
   Example:
-    >>> [due(Config(fragments=2, period=4), step) for step in (1, 2, 3, 4)]
-    [[], [0], [], [1]]
+    >>> [turn(Config(fragments=3, period=10), fragment) for fragment in range(3)]
+    [3, 3, 4]
   """
-  period = config.period
-  return [
-    i
-    for i in range(config.fragments)
-    if local_step > 0
-    and local_step % period == (i + 1) * period // config.fragments % period
-  ]
+  at = lambda n: n * config.period // config.fragments
+  return at(fragment + 1) - at(fragment)
+
+
+def clocks(config: Config) -> list[int]:
+  """What a learner's clock of each fragment shows at the start of a run.
+
+  A clock counts the learner's steps since it gave the fragment, or took it in
+  where it gave nothing; at a whole period it is the fragment's turn.
+
+  Example:
+    >>> clocks(Config(fragments=2, period=4))
+    [2, 0]
+  """
+  turns = (turn(config, fragment) for fragment in range(config.fragments))
+  return [config.period - steps for steps in itertools.accumulate(turns)]
 
 
 def token_weight(tokens: int, steps: int) -> float:
@@ -362,7 +385,7 @@ def _leave(state: State, learner: Learner, decisions: list[Decision]) -> State:
     this = this._replace(inside=inside, merging=merging, attempt=attempt)
     if len(inside) < state.config.quorum:
       this = this._replace(closes=None)
-    if not inside:
+    if not inside and not merging:
       this = this._replace(began=None)
     state = _put(state, fragment, this)
   return state._replace(
@@ -397,8 +420,13 @@ def _contribute(
   older = [c for c in this.inside if c.learner == new.learner]
   decisions.extend(Drop(c, Reason.SUPERSEDED) for c in older)
   inside = (*(c for c in this.inside if c.learner != new.learner), new)
-  began = now if this.began is None else this.began
-  return _put(state, new.fragment, this._replace(inside=inside, began=began))
+  this = this._replace(inside=inside)
+  if this.began is None and not this.merging and new.version == this.version:
+    this = this._replace(began=now)
+    called = tuple(m for m in state.learners if m != new.learner)
+    if called:
+      decisions.append(Call(new.fragment, called))
+  return _put(state, new.fragment, this)
 
 
 def _is_stale(config: Config, this: Round, one: Contribute) -> bool:
@@ -419,6 +447,7 @@ def _merged(
   members = tuple(c.learner for c in this.merging)
   this = this._replace(
     version=this.version + 1,
+    began=None,
     merging=(),
     attempt=0,
     merge_seconds=now - this.merge_began,
@@ -427,15 +456,13 @@ def _merged(
   stale = [c for c in this.inside if _is_stale(state.config, this, c)]
   decisions.extend(Drop(c, Reason.STALE) for c in stale)
   inside = tuple(c for c in this.inside if c not in stale)
-  this = this._replace(inside=inside, began=now if inside else None)
+  this = this._replace(inside=inside)
   return _put(state, fragment, this)
 
 
 def _grace(state: State, this: Round, now: float) -> float:
-  if this.began is None:
-    return 0.0
   seconds = [seconds for _, seconds in state.step_seconds]
-  waited = now - this.began
+  waited = 0.0 if this.began is None else now - this.began
   return grace_window(state.config, seconds, waited, this.merge_seconds)
 
 
@@ -444,7 +471,9 @@ def _close(
 ) -> State:
   """Begins the merge of a round, if it is time."""
   this = state.rounds[fragment]
-  if this.merging or len(this.inside) < state.config.quorum:
+  # What is late waits for the next round, and does not begin it.
+  waits = this.merging or this.began is None
+  if waits or len(this.inside) < state.config.quorum:
     return state
   if this.closes is None:
     this = this._replace(closes=now + _grace(state, this, now))
@@ -461,7 +490,6 @@ def _close(
   decisions.append(Merge(fragment, attempt, members))
   this = this._replace(
     inside=(),
-    began=None,
     closes=None,
     merging=this.inside,
     attempt=attempt,

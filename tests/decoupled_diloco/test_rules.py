@@ -10,6 +10,7 @@ from optax_dist.decoupled_diloco import rules
 from optax_dist.decoupled_diloco.rules import (
   Abort,
   Adopt,
+  Call,
   Config,
   Contribute,
   Drop,
@@ -128,7 +129,7 @@ def test_late_contributions_are_carried_at_half_the_weight():
   state, decisions = _a_late_one()
   assert decisions == ()
   _, decisions = _run(state, (_give("a", version=1), 3.0))
-  assert decisions[0].members == (("c", 1 / 3), ("a", 2 / 3))
+  assert decisions[-1].members == (("c", 1 / 3), ("a", 2 / 3))
 
 
 def test_late_contributions_are_dropped_by_choice():
@@ -221,10 +222,52 @@ class TestALearnerIsLost:
 
 
 def test_turns_are_spread_over_the_period():
-  config = Config(fragments=3, period=6)
-  turns = [rules.due(config, step) for step in range(13)]
-  period = [[], [0], [], [1], [], [2]]
-  assert turns == [[], *period, *period]
+  config = Config(fragments=3, period=10)
+  assert [rules.turn(config, i) for i in range(3)] == [3, 3, 4]
+  assert rules.clocks(config) == [7, 4, 0]
+
+
+class TestOthersAreCalled:
+  def test_once_in_a_round(self):
+    _, decisions = _run(_started(), (_give("b"), 0.0))
+    assert decisions == (Call(0, ("a", "c")),)
+    state, decisions = _run(_started(overlap=9), (_give("b"), 0.0))
+    assert _run(state, (_give("a"), 0.1))[1] == ()
+    assert _run(state, (_give("b", tokens=900), 0.1))[1] == (
+      Drop(_give("b"), Reason.SUPERSEDED),
+    )
+
+  def test_again_in_the_next(self):
+    state, _ = _run(_started(), *[(_give(x), 0.0) for x in "abc"])
+    state, _ = _run(state, (Merged(0, 1), 0.5))
+    _, decisions = _run(state, (_give("c", version=1), 9.0))
+    assert decisions == (Call(0, ("a", "b")),)
+
+  def test_not_by_what_is_late(self):
+    """Neither what came during a merge nor what is of an old version."""
+    state, _ = _run(_started(overlap=0), (_give("a"), 0.0), (_give("b"), 0.0))
+    state, decisions = _run(state, (_give("c"), 0.1))
+    assert decisions == ()
+    state, _ = _run(state, (Merged(0, 1), 0.5))
+    assert _run(state, (_give("c", tokens=900), 0.6))[1] == (
+      Drop(_give("c"), Reason.SUPERSEDED),
+    )
+    # The one that is late has more to give by now.
+    _, decisions = _run(state, (_give("a", version=1), 0.7))
+    assert Call(0, ("b", "c")) in decisions
+
+  def test_two_that_are_late_are_no_round(self):
+    state = _started("abcd", overlap=0)
+    state, _ = _run(state, *[(_give(x), 0.0) for x in "abcd"])
+    state, decisions = _run(state, (Merged(0, 1), 1.0), (Tick(), 9.0))
+    assert decisions == ()
+    assert [c.learner for c in state.rounds[0].inside] == ["c", "d"]
+    _, decisions = _run(state, (_give("a", version=1), 10.0))
+    assert _members(decisions[-1]) == ["c", "d", "a"]
+
+  def test_nobody_where_all_are_in(self):
+    _, decisions = _run(_started("a", quorum=1), (_give("a"), 0.0))
+    assert [type(d) for d in decisions] == [Merge]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +332,10 @@ class Run:
           assert set(learners) <= set(self.state.learners)
           assert sum(w for _, w in members) == pytest.approx(1.0)
           assert attempt > before.attempts
+        case Call(fragment, learners):
+          assert learners
+          assert set(learners) <= set(self.state.learners)
+          assert before.rounds[fragment].began is None
     self.check()
     return decisions
 

@@ -21,8 +21,10 @@ from tests.simulation import faults
 from tests.simulation.invariants import Checker
 from tests.simulation.world import Process, World, digest
 
-# Own steps between two contributions.
+# Own steps between two contributions, where nobody calls.
 _TURN = 2
+# How often one gives before its turn, as those that are slow do.
+_EARLY = 0.1
 
 
 class LearnerWorld(World):
@@ -57,13 +59,15 @@ class LearnerWorld(World):
     process.busy = False
     name = process.name
     self.steps[name] += 1
-    turn = self.steps[name] >= self.given[name] + _TURN
+    called = process.called == process.step
+    turn = called or self.steps[name] >= self.given[name] + _TURN
+    gives = turn or self.random.random() < _EARLY
     # The core still has an answer to take where `pending` is among its inputs.
-    if turn and process.pending is None and not process.suspended:
-      self.give_fragment(process)
+    if gives and process.pending is None and not process.suspended:
+      self.give_fragment(process, turn)
     self.next_gradient(process)
 
-  def give_fragment(self, process: Process) -> None:
+  def give_fragment(self, process: Process, begins: bool) -> None:
     """Submits a contribution to the round that is open, as far as it knows."""
     name = process.name
     steps = self.steps[name] - self.given[name]
@@ -86,7 +90,7 @@ class LearnerWorld(World):
       finite,
       payload,
       gradient,
-      work=Work(tokens, steps, seconds, self.random.randrange(2)),
+      work=Work(tokens, steps, seconds, self.random.randrange(2), begins),
     )
     process.pending, process.pending_since = submitted, self.now
     if self.checker is not None:

@@ -44,6 +44,7 @@ _TOLD = (
   fx.Leased,
   fx.Progressed,
   fx.SetAsked,
+  fx.Called,
   fx.Taken,
   fx.Resolved,
   fx.Left,

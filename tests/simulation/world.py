@@ -191,6 +191,7 @@ class Process:
     self.saved: dict[int, int] = {}
     # The training loop.
     self.admission, self.suspended, self.asked = 0, True, 1
+    self.called = -1
     self.sequence, self.busy, self.over = -1, False, ""
     self.error: tuple[str, str] | None = None
     self.pending: ins.Submitted | None = None
@@ -988,6 +989,9 @@ class World:
 
   def on_setasked(self, process: Process, effect: fx.SetAsked) -> None:
     process.asked = effect.count
+
+  def on_called(self, process: Process, effect: fx.Called) -> None:
+    process.called = effect.step
 
   def on_taken(self, process: Process, effect: fx.Taken) -> None:
     if (

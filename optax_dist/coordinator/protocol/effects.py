@@ -347,6 +347,13 @@ class SetAsked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Called:
+  """Others have given to the round of this step; a learner need not be asked twice."""
+
+  step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Taken:
   """The submission is in, and more is asked for: `count` gradients more.
 
@@ -486,6 +493,7 @@ Effect: TypeAlias = (
   | Leased
   | Progressed
   | SetAsked
+  | Called
   | Taken
   | Resolved
   | Left

@@ -103,12 +103,15 @@ class Work:
     steps: the learner's own, since it began from a version of the fragment.
     step_seconds: how long one of them takes.
     late: rounds of the fragment since that version.
+    begins: whether it is the learner's turn, or it was called: then the round is
+      under way. Else it waits for the round to begin.
   """
 
   tokens: Natural
   steps: Positive
   step_seconds: float
   late: Natural
+  begins: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -447,6 +447,8 @@ class Follower:
           self._out += self.session.asked_for_more(sequence, count)
         else:
           self._ask(count)
+      case msg.Called(step):
+        self._out.append(fx.Called(step))
       case msg.Serve():
         self.applier.serve(message)
       case msg.Fetch():

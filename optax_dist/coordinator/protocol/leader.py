@@ -856,7 +856,13 @@ class Leader:
           self._arrivals[incarnation] = arrival
           if self._lender is not None:
             self._lender.accept(incarnation, arrival.message.data)
-          if self._waiting_since is None:
+          if self._rounds is not None:
+            self._begin_round(self._rounds, arrival.message)
+          # What has come before the turn of its round waits for nobody.
+          waits = self._rounds is None or self._rounds.has_begun(
+            arrival.message.local_step
+          )
+          if self._waiting_since is None and waits:
             self._waiting_since, self._warned = self._now, 0.0
         case quorum.Drop():
           self._drop(event, decision, tokens)
@@ -891,6 +897,16 @@ class Leader:
         arrival = self._arrivals.get(seat.member.incarnation)
         inside = -1 if arrival is None else arrival.message.sequence
         self._say(seat, msg.Asked(inside, count))
+
+  def _begin_round(self, rounds: Rounds, message: msg.Arrive) -> None:
+    """Has all who are not in a round that begins give what they have."""
+    assert message.work is not None
+    step = message.local_step
+    if not rounds.begin(step, message.work, self._now):
+      return
+    for incarnation, seat in self._seats.items():
+      if seat.until == math.inf and incarnation not in self._arrivals:
+        self._say(seat, msg.Called(step))
 
   def _drop(
     self,
@@ -1360,10 +1376,10 @@ class Leader:
     """Closes a round of a fragment whose grace window is over."""
     if self._rounds is None:
       return
-    began = min((a.at for a in self._arrivals.values()), default=self._now)
-    if self._rounds.look(self._quorum, began, self._now):
+    first = min((a.at for a in self._arrivals.values()), default=self._now)
+    if self._rounds.look(self._quorum, first, self._now):
       self._step(quorum.Close(self._quorum.step))
-      self._rounds.look(self._quorum, began, self._now)
+      self._rounds.look(self._quorum, first, self._now)
 
   def _check_attempt(self) -> None:
     """Gives up members that do not report in time."""

@@ -314,6 +314,17 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Called:
+  """Others have given to the round of this step: who has something gives it now.
+
+  Sent where a step is a round of a fragment, to members whose contribution is not
+  in.
+  """
+
+  step: Natural
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Serve:
   """The receiver serves a snapshot, as soon as it has `at_least` steps.
 
@@ -431,6 +442,7 @@ Message: TypeAlias = (
   | Abandoned
   | Dropped
   | Asked
+  | Called
   | Serve
   | Fetch
   | Report

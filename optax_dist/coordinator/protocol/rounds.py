@@ -26,6 +26,7 @@ class Rounds:
   def __init__(self, config: rules.Config):
     self._config = config
     self.closes = math.inf
+    self._step, self._began = -1, 0.0
     self._merge_seconds = 0.0
     self._step_seconds: dict[Incarnation, float] = {}
 
@@ -37,18 +38,33 @@ class Rounds:
     """A member is one no more."""
     self._step_seconds.pop(incarnation, None)
 
-  def look(self, state: quorum.State, began: float, now: float) -> bool:
+  def begin(self, step: int, work: Work, now: float) -> bool:
+    """Whether this contribution begins the round: the others are to be called."""
+    if self._step == step or not work.begins:
+      return False
+    self._step, self._began = step, now
+    return True
+
+  def has_begun(self, step: int) -> bool:
+    """Whether the round is under way."""
+    return self._step == step
+
+  def look(self, state: quorum.State, first: float, now: float) -> bool:
     """Opens the window once the quorum is there.
 
     Args:
       state: of the rules.
-      began: when the first contribution that is in came.
+      first: when the first contribution that is in came.
       now: the time.
 
     Returns:
       Whether the window is over.
     """
-    enough = state.gathered and state.gathered >= quorum.needed(state)
+    enough = (
+      self.has_begun(state.step)
+      and state.gathered
+      and state.gathered >= quorum.needed(state)
+    )
     if state.attempt is not None or state.finished or not enough:
       self.closes = math.inf
       return False
@@ -56,7 +72,7 @@ class Rounds:
       self.closes = now + rules.grace_window(
         self._config,
         self._step_seconds.values(),
-        now - began,
+        now - max(first, self._began),
         self._merge_seconds,
       )
     return now >= self.closes

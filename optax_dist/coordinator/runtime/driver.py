@@ -551,6 +551,8 @@ class Driver:
         self._change(suspended=True)
       case fx.SetAsked(count):
         self._change(asked=count)
+      case fx.Called(step):
+        self._change(called=step)
       case fx.Taken(sequence, count):
         self._answer(sequence, effect, asked=count)
       case fx.Resolved():

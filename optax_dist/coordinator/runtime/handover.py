@@ -40,6 +40,7 @@ class Handover:
     admission: counts the times at which the replica was let in; 0: not yet.
     suspended: whether the replica is no member at present.
     asked: how many gradients a submission sums.
+    called: the step to whose round others have given; -1: none so far.
     left: whether the replica has left, as was wanted.
     finished: why the run has ended well; None: it has not.
     failure: why the run can't go on for this replica.
@@ -56,6 +57,7 @@ class Handover:
     self.admission = 0
     self.suspended = False
     self.asked = 1
+    self.called = -1
     self.left = False
     self.finished: str | None = None
     self.failure: BaseException | None = None

@@ -12,6 +12,9 @@ import optax
 from optax_dist import decoupled_diloco as dd
 from optax_dist.coordinator.strategies import strategy
 
+# Rounds in a row without a learner after which it doesn't wait to be called.
+_MISSED = 2
+
 
 class FragmentsState(NamedTuple):
   """The optimizer's part of what all learners share.
@@ -32,26 +35,26 @@ class LearnerState(NamedTuple):
   Attributes:
     params: its own parameters.
     opt_state: of its own optimizer.
-    base: what its progress is counted from: each fragment as it took it in.
     round: merges of the shared state that it has last seen.
     taken: which version of each fragment it took in.
     steps: its own since then, of each fragment.
     tokens: the same.
-    ready: the own step from which it gives a fragment again.
     local_step: how many steps it has made.
-    turn: whether its clock says that it has something to give.
+    gave: the step at which it last gave something.
+    ready: the step from which it is its turn to begin the round that is open.
+    missed: rounds that were merged without it, since the last with it.
   """
 
   params: Any
   opt_state: Any
-  base: Any
   round: int
   taken: tuple[int, ...]
   steps: tuple[int, ...]
   tokens: tuple[int, ...]
-  ready: tuple[int, ...]
   local_step: int
-  turn: bool
+  gave: int
+  ready: int
+  missed: int
 
 
 class Given(NamedTuple):
@@ -62,12 +65,14 @@ class Given(NamedTuple):
     tokens: that were trained on since the version it began from.
     steps: the learner's own, since then.
     late: rounds of the fragment since then.
+    begins: whether the round is under way with it.
   """
 
   payload: jax.Array
   tokens: int
   steps: int
   late: int
+  begins: bool
 
 
 class DecoupledDiloco:
@@ -158,20 +163,19 @@ class DecoupledDiloco:
 
   def local(self, shared: strategy.SharedState) -> LearnerState:
     """The state of a learner that has just joined."""
-    rules, params = self.rules, shared.params
-    none = (0,) * rules.fragments
-    round_ = int(shared.opt_state.round)
+    params, round_ = shared.params, int(shared.opt_state.round)
+    none = (0,) * self.rules.fragments
     return LearnerState(
       params,
       self._init(params),
-      params,
       round_,
       self._versions(round_),
       none,
       none,
-      none,
       0,
-      False,
+      0,
+      dd.turn(self.rules, round_ % self.rules.fragments),
+      0,
     )
 
   def params(self, shared: strategy.SharedState, local: LearnerState) -> Any:
@@ -194,38 +198,50 @@ class DecoupledDiloco:
     """
     own = strategy.SharedState(local.params, local.opt_state)
     after = self._update(own, grads)
-    at = local.local_step + 1
     return local._replace(
       params=after.params,
       opt_state=after.opt_state,
       steps=tuple(n + 1 for n in local.steps),
       tokens=tuple(n + tokens for n in local.tokens),
-      local_step=at,
-      turn=local.turn or bool(dd.due(self.rules, at)),
+      local_step=local.local_step + 1,
     )
 
-  def is_due(self, local: LearnerState) -> bool:
-    """Whether the learner gives its part of the round that is open."""
+  def is_due(self, local: LearnerState, called: bool) -> bool:
+    """Whether the learner gives its part of the round that is open.
+
+    Args:
+      local: of the learner.
+      called: whether others have given theirs.
+    """
     fragment = local.round % self.rules.fragments
-    return (
-      local.turn
-      and local.steps[fragment] > 0
-      and local.local_step >= local.ready[fragment]
-    )
+    # One that is too slow to come when it is called waits there for the others.
+    ready = self._begins(local, called) or local.missed >= _MISSED
+    return ready and local.steps[fragment] > 0
 
-  def give(self, local: LearnerState) -> tuple[Given, LearnerState]:
-    """The learner's contribution to the round that is open."""
+  def _begins(self, local: LearnerState, called: bool) -> bool:
+    return called or local.local_step >= local.ready
+
+  def give(
+    self, shared: strategy.SharedState, local: LearnerState, called: bool
+  ) -> tuple[Given, LearnerState]:
+    """The learner's contribution to the round that is open.
+
+    It is counted from what all share now, not from what the learner began from:
+    a round that others have merged meanwhile is in there already, and would be
+    made a second time.
+    """
     fragment = local.round % self.rules.fragments
     payload = self._pack(
-      self._of(fragment, local.base), self._of(fragment, local.params)
+      self._of(fragment, shared.params), self._of(fragment, local.params)
     )
     given = Given(
       payload,
       local.tokens[fragment],
       local.steps[fragment],
       self._versions(local.round)[fragment] - local.taken[fragment],
+      self._begins(local, called),
     )
-    return given, local._replace(turn=False)
+    return given, local._replace(gave=local.local_step)
 
   def take_in(
     self, shared: strategy.SharedState, local: LearnerState, merged: bool
@@ -246,14 +262,14 @@ class DecoupledDiloco:
       for f in range(rules.fragments)
       if new[f] > old[f] and (f == mine or new[f] - old[f] > most)
     ]
-    local = local._replace(round=round_)
+    # A merge that was under way for long does not put the next one off.
+    own = merged and round_ == local.round + 1
+    began = local.gave if own else local.local_step
+    turn = dd.turn(rules, round_ % rules.fragments)
+    missed = 0 if merged else local.missed + round_ - local.round
+    local = local._replace(round=round_, ready=began + turn, missed=missed)
     for fragment in taken:
       local = self._took(shared, local, fragment, new[fragment])
-    if mine >= 0:
-      # A quarter earlier than its clock: where learners differ in speed, the next
-      # time that this fragment is open may be a whole turn later.
-      ready = local.local_step + 3 * rules.period // 4
-      local = local._replace(ready=_at(local.ready, mine, ready))
     return local
 
   def settle(
@@ -285,7 +301,6 @@ class DecoupledDiloco:
     mixed = self._mix(self._of(fragment, local.params), new)
     return local._replace(
       params=self._with(fragment, local.params, mixed),
-      base=self._with(fragment, local.base, new),
       taken=_at(local.taken, fragment, version),
       steps=_at(local.steps, fragment, 0),
       tokens=_at(local.tokens, fragment, 0),
@@ -378,7 +393,7 @@ def decoupled_diloco(
   fragments: int = 4,
   period: int = 100,
   alpha: float = 0.25,
-  overlap: int = 1,
+  overlap: int = 2,
   safety: float = 0.8,
   late: Literal["carry", "drop"] = "carry",
   max_staleness: int = 1,
@@ -395,7 +410,8 @@ def decoupled_diloco(
     outer_optimizer: is given the merged ``old - new`` of a fragment; by default
       SGD with a rate of 0.7 and Nesterov's momentum of 0.9.
     fragments: parts of the parameters that take turns.
-    period: own steps in which a learner gives every fragment once.
+    period: steps of the fastest learner between two rounds of a fragment; when
+      it begins one, the others give what they have by then.
     alpha: what a learner keeps of its own when it takes a fragment in.
     overlap: own steps that a merge may take; the window is a part of these.
     safety: which part, from 0 to 1.

@@ -24,11 +24,13 @@ def rounds(replicas=3, quorum=2, **numbers):
   return driven
 
 
-def give(driven, at, replica, step=0, tokens=100, late=0, seconds=1.0):
+def give(
+  driven, at, replica, step=0, tokens=100, late=0, seconds=1.0, begins=True
+):
   driven.now = at
   sequence = driven.__dict__.setdefault("numbers", {}).get(replica, 0)
   driven.numbers[replica] = sequence + 1
-  work = Work(tokens, 4, seconds, late)
+  work = Work(tokens, 4, seconds, late, begins)
   driven.arrive(f"p{replica}", sequence, step, b"none", work=work)
 
 
@@ -115,3 +117,43 @@ def test_a_contribution_without_its_work_is_refused():
   driven.arrive("p1", 0, 0, b"none")
   assert isinstance(driven.sent[-1][1], msg.Rejected)
   assert not driven.leader.over
+
+
+def test_who_is_not_in_a_round_that_begins_is_called_once():
+  driven = rounds(overlap=9)
+  called = lambda: [
+    (to, message.step)
+    for to, message in driven.sent
+    if isinstance(message, msg.Called)
+  ]
+  give(driven, 10.0, 1)
+  assert called() == [("p0", 0), ("p2", 0)]
+  give(driven, 10.1, 2)
+  give(driven, 10.2, 0)
+  assert len(commits(driven)) == 1
+  assert len(called()) == 2
+  give(driven, 20.0, 0, step=1)
+  assert called()[2:] == [("p1", 1), ("p2", 1)]
+
+
+def test_what_came_before_its_turn_does_not_begin_a_round():
+  driven = rounds(overlap=2, safety=0.5)
+  give(driven, 10.0, 0, begins=False)
+  give(driven, 20.0, 1, begins=False)
+  passes(driven, 100.0)
+  assert not commits(driven)
+  assert not any(isinstance(m, msg.Called) for _, m in driven.sent)
+  # It counts once the round has begun, whose window knows nothing of the wait.
+  driven = rounds(overlap=2, safety=0.5)
+  give(driven, 10.0, 0, begins=False)
+  give(driven, 100.0, 1)
+  assert driven.leader.deadline() == pytest.approx(100.0 + 0.5 * 2.0)
+  passes(driven, 101.0)
+  assert [p.replica for p in commits(driven)[0].parts] == [0, 1]
+
+
+def test_where_all_have_come_before_their_turn_they_are_merged():
+  driven = rounds()
+  for replica in range(3):
+    give(driven, 10.0 + replica, replica, begins=False)
+  assert len(commits(driven)) == 1

@@ -30,6 +30,10 @@ def gradient(seed):
   return jax.tree.map(draw, PARAMS)
 
 
+def give(found, shared, local, called=True):
+  return found.give(shared, local, called)
+
+
 def trained(found, local, steps, seed=0, tokens=8):
   for number in range(steps):
     local = found.train(local, gradient(100 * seed + number), tokens)
@@ -73,13 +77,13 @@ def test_rounds_are_those_of_the_rules_by_hand(rule):
     start = only(center, fragment)
     gaps = []
     for local in locals_:
-      base, own = only(local.base, fragment), only(local.params, fragment)
-      gaps.append(tuple(b - o for b, o in zip(base, own, strict=True)))
+      own = only(local.params, fragment)
+      gaps.append(tuple(b - o for b, o in zip(start, own, strict=True)))
     outer = dd.merge(gaps, shares, rule)
     updates, states[fragment] = OUTER.update(outer, states[fragment], start)
     new = optax.apply_updates(start, updates)
     center |= dict(zip(FRAGMENTS[fragment], new, strict=True))
-    given = [found.give(local) for local in locals_]
+    given = [give(found, shared, local) for local in locals_]
     shared = merged(found, shared, [g.payload for g, _ in given], shares)
     close(shared.params, center)
     assert int(shared.opt_state.round) == round_ + 1
@@ -92,44 +96,75 @@ def test_rounds_are_those_of_the_rules_by_hand(rule):
       took = found.take_in(shared, local, merged=True)
       mixed = dd.mix(only(local.params, fragment), only(center, fragment), 0.25)
       close(only(took.params, fragment), mixed)
-      close(only(took.base, fragment), only(center, fragment))
       other = 1 - fragment
       close(only(took.params, other), only(local.params, other))
       locals_[i] = took
 
 
+def dues(found, local, steps):
+  """Whether it is due after each of these steps, and its state after the last."""
+  due = []
+  for number in range(steps):
+    local = trained(found, local, 1, seed=number)
+    due.append(found.is_due(local, called=False))
+  return due, local
+
+
 def test_a_learner_gives_what_its_clock_says():
   found, shared = made(period=8)
-  local = found.local(shared)
-  due = []
-  for number in range(1, 9):
-    local = trained(found, local, 1, seed=number)
-    due.append(found.is_due(local))
+  due, local = dues(found, found.local(shared), 8)
   assert due == [False] * 3 + [True] * 5  # It stays due until it has given.
-  given, local = found.give(local)
+  given, local = give(found, shared, local)
   assert (given.tokens, given.steps, given.late) == (64, 8, 0)
-  assert not found.is_due(local)
-
-
-def test_what_was_just_taken_in_is_not_given_at_once():
-  found, shared = made(fragments=1, period=4, n=1, k=1)
-  given, local = found.give(trained(found, found.local(shared), 4))
   shared = merged(found, shared, [given.payload], [1.0])
-  # A merge that took three steps: its clock would have it give after one more.
+  # The merge has taken three steps; the turn counts from when it has given.
   local = found.take_in(shared, trained(found, local, 3), merged=True)
-  assert local.steps == (0,)
-  due = []
-  for _ in range(4):
-    local = trained(found, local, 1)
-    due.append(found.is_due(local))
-  assert due == [False, False, True, True]
+  assert dues(found, local, 2)[0] == [True, True]
+  assert local.ready == 12
+
+
+def test_a_learner_whom_others_call_gives_what_it_has():
+  found, shared = made(period=8)
+  local = found.local(shared)
+  assert not found.is_due(local, called=True)  # There is nothing yet.
+  local = trained(found, local, 1)
+  assert not found.is_due(local, called=False)
+  assert found.is_due(local, called=True)
+  assert give(found, shared, local)[0].steps == 1
+
+
+def test_a_merge_without_it_puts_its_turn_off():
+  """Else a fragment were merged more than once in a period."""
+  found, shared = made(period=8)
+  local = trained(found, found.local(shared), 3)
+  given, _ = give(found, shared, trained(found, found.local(shared), 4))
+  shared = merged(found, shared, [given.payload], [1.0])
+  local = found.take_in(shared, local, merged=False)
+  assert dues(found, local, 5)[0] == [False] * 3 + [True] * 2
+
+
+def test_progress_is_counted_from_what_all_share():
+  """What others have merged meanwhile is not made a second time."""
+  found, shared = made(late="carry", merge="mean", fragments=1, period=2)
+  local = trained(found, found.local(shared), 2)
+  given, _ = give(found, shared, local)
+  shared = merged(found, shared, [given.payload], [1.0])
+  late = found.take_in(shared, local, merged=False)
+  close(late.params, local.params)
+  again, _ = give(found, shared, late)
+  assert again.late == 1
+  gap = lambda tree: np.concatenate(
+    [np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)]
+  )
+  expected = gap(shared.params) - gap(local.params)
+  np.testing.assert_allclose(again.payload, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("late", "kept"), [("carry", True), ("drop", False)])
 def test_progress_that_missed_its_round(late, kept):
   found, shared = made(late=late)
   slow, fast = found.local(shared), found.local(shared)
-  given, _ = found.give(trained(found, fast, 2))
+  given, _ = give(found, shared, trained(found, fast, 2))
   shared = merged(found, shared, [given.payload], [1.0])
   slow = trained(found, slow, 3, seed=7)
   took = found.take_in(shared, slow, merged=False)
@@ -142,10 +177,10 @@ def test_progress_that_missed_its_round(late, kept):
     close(only(took.params, 0), mixed)
     assert took.steps == (0, 3)
   # Fragment 0 has its turn again after fragment 1.
-  given, _ = found.give(trained(found, fast, 2)._replace(round=1))
+  given, _ = give(found, shared, trained(found, fast, 2)._replace(round=1))
   shared = merged(found, shared, [given.payload], [1.0])
   took = found.take_in(shared, took, merged=False)
-  given, _ = found.give(trained(found, took, 1))
+  given, _ = give(found, shared, trained(found, took, 1))
   assert (given.late, given.steps) == ((1, 4) if kept else (0, 1))
 
 
@@ -153,37 +188,38 @@ def test_what_is_too_late_is_given_up():
   found, shared = made(fragments=1, period=2, max_staleness=1)
   slow = trained(found, found.local(shared), 3)
   for expected in (3, 0):
-    given, _ = found.give(trained(found, found.local(shared), 2))
+    given, _ = give(found, shared, trained(found, found.local(shared), 2))
     shared = merged(found, shared, [given.payload], [1.0])
     slow = found.take_in(shared, slow, merged=False)
     assert slow.steps == (expected,)
 
 
-def test_a_slow_learner_has_its_turns():
-  """What it takes in because it is late does not put off what it gives."""
-  found, shared = made(period=4)
-  slow = found.local(shared)
-  gave = 0
-  for round_ in range(12):
-    if round_ % 2:  # It makes one step while the others merge two fragments.
-      slow = trained(found, slow, 1)
-    merges = found.is_due(slow)
-    if merges:
-      given, slow = found.give(slow)
-      gave += given.steps > 0
-    fast, _ = found.give(
-      trained(found, found.local(shared), 2)._replace(round=round_)
-    )
-    shared = merged(found, shared, [fast.payload], [1.0])
-    slow = found.take_in(shared, slow, merged=merges)
-  assert gave == 3  # Its clock has come to six steps, two for each turn.
+def test_a_learner_too_slow_to_come_when_called_waits_there():
+  found, shared = made(period=16)
+  slow = trained(found, found.local(shared), 1)
+  due = []
+  for round_ in range(3):
+    due.append(found.is_due(slow, called=False))
+    fast = trained(found, found.local(shared), 2)._replace(round=round_)
+    given, _ = give(found, shared, fast)
+    assert given.begins
+    shared = merged(found, shared, [given.payload], [1.0])
+    slow = found.take_in(shared, slow, merged=False)
+    slow = trained(found, slow, 1)
+  assert due == [False, False, True]
+  # It does not begin the round for the others, as its turn is not yet.
+  given, slow = give(found, shared, slow, called=False)
+  assert not given.begins
+  shared = merged(found, shared, [given.payload], [1.0])
+  slow = trained(found, found.take_in(shared, slow, merged=True), 1)
+  assert not found.is_due(slow, called=False)
 
 
 def test_one_that_joins_late_begins_at_the_round_that_is_open():
   found, shared = made()
   for _ in range(3):
     local = trained(found, found.local(shared), 2)
-    given, _ = found.give(local)
+    given, _ = give(found, shared, local)
     assert given.late == 0
     shared = merged(found, shared, [given.payload], [1.0])
   assert found.local(shared).taken == (2, 1)
@@ -194,7 +230,7 @@ def test_opposite_directions_cancel_out():
   local = found.local(shared)
   up = local._replace(params=jax.tree.map(lambda x: x + 1, PARAMS))
   down = local._replace(params=jax.tree.map(lambda x: x - 1, PARAMS))
-  payloads = [found.give(x)[0].payload for x in (up, down)]
+  payloads = [give(found, shared, x)[0].payload for x in (up, down)]
   after = merged(found, shared, payloads, [0.5, 0.5])
   close(after.params, PARAMS)
 
@@ -205,11 +241,11 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
   params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}
   shared = found.shared(params)
   local = found.train(found.local(shared), params, 1)
-  given, local = found.give(local)
+  given, local = give(found, shared, local)
   raw = [np.asarray(given.payload)]
   after = found.apply(shared, raw[0])
   local = found.take_in(after, local, merged=True)
-  for tree in (after.params, local.params, local.base):
+  for tree in (after.params, local.params):
     assert [x.dtype for x in jax.tree.leaves(tree)] == [
       jnp.bfloat16,
       jnp.float32,

@@ -161,6 +161,7 @@ Order: TypeAlias = (
   | fx.Leased
   | fx.Progressed
   | fx.SetAsked
+  | fx.Called
   | fx.Taken
   | fx.Resolved
   | fx.Left

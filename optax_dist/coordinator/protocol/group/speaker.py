@@ -364,6 +364,7 @@ class Speaker:
         | fx.Leased()
         | fx.Progressed()
         | fx.SetAsked()
+        | fx.Called()
         | fx.Taken()
         | fx.Resolved()
       ):
