@@ -5,21 +5,12 @@ from __future__ import annotations
 import dataclasses
 import random
 
+from optax_dist.coordinator import phases
+
 REPLICAS = 2
 # Of those in `phases`, all but serving: with two replicas, the parameters die
 # with one that is killed while it serves the other.
-PHASES = (
-  "computing",
-  "arrived",
-  "reduce_scatter",
-  "gather",
-  "done",
-  "applied",
-  "checkpointing",
-  "committing",
-  "fetching_snapshot",
-  "joining",
-)
+PHASES = tuple(phase for phase in phases.PHASES if phase != "serving")
 # Phases of process 0 alone, which speaks for its replica.
 _SPEAKERS = ("committing", "joining")
 # Phases that are reached once after a start.
@@ -88,7 +79,7 @@ def case(seed: int, processes: int) -> GroupCase:
 
   Example:
     >>> str(case(3, processes=2))
-    'computing/kill/1.1'
+    'computing/kill/0.1'
   """
   every = cells(processes)
   phase, replica, rank = every[seed % len(every)]

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from optax_dist.coordinator.launch import channel as channels
+from optax_dist.coordinator.options import Options
 
 _PERIOD = 0.01  # Seconds that a gradient takes at least.
 _REPLY = 20.0
@@ -117,7 +118,7 @@ class _Work:
         run=job["run"],
         start_store=False,
         bind="127.0.0.1" if job["loopback"] else None,
-        inline_bytes=(64 << 10) if job["inline"] else 0,
+        inline_bytes=Options.inline_bytes if job["inline"] else 0,
         journal=job["journal"],
         fingerprint_every=1,
         timeout=job["timeout"],

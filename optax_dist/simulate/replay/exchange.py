@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optax_dist.coordinator import journal
+from optax_dist.coordinator.options import Options
 from optax_dist.quorum.events import Replica
 from optax_dist.simulate.network import Network, moved
 
@@ -21,7 +22,6 @@ _APART = 1.5
 # Of a step, between hosts: messages inline, and with an exchange
 # (benchmarks/coordinator/compare.py --figure round-trips).
 _ROUND_TRIPS_INLINE, _ROUND_TRIPS = 1.1, 2.8
-_INLINE_BYTES = 64 << 10
 
 
 class Line(NamedTuple):
@@ -150,7 +150,7 @@ class Exchange(NamedTuple):
     """Whether gradients of so many bytes go with the messages."""
     if nbytes == self.nbytes:
       return self.inline
-    return nbytes <= _INLINE_BYTES
+    return nbytes <= Options.inline_bytes
 
 
 def of(
@@ -229,7 +229,7 @@ def fit(seconds_of: dict[float, list[float]]) -> Line:
     return Line(0.0, 0.0)
   if len(points) == 1:
     ((size, y, _),) = points
-    return Line(y, 0.0) if size <= _INLINE_BYTES else Line(0.0, y / size)
+    return Line(y, 0.0) if size <= Options.inline_bytes else Line(0.0, y / size)
   # The best line in absolute deviations goes through two points, or one and zero.
   tried = [Line(y, 0.0) for _, y, _ in points]
   tried += [Line(0.0, y / x) for x, y, _ in points if x]
