@@ -126,7 +126,8 @@ class Draft:
       self.ask_for_the_rest()
 
   def start(self) -> None:
-    members = tuple(self.inside.get(r) for r in ev.ordered(self.inside))
+    inside = dict(self.inside.items())
+    members = tuple([inside[r] for r in ev.ordered(inside)])
     self.inside, self.gathered = EMPTY, 0
     self.attempts += 1
     who = persistent_map((c.replica, c.incarnation) for c in members)
@@ -168,12 +169,18 @@ class Draft:
       else:
         self.withdraw(replica, ev.Reason.STALE)
         self.ask(replica, self.quota(replica))
+    asked = {}
     for member in attempt.members:
-      record = self.replicas.get(member.replica)
+      replica = member.replica
+      record = self.replicas.get(replica)
       if record.live and record.incarnation == member.incarnation:
+        count = self.quota(replica)
+        self.working += not record.asked
+        asked[replica] = record.told(count)
         # A replica that is early needs no token.
-        tell = member.replica not in early
-        self.ask(member.replica, self.quota(member.replica), tell)
+        if not early or replica not in early:
+          self.emit(ev.Token(replica, self.step, count))
+    self.replicas = self.replicas.update(asked)
     return tuple(early.get(r) for r in ev.ordered(early))
 
   def aged(self, held: ev.Contribution) -> ev.Contribution:

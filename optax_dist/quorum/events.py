@@ -289,4 +289,8 @@ Decision = (
 
 def ordered(replicas: Iterable[Replica]) -> tuple[Replica, ...]:
   """Sorts ids, numbers before names."""
-  return tuple(sorted(replicas, key=lambda r: (isinstance(r, str), r)))
+  ids = list(replicas)
+  try:
+    return tuple(sorted(ids))  # type: ignore[type-var]
+  except TypeError:  # There are both.
+    return tuple(sorted(ids, key=lambda r: (isinstance(r, str), r)))

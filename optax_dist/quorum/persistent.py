@@ -8,7 +8,7 @@ event, so these two share what did not change.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -61,11 +61,27 @@ class PersistentMap(Generic[K, V]):
 
   def set(self, key: K, value: V) -> PersistentMap[K, V]:
     """A copy in which `key` has `value`."""
-    grown = _ABSENT is self.get(key, _ABSENT)
-    root = _set(self._root, hash(key), 0, key, value)
+    root, bits = self._root, hash(key)
     new = PersistentMap.__new__(PersistentMap)
-    new._root, new._size = root, self._size + grown
+    if type(root) is tuple:
+      at = bits & (_WIDTH - 1)
+      leaf = root[at]
+      if type(leaf) is dict and len(leaf) < _WIDTH:
+        # Most often, up to some hundred keys.
+        new._size = self._size + (key not in leaf)
+        new._root = (*root[:at], {**leaf, key: value}, *root[at + 1 :])
+        return new
+    new._size = self._size + (self.get(key, _ABSENT) is _ABSENT)
+    new._root = _set(root, bits, 0, key, value)
     return new
+
+  def update(self, pairs: Mapping[K, V]) -> PersistentMap[K, V]:
+    """A copy with all these pairs, which costs less than one `set` for each."""
+    if not pairs:
+      return self
+    grown = sum(self.get(key, _ABSENT) is _ABSENT for key in pairs)
+    items = [(hash(key), key, value) for key, value in pairs.items()]
+    return self._make(_update(self._root, 0, items), self._size + grown)
 
   def delete(self, key: K) -> PersistentMap[K, V]:
     """A copy without `key`; the map itself where it is not in."""
@@ -118,10 +134,7 @@ def persistent_map(
   items: Iterable[tuple[Any, Any]] = (),
 ) -> PersistentMap[Any, Any]:
   """A `PersistentMap` of the given pairs."""
-  new: PersistentMap[Any, Any] = PersistentMap()
-  for key, value in items:
-    new = new.set(key, value)
-  return new
+  return PersistentMap().update(dict(items))
 
 
 def _set(node: _Node, bits: int, depth: int, key: Any, value: Any) -> _Node:
@@ -132,12 +145,35 @@ def _set(node: _Node, bits: int, depth: int, key: Any, value: Any) -> _Node:
     return tuple(copy)
   leaf = node.copy()
   leaf[key] = value
+  return _split(leaf, depth)
+
+
+def _update(
+  node: _Node, depth: int, items: Sequence[tuple[int, Any, Any]]
+) -> _Node:
+  """A node with all these hashes, keys and values, each changed once."""
+  if type(node) is dict:
+    leaf = node.copy()
+    leaf.update((key, value) for _, key, value in items)
+    return _split(leaf, depth)
+  below: dict[int, list[tuple[int, Any, Any]]] = {}
+  for item in items:
+    at = (item[0] >> (_BITS * depth)) & (_WIDTH - 1)
+    below.setdefault(at, []).append(item)
+  copy = list(node)
+  for at, some in below.items():
+    copy[at] = _update(node[at], depth + 1, some)
+  return tuple(copy)
+
+
+def _split(leaf: dict[Any, Any], depth: int) -> _Node:
+  """A leaf, or the nodes that it becomes where it is too large."""
   if len(leaf) <= _WIDTH or depth >= _DEPTH:
     return leaf
   children: list[dict[Any, Any]] = [{} for _ in range(_WIDTH)]
-  for k, v in leaf.items():
-    children[(hash(k) >> (_BITS * depth)) & (_WIDTH - 1)][k] = v
-  return tuple(children)
+  for key, value in leaf.items():
+    children[(hash(key) >> (_BITS * depth)) & (_WIDTH - 1)][key] = value
+  return tuple(_split(child, depth + 1) for child in children)
 
 
 def _delete(node: _Node, bits: int, key: Any) -> _Node:

@@ -48,6 +48,24 @@ def test_a_map_is_a_dict(changes):
     assert then == persistent.persistent_map(snapshot.items())
 
 
+@given(
+  st.lists(
+    st.dictionaries(_keys, st.integers(), max_size=80), min_size=1, max_size=3
+  )
+)
+def test_many_pairs_at_once_are_as_one_after_the_other(changes):
+  new, one_by_one = persistent.persistent_map(), persistent.persistent_map()
+  for pairs in changes:
+    before, snapshot = new, dict(new.items())
+    new = new.update(pairs)
+    for key, value in pairs.items():
+      one_by_one = one_by_one.set(key, value)
+    assert new == one_by_one
+    assert len(new) == len(one_by_one)
+    assert all(new.get(key) == value for key, value in pairs.items())
+    assert dict(before.items()) == snapshot
+
+
 def test_keys_of_one_hash_do_not_get_lost():
   keys = [_Clash(i) for i in range(100)]
   new = persistent.persistent_map((key, key.name) for key in keys)

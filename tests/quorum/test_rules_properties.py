@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from rule_histories import CHOICES, OPTIONS, event_of, histories, started
 
 from optax_dist import quorum
+from optax_dist.quorum import rules
 
 
 @given(OPTIONS, CHOICES)
@@ -31,6 +32,28 @@ def test_old_states_stay_as_they_were(options, choices):
   ):
     assert repr(before) == text
     assert quorum.step(before, event) == (after, decisions)
+
+
+@given(OPTIONS, CHOICES)
+@settings(max_examples=150)
+def test_the_short_way_of_a_gradient_is_the_long_way(options, choices):
+  for before, event, decisions, after in histories(options, choices):
+    if isinstance(event, quorum.Arrive):
+      draft = rules.Draft(before)
+      rules._arrive(draft, event)
+      assert (draft.freeze(), tuple(draft.decisions)) == (after, decisions)
+
+
+def test_most_gradients_go_the_short_way():
+  state = quorum.init(3, two_phase=False)
+  for replica in range(3):
+    state, _ = quorum.step(state, quorum.Join(replica))
+  assert rules._one_more(state, quorum.Arrive(1, 0)) is not None
+  state, _ = quorum.step(state, quorum.Arrive(1, 0))
+  assert rules._one_more(state, quorum.Arrive(1, 0)) is None  # A second one.
+  assert rules._one_more(state, quorum.Arrive(2, 0, finite=False)) is None
+  state, _ = quorum.step(state, quorum.Arrive(2, 0))
+  assert rules._one_more(state, quorum.Arrive(0, 0)) is None  # The last one.
 
 
 @given(OPTIONS, CHOICES)

@@ -829,6 +829,10 @@ class World:
   def on_userun(self, process: Process, effect: fx.UseRun) -> None:
     pass
 
+  def on_sendall(self, process: Process, effect: fx.SendAll) -> None:
+    for peer in effect.peers:
+      self.send(process, peer, effect.message)
+
   def on_connect(self, process: Process, effect: fx.Connect) -> None:
     self.connect(process, effect.peer)
 

@@ -1,19 +1,21 @@
 """Dataclasses to bytes and back; the checks come from their annotations.
 
 A value is a small JSON list (the class's name and the fields in order), after
-it the contents of all `bytes` fields as they are. Nothing is ever executed or
-unpickled, and what isn't exactly a value of the declared types is refused by one
-error, `BadMessage`.
+it the contents of all `bytes` fields as they are. A tuple of dataclasses is
+turned on its side: a list for each field, which has one value where all are
+equal. Nothing is ever executed or unpickled, and what isn't exactly a value of
+the declared types is refused by one error, `BadMessage`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import struct
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -47,6 +49,16 @@ class AtLeast:
   """As `Annotated[int, AtLeast(1)]`: refuses smaller numbers."""
 
   least: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+  """As `Annotated[Record, Apart(RECORDS)]`: encoded by itself, by this codec.
+
+  What goes to many, and into several messages, is so encoded once.
+  """
+
+  codec: Codec[Any]
 
 
 class _Blobs:
@@ -93,6 +105,7 @@ class Codec(Generic[T]):
   def __init__(self, kind: Any):
     options = typing.get_args(kind) if _is_union(kind) else (kind,)
     self._pack, self._unpack = _tagged(options)
+    self._kept: tuple[Any, bytes] | None = None
 
   def parts(self, value: T) -> list[bytes]:
     """The encoded value, in pieces that are to be joined.
@@ -107,6 +120,13 @@ class Codec(Generic[T]):
   def encode(self, value: T) -> bytes:
     """The encoded value."""
     return b"".join(self.parts(value))
+
+  def encode_once(self, value: T) -> bytes:
+    """The encoded value; that of the latest object is kept."""
+    kept = self._kept
+    if kept is None or kept[0] is not value:
+      kept = self._kept = value, self.encode(value)
+    return kept[1]
 
   def decode(self, data: bytes | bytearray | memoryview) -> T:
     """The value.
@@ -221,6 +241,8 @@ def _field(kind: Any) -> tuple[_Packer, _Unpacker]:
     return _pack_ranges, _unpack_ranges
   if typing.get_origin(kind) is tuple:
     return _tuple(typing.get_args(kind))
+  if typing.get_origin(kind) is typing.Annotated:
+    return _apart(*typing.get_args(kind))
   if _is_union(kind):
     return _union(typing.get_args(kind))
   if dataclasses.is_dataclass(kind):
@@ -252,8 +274,8 @@ def _base(kind: Any) -> tuple[Any, int | None]:
   if typing.get_origin(kind) is not typing.Annotated:
     return kind, None
   base, *limits = typing.get_args(kind)
-  (least,) = [m.least for m in limits if isinstance(m, AtLeast)]
-  return base, least
+  least = [m.least for m in limits if isinstance(m, AtLeast)]
+  return base, least[0] if least else None
 
 
 def _condition(kind: Any, x: str) -> str:
@@ -322,8 +344,120 @@ def _unpack_ranges(found: Any, blobs: _Blobs) -> tuple[tuple[int, int], ...]:
   return tuple(zip(whole[::2], whole[1::2], strict=True))
 
 
+def _is_apart(kind: Any) -> bool:
+  extra = getattr(kind, "__metadata__", ())
+  return any(isinstance(one, Apart) for one in extra)
+
+
+def _apart(kind: Any, how: Apart) -> tuple[_Packer, _Unpacker]:
+  def pack(value: Any, blobs: list[bytes]) -> int:
+    if type(value) is not kind:
+      raise _bad(kind.__name__, value)
+    blobs.append(how.codec.encode_once(value))
+    return len(blobs[-1])
+
+  def unpack(found: Any, blobs: _Blobs) -> Any:
+    value = how.codec.decode(_unpack_bytes(found, blobs))
+    if type(value) is not kind:
+      raise _bad(kind.__name__, value)
+    return value
+
+  return pack, unpack
+
+
+def _columns(cls: type) -> tuple[_Packer, _Unpacker]:
+  """Many of one dataclass, as a list of each field's values."""
+  hints = typing.get_type_hints(cls, include_extras=True)
+  names = [field.name for field in dataclasses.fields(cls)]
+  read = operator.attrgetter(*names)
+  # The first list tells how many there are, so it has all.
+  fields = [_column(hints[name], bool(i)) for i, name in enumerate(names)]
+
+  def pack(value: Any, blobs: list[bytes]) -> Any:
+    if type(value) is not tuple:
+      raise _bad("a tuple", value)
+    if not value:
+      return []
+    for one in value:
+      if type(one) is not cls:
+        raise _bad(cls.__name__, one)
+    rows = map(read, value)
+    columns = zip(*rows, strict=True) if len(names) > 1 else [tuple(rows)]
+    return [
+      pack_column(column, blobs)
+      for (pack_column, _), column in zip(fields, columns, strict=True)
+    ]
+
+  def unpack(found: Any, blobs: _Blobs) -> Any:
+    if type(found) is not list:
+      raise _bad("a list", found)
+    if not found:
+      return ()
+    if len(found) != len(names):
+      raise _bad(f"{cls.__name__} of {len(names)} fields", found)
+    columns: list[list[Any]] = []
+    many = 0
+    for (_, unpack_column), column in zip(fields, found, strict=True):
+      if type(column) is not list or not column:
+        raise _bad("a list of values", column)
+      many = many or len(column)
+      if len(column) not in (1, many):
+        raise _bad(f"{many} values", column)
+      values = unpack_column(column, blobs)
+      columns.append(values if len(values) == many else values * many)
+    return tuple(map(cls, *columns))
+
+  return pack, unpack
+
+
+def _column(
+  kind: Any, may_be_one: bool
+) -> tuple[
+  Callable[[tuple[Any, ...], list[bytes]], list[Any]],
+  Callable[[list[Any], _Blobs], list[Any]],
+]:
+  """The values of one field: all, or one where all are equal."""
+  pack_one, unpack_one = _field(kind)
+  base, least = _base(kind)
+  whole = base is int
+  lowest = -_INT_LIMIT if least is None else least
+
+  def is_fine(found: Sequence[Any]) -> bool:
+    """Whether these are all numbers that fit, as most are."""
+    return (
+      whole
+      and set(map(type, found)) == {int}
+      and min(found) >= lowest
+      and max(found) < _INT_LIMIT
+    )
+
+  def pack(values: tuple[Any, ...], blobs: list[bytes]) -> list[Any]:
+    first = values[0]
+    if (
+      may_be_one
+      and values.count(first) == len(values)
+      and len(set(map(type, values))) == 1
+      and (type(first) is not float or first)  # 0.0 is equal to -0.0.
+    ):
+      return [pack_one(first, blobs)]
+    if is_fine(values):
+      return list(values)
+    return [pack_one(value, blobs) for value in values]
+
+  def unpack(found: list[Any], blobs: _Blobs) -> list[Any]:
+    if is_fine(found):
+      return found
+    return [unpack_one(value, blobs) for value in found]
+
+  return pack, unpack
+
+
 def _tuple(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
-  if len(kinds) == 2 and kinds[1] is Ellipsis:
+  many = len(kinds) == 2 and kinds[1] is Ellipsis
+  if many and dataclasses.is_dataclass(kinds[0]):
+    assert isinstance(kinds[0], type)
+    return _columns(kinds[0])
+  if many:
     pack_one, unpack_one = _field(kinds[0])
 
     def pack_all(value: Any, blobs: list[bytes]) -> Any:
@@ -355,6 +489,12 @@ def _tuple(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
 
 def _union(kinds: tuple[Any, ...]) -> tuple[_Packer, _Unpacker]:
   """Plain types as they are, and dataclasses by name."""
+  if len(kinds) == 2 and kinds[1] is types.NoneType and _is_apart(kinds[0]):
+    pack_one, unpack_one = _field(kinds[0])
+    return (
+      lambda value, blobs: None if value is None else pack_one(value, blobs),
+      lambda found, blobs: None if found is None else unpack_one(found, blobs),
+    )
   classes = tuple(k for k in kinds if dataclasses.is_dataclass(k))
   plain: dict[type, Callable[[Any, Any], Any]] = {}
   for kind in kinds:

@@ -63,9 +63,17 @@ class Disconnect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Send:
-  """Sends a message. Never to the sender itself: `Replica` sees to that."""
+  """Sends a message. Never to the sender itself: `Node` sees to that."""
 
   peer: Process
+  message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendAll:
+  """Sends one message to several, none of which is the sender itself."""
+
+  peers: tuple[Process, ...]
   message: Message
 
 
@@ -473,6 +481,7 @@ Effect: TypeAlias = (
   | Connect
   | Disconnect
   | Send
+  | SendAll
   | Put
   | Get
   | Delete

@@ -65,6 +65,8 @@ _BEATS = 8
 # To more followers than this, sending a record twice takes longer than the
 # put, during which they would prepare for it.
 _MAX_PROPOSED = 8
+# After these a member waits as before.
+_WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
 
 
 @dataclasses.dataclass(slots=True)
@@ -160,7 +162,9 @@ class Leader:
     self.term, self.over = view.term, ""
     self._view = view
     self._out: list[Effect] = []
-    self._now = 0.0
+    self._now, self._due = 0.0, math.inf
+    # Whether the input was a gradient that is in, and nothing follows from it.
+    self._plain = False
     self._log = LogWriter(view.term, position + 1, count)
     self._trimmer = Trimmer(config.block, count)
     self._first = position
@@ -256,12 +260,16 @@ class Leader:
     self._now = now
     if not self.over:
       self._handle(input_)
+    plain, self._plain = self._plain, False
+    if plain and now < self._due:
+      return []
     return self._finish_step()
 
   def resign(self) -> list[Effect]:
     """Another process is known to be leader: tells the followers."""
     if not self.over:
       self._resign("another process is leader")
+    self._due = math.inf
     effects, self._out = self._out, []
     return effects
 
@@ -270,11 +278,15 @@ class Leader:
       self._proceed()
       self._flush()
     self._seats_that_wait()  # So that equal states are equal here, too.
+    self._due = self._deadline()
     effects, self._out = self._out, []
     return effects
 
   def deadline(self) -> float:
     """When `TimePassed` is to be the next input, at the latest."""
+    return self._due
+
+  def _deadline(self) -> float:
     if self.over:
       return math.inf
     config = self._config
@@ -307,7 +319,7 @@ class Leader:
   def _handle(self, input_: Input) -> None:
     match input_:
       case ins.Received(peer, message):
-        if not isinstance(message, msg.Arrive | msg.Done):
+        if type(message) not in _WAIT_NO_LESS:
           self._waiting = None
         self._receive(peer, message)
       case ins.Malformed(peer, error):
@@ -336,7 +348,7 @@ class Leader:
     if isinstance(message, msg.Hello):
       self._hello(peer, message)
       return
-    seat = self._seat_of(peer)
+    seat = self._by_process.get(peer)
     if seat is None or seat.until < math.inf:
       return  # It is a member no more, or none of this term yet.
     match message:
@@ -410,9 +422,10 @@ class Leader:
     # One message for all, so that it is encoded once.
     brief = msg.Recorded(done.position, None)
     whole = msg.Recorded(done.position, done.record)
-    for peer in self._streams:
-      self._send(peer, brief if peer in self._proposed_to else whole)
-    self._proposed_to.clear()
+    prepared = self._proposed_to
+    self._send_all([p for p in self._streams if p in prepared], brief)
+    self._send_all([p for p in self._streams if p not in prepared], whole)
+    prepared.clear()
     self._out += done.effects
     for peer in gone:
       if self._seat_of(peer) is None:
@@ -437,9 +450,7 @@ class Leader:
       few, me = len(self._streams) <= _MAX_PROPOSED, self._config.process
       to = [peer for peer in self._streams if few or peer == me]
       self._proposed_to = set(to)
-      proposed = msg.Proposed(self._log.position, record)
-      for peer in to:
-        self._send(peer, proposed)
+      self._send_all(to, msg.Proposed(self._log.position, record))
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Begins to send the log to a process."""
@@ -456,13 +467,16 @@ class Leader:
 
   def _resign(self, why: str) -> None:
     self.over = why
-    for peer in self._streams:
-      self._send(peer, msg.NotLeader(why))
+    self._send_all(list(self._streams), msg.NotLeader(why))
 
   # Ways to speak.
 
   def _send(self, peer: Process, message: msg.Message) -> None:
     self._out.append(fx.Send(peer, message))
+
+  def _send_all(self, peers: list[Process], message: msg.Message) -> None:
+    if peers:
+      self._out.append(fx.SendAll(tuple(peers), message))
 
   def _say(self, seat: _Seat, message: msg.Message) -> None:
     """Tells a member, once what was decided before stands in the log."""
@@ -836,10 +850,26 @@ class Leader:
     if self._lender is not None and finite:
       # To the rules, a gradient on samples of another one is as bad as NaN.
       finite = not fresh or self._lender.fits(incarnation, message)
-    self._arriving = (incarnation, _Arrival(message, self._now))
-    self._step(
-      quorum.Arrive(replica, local_step, finite, incarnation, message.count)
+    arrival = _Arrival(message, self._now)
+    event = quorum.Arrive(
+      replica, local_step, finite, incarnation, message.count
     )
+    self._quorum, decisions = quorum.step(self._quorum, event)
+    if (
+      len(decisions) == 2
+      and type(decisions[0]) is quorum.Accept
+      and type(decisions[1]) is quorum.Wait
+      and self._lender is None
+    ):
+      self._arrivals[incarnation] = arrival
+      if self._waiting_since is None:
+        self._waiting_since, self._warned = self._now, 0.0
+      elif self._ending is None and self._rounds is None:
+        # Of hundreds of gradients all but two are like this.
+        self._plain = not self._seats_that_wait()
+      return
+    self._arriving = (incarnation, arrival)
+    self._decide(event, decisions)
     self._arriving = None
 
   def _decide(
@@ -850,6 +880,8 @@ class Leader:
     }
     for decision in decisions:
       match decision:
+        case quorum.Token() | quorum.Wait() | quorum.Refuse():
+          pass
         case quorum.Accept():
           assert self._arriving is not None
           incarnation, arrival = self._arriving
@@ -877,8 +909,6 @@ class Leader:
         case quorum.Finished():
           self._begin_to_end()
           return
-        case quorum.Token() | quorum.Wait() | quorum.Refuse():
-          pass
         case _:
           assert_never(decision)
     if self._lender is not None:
@@ -983,7 +1013,7 @@ class Leader:
   # Attempts and commits.
 
   def _parts(self, members: Iterable[quorum.Contribution]) -> tuple[Part, ...]:
-    parts = tuple(self._part(c) for c in members)
+    parts = tuple([self._part(c) for c in members])
     if self._rounds is None:
       return parts
     work = [self._arrivals[p.incarnation].message.work for p in parts]
@@ -1197,8 +1227,10 @@ class Leader:
         self._durations.add(age)
     arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
     details = tuple(
-      Details(a.message.batches, a.message.compute, self._now - a.at)
-      for a in arrivals
+      [
+        Details(a.message.batches, a.message.compute, self._now - a.at)
+        for a in arrivals
+      ]
     )
     dropped = tuple(sorted(self._dropped.items()))
     if self._rounds is not None:
@@ -1442,8 +1474,9 @@ class Leader:
       self._stalled(step, waited, self._missing())
 
   def _stalled(self, step: int, waited: float, text: str) -> None:
-    for peer in self._streams:
-      self._log.say(self._out, fx.Send(peer, msg.Stalled(step, waited, text)))
+    if self._streams:
+      stalled = msg.Stalled(step, waited, text)
+      self._log.say(self._out, fx.SendAll(tuple(self._streams), stalled))
 
   def _missing(self) -> str:
     missing = quorum.missing(self._quorum)

@@ -13,10 +13,11 @@ position is recent enough, and then every record, `Proposed` and `Recorded`.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from optax_dist.coordinator.protocol.codec import Codec
+from optax_dist.coordinator.protocol.codec import Apart, Codec
 from optax_dist.coordinator.protocol.entries import (
+  STORE_VALUES,
   AttemptId,
   Incarnation,
   Natural,
@@ -32,6 +33,8 @@ from optax_dist.ledger import Spans
 
 # Raised when a message's meaning changes; `Hello` carries it.
 PROTOCOL_VERSION = 1
+# A record goes to the store and to all followers, the same bytes.
+_Record: TypeAlias = Annotated[Record, Apart(STORE_VALUES)]
 
 # To the leader.
 
@@ -226,7 +229,7 @@ class Proposed:
   """
 
   position: Natural
-  record: Record
+  record: _Record
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -242,7 +245,7 @@ class Recorded:
   """
 
   position: Natural
-  record: Record | None
+  record: _Record | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

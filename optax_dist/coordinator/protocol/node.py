@@ -57,6 +57,11 @@ class Node:
       for effect in self._step(next_, now):
         if isinstance(effect, fx.Send) and effect.peer == me:
           todo.append(ins.Received(me, effect.message))
+        elif isinstance(effect, fx.SendAll) and me in effect.peers:
+          todo.append(ins.Received(me, effect.message))
+          others = tuple([peer for peer in effect.peers if peer != me])
+          if others:
+            out.append(fx.SendAll(others, effect.message))
         else:
           out.append(effect)
     return out

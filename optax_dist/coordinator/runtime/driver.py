@@ -49,7 +49,9 @@ _PATIENCE = 5.0
 # The same for a leader that gives itself up.
 _LAST_WORDS = 0.5
 # What processes of one replica tell each other.
-_OF_GROUP = (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
+_OF_GROUP = frozenset(
+  (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
+)
 # States of more bytes are computed in the background.
 _SMALL = 256 << 10
 
@@ -329,7 +331,8 @@ class Driver:
       if self._aggregations.answers or self._snapshots.answers:
         self._take_answers()
       if self._inputs:
-        self._step(self._inputs.popleft())
+        for _ in range(len(self._inputs)):
+          self._step(self._inputs.popleft())
         continue
       if self._closing:
         break
@@ -390,7 +393,7 @@ class Driver:
         except BadMessage as error:
           self._inputs.append(inputs.Malformed(peer, str(error)))
           return
-        if not isinstance(found, _OF_GROUP):
+        if type(found) not in _OF_GROUP:
           message = typing.cast(messages.Message, found)
           self._inputs.append(inputs.Received(peer, message))
         elif self._of is not None:
@@ -488,6 +491,9 @@ class Driver:
         if isinstance(message, messages.Hello):
           phases.reach("joining", self._replica)
         self._send(peer, message)
+      case fx.SendAll(peers, message):
+        for peer in peers:
+          self._send(peer, message)
       case fx.Put(request, key, value, overwrite):
         self._put(request, key, value, overwrite)
       case fx.Get(request, key):
@@ -614,7 +620,11 @@ class Driver:
     ):
       phases.reach("committing", self._replica)
     put = stores.Put if overwrite else stores.PutIfAbsent
-    raw = entries.STORE_VALUES.encode(value)
+    encode = entries.STORE_VALUES.encode
+    if isinstance(value, entries.Record):
+      # Its followers get the same bytes.
+      encode = entries.STORE_VALUES.encode_once
+    raw = encode(value)
     self._ask(put(self._number("put", request), self._prefix + key, raw))
 
   def _delete(self, keys: Sequence[str]) -> None:

@@ -673,8 +673,9 @@ class SocketTransport(peers.Peers):
     return link is not None and not _is_cut(link.sock)
 
   def _to_write(self, peer: str) -> None:
-    if peer in self._up_links:
-      self._dirty[self._up_links[peer]] = None
+    link = self._up_links.get(peer)
+    if link is not None:
+      self._dirty[link] = None
 
   def _close(self, link: _Link) -> None:
     if link.closed:

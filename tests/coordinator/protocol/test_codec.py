@@ -19,6 +19,8 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
   """All values of an annotation, as the codec reads it."""
   if typing.get_origin(kind) is Annotated:
     (limit,) = kind.__metadata__
+    if isinstance(limit, codec.Apart):
+      return _values(typing.get_args(kind)[0])
     return st.integers(limit.least, 2**63 - 1)
   if kind is float:
     return st.floats(allow_nan=False, allow_infinity=False)
@@ -146,3 +148,104 @@ def test_what_a_message_cannot_have_is_told_at_once():
 
   with pytest.raises(TypeError, match="can't have a field of type"):
     codec.Codec(Odd)
+
+
+def _commit(parts):
+  return entries.Committed(
+    entries.AttemptId(0, 7, 1, 3), parts, (), True, b"mean", False, (), ()
+  )
+
+
+def _part(i, **changes):
+  return entries.Part(
+    **{
+      "incarnation": i,
+      "replica": i,
+      "sequence": 7,
+      "local_step": 7,
+      "staleness": 0,
+      "count": 1,
+      "weight": 1.0,
+      **changes,
+    }
+  )
+
+
+def test_fields_that_are_alike_are_sent_once():
+  few = _commit(tuple(_part(i) for i in range(2)))
+  many = _commit(tuple(_part(i) for i in range(200)))
+  sizes = []
+  for commit in (few, many):
+    record = entries.Record(0, (commit,))
+    raw = entries.STORE_VALUES.encode(record)
+    assert entries.STORE_VALUES.decode(raw) == record
+    sizes.append(len(raw))
+  assert sizes[1] - sizes[0] < 198 * 9  # Two numbers each.
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"weight": -0.0},
+    {"weight": 1},
+    {"replica": "one"},
+    {"data": ((3, 5),)},
+    {"sequence": 8},
+  ],
+)
+def test_one_that_is_not_alike_stays_what_it_is(changes):
+  record = entries.Record(0, (_commit((_part(0), _part(1, **changes))),))
+  found = entries.STORE_VALUES.decode(entries.STORE_VALUES.encode(record))
+  assert repr(found) == repr(record)
+
+
+@pytest.mark.parametrize(
+  ("columns", "reason"),
+  [
+    ([[1]], "5 fields"),
+    ([[0, 1], [0, 1], [1, 1, 1], [1], [1.0]], "2 values"),
+    ([[0, 1], [0, 1], [], [1], [1.0]], "a list of values"),
+    ([[0, 1], 3, [1], [1], [1.0]], "a list of values"),
+    ([[0, 1], [0, -1], [1], [1], [1.0]], "at least 0"),
+    ([[0, 1], [0, True], [1], [1], [1.0]], "a whole number"),
+    ([[0, 1], [0, 2**63], [1], [1], [1.0]], "a whole number"),
+    ([[0, 1], [0, 1], [1], [1], ["1"]], "a number"),
+    ({}, "a list"),
+  ],
+)
+def test_bad_columns_are_refused(columns, reason):
+  @dataclasses.dataclass(frozen=True)
+  class Row:
+    first: int
+    second: entries.Natural
+    third: int
+    fourth: int
+    fifth: float
+
+  @dataclasses.dataclass(frozen=True)
+  class Table:
+    rows: tuple[Row, ...]
+
+  codec_ = codec.Codec(Table)
+  with pytest.raises(codec.BadMessage, match=reason):
+    codec_.decode(_raw(["Table", columns]))
+
+
+def test_a_record_for_the_store_and_for_all_is_encoded_once():
+  record = entries.Record(0, (_commit((_part(0),)),))
+  stored = entries.STORE_VALUES.encode_once(record)
+  assert entries.STORE_VALUES.encode_once(record) is stored
+  told = messages.MESSAGES.parts(messages.Recorded(3, record))
+  assert any(part is stored for part in told)
+  other = entries.Record(1, (_commit((_part(0),)),))
+  assert entries.STORE_VALUES.encode_once(other) != stored
+
+
+def test_what_is_apart_must_be_what_it_says():
+  beat = entries.STORE_VALUES.encode(entries.Beat(0, "p", "a", 0, 0))
+  with pytest.raises(codec.BadMessage, match="Record expected"):
+    messages.MESSAGES.decode(_raw(["Recorded", 3, len(beat)], beat))
+  with pytest.raises(codec.BadMessage, match="cut short"):
+    messages.MESSAGES.decode(_raw(["Recorded", 3, 900], beat))
+  with pytest.raises(codec.BadMessage, match="a length"):
+    messages.MESSAGES.decode(_raw(["Recorded", 3, "x"], beat))

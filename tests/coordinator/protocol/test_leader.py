@@ -47,7 +47,10 @@ class Driven:
     self.hello("p0", incarnation=position)
 
   def give(self, input_):
-    self.carry_out(self.leader.step(input_, self.now))
+    effects = self.leader.step(input_, self.now)
+    # It is known by then, and not found anew for each gradient.
+    assert self.leader.deadline() == self.leader._deadline()
+    self.carry_out(effects)
 
   def carry_out(self, effects):
     for effect in effects:
@@ -55,6 +58,8 @@ class Driven:
       match effect:
         case fx.Send(peer, message):
           self.sent.append((peer, message))
+        case fx.SendAll(peers, message):
+          self.sent += [(peer, message) for peer in peers]
         case fx.Put(request, _, Record(_, entries)):
           if self.holds is not None:
             self.holds.append(effect)

@@ -59,6 +59,9 @@ class Cluster:
         if peer in self.down:
           return
         self.todo.append((peer, ins.Received(process, message)))
+      case fx.SendAll(peers, message):
+        for peer in peers:
+          self.carry_out(process, fx.Send(peer, message))
       case fx.Connect(peer) if peer in self.down:
         answer = ins.PeerLost(peer, "broken", "refused")
       case fx.Put(request, key, value, overwrite):
@@ -120,6 +123,9 @@ def test_a_node_never_sends_to_itself():
   cluster = Cluster(3)
   for process in cluster.nodes:
     assert all(e.peer != process for e in cluster.done(process, fx.Send))
+    assert all(
+      process not in e.peers for e in cluster.done(process, fx.SendAll)
+    )
 
 
 def test_when_the_leader_dies_the_next_goes_on_and_nothing_is_lost():
