@@ -4,7 +4,8 @@ Of k members each is pushed one slice of every gradient, averages it in the
 order of the attempt, and pushes the mean to all members and readers. A member
 moves 2P(k-1)/k bytes in each direction, plus a slice for each reader; a reader
 takes P in. Everything is pushed as soon as it is there, so a mean is two one-way
-trips away from the gradients.
+trips away from the gradients. Of a large slice the front is averaged and pushed
+while the rest is on its way: the wire does not wait for the averaging.
 
 What fails is kept until it is cancelled: were its transfers given up at once,
 those who wait for the same bytes would blame this replica for them.
@@ -12,8 +13,10 @@ those who wait for the same bytes would blame this replica for them.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -27,6 +30,8 @@ from optax_dist.coordinator.transport import interface as transports
 # Slices up to this many bytes together are averaged at once, in about a
 # millisecond; larger ones in the background, so that messages go on meanwhile.
 _AT_ONCE = 4 << 20
+# Of a slice that comes in parts so many bytes are averaged at a time.
+_PIECE = 512 << 10
 # A slice of the mean can only come once its owner has all gradients, so it may
 # take longer than they; then a member that misses a gradient reports first.
 _MEAN_PATIENCE = 1.5
@@ -67,7 +72,8 @@ class _Part:
   Attributes:
     incarnation: its membership.
     process: its process.
-    gradient: its bytes of this replica's slice, once they are here.
+    gradient: its bytes of this replica's slice, once any of them are here.
+    here: how many of them are.
     lent: whether these lie in the memory of that process.
     has_mean: whether its slice of the mean is here.
   """
@@ -75,6 +81,7 @@ class _Part:
   incarnation: int
   process: str
   gradient: memoryview | None = None
+  here: int = 0
   lent: bool = False
   has_mean: bool = False
 
@@ -89,12 +96,16 @@ class _Attempt:
     weights: by which their gradients are multiplied.
     count: how many gradients are in the mean.
     cuts: where slices begin and end, in elements.
+    pieces: of the own slice.
+    ends: the byte of the slice at which each piece ends.
+    done: how many pieces are averaged.
     me: which slice this replica averages; None for a reader.
     mean: memory for the whole mean.
     readers: processes that fetch the mean besides.
     sending: transfers under way from here, as pairs of peer and transfer id.
     expected: transfers under way to here.
     averaging: whether another thread reads the gradients now.
+    pushing: whether its front, at least, is on its way to the others.
     averaged: whether this replica's slice is there.
     answered: whether the core has its answer.
     dropped: whether it was cancelled or released.
@@ -105,13 +116,17 @@ class _Attempt:
   weights: list[float]
   count: int
   cuts: tuple[int, ...]
+  pieces: tuple[int, ...]
+  ends: tuple[int, ...]
   me: int | None
   mean: memoryview
   readers: list[str]
   gradient: Gradient | None = None
   sending: set[tuple[str, int]] = dataclasses.field(default_factory=set)
   expected: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+  done: int = 0
   averaging: bool = False
+  pushing: bool = False
   averaged: bool = False
   answered: bool = False
   dropped: bool = False
@@ -222,7 +237,7 @@ class Aggregations:
     self._reach("reduce_scatter")
     mine = attempt.parts[effect.me]
     first, last = self._slice(attempt, effect.me)
-    mine.gradient = gradient.data[first:last]
+    mine.gradient, mine.here = gradient.data[first:last], last - first
     gradient.users += 1  # Until its own slice is averaged.
     for index, part in enumerate(attempt.parts):
       if part is mine:
@@ -238,7 +253,8 @@ class Aggregations:
       if first < last:
         number = transfer_id("part", attempt.id, part.incarnation)
         transfer = _Transfer(attempt, index, True)
-        self._expect(number, last - first, None, transfer)
+        in_parts = len(attempt.ends) > 1
+        self._expect(number, last - first, None, transfer, in_parts)
       else:
         part.gradient = memoryview(b"")
     self._average(attempt)
@@ -270,6 +286,12 @@ class Aggregations:
           found.attempt.expected.discard((peer, transfer))
           self.bytes_in += len(data)
           self._received(found, data)
+      case transports.ArrayPart(peer, transfer, data, received):
+        found = self._transfers.get((peer, transfer, False))
+        if found is not None:
+          part = found.attempt.parts[found.at]
+          part.gradient, part.here = data, received
+          self._average(found.attempt)
       case transports.ArraySent(peer, transfer):
         found = self._transfers.pop((peer, transfer, True), None)
         if found is not None:
@@ -360,12 +382,23 @@ class Aggregations:
     for peer in (*effect.peers, *readers):
       if peer.process != self._transport.name:
         self._transport.connect(peer.process, peer.address)
+    cuts = self._place.cuts(len(effect.parts))
+    pieces: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    if me is not None:
+      pieces = self._place.pieces(cuts[me], cuts[me + 1], _PIECE)
+      base, _ = self._place.bytes_of(cuts[me], cuts[me + 1])
+      bytes_of = self._place.bytes_of
+      pairs = itertools.pairwise(pieces)
+      ends = tuple(max(0, bytes_of(a, b)[1] - base) for a, b in pairs)
     made = _Attempt(
       effect.attempt,
       [_Part(p.incarnation, p.process) for p in effect.peers],
       [part.weight for part in effect.parts],
       sum(part.count for part in effect.parts),
-      self._place.cuts(len(effect.parts)),
+      cuts,
+      pieces,
+      ends,
       me,
       self._transport.allocate(self._mean_place.nbytes),
       [peer.process for peer in readers],
@@ -382,11 +415,16 @@ class Aggregations:
     return self._mean_place.bytes_of(cuts[index], cuts[index + 1])
 
   def _send(
-    self, to: str, number: int, data: memoryview, transfer: _Transfer
+    self,
+    to: str,
+    number: int,
+    data: memoryview,
+    transfer: _Transfer,
+    filled: int | None = None,
   ) -> None:
     self._transfers[to, number, True] = transfer
     transfer.attempt.sending.add((to, number))
-    self._transport.send_array(to, number, data)
+    self._transport.send_array(to, number, data, filled)
 
   def _expect(
     self,
@@ -394,11 +432,12 @@ class Aggregations:
     nbytes: int,
     into: memoryview | None,
     transfer: _Transfer,
+    in_parts: bool = False,
   ) -> None:
     process = transfer.attempt.parts[transfer.at].process
     self._transfers[process, number, False] = transfer
     transfer.attempt.expected.add((process, number))
-    self._transport.expect(process, number, nbytes, into)
+    self._transport.expect(process, number, nbytes, into, in_parts)
 
   def _expect_mean(self, attempt: _Attempt, index: int) -> None:
     low, high = self._mean_slice(attempt, index)
@@ -413,7 +452,7 @@ class Aggregations:
   def _received(self, transfer: _Transfer, data: memoryview) -> None:
     part = transfer.attempt.parts[transfer.at]
     if transfer.is_part:
-      part.gradient, part.lent = data, True
+      part.gradient, part.here, part.lent = data, len(data), True
       self._average(transfer.attempt)
     else:
       part.has_mean = True
@@ -426,17 +465,29 @@ class Aggregations:
       transfer.attempt.gradient.done()
 
   def _average(self, attempt: _Attempt) -> None:
-    """Averages the own slice, if all of it is here."""
+    """Averages of the own slice what is here of all gradients."""
     if attempt.answered or attempt.averaging or attempt.averaged:
       return
-    if any(part.gradient is None for part in attempt.parts):
+    parts, ends = attempt.parts, attempt.ends
+    if any(part.gradient is None for part in parts):
+      return
+    here = min(part.here for part in parts)
+    until = bisect.bisect_right(ends, here)
+    if until < len(ends) and (
+      until == attempt.done
+      # What is lent may be spoilt, and nothing may go out before that is known.
+      or any(_is_lent(part) for part in parts)
+    ):
       return
     assert attempt.me is not None
-    start, stop = attempt.cuts[attempt.me], attempt.cuts[attempt.me + 1]
-    low, high = self._mean_slice(attempt, attempt.me)
-    out = np.frombuffer(attempt.mean, np.uint8)[low:high]
+    start, stop = attempt.pieces[attempt.done], attempt.pieces[until]
+    base, _ = self._slice(attempt, attempt.me)
+    low, high = self._place.bytes_of(start, stop)
+    first, last = self._mean_place.bytes_of(start, stop)
+    out = np.frombuffer(attempt.mean, np.uint8)[first:last]
     gradients = [
-      np.frombuffer(part.gradient or b"", np.uint8) for part in attempt.parts
+      np.frombuffer(part.gradient or b"", np.uint8)[low - base : high - base]
+      for part in parts
     ]
 
     def work() -> None:
@@ -455,7 +506,7 @@ class Aggregations:
           out,
         )
 
-    attempt.averaging = True
+    attempt.averaging, attempt.done = True, until
     if sum(g.nbytes for g in gradients) <= _AT_ONCE:
       work()
       self._averaged(attempt, None)
@@ -463,30 +514,51 @@ class Aggregations:
       self._background(work, lambda error: self._averaged(attempt, error))
 
   def _averaged(self, attempt: _Attempt, error: BaseException | None) -> None:
+    """A piece of the mean is there, and perhaps it was the last."""
     attempt.averaging = False
-    spoilt = self._give_back(attempt)
-    if attempt.dropped:
-      self._free(attempt)
-      return
-    if error is not None:
-      self._fail(attempt, None, f"averaging raised {error!r}")
-    elif spoilt is not None:
-      self._fail(attempt, spoilt, "it was lost while its gradient was read")
+    last = attempt.done == len(attempt.ends)
+    if attempt.dropped or last or error is not None:
+      spoilt = self._give_back(attempt)
+      if attempt.dropped:
+        self._free(attempt)
+        return
+      if error is not None:
+        self._fail(attempt, None, f"averaging raised {error!r}")
+      elif spoilt is not None:
+        self._fail(attempt, spoilt, "it was lost while its gradient was read")
     if attempt.answered:
       return
-    self._reach("gather")
+    self._push(attempt)
+    if not last:
+      self._average(attempt)  # More may be here by now.
+      return
     attempt.averaged = True
     assert attempt.me is not None
+    attempt.parts[attempt.me].has_mean = True
+    self._finish(attempt)
+
+  def _push(self, attempt: _Attempt) -> None:
+    """Sends what is averaged to all who need it."""
+    assert attempt.me is not None
     mine = attempt.parts[attempt.me]
-    mine.has_mean = True
     low, high = self._mean_slice(attempt, attempt.me)
+    if low == high:
+      return
+    start, stop = attempt.pieces[0], attempt.pieces[attempt.done]
+    filled = self._mean_place.bytes_of(start, stop)[1] - low
     number = transfer_id("mean", attempt.id, mine.incarnation)
     others = [p.process for p in attempt.parts if p is not mine]
-    if low < high:
+    if not attempt.pushing:
+      attempt.pushing = True
+      self._reach("gather")
       for process in (*others, *attempt.readers):
         transfer = _Transfer(attempt, attempt.me, False)
-        self._send(process, number, attempt.mean[low:high], transfer)
-    self._finish(attempt)
+        data = attempt.mean[low:high]
+        self._send(process, number, data, transfer, filled)
+      return
+    for process in (*others, *attempt.readers):
+      if (process, number) in attempt.sending:
+        self._transport.fill(process, number, filled)
 
   def _give_back(self, attempt: _Attempt) -> int | None:
     """Ends reading all gradients; returns whose was not whole, if any."""
@@ -547,3 +619,8 @@ class Aggregations:
   def _free(self, attempt: _Attempt) -> None:
     self._transport.free(attempt.mean)
     attempt.mean = memoryview(b"")
+
+
+def _is_lent(part: _Part) -> bool:
+  """Whether its bytes lie in the memory of its process."""
+  return part.gradient is not None and part.gradient.readonly

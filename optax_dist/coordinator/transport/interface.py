@@ -143,6 +143,23 @@ class ArrayReceived:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ArrayPart:
+  """The front of an array that was expected in parts is here.
+
+  Attributes:
+    peer: its sender.
+    transfer: its transfer id.
+    data: the memory of the whole array.
+    received: how many bytes of it are here.
+  """
+
+  peer: str
+  transfer: int
+  data: memoryview
+  received: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ArraySent:
   """An array has left: its memory is the caller's again.
 
@@ -171,7 +188,13 @@ class ArrayFailed:
 
 
 Event: TypeAlias = (
-  PeerUp | PeerLost | Message | ArrayReceived | ArraySent | ArrayFailed
+  PeerUp
+  | PeerLost
+  | Message
+  | ArrayReceived
+  | ArrayPart
+  | ArraySent
+  | ArrayFailed
 )
 
 
@@ -274,7 +297,9 @@ class Transport(Protocol):
     """
     ...
 
-  def send_array(self, peer: str, transfer: int, data: Buffer) -> None:
+  def send_array(
+    self, peer: str, transfer: int, data: Buffer, filled: int | None = None
+  ) -> None:
     """Sends an array; ends in one `ArraySent` or `ArrayFailed`.
 
     It must not be written to until then. The first MiB goes out at once, what
@@ -285,11 +310,25 @@ class Transport(Protocol):
       transfer: from 0 to 2**63 - 1, and never used before between these two in
         this direction.
       data: contiguous bytes, which are not copied.
+      filled: so many bytes at its front are there as yet; the others may be
+        written until `fill` has told of them. None: all.
+    """
+    ...
+
+  def fill(self, peer: str, transfer: int, filled: int) -> None:
+    """So many bytes at the front of an array are there now, and may go.
+
+    Nothing happens if the transfer has ended.
     """
     ...
 
   def expect(
-    self, peer: str, transfer: int, nbytes: int, into: Buffer | None = None
+    self,
+    peer: str,
+    transfer: int,
+    nbytes: int,
+    into: Buffer | None = None,
+    in_parts: bool = False,
   ) -> None:
     """Is ready for an array; ends in one `ArrayReceived` or `ArrayFailed`.
 
@@ -299,6 +338,8 @@ class Transport(Protocol):
       nbytes: its size; another one is a failure.
       into: contiguous and writable, of `nbytes` bytes: where it shall go. None:
         wherever it costs least, which for peers that are near is where it lies.
+      in_parts: whether `ArrayPart` tells of what is here, now and then, until
+        it is whole.
     """
     ...
 

@@ -66,14 +66,24 @@ class Peers:
     self._pool.free(memory)
 
   def send_array(
-    self, peer: str, transfer: int, data: interface.Buffer
+    self,
+    peer: str,
+    transfer: int,
+    data: interface.Buffer,
+    filled: int | None = None,
   ) -> None:
     found = self._session(peer, transfer)
     if found is None:
       self._not_connected(peer, transfer, True)
       return
-    found.send_array(transfer, data)
+    found.send_array(transfer, data, filled)
     self._to_write(peer)
+
+  def fill(self, peer: str, transfer: int, filled: int) -> None:
+    found = self._session(peer, transfer)
+    if found is not None:
+      found.fill(transfer, filled)
+      self._to_write(peer)
 
   def expect(
     self,
@@ -81,12 +91,13 @@ class Peers:
     transfer: int,
     nbytes: int,
     into: interface.Buffer | None = None,
+    in_parts: bool = False,
   ) -> None:
     found = self._session(peer, transfer)
     if found is None:
       self._not_connected(peer, transfer, False)
       return
-    found.expect(transfer, nbytes, into)
+    found.expect(transfer, nbytes, into, in_parts)
     self._to_write(peer)
 
   def progress(self, peer: str, transfer: int) -> interface.Progress | None:

@@ -62,6 +62,7 @@ class _Incoming:
   nbytes: int
   memory: memoryview | None  # Where it goes; None: where it lies.
   expected: bool
+  in_parts: bool = False  # Whether its front is told of.
   begun: bool = False
   received: int = 0
   moved: float = 0.0
@@ -72,6 +73,7 @@ class _Incoming:
 class _Outgoing:
   data: memoryview
   ready: bool
+  filled: int  # Bytes that are there.
   begun: bool = False
   taken: int = 0  # Bytes that have been handed over to be written.
   region: shared_memory.Region | None = None  # If it is lent.
@@ -191,7 +193,9 @@ class Session:
       self._forget(transfer)
     self._put(_BYE, 0, reason.encode()[:500])
 
-  def send_array(self, transfer: int, data: interface.Buffer) -> None:
+  def send_array(
+    self, transfer: int, data: interface.Buffer, filled: int | None = None
+  ) -> None:
     """See `Transport.send_array`."""
     view = memoryview(data).cast("B")
     if transfer in self._outgoing:
@@ -200,14 +204,27 @@ class Session:
       del self._dead[transfer]
       self._fail(transfer, True, "the receiver does not want it")
       return
-    out = _Outgoing(view, transfer in self._ready)
+    filled = view.nbytes if filled is None else filled
+    out = _Outgoing(view, transfer in self._ready, filled)
     self._ready.pop(transfer, None)
     self._outgoing[transfer] = out
     if not self._offer(transfer, out):
       self._turns.append(transfer)
 
+  def fill(self, transfer: int, filled: int) -> None:
+    """See `Transport.fill`."""
+    out = self._outgoing.get(transfer)
+    if out is not None:
+      out.filled = filled
+      if not out.begun and self._offer(transfer, out):
+        self._turns.remove(transfer)
+
   def expect(
-    self, transfer: int, nbytes: int, into: interface.Buffer | None
+    self,
+    transfer: int,
+    nbytes: int,
+    into: interface.Buffer | None,
+    in_parts: bool = False,
   ) -> None:
     """See `Transport.expect`."""
     memory = None if into is None else memoryview(into).cast("B")
@@ -235,7 +252,7 @@ class Session:
         self._wrong_size(transfer, found.nbytes, nbytes)
         return
       self._move(found, memory)
-    found.moved = time.monotonic()
+    found.moved, found.in_parts = time.monotonic(), in_parts
     if found.lent is not None:
       self._take_offer(transfer, found)
       return
@@ -355,6 +372,8 @@ class Session:
     """Takes a piece of the array, if one may be sent."""
     out = self._outgoing[transfer]
     size = out.data.nbytes
+    if out.filled < size and self._lends and size >= shared_memory.LEAST:
+      return False  # It is lent as a whole.
     if not out.begun:
       cost = _cost(size)
       if not out.ready:
@@ -365,7 +384,7 @@ class Session:
       raw = _WORD.pack(size)
       self._writing += [self._seal(_ARRAY, transfer, len(raw), raw), raw]
     end = size if out.ready else min(size, EAGER)
-    end = min(end, out.taken + CHUNK)
+    end = min(end, out.filled, out.taken + CHUNK)
     if end == out.taken and size:
       return False
     if size:
@@ -382,7 +401,8 @@ class Session:
 
   def _offer(self, transfer: int, out: _Outgoing) -> bool:
     """Lends the array instead of sending it, if it lies where it can be."""
-    if not self._lends or out.data.nbytes < shared_memory.LEAST:
+    size = out.data.nbytes
+    if not self._lends or size < shared_memory.LEAST or out.filled < size:
       return False
     region = self._pool.find(out.data)
     if region is None or (region.file < 0 and self._see is None):
@@ -473,6 +493,13 @@ class Session:
       return
     self._sink = None
     if isinstance(sink, _Incoming):
+      if sink.in_parts and 0 < sink.received < sink.nbytes:
+        assert sink.memory is not None
+        self._emit(
+          interface.ArrayPart(
+            self.peer, self._sink_id, sink.memory, sink.received
+          )
+        )
       self._check_whole(self._sink_id, sink)
     else:
       body = bytes(sink.memory)

@@ -10,7 +10,11 @@ from optax_dist.coordinator.aggregation import (
   reduce_scatter_gather as aggregation,
 )
 from optax_dist.coordinator.protocol import effects, entries, inputs
-from optax_dist.coordinator.transport import in_process
+from optax_dist.coordinator.transport import (
+  in_process,
+  session,
+  shared_memory,
+)
 
 TEMPLATE = [np.zeros((300, 401), np.float32), np.zeros(7, np.float64)]
 
@@ -347,3 +351,78 @@ def test_closing_the_connection_fails_what_waits_for_that_peer():
     assert answer.failed_replica == 1
     assert "closed the connection" in answer.reason
     assert not [key for key in side.all._transfers if key[0] == "p1"]
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+  """As between hosts, with slices of many megabytes; counts the pieces."""
+  monkeypatch.setattr(shared_memory, "LEAST", 1 << 40)
+  monkeypatch.setattr(session, "CHUNK", 16 << 10)
+  monkeypatch.setattr(aggregation, "_PIECE", 32 << 10)
+  pushed = []
+  fill = in_process.InProcessTransport.fill
+
+  def counted(self, peer, transfer, filled):
+    pushed.append(filled)
+    fill(self, peer, transfer, filled)
+
+  monkeypatch.setattr(in_process.InProcessTransport, "fill", counted)
+  return pushed
+
+
+@pytest.mark.parametrize("wire", wire_formats.WIRES)
+@pytest.mark.parametrize(("members", "readers"), [(2, 0), (3, 2)])
+def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
+  in_pieces, wire, members, readers
+):
+  group = Group(members, readers, wire)
+  group.begin_all()
+  group.pump()
+  whole = group.sides[0].encoder.average(
+    [bytes(side.gradient.data) for side in group.sides[:members]],
+    [1.0] * members,
+    members,
+  )
+  for side in group.sides:
+    assert side.answers == [inputs.Aggregated(attempt_id(), attempt_id())]
+    for got, want in zip(side.mean(), side.encoder.read(whole), strict=True):
+      np.testing.assert_array_equal(got, want)
+    side.gradient.resolve()
+    side.all.drop(attempt_id())
+  group.pump()
+  assert all(side.idle == [True] for side in group.sides[:members])
+  assert all(side.all.pending() == 0 for side in group.sides)
+  if wire == "float32":
+    assert len(in_pieces) >= 2 * members
+
+
+@pytest.mark.usefixtures("averaged_aside")
+def test_pieces_are_averaged_aside_one_after_the_other(in_pieces):
+  group = Group(2)
+  group.begin_all()
+  group.pump()
+  want = by_hand(group.sides)
+  for side in group.sides:
+    for got, mean in zip(side.mean(), want, strict=True):
+      np.testing.assert_array_equal(got, mean)
+  assert in_pieces
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_a_member_that_is_lost_between_two_pieces_is_named(monkeypatch):
+  monkeypatch.setattr(in_process, "_FULL", 20 << 10)
+  group = Group(2)
+  group.begin_all()
+  first, second = group.sides
+  while not any(a.done for a in first.all._attempts.values()):
+    second.transport.poll(0)
+    for event in first.transport.poll(0):
+      first.all.handle(event)
+  assert not first.all.answers
+  second.transport.kill()
+  group.pump(without=[1])
+  (answer,) = first.answers
+  assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
+  first.gradient.resolve()
+  first.all.drop(attempt_id())
+  assert first.idle == [True]
