@@ -14,6 +14,7 @@ import os
 import resource
 import selectors
 import socket
+import struct
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ from side_by_side import Line
 COUNTS = (16, 64, 256)
 GOAL = 200.0
 _RECORDED, _COMMITTED = b'["Recorded",', b'["Committed",'
+_FRAME = struct.Struct("<IBQ")  # The head of a frame: its length comes first.
 
 
 def lines(args: argparse.Namespace) -> Iterator[Line]:
@@ -140,8 +142,7 @@ class _Follower:
   """A connection that submits a gradient after each commit."""
 
   def __init__(self, number: int, leader: str, path: str, key: bytes):
-    from optax_dist.coordinator.transport import handshake, session
-    from optax_dist.coordinator.transport import shared_memory as memory
+    from optax_dist.coordinator.transport import handshake
 
     self.sock = socket.socket(socket.AF_UNIX)
     self.sock.connect("\0" + path)
@@ -154,30 +155,41 @@ class _Follower:
         shake.use()
         shake.feed(b"")
     self.sock.sendall(shake.output)
-    self.came: list[Any] = []
-    self.session = session.Session(leader, memory.Pool(), self.came.append)
-    self.session.start(None, near=False)
-    self.session.feed(shake.rest)
+    self.came = shake.rest
 
-  def say(self, parts: list[bytes]) -> None:
-    self.session.send(parts)
-    while output := self.session.output():
-      self.session.sent(self.sock.sendmsg(output))
+  def say(self, frame: bytes) -> None:
+    self.sock.sendall(frame)
 
   def commits(self) -> int:
     """How many steps were committed, of what there is to read."""
     data = self.sock.recv(1 << 16)
     if not data:
       raise ConnectionError("the leader has left")
-    self.session.feed(data)
-    # What was proposed before comes without the record.
-    found = sum(
-      _RECORDED in (head := event.payload[:120])
-      and (_COMMITTED in head or event.payload[-5:] == b"null]")
-      for event in self.came
-    )
-    self.came.clear()
+    data = self.came + data
+    found = start = 0
+    while (body := start + _FRAME.size) <= len(data):
+      end = body + _FRAME.unpack_from(data, start)[0]
+      if end > len(data):
+        break
+      head = data[body : min(end, body + 120)]
+      # What was proposed before comes without the record.
+      found += _RECORDED in head and (
+        _COMMITTED in head or data[end - 5 : end] == b"null]"
+      )
+      start = end
+    self.came = data[start:]
     return found
+
+
+def _frame(parts: list[bytes]) -> bytes:
+  """A message as it is written where nothing is signed: the same for all."""
+  from optax_dist.coordinator.transport import session
+  from optax_dist.coordinator.transport import shared_memory as memory
+
+  made = session.Session("", memory.Pool(), lambda event: None)
+  made.start(None, near=False)
+  made.send(parts)
+  return b"".join(made.output())
 
 
 def _follow(args: argparse.Namespace) -> None:
@@ -200,21 +212,23 @@ def _follow(args: argparse.Namespace) -> None:
   all_ = []
   for number in range(1, args.followers + 1):
     one = _Follower(number, leader, unix.removeprefix("unix:"), key)
-    one.say(encode(dataclasses.replace(hello, replica=number)))
+    one.say(_frame(encode(dataclasses.replace(hello, replica=number))))
     selector.register(one.sock, selectors.EVENT_READ, one)
     all_.append(one)
   processes.say(ready=True)
   told.wait()
   payload = bytes(-(-args.params // 16) * 64)
 
-  def arrival(step: int) -> list[bytes]:
-    return encode(
-      messages.Arrive(step, step, 1, 1, True, step, None, payload, "[]", None)
+  def arrival(step: int) -> bytes:
+    return _frame(
+      encode(
+        messages.Arrive(step, step, 1, 1, True, step, None, payload, "[]", None)
+      )
     )
 
-  steps, latest, parts = dict.fromkeys(all_, 0), 0, arrival(0)
+  steps, latest, frame = dict.fromkeys(all_, 0), 0, arrival(0)
   for one in all_:
-    one.say(parts)
+    one.say(frame)
   while True:
     for ready, _ in selector.select():
       one = ready.data
@@ -222,8 +236,8 @@ def _follow(args: argparse.Namespace) -> None:
       if commits:
         steps[one] += commits
         if steps[one] > latest:
-          latest, parts = steps[one], arrival(steps[one])
-        one.say(parts)
+          latest, frame = steps[one], arrival(steps[one])
+        one.say(frame)
 
 
 def _main() -> None:

@@ -291,6 +291,6 @@ def ordered(replicas: Iterable[Replica]) -> tuple[Replica, ...]:
   """Sorts ids, numbers before names."""
   ids = list(replicas)
   try:
-    return tuple(sorted(ids))  # type: ignore[type-var]
+    return tuple(sorted(ids))
   except TypeError:  # There are both.
     return tuple(sorted(ids, key=lambda r: (isinstance(r, str), r)))

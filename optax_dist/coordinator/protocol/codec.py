@@ -66,14 +66,14 @@ class _Blobs:
 
   __slots__ = ("_data", "_start")
 
-  def __init__(self, data: memoryview, start: int):
+  def __init__(self, data: bytes, start: int):
     self._data, self._start = data, start
 
   def take(self, length: int) -> bytes:
     end = self._start + length
     if length < 0 or end > len(self._data):
       raise BadMessage("cut short")
-    found = bytes(self._data[self._start : end])
+    found = self._data[self._start : end]
     self._start = end
     return found
 
@@ -134,21 +134,21 @@ class Codec(Generic[T]):
     Raises:
       BadMessage: the data is not exactly one value of the declared types.
     """
-    view = memoryview(data)
-    if len(view) < _LENGTH.size:
+    data = bytes(data)  # Most often it is, and this copies nothing.
+    if len(data) < _LENGTH.size:
       raise BadMessage("cut short")
-    end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
-    if end > len(view):
+    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    if end > len(data):
       raise BadMessage("cut short")
     text = ""
     try:
-      text = str(view[_LENGTH.size : end], "utf-8")
+      text = data[_LENGTH.size : end].decode()
       header, read = _load(text)
     except (ValueError, RecursionError):
       raise BadMessage("its header is not JSON") from None
     if read != len(text):
       raise BadMessage("its header is not JSON")
-    blobs = _Blobs(view, end)
+    blobs = _Blobs(data, end)
     value = self._unpack(header, blobs)
     blobs.check_end()
     return value

@@ -1228,7 +1228,10 @@ class Leader:
     arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
     details = tuple(
       [
-        Details(a.message.batches, a.message.compute, self._now - a.at)
+        # Microseconds: with hundreds of members digits are bytes.
+        Details(
+          a.message.batches, a.message.compute, round(self._now - a.at, 6)
+        )
         for a in arrivals
       ]
     )

@@ -492,8 +492,7 @@ class Driver:
           phases.reach("joining", self._replica)
         self._send(peer, message)
       case fx.SendAll(peers, message):
-        for peer in peers:
-          self._send(peer, message)
+        self._transport.send_all(peers, [self._encode(message)])
       case fx.Put(request, key, value, overwrite):
         self._put(request, key, value, overwrite)
       case fx.Get(request, key):
@@ -600,9 +599,14 @@ class Driver:
   def _send(
     self, peer: str, message: messages.Message | orders.Report | orders.Order
   ) -> None:
+    self._transport.send(peer, [self._encode(message)])
+
+  def _encode(
+    self, message: messages.Message | orders.Report | orders.Order
+  ) -> bytes:
     if self._encoded is None or self._encoded[0] is not message:
       self._encoded = message, orders.WIRE.encode(message)
-    self._transport.send(peer, [self._encoded[1]])
+    return self._encoded[1]
 
   def _number(self, kind: str, request: int) -> int:
     number = next(self._numbers)

@@ -283,6 +283,10 @@ class Transport(Protocol):
     """
     ...
 
+  def send_all(self, peers: Sequence[str], payload: Sequence[Buffer]) -> None:
+    """Sends one message to several, and perhaps at once; see `send`."""
+    ...
+
   def allocate(self, nbytes: int) -> memoryview:
     """Memory from which peers that are near can read without a copy.
 

@@ -59,6 +59,13 @@ class Peers:
     self._to_write(peer)
     return True
 
+  def send_all(
+    self, peers: Sequence[str], payload: Sequence[interface.Buffer]
+  ) -> None:
+    body = b"".join(payload)
+    for peer in peers:
+      self.send(peer, [body])
+
   def allocate(self, nbytes: int) -> memoryview:
     return self._pool.allocate(nbytes)
 

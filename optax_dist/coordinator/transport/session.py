@@ -182,6 +182,26 @@ class Session:
       )
     self._put(_MESSAGE, 0, body)
 
+  def at_once(self, body: bytes) -> bytes | None:
+    """The bytes of a message, to be written now; None: it has to be queued.
+
+    What is left of them is given to `go_on`.
+    """
+    if (
+      self._keys is not None
+      or not self._started
+      or self._frames
+      or self._writing
+      or self._turns
+      or len(body) > interface.MAX_MESSAGE
+    ):
+      return None
+    return _HEADER.pack(len(body), _MESSAGE, 0) + body
+
+  def go_on(self, rest: memoryview) -> None:
+    """So much of the bytes of `at_once` has not been written."""
+    self._writing.append(rest)
+
   def ping(self) -> None:
     """Queues a heartbeat, unless something is on its way anyway."""
     if not (self._frames or self._writing):

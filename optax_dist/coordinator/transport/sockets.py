@@ -238,6 +238,43 @@ class SocketTransport(peers.Peers):
     self._dials[peer] = dial
     self._try(peer, dial)
 
+  def send_all(
+    self, peers: Sequence[str], payload: Sequence[interface.Buffer]
+  ) -> None:
+    self._check_open()
+    body, now = b"".join(payload), time.monotonic()
+    for peer in peers:
+      link = self._up_links.get(peer)
+      if link is None or not self._send_at_once(link, body, now):
+        self.send(peer, [body])
+
+  def _send_at_once(self, link: _Link, body: bytes, now: float) -> bool:
+    """Writes a message to one for whom nothing else waits; False: it does.
+
+    A leader does this for each of its followers in each step, so it does no more
+    than it must.
+    """
+    if type(link.channel) is not channels.Plain:
+      return False
+    assert link.session is not None
+    frame = link.session.at_once(body)
+    if frame is None or (link.handshake and link.handshake.output):
+      return False
+    try:
+      sent = link.channel.send([frame])
+      if sent is None:
+        return False
+      if sent < len(frame):
+        link.session.go_on(memoryview(frame)[sent:])
+        self._dirty[link] = None
+      link.sent = now
+    except OSError:
+      return False  # It is found out where it is written again.
+    except BaseException:
+      self._end(link, "broken", "interrupted on this side")
+      raise
+    return True
+
   def disconnect(self, peer: str, reason: str = "") -> None:
     self._check_open()
     if peer not in self._sessions:

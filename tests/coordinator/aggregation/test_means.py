@@ -86,6 +86,31 @@ def test_the_mean_is_exact_and_does_not_depend_on_the_cuts(members, parts):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("members", [9, 100])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_many_members_are_added_up_in_the_same_order(
+  monkeypatch, members, kind
+):
+  place = layout.layout([np.zeros(40, np.float32)], kind)
+  rng = np.random.default_rng(0)
+  scale = 10.0 ** rng.integers(-4, 5, (members, 1))
+  raws = []
+  for row in rng.normal(size=(members, 40)) * scale:
+    raws.append(np.zeros(place.nbytes, np.uint8))
+    assert means.write([row.astype(np.float32)], place, raws[-1])
+
+  def mean():
+    out = np.empty(place.nbytes, np.uint8)
+    ones = [1.0] * members
+    stop = place.elements
+    means.mean_slice(raws, ones, members, place, place, 0, stop, out)
+    return out.tobytes()
+
+  at_once = mean()
+  monkeypatch.setattr(means, "_MANY_MEMBERS", members)
+  assert at_once == mean()
+
+
 def test_weights_multiply_and_the_count_divides():
   args = {"weights": [1.0, 0.5, 0.25], "count": 5}
   found = averaged(gradients(3), "float32", 3, **args)

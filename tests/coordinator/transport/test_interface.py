@@ -28,6 +28,23 @@ def test_messages_come_once_and_in_order(world):
   assert back == [interface.Message("b", b"back")]
 
 
+@pytest.mark.parametrize("nbytes", [10, 3_000_000])
+def test_what_is_sent_to_all_comes_in_its_place(world, nbytes):
+  a, _ = world.pair()
+  world.add("c")
+  world.connect("a", "c")
+  world.wait_for("a", interface.PeerUp)
+  large = bytes(nbytes)
+  a.send("b", [b"before"])
+  a.send_all(["b", "nobody", "c"], [large[:4], large[4:]])
+  a.send("c", [b"after"])
+  a.send_all(["c"], [b"and last"])
+  got = lambda name: [e.payload for e in world.of(name, interface.Message)]
+  world.run_until(lambda: len(got("b")) == 2 and len(got("c")) == 3)
+  assert got("b") == [b"before", large]
+  assert got("c") == [large, b"after", b"and last"]
+
+
 def test_both_sides_are_told_that_a_peer_is_up(world):
   a, b = world.add("a"), world.add("b")
   world.connect("a", "b")
