@@ -350,7 +350,7 @@ class Launcher:
           process.signal(number)
       case spread.Gone(replica, start, code, words, tail):
         if code and self._over_since is None:
-          self._lose(replica, start, code, words, tail)
+          self._lose(replica, start, code, f"ended, for {words}", tail)
         self._step(supervisor.Ended(replica, code))
       case spread.GivenUp(replica, words):
         self._settled.add(replica)
@@ -545,7 +545,7 @@ class Launcher:
       _log.info("%s %s", failed.name, ending)
     if self._is_shared(replica):
       if failed is not None:
-        ending = f"({failed.name} on host {self._node.rank}) {ending}"
+        ending = f"{failed.name} on host {self._node.rank} {ending}"
       self._agree(spread.Ended(replica, code, ending, tail[-_LONGEST_TAIL:]))
       return
     if code and self._over_since is None:
