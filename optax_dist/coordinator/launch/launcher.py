@@ -381,8 +381,8 @@ class Launcher:
         self._spread.step(spread.Settled(replica, words), now)
     made.publish(self._spread.notice)
     made.close(_LAST_WORDS)
-    if words and self._store is not None:
-      self._store.drain(_LAST_WORDS)
+    if self._store is not None and (words or self._code):
+      self._store.drain(_LAST_WORDS)  # They have to read it.
 
   def _carry_out(self, effects: Sequence[supervisor.Effect]) -> None:
     for effect in effects:
