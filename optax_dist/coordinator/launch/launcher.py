@@ -497,10 +497,10 @@ class Launcher:
       if self._groups.get(replica) is group:
         self._look_at(replica, group)
     if self._board is not None and self._spread is not None:
-      for host, notice in self._board.poll():
-        self._agree(spread.Heard(host, notice))
       self._agree(spread.Tick())
       self._board.publish(self._spread.notice)
+      for host, notice in self._board.poll():
+        self._agree(spread.Heard(host, notice))
     for process in list(self._spares):
       if process.has_ended():
         self._spares.remove(process)

@@ -1,5 +1,6 @@
 """`optax-dist launch` on two hosts, with replicas of two processes."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -111,9 +112,10 @@ _JOINS = r"\[replica (\d)\.(\d)\] process (\d+) joins at step (\d+)"
 
 def _listeners(pid):
   """Address, as /proc has it, and port of all at which a process listens."""
-  own = {
-    os.readlink(file) for file in pathlib.Path(f"/proc/{pid}/fd").iterdir()
-  }
+  own = set()
+  for file in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+    with contextlib.suppress(FileNotFoundError):  # It was closed just now.
+      own.add(os.readlink(file))
   found = []
   for table in ("tcp", "tcp6"):
     lines = pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()
