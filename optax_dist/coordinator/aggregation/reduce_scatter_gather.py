@@ -30,8 +30,9 @@ from optax_dist.coordinator.transport import interface as transports
 # Slices up to this many bytes together are averaged at once, in about a
 # millisecond; larger ones in the background, so that messages go on meanwhile.
 _AT_ONCE = 4 << 20
-# Of a slice that comes in parts so many bytes are averaged at a time.
-_PIECE = 512 << 10
+# Of a slice that comes in parts at least so many bytes are averaged at a time,
+# and there are at most so many times.
+_PIECE, _MOST_PIECES = 512 << 10, 16
 # A slice of the mean can only come once its owner has all gradients, so it may
 # take longer than they; then a member that misses a gradient reports first.
 _MEAN_PATIENCE = 1.5
@@ -386,8 +387,9 @@ class Aggregations:
     pieces: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     if me is not None:
-      pieces = self._place.pieces(cuts[me], cuts[me + 1], _PIECE)
-      base, _ = self._place.bytes_of(cuts[me], cuts[me + 1])
+      base, end = self._place.bytes_of(cuts[me], cuts[me + 1])
+      nbytes = max(_PIECE, (end - base) // _MOST_PIECES)
+      pieces = self._place.pieces(cuts[me], cuts[me + 1], nbytes)
       bytes_of = self._place.bytes_of
       pairs = itertools.pairwise(pieces)
       ends = tuple(max(0, bytes_of(a, b)[1] - base) for a, b in pairs)
