@@ -16,6 +16,7 @@ from optax_dist import quorum as rules
 from optax_dist.coordinator import (
   errors,
   faults,
+  learner,
   options,
   preemption,
   strategies,
@@ -208,7 +209,7 @@ def join(
         faults.install(launched, line)
       if process_index == 0:
         metrics = _reporter(told)
-      made = replicas.Replica(
+      made = learner.replica_for(chosen)(
         where,
         chosen,
         params,
@@ -319,9 +320,10 @@ def run_embedded(
 
   def run(index: int) -> None:
     try:
-      one = replicas.Replica(
+      chosen = _strategy(opt, strategy, quorum)
+      one = learner.replica_for(chosen)(
         world.connect(str(index)),
-        _strategy(opt, strategy, quorum),
+        chosen,
         params,
         replica=index,
         settings=told,

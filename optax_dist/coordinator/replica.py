@@ -25,7 +25,6 @@ from optax_dist.coordinator import (
   strategies,
 )
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprint import fingerprint
 from optax_dist.coordinator.metrics import replica_numbers, reporter
 from optax_dist.coordinator.metrics.metric import Metric
@@ -63,6 +62,9 @@ class Replica:
     group: which process of the replica this is, if it has several.
   """
 
+  # Whether `step` is told of tokens.
+  _weighs_tokens = False
+
   def __init__(
     self,
     place: endpoint.Endpoint,
@@ -84,11 +86,7 @@ class Replica:
     self.replica = replica
     self._preempted, self._on_close = preempted, on_close
     self._strategy, self._settings = strategy, settings
-    # One that never waits, or None.
-    self._learner: strategies.DecoupledDiloco | None = None
-    if isinstance(strategy, strategies.DecoupledDiloco):
-      self._learner = strategy
-      _check_learner(settings, group)
+    self._check(settings, group)
     self._data_spec = data
     params = trees.as_params(params)
     shared = strategy.shared(params)
@@ -99,12 +97,9 @@ class Replica:
     self._gradient_shards = state_shards = None
     self._update = strategy.apply
     alike = agreement.agreement(strategy, shared, params, settings, data)
-    blocks: Any = self._template.leaves
-    unflatten: Callable[[Any], Any] = self._template.unflatten
-    if self._learner is not None:
-      blocks, exchanged = jax.tree.flatten(strategy.exchanged(params))
-      unflatten = functools.partial(jax.tree.unflatten, exchanged)
-    self._unflatten = unflatten
+    blocks: Any
+    blocks, exchanged = jax.tree.flatten(strategy.exchanged(params))
+    self._unflatten = functools.partial(jax.tree.unflatten, exchanged)
     if group is not None:
       alike += (("processes per replica", str(group.count)),)
       if not self._template.is_local:
@@ -174,7 +169,7 @@ class Replica:
       data=data,
       progress=progress,
       exact=data is not None and data.constant_global_batch,
-      fragments=None if self._learner is None else self._learner.rules,
+      fragments=strategy.rules,
     )
     self._driver = driver.Driver(
       self._core(places),
@@ -241,6 +236,11 @@ class Replica:
     self._metrics = metrics
     if metrics is not None:
       metrics.add(self._numbers)
+
+  def _check(
+    self, settings: options.Options, group: groups.Group | None
+  ) -> None:
+    """Refuses what can't go with this kind of replica."""
 
   def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
     """What decides: in a replica of several processes, in its process 0."""
@@ -356,8 +356,6 @@ class Replica:
     return self._is_late()
 
   def _is_late(self) -> bool:
-    if self._learner is not None:
-      return False
     late = self._handover.published.step - self._based_on
     return late > self._strategy.quorum.max_staleness
 
@@ -551,7 +549,7 @@ class Replica:
       CoordinatorError: the run can't go on; every replica raises the same.
     """
     phases.slow_down(time.monotonic() - self._token_time)
-    if tokens is not None and (self._learner is None or tokens < 0):
+    if tokens is not None and (not self._weighs_tokens or tokens < 0):
       raise ValueError(
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {self._strategy.name!r}."
@@ -570,11 +568,10 @@ class Replica:
     if over is not None:
       return over
     grads = self._template.fit(grads)
-    text = json.dumps(batch, default=_plain)
-    if self._learner is not None:
-      self._batches.append(text)
-      self._local = self._learner.train(self._local, grads, tokens)
-      return self._go_on(self._learner)
+    return self._advance(grads, json.dumps(batch, default=_plain), tokens)
+
+  def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
+    """Goes on by a gradient: submits it, where what it is part of is whole."""
     if self._pending >= 0:
       # An earlier call was interrupted; what it had submitted counts first.
       self._conclude(self._pending)
@@ -611,66 +608,6 @@ class Replica:
       return bool(self._leases.left)
     return self._unsent < self._handover.asked
 
-  def _go_on(self, learner: strategies.DecoupledDiloco) -> Outcome:
-    """Takes in what has come, and gives what is due; waits for nothing."""
-    answer = None
-    if self._pending >= 0:
-      answer = self._handover.outcome(self._pending)
-    published = self._handover.published
-    if not published.is_ready:
-      # Also with an answer: what it was merged into is still computed.
-      self._begin()
-      return self._outcome("", accepted=True)
-    told = self._outcome("", accepted=True)
-    merged = False
-    if isinstance(answer, handover.Outcome):
-      told, merged = self._answered(learner, answer.resolved)
-    if self._pending < 0:
-      if published.step > self._based_on:
-        self._pinned, self._based_on = published.get(), published.step
-        self._local = learner.take_in(self._pinned, self._local, merged)
-      seen = self._handover
-      newest = seen.published.step == self._based_on
-      called = seen.called == self._based_on
-      if newest and not seen.suspended and learner.is_due(self._local, called):
-        self._give(learner, called)
-    self._begin()
-    return told._replace(global_step=self._based_on, save=self._time_to_save())
-
-  def _answered(
-    self, learner: strategies.DecoupledDiloco, resolved: effects.Resolved
-  ) -> tuple[Outcome, bool]:
-    """A contribution has its outcome; and whether it was merged."""
-    self._handover.take(self._pending)
-    self._pending = -1
-    merged = not resolved.reason
-    self._encoder.settle(applied=merged)
-    self._count(resolved.reason or "applied", 1)
-    if resolved.reason == quorum.Reason.NON_FINITE.value:
-      # The learner's own numbers are of no use any more.
-      self._local = learner.local(self._pinned)
-    told = self._outcome(resolved.reason, accepted=merged)
-    return told._replace(members=resolved.members), merged
-
-  def _give(self, learner: strategies.DecoupledDiloco, called: bool) -> None:
-    """Submits a contribution to the round that is open."""
-    given, self._local = learner.give(self._pinned, self._local, called)
-    seconds = self._computed / max(1, len(self._batches))
-    work = Work(given.tokens, given.steps, seconds, given.late, given.begins)
-    self._total = given.payload
-    self._send(1, work)
-    self._total, self._computed, self._batches = None, 0.0, []
-
-  def _forget_contribution(self, reason: str) -> None:
-    """Expects no more outcome of the contribution that is under way, if any."""
-    if self._pending >= 0:
-      answer = self._handover.take(self._pending)
-      if isinstance(answer, handover.Outcome):
-        reason = answer.resolved.reason or "applied"
-      self._count(reason, 1)
-      self._encoder.settle(applied=reason == "applied")
-      self._pending = -1
-
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
 
@@ -681,8 +618,10 @@ class Replica:
     over = self._over(1)
     if over is not None:
       return over
-    if self._learner is not None:
-      return self._go_on(self._learner)
+    return self._catch_up()
+
+  def _catch_up(self) -> Outcome:
+    """Gives up what is computed now."""
     if self._pending >= 0:
       self._conclude(self._pending)
     self._account_for_prefetched()
@@ -809,23 +748,19 @@ class Replica:
   def _over(self, gradients: int) -> Outcome | None:
     """What to say if nothing can be submitted any more."""
     self._raise_failure()
-    if self._learner is not None:
-      gradients = 0  # What is not given is no contribution.
     if self._left:
       self._count("finished", gradients)
       return self._outcome("finished", finished=True)
     if self._has_finished():
       return self._start_over("finished", self._counted + gradients)
-    if self._learner is not None:
-      if self._handover.admission != self._admission:
-        # What it has of its own is as good as before.
-        self._admission = self._handover.admission
-        self._forget_contribution("lost")
-    elif self._handover.admission != self._admission:
-      # It was taken for dead meanwhile: what it had is worth nothing.
-      self._pending = self._taken = -1
-      return self._start_over("lost", self._counted + gradients)
+    if self._handover.admission != self._admission:
+      return self._let_in_anew(gradients)
     return None
+
+  def _let_in_anew(self, gradients: int) -> Outcome | None:
+    """It was taken for dead meanwhile: what it had is worth nothing."""
+    self._pending = self._taken = -1
+    return self._start_over("lost", self._counted + gradients)
 
   def _begin(self) -> None:
     """Computing begins, or goes on."""
@@ -835,9 +770,13 @@ class Replica:
       self._waited += now - self._sent
       self._waited_in_all += now - self._sent
       self._sent = None
-    if not self._counted and (self._learner is None or not self._batches):
+    if not self._counted and self._begins_anew():
       self._began = now
       self._compiled, self._cpu = timings.compiled(), time.process_time()
+
+  def _begins_anew(self) -> bool:
+    """Whether what is computed now is the first part of a submission."""
+    return True
 
   def _timings(self, sequence: int, now: float, encoded: float) -> bytes:
     """What the journal tells of a submission that is sent now."""
@@ -1067,8 +1006,7 @@ class Replica:
       self._leases.round or self._leases.drawn
     )
     self._clear()
-    if self._learner is not None:
-      self._forget_contribution(reason)
+    self._give_up_pending(reason)
     if reason == "finished":
       self._wait(self._has_finished, "for the end of the run")
       self._raise_failure()
@@ -1083,6 +1021,9 @@ class Replica:
     self._begin()
     finished = self._has_finished()
     return self._outcome(reason, waited=waited, finished=finished)
+
+  def _give_up_pending(self, reason: str) -> None:
+    """What is submitted and has no outcome yet is expected no more."""
 
   def _outcome(
     self,
@@ -1126,23 +1067,6 @@ class Replica:
   def _raise_failure(self) -> None:
     if self._handover.failure is not None:
       raise self._handover.failure
-
-
-def _check_learner(
-  settings: options.Options, group: groups.Group | None
-) -> None:
-  """Refuses what can't go with decoupled DiLoCo."""
-  if wire_formats.feeds_back(settings.wire):
-    raise ValueError(
-      "decoupled DiLoCo needs a wire that feeds no error back, for the next"
-      " fragment is another one: 'float32' or 'bfloat16', got"
-      f" {settings.wire!r}."
-    )
-  if group is not None:
-    raise ValueError(
-      "decoupled DiLoCo is for replicas of one process: several would have to"
-      " take a fragment in at the same step."
-    )
 
 
 def _cores() -> int | None:

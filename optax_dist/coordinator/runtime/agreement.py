@@ -29,9 +29,7 @@ def agreement(
   state = "\n".join(_leaves(shared))
   mean = jax.eval_shape(lambda x: x, strategy.exchanged(params))
   program = str(jax.make_jaxpr(strategy.apply)(shared, mean))
-  numbers = ""
-  if isinstance(strategy, strategies.DecoupledDiloco):
-    numbers = f" {tuple(strategy.rules)}"
+  numbers = "" if strategy.rules is None else f" {tuple(strategy.rules)}"
   # Addresses of functions differ between processes.
   program = re.sub(r"0x[0-9a-f]+", "0x", program)
   return (

@@ -26,6 +26,8 @@ class LocalState(NamedTuple):
 class LocalSteps:
   """Replicas that train alone for some steps."""
 
+  rules = None
+
   def __init__(
     self, inner: optax.GradientTransformation, communication_period: int
   ):

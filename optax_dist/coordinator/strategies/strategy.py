@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist import quorum
+from optax_dist import decoupled_diloco, quorum
 
 
 class Quorum(NamedTuple):
@@ -73,6 +73,11 @@ class Strategy(Protocol):
 
     None where one gradient is part of several steps.
     """
+    ...
+
+  @property
+  def rules(self) -> decoupled_diloco.Config | None:
+    """The numbers of rounds that nobody waits for; None: replicas wait."""
     ...
 
   def shared(self, params: Any) -> Any:

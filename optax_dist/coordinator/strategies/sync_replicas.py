@@ -15,6 +15,7 @@ class SyncReplicas:
   name = "sync_replicas"
   sums = alone = False
   period = 1
+  rules = None
 
   def __init__(
     self, optimizer: optax.GradientTransformation, quorum: strategy.Quorum

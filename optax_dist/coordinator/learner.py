@@ -1,0 +1,132 @@
+"""A replica that never waits: a learner, which merges a fragment at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optax_dist import quorum
+from optax_dist.coordinator import options, strategies
+from optax_dist.coordinator.aggregation import wire_formats
+from optax_dist.coordinator.outcome import Outcome
+from optax_dist.coordinator.protocol import effects
+from optax_dist.coordinator.protocol.entries import Work
+from optax_dist.coordinator.replica import Replica
+from optax_dist.coordinator.runtime import group as groups
+from optax_dist.coordinator.runtime import handover
+
+
+def replica_for(strategy: strategies.Strategy) -> type[Replica]:
+  """What kind of replica trains by this strategy."""
+  return Replica if strategy.rules is None else Learner
+
+
+class Learner(Replica):
+  """A replica whose training loop waits for nothing.
+
+  A step is one of its own optimizer. What it contributes to a round is submitted
+  when the strategy says so, and what became of it, and of the others' rounds, is
+  taken in before the first step that finds it there.
+  """
+
+  _weighs_tokens = True
+
+  @property
+  def _learning(self) -> strategies.DecoupledDiloco:
+    assert isinstance(self._strategy, strategies.DecoupledDiloco)
+    return self._strategy
+
+  def _check(
+    self, settings: options.Options, group: groups.Group | None
+  ) -> None:
+    if wire_formats.feeds_back(settings.wire):
+      raise ValueError(
+        "decoupled DiLoCo needs a wire that feeds no error back, for the next"
+        " fragment is another one: 'float32' or 'bfloat16', got"
+        f" {settings.wire!r}."
+      )
+    if group is not None:
+      raise ValueError(
+        "decoupled DiLoCo is for replicas of one process: several would have to"
+        " take a fragment in at the same step."
+      )
+
+  def _is_late(self) -> bool:
+    return False
+
+  def _begins_anew(self) -> bool:
+    return not self._batches
+
+  def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
+    self._batches.append(text)
+    self._local = self._learning.train(self._local, grads, tokens)
+    return self._catch_up()
+
+  def _over(self, gradients: int) -> Outcome | None:
+    return super()._over(0)  # What is not given is no contribution.
+
+  def _let_in_anew(self, gradients: int) -> Outcome | None:
+    # What it has of its own is as good as before.
+    self._admission = self._handover.admission
+    self._give_up_pending("lost")
+    return None
+
+  def _catch_up(self) -> Outcome:
+    """Takes in what has come, and gives what is due; waits for nothing."""
+    answer = None
+    if self._pending >= 0:
+      answer = self._handover.outcome(self._pending)
+    published = self._handover.published
+    if not published.is_ready:
+      # Also with an answer: what it was merged into is still computed.
+      self._begin()
+      return self._outcome("", accepted=True)
+    told = self._outcome("", accepted=True)
+    merged = False
+    if isinstance(answer, handover.Outcome):
+      told, merged = self._answered(answer.resolved)
+    if self._pending < 0:
+      if published.step > self._based_on:
+        self._pinned, self._based_on = published.get(), published.step
+        self._local = self._learning.take_in(self._pinned, self._local, merged)
+      seen = self._handover
+      newest = seen.published.step == self._based_on
+      called = seen.called == self._based_on
+      if (
+        newest
+        and not seen.suspended
+        and self._learning.is_due(self._local, called)
+      ):
+        self._give(called)
+    self._begin()
+    return told._replace(global_step=self._based_on, save=self._time_to_save())
+
+  def _answered(self, resolved: effects.Resolved) -> tuple[Outcome, bool]:
+    """A contribution has its outcome; and whether it was merged."""
+    self._handover.take(self._pending)
+    self._pending = -1
+    merged = not resolved.reason
+    self._encoder.settle(applied=merged)
+    self._count(resolved.reason or "applied", 1)
+    if resolved.reason == quorum.Reason.NON_FINITE.value:
+      # The learner's own numbers are of no use any more.
+      self._local = self._learning.local(self._pinned)
+    told = self._outcome(resolved.reason, accepted=merged)
+    return told._replace(members=resolved.members), merged
+
+  def _give(self, called: bool) -> None:
+    """Submits a contribution to the round that is open."""
+    given, self._local = self._learning.give(self._pinned, self._local, called)
+    seconds = self._computed / max(1, len(self._batches))
+    work = Work(given.tokens, given.steps, seconds, given.late, given.begins)
+    self._total = given.payload
+    self._send(1, work)
+    self._total, self._computed, self._batches = None, 0.0, []
+
+  def _give_up_pending(self, reason: str) -> None:
+    if self._pending >= 0:
+      answer = self._handover.take(self._pending)
+      if isinstance(answer, handover.Outcome):
+        reason = answer.resolved.reason or "applied"
+      self._count(reason, 1)
+      self._encoder.settle(applied=reason == "applied")
+      self._pending = -1
