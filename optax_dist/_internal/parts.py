@@ -29,10 +29,10 @@ def length(shape: Sequence[int], count: int) -> int:
 def rows(x: jax.Array, count: int) -> jax.Array:
   """Returns the parts of a leaf, of shape ``[count, length]``."""
   each = length(x.shape, count)
-  flat = jnp.ravel(x)
-  missing = count * each - flat.size
-  if missing:
-    flat = jnp.concatenate([flat, jnp.zeros([missing], x.dtype)])
+  missing = count * each - x.size
+  if not missing:
+    return jax.lax.reshape(x, (count, each))
+  flat = jnp.concatenate([jnp.ravel(x), jnp.zeros([missing], x.dtype)])
   return flat.reshape(count, each)
 
 
@@ -41,18 +41,21 @@ def whole(parts: jax.Array, shape: Sequence[int]) -> jax.Array:
   size = 1
   for dim in shape:
     size *= dim
-  flat = parts.reshape(-1)
-  return (flat[:size] if flat.size != size else flat).reshape(shape)
+  if parts.size == size:
+    return jax.lax.reshape(parts, shape)
+  return jax.lax.reshape(parts.reshape(-1)[:size], shape)
 
 
 def own(x: jax.Array, names: Names, count: int) -> jax.Array:
   """Returns this replica's part of a leaf that is equal on all of them."""
   index = jax.lax.axis_index(names if len(names) > 1 else names[0])
-  return jax.lax.dynamic_index_in_dim(rows(x, count), index, keepdims=False)
+  return jax.lax.dynamic_index_in_dim(
+    rows(x, count), index, keepdims=False, allow_negative_indices=False
+  )
 
 
 def reduce_scatter(
-  leaves: Sequence[jax.Array], names: Names, count: int
+  leaves: Sequence[jax.Array], names: Names, count: int, mean: bool = False
 ) -> list[jax.Array]:
   """Sums leaves over the replicas; each gets its own part of the sums.
 
@@ -60,6 +63,7 @@ def reduce_scatter(
     leaves: each replica's own arrays.
     names: the bound axes that the replicas lie along.
     count: how many replicas there are.
+    mean: whether to divide the sums by ``count``.
 
   Returns:
     Flat arrays, with one reduce-scatter per dtype.
@@ -68,6 +72,8 @@ def reduce_scatter(
   for at in _buckets(leaves).values():
     buffer = _side_by_side([rows(leaves[i], count) for i in at])
     part = _scatter(buffer, names)
+    if mean:
+      part = part / jnp.asarray(count, part.dtype)
     for i, x in zip(
       at,
       _apart(part, [length(leaves[i].shape, count) for i in at]),

@@ -166,9 +166,7 @@ def sharded(
     _check_updates(paths_and_leaves, names)
     leaves = [leaf for _, leaf in paths_and_leaves]
     check(params, updates, count, extra_args)
-    own = parts.reduce_scatter(leaves, names, count)
-    if reduction == "mean":
-      own = [x / jnp.asarray(count, x.dtype) for x in own]
+    own = parts.reduce_scatter(leaves, names, count, reduction == "mean")
     if params is not None:
       params = jax.tree.map(lambda x: parts.own(x, names, count), params)
     inner_state = jax.tree.map(_take, state.inner_state, is_leaf=_is_marked)
