@@ -12,6 +12,7 @@ from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist.compression.interface import (
@@ -272,6 +273,22 @@ def streaming_updates(
     steps, center = leaves.put(steps, u), leaves.put(center, start)
     return steps, center, pending, outer_state, dropped, residual, shared
 
+  def count(
+    ticks: jax.Array, syncs: jax.Array, local_step: jax.Array
+  ) -> tuple[Any, ...]:
+    """The counters after this step, and by fragment if it is sent and applied."""
+    ticks = (ticks + 1) % period
+    ends = [(i + 1) * period // syncs.size for i in range(syncs.size)]
+    turns = []
+    for i, end in enumerate(ends):
+      sends = applies = ticks == end % period
+      if delay:
+        applies = (ticks == (end + delay) % period) & (syncs[i] > 0)
+      turns.append((sends, applies))
+    sent = jnp.stack([sends for sends, _ in turns])
+    syncs = jnp.where(sent, optax.safe_increment(syncs), syncs)
+    return ticks, syncs, optax.safe_increment(local_step), turns
+
   def update_fn(
     updates: optax.Updates,
     state: StreamingUpdatesState,
@@ -290,30 +307,33 @@ def streaming_updates(
     check_used(_USER, inner.update, args, extra_args)
     steps, inner_state = inner.update(*args, **extra_args)
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
-    center, pending, syncs = state.center, state.pending, state.syncs
+    center, pending = state.center, state.pending
     outer_states, dropped = list(state.outer_state), own.dropped_nonfinite
     residuals = list(own.residual or [None] * len(members))
     shareds = list(state.shared or [None] * len(members))
-    ticks = (state.ticks + 1) % period
+    counted = in_one_kernel(count, state.ticks, state.syncs, own.local_step)
+    ticks, syncs, local_step, turns = counted
 
-    for i, of in enumerate(members):
-      end = (i + 1) * period // len(members)
-      sends = applies = ticks == end % period
-      if delay:
-        applies = (ticks == (end + delay) % period) & (syncs[i] > 0)
+    for i, (of, (sends, applies)) in enumerate(
+      zip(members, turns, strict=True)
+    ):
       fragment = (
         *(steps, center, pending, outer_states[i], dropped),
         *(residuals[i], shareds[i]),
       )
       fragment = turn(
-        me, params, moving.among(of), of, syncs[i], sends, applies, fragment
+        me,
+        params,
+        moving.among(of),
+        of,
+        state.syncs[i],
+        sends,
+        applies,
+        fragment,
       )
       steps, center, pending, outer_states[i], dropped = fragment[:5]
       residuals[i], shareds[i] = fragment[5:]
-      sent = sends & (jnp.arange(len(members)) == i)
-      syncs = jnp.where(sent, optax.safe_increment(syncs), syncs)
 
-    local_step = optax.safe_increment(own.local_step)
     own = LocalReplica(local_step, inner_state, dropped)
     if compression is not None:
       own = own._replace(residual=tuple(residuals))
