@@ -54,8 +54,22 @@ def own(x: jax.Array, names: Names, count: int) -> jax.Array:
   )
 
 
+def numbers_of(leaves: Sequence[Any]) -> list[jax.Array]:
+  """Returns the numbers by which leaves are taken apart, on CPU.
+
+  Slices at constant places would be as many kernels to compile there.
+  """
+  if axes.platform() != "cpu" or len(leaves) < 2:
+    return []
+  return materialize.integers(range(len(leaves)))
+
+
 def reduce_scatter(
-  leaves: Sequence[jax.Array], names: Names, count: int, mean: bool = False
+  leaves: Sequence[jax.Array],
+  names: Names,
+  count: int,
+  numbers: list[jax.Array],
+  mean: bool = False,
 ) -> list[jax.Array]:
   """Sums leaves over the replicas; each gets its own part of the sums.
 
@@ -63,6 +77,7 @@ def reduce_scatter(
     leaves: each replica's own arrays.
     names: the bound axes that the replicas lie along.
     count: how many replicas there are.
+    numbers: of the leaves, see :func:`numbers_of`.
     mean: whether to divide the sums by ``count``.
 
   Returns:
@@ -76,7 +91,7 @@ def reduce_scatter(
       part = part / jnp.asarray(count, part.dtype)
     for i, x in zip(
       at,
-      _apart(part, [length(leaves[i].shape, count) for i in at]),
+      _apart(part, [length(leaves[i].shape, count) for i in at], numbers),
       strict=True,
     ):
       results[i] = x
@@ -88,6 +103,7 @@ def all_gather(
   shapes: Sequence[Sequence[int]],
   names: Names,
   count: int,
+  numbers: list[jax.Array],
 ) -> list[jax.Array]:
   """Returns the whole leaves, equal on all replicas, from their parts.
 
@@ -96,6 +112,7 @@ def all_gather(
     shapes: of the leaves.
     names: the bound axes that the replicas lie along.
     count: how many replicas there are.
+    numbers: of the leaves, see :func:`numbers_of`.
 
   Returns:
     Arrays of these shapes, with one all-gather per dtype.
@@ -107,7 +124,7 @@ def all_gather(
     gathered = collectives.gather_rows(together, names)
     gathered = gathered.reshape(count, together.size)
     for i, x in zip(
-      at, _apart(gathered, [parts[i].size for i in at]), strict=True
+      at, _apart(gathered, [parts[i].size for i in at], numbers), strict=True
     ):
       results[i] = whole(x, shapes[i])
   return results
@@ -136,13 +153,13 @@ def _side_by_side(xs: list[jax.Array]) -> jax.Array:
   return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=-1)
 
 
-def _apart(x: jax.Array, lengths: list[int]) -> list[jax.Array]:
+def _apart(
+  x: jax.Array, lengths: list[int], numbers: list[jax.Array]
+) -> list[jax.Array]:
   """Undoes :func:`_side_by_side`."""
   results: list[Any] = [None] * len(lengths)
   start = 0
-  # Slices at constant places would be as many kernels to compile on a CPU.
-  on_cpu = axes.platform() == "cpu" and len(lengths) > 1
-  numbers = materialize.integers(range(len(lengths))) if on_cpu else []
+  on_cpu = bool(numbers)
   for at in _by_length(lengths):
     end = start + len(at) * lengths[at[0]]
     block = jax.lax.slice_in_dim(x, start, end, axis=-1)

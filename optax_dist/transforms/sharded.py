@@ -166,7 +166,10 @@ def sharded(
     _check_updates(paths_and_leaves, names)
     leaves = [leaf for _, leaf in paths_and_leaves]
     check(params, updates, count, extra_args)
-    own = parts.reduce_scatter(leaves, names, count, reduction == "mean")
+    numbers = parts.numbers_of(leaves)
+    own = parts.reduce_scatter(
+      leaves, names, count, numbers, reduction == "mean"
+    )
     if params is not None:
       params = jax.tree.map(lambda x: parts.own(x, names, count), params)
     inner_state = jax.tree.map(_take, state.inner_state, is_leaf=_is_marked)
@@ -179,6 +182,7 @@ def sharded(
       [leaf.shape for leaf in leaves],
       names,
       count,
+      numbers,
     )
     inner_state = jax.tree.map(
       lambda node, x: _put_back(node, x, names),
