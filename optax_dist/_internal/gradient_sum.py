@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.materialize import materialize
-from optax_dist._internal.leaves.packing import Packing
+from optax_dist._internal.leaves.packing import Joined, Packing
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
 
@@ -154,6 +154,11 @@ class Packed:
   def unpack(self, buffers: Sequence[Any]) -> Any:
     """Returns the tree that a list stands for."""
     return self.treedef.unflatten(self.packing.unpack(buffers)[1:])
+
+  def joined(self, buffers: Sequence[Any], tree: Any) -> list[Joined]:
+    """Returns where the leaves of a tree lie that share a buffer."""
+    leaves = [None, *self.treedef.flatten_up_to(tree)]
+    return self.packing.joined(buffers, leaves)
 
   def computed_once(self, buffers: Sequence[Any]) -> list[Any]:
     """Returns the list, with buffers that aren't computed again for each leaf."""

@@ -271,18 +271,19 @@ def sync_replicas(
     if not at:
       return held, verdict
 
-    def add(
-      carry: tuple[list[jax.Array], jax.Array],
-    ) -> tuple[list[jax.Array], jax.Array]:
-      xs, is_empty = carry
-      before = gradient_sum.clear([total[i] for i in at], is_empty)
+    def add(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+      xs, is_empty, zero = carry
+      before = [
+        jnp.where(is_empty, zero.astype(total[i].dtype), total[i]) for i in at
+      ]
       held, _ = gradient_sum.add(before, xs)
       # What a loop does not change is computed outside of it, so this changes.
-      return choose(accepted, held, before), ~is_empty
+      return choose(accepted, held, before), ~is_empty, -zero
 
     # The sum of a single gradient is that gradient, and takes no pass over memory.
     xs = [gradient[i].astype(total[i].dtype) for i in at]
-    xs, _ = change_if(~(is_empty & accepted), add, (xs, is_empty), names)
+    carry = xs, is_empty, jnp.zeros([], jnp.float32)
+    xs, *_ = change_if(~(is_empty & accepted), add, carry, names)
     return _put_at(held, at, xs), verdict
 
   def in_place(
@@ -367,10 +368,11 @@ def sync_replicas(
       total = gradient_sum.reduce(sent, gradient, names)
       all_in = at_most if all_arrive else packed.count(total)
       apply: Any = functools.partial(apply_if_enough, all_in)
+      sums = packed.unpack(total)
       if own.gradient_sum is not None:
         # What is chosen for each leaf is more than the inner update itself.
-        apply = fuse_leaves(apply, names)
-      results = apply(packed.unpack(total), before)
+        apply = fuse_leaves(apply, names, packed.joined(total, sums))
+      results = apply(sums, before)
       return *results, all_in >= needed
 
     def apply_if_enough(

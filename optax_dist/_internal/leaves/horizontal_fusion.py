@@ -13,7 +13,7 @@ by the same operations, whichever arrays lie side by side.
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,13 @@ from jax.extend import core as _core
 from optax_dist._internal import axes
 from optax_dist._internal.leaves.elementwise import ELEMENTWISE
 from optax_dist._internal.leaves.materialize import materialize
-from optax_dist._internal.leaves.packing import Packing, fitting, is_small
+from optax_dist._internal.leaves.packing import (
+  Joined,
+  Packing,
+  fitting,
+  is_small,
+  one_piece,
+)
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
 # Their first operand, or all but the second, may be scalars beside an array.
@@ -32,13 +38,16 @@ _TAKES_SCALARS = {"select_n": (0,), "clamp": (0, 2)}
 
 
 def fuse_leaves(
-  fun: Callable[..., Any], names: tuple[axes.AxisName, ...]
+  fun: Callable[..., Any],
+  names: tuple[axes.AxisName, ...],
+  joined: Sequence[Joined] = (),
 ) -> Callable[..., Any]:
   """Returns a function with the results of ``fun``, and fewer kernels.
 
   Args:
     fun: a function of pytrees of arrays that returns one.
     names: of the axes that the replicas lie along, bound where it is called.
+    joined: of some of the arrays that it will be given, the buffers that they are in.
 
   Returns:
     A function of the same arguments. It is ``fun`` itself but on CPU, in a
@@ -55,7 +64,7 @@ def fuse_leaves(
     if sum(is_small(x, names) and jnp.ndim(x) > 0 for x in leaves) < 2:
       return fun(*args)
     program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
-    results = _Program(program, leaves, names).run()
+    results = _Program(program, leaves, names, joined).run()
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
   return fused
@@ -132,7 +141,8 @@ class _Step(NamedTuple):
 class _Group:
   """Components that the same is done with, side by side."""
 
-  def __init__(self, members: list[_Component]):
+  def __init__(self, members: list[_Component], joined: dict[int, Joined]):
+    self.joined = joined
     for place, member in enumerate(members):
       member.group, member.place = self, place
     self.leaves: dict[Any, list[Any]] = {}
@@ -144,7 +154,11 @@ class _Group:
 
   def buffer(self, number: Any) -> Any:
     if number not in self.buffers:
-      (self.buffers[number],) = self.packing.pack(self.leaves[number])
+      leaves = self.leaves[number]
+      whole = one_piece([self.joined.get(id(x)) for x in leaves])
+      if whole is None:
+        (whole,) = self.packing.pack(leaves)
+      self.buffers[number] = whole
     return self.buffers[number]
 
   def leaf(self, number: Any, place: int) -> Any:
@@ -181,8 +195,15 @@ class _Group:
 class _Program:
   """A program that is read, sorted into groups, and run."""
 
-  def __init__(self, program: Any, leaves: list[Any], names: tuple):
+  def __init__(
+    self,
+    program: Any,
+    leaves: list[Any],
+    names: tuple[axes.AxisName, ...],
+    joined: Sequence[Joined],
+  ):
     self._names = names
+    self._joined = {id(x.leaf): x for x in joined}
     self._count = itertools.count()
     self._steps: list[_Step] = []
     self._scalars: dict[Any, Any] = {}
@@ -282,7 +303,7 @@ class _Program:
     for members in alike.values():
       members = fitting(members, lambda m: m.roots[0].aval)
       if len(members) > 1:
-        _Group(members)
+        _Group(members, self._joined)
 
 
 def _group(x: Any) -> _Group | None:

@@ -20,7 +20,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,38 @@ from optax_dist._internal.leaves import materialize
 _ALONE_BETWEEN = 2 << 20
 _ALONE_WITHIN = 64 << 10
 _BUFFER_WITHIN = 8 << 20
+
+
+class Joined(NamedTuple):
+  """Where a leaf lies.
+
+  Attributes:
+    leaf: the leaf.
+    buffer: what it is a part of.
+    start: where in it.
+  """
+
+  leaf: Any
+  buffer: Any
+  start: int
+
+
+def one_piece(leaves: Sequence[Joined | None]) -> Any:
+  """Returns several leaves side by side, if they lie so; None if not.
+
+  Args:
+    leaves: where each lies; None for one that is in no buffer.
+  """
+  found = [x for x in leaves if x is not None]
+  if len(found) < len(leaves):
+    return None
+  buffer, start = found[0].buffer, found[0].start
+  end = start
+  for x in found:
+    if x.buffer is not buffer or x.start != end:
+      return None
+    end += math.prod(jnp.shape(x.leaf))
+  return jax.lax.slice(buffer, (start,), (end,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +153,17 @@ class Packing:
         )
         leaves[i] = jnp.reshape(flat, self.shapes[i])
     return leaves
+
+  def joined(
+    self, buffers: Sequence[Any], leaves: Sequence[Any]
+  ) -> list[Joined]:
+    """Returns where the leaves lie that share a buffer."""
+    return [
+      Joined(leaves[i], x, start)
+      for members, x in zip(self.buckets, buffers, strict=True)
+      if len(members) > 1
+      for i, start in zip(members, _starts(self.shapes, members), strict=True)
+    ]
 
   def get(self, buffers: Sequence[Any], leaf: int) -> Any:
     """Returns one leaf."""

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from optax_dist._internal.leaves import packing
 from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
 
 N = 2
@@ -116,3 +117,21 @@ def test_derivatives_pass():
   got = maps.run("shard_map", jax.grad(loss), xs, size=N)
   for x, y in zip(xs, got, strict=True):
     np.testing.assert_allclose(y, 6 * x**5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_lies_side_by_side_is_not_joined_again(whole):
+  double = lambda xs: [2 * x for x in xs]
+
+  def fun(buffer):
+    together = packing.Packing.side_by_side([jnp.zeros(3)] * 4)
+    leaves = together.unpack([buffer])
+    joined = together.joined([buffer], leaves)
+    leaves = leaves[1:] if whole else [leaves[3], leaves[1]]
+    return fuse_leaves(double, (maps.AXIS,), joined)(leaves)
+
+  xs = np.arange(12.0 * N, dtype=np.float32).reshape(N, 12)
+  assert _program(fun, xs).count("concatenate") == (0 if whole else 1)
+  got = maps.run("shard_map", fun, xs, size=N)
+  for y, i in zip(got, [1, 2, 3] if whole else [3, 1], strict=True):
+    np.testing.assert_array_equal(y, 2 * xs[:, 3 * i : 3 * i + 3])
