@@ -83,7 +83,8 @@ def reduce_scatter(
   Returns:
     Flat arrays, with one reduce-scatter per dtype.
   """
-  results: list[Any] = [None] * len(leaves)
+  empty = lambda x: axes.cast_to_varying(jnp.zeros((0,), x.dtype), names)
+  results: list[Any] = [None if x.size else empty(x) for x in leaves]
   for at in _buckets(leaves).values():
     buffer = _side_by_side([rows(leaves[i], count) for i in at])
     part = _scatter(buffer, names)
@@ -118,7 +119,10 @@ def all_gather(
     Arrays of these shapes, with one all-gather per dtype.
   """
   parts = [axes.cast_to_varying(x, names) for x in parts]
-  results: list[Any] = [None] * len(parts)
+  results: list[Any] = [
+    None if x.size else jnp.zeros(tuple(shape), x.dtype)
+    for x, shape in zip(parts, shapes, strict=True)
+  ]
   for at in _buckets(parts).values():
     together = _side_by_side([parts[i] for i in at])
     gathered = collectives.gather_rows(together, names)
@@ -131,10 +135,14 @@ def all_gather(
 
 
 def _buckets(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
-  """Returns which leaves share a buffer: those of one dtype, and of one type."""
+  """Returns which leaves share a buffer: those of one dtype, and of one type.
+
+  Leaves without elements are in none: with some of them compilers crash.
+  """
   buckets: dict[Any, list[int]] = {}
   for i, x in enumerate(leaves):
-    buckets.setdefault((x.dtype, axes.varying_axes(x)), []).append(i)
+    if x.size:
+      buckets.setdefault((x.dtype, axes.varying_axes(x)), []).append(i)
   return buckets
 
 
