@@ -84,8 +84,11 @@ class Leases:
   def submit(self) -> None:
     """A gradient on what was drawn is part of the sum, or of the round."""
     assert self.out is not None
-    self.round.append(self.out)
-    self.out = None
+    out, self.out = self.out, None
+    if self._period == 1:
+      self.drawn.append(out)
+      return
+    self.round.append(out)
     if len(self.round) == self._period:
       self.drawn.append(sp.join(*self.round))
       self.round = []

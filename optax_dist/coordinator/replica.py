@@ -545,7 +545,7 @@ class Replica:
         parameters'.
       ValueError: samples are leased, and none were drawn from `batches`.
       ValueError: the tokens are negative, or the strategy does not weigh by them.
-      TypeError: the batch is no JSON value.
+      TypeError, ValueError: the batch is no JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
     phases.slow_down(time.monotonic() - self._token_time)
@@ -568,7 +568,8 @@ class Replica:
     if over is not None:
       return over
     grads = self._template.fit(grads)
-    return self._advance(grads, json.dumps(batch, default=_plain), tokens)
+    text = "null" if batch is None else _encode(batch)
+    return self._advance(grads, text, tokens)
 
   def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
     """Goes on by a gradient: submits it, where what it is part of is whole."""
@@ -1076,9 +1077,20 @@ def _cores() -> int | None:
   return os.cpu_count()
 
 
+def _encode(batch: Any) -> str:
+  """A batch as JSON text, for the journal."""
+  try:
+    return _json.encode(batch)
+  except ValueError as error:
+    raise ValueError(f"batch must be a JSON value: {error}.") from None
+
+
 def _plain(value: Any) -> Any:
   if isinstance(value, np.ndarray | np.generic | jax.Array):
     return np.asarray(value).tolist()
   raise TypeError(
     f"batch must be a JSON value, got a {type(value).__name__} in it."
   )
+
+
+_json = json.JSONEncoder(allow_nan=False, default=_plain)

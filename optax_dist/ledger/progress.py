@@ -44,6 +44,9 @@ class Progress:
       ValueError: one of them was done before.
     """
     spans = (*spans, *skipped)
+    next_ = None if skipped else self._after(spans)
+    if next_ is not None:
+      return Progress(next_, self.open, self.skipped)
     after = self.with_(spans, skipped)
     if after.done - self.done != sp.size(spans):
       raise ValueError(f"Some of {spans} were in a committed step before.")
@@ -51,22 +54,26 @@ class Progress:
 
   def with_(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
     """The same, where a step may be counted twice."""
-    following, open_ = self.next, self.open
-    if not skipped:
-      # Nearly always it is just what follows.
-      spans = tuple(spans)
-      for start, stop in spans:
-        if start != following:
-          break
-        following = stop
-      else:
-        return Progress(following, open_, self.skipped)
+    spans = tuple(spans)
+    next_ = None if skipped else self._after(spans)
+    if next_ is not None:
+      return Progress(next_, self.open, self.skipped)
     spans = sp.union(spans, skipped)
     following = max(self.next, spans[-1][1])
+    open_ = self.open
     if following > self.next:
       open_ = sp.join(open_, ((self.next, following),))
     given_up = sp.union(self.skipped, skipped)
     return Progress(following, sp.minus(open_, spans), given_up)
+
+  def _after(self, spans: Spans) -> int | None:
+    """Where spans end that are just what follows, which they nearly always are."""
+    following = self.next
+    for start, stop in spans:
+      if start != following:
+        return None
+      following = stop
+    return following
 
   def is_open(self, spans: Iterable[Span]) -> bool:
     """Whether none of these positions is done."""

@@ -372,3 +372,15 @@ def test_replicas_of_a_number_that_is_not_positive_are_refused():
       lambda r: r, 1, optax.sgd(0.1), jnp.zeros(3), replicas_to_aggregate=0
     )
   assert strategies.Quorum(1, 1).max_staleness == 0
+
+
+def test_a_batch_must_be_what_the_journal_can_write():
+  zeros = np.zeros(3, np.float32)
+
+  def train(replica):
+    for batch, error in ((float("nan"), ValueError), ({1, 2}, TypeError)):
+      with pytest.raises(error, match="batch must be a JSON value"):
+        replica.step(zeros, batch=batch)
+    assert replica.step(zeros, batch={"rows": np.arange(2)}).accepted
+
+  coordinator.run_embedded(train, 1, optax.sgd(0.1), zeros, timeout=60.0)

@@ -226,6 +226,22 @@ class Committed:
   others: tuple[Leased, ...] = ()
   skipped: Spans = ()
 
+  def with_mean(self, mean: bytes) -> Committed:
+    """The same, but for its mean: a third of the time of `replace`."""
+    return Committed(
+      self.attempt,
+      self.parts,
+      self.readers,
+      self.inline,
+      mean,
+      self.save,
+      self.details,
+      self.dropped,
+      self.leases,
+      self.others,
+      self.skipped,
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ended:

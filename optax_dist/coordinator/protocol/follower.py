@@ -8,7 +8,6 @@ of the log, the membership, and who is leader.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 from typing import Literal, assert_never
 
@@ -550,7 +549,7 @@ class Follower:
         self._saving = self._saving and not entry.save
         if self.session.committed(entry, self._last_incarnation):
           self._rejoins = 0
-        self.recent.append(dataclasses.replace(entry, mean=b""))
+        self.recent.append(entry.with_mean(b""))
         self._lend(entry)
         self.applier.committed(entry)
       case Ended():

@@ -340,7 +340,7 @@ class Leader:
         found = self._averages.pop(task, None)
         if found is not None:
           slot, commit = found
-          slot.append(dataclasses.replace(commit, mean=mean))
+          slot.append(commit.with_mean(mean))
       case _:
         pass  # The follower's.
 

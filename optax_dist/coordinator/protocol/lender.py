@@ -72,8 +72,13 @@ class Lender:
 
   def data(self, incarnation: Incarnation) -> Spans:
     """The samples of a member's gradient that is in."""
-    found = self.state.held.get(incarnation)
-    return found.inside if found is not None else ()
+    found = self._state.held.get(incarnation)
+    inside = found.inside if found is not None else ()
+    accepted = self._accepted.get(incarnation)
+    if accepted is None:
+      return inside
+    # As its step will have it, which is taken with the commit's.
+    return sp.join(inside, accepted.spans) if inside else accepted.spans
 
   def need(self, rules: quorum.State) -> None:
     """Who takes part has changed, and with it how many a step needs."""

@@ -479,6 +479,34 @@ class Driver:
 
   def _carry_out(self, effect: orders.Wanted) -> None:
     match effect:
+      # Those of every step come first: one after the other is looked at.
+      case fx.Send(peer, message):
+        if isinstance(message, messages.Hello):
+          phases.reach("joining", self._replica)
+        self._send(peer, message)
+      case fx.SendAll(peers, message):
+        self._transport.send_all(peers, [self._encode(message)])
+      case fx.WriteJournal(note):
+        self._journal.write(note)
+      case fx.Publish(step, save):
+        self._states.publish(step, save)
+        self._show()
+        phases.reach("applied", self._replica)
+      case fx.Resolved():
+        self._resolve(effect)
+      case fx.Apply():
+        self._apply(effect)
+      case fx.Leased(incarnation, spans):
+        self._change(lease=(incarnation, spans))
+      case fx.Progressed(step, progress):
+        self.handover.change(lambda seen: seen.progressed(step, progress))
+      case fx.Put(request, key, value, overwrite):
+        self._put(request, key, value, overwrite)
+      case fx.Average(task, parts, payloads):
+        mean = self._encoder.average(
+          payloads, [p.weight for p in parts], sum(p.count for p in parts)
+        )
+        self._inputs.append(inputs.Averaged(task, mean))
       case fx.UseRun(nonce):
         self._use_run(nonce)
       case fx.Connect(peer, address):
@@ -487,24 +515,11 @@ class Driver:
         self._transport.disconnect(peer, reason)
         self._aggregations.disconnected(peer)
         self._snapshots.disconnected(peer)
-      case fx.Send(peer, message):
-        if isinstance(message, messages.Hello):
-          phases.reach("joining", self._replica)
-        self._send(peer, message)
-      case fx.SendAll(peers, message):
-        self._transport.send_all(peers, [self._encode(message)])
-      case fx.Put(request, key, value, overwrite):
-        self._put(request, key, value, overwrite)
       case fx.Get(request, key):
         number = self._number("get", request)
         self._ask(stores.Get(number, self._prefix + key))
       case fx.Delete(keys):
         self._delete(keys)
-      case fx.Average(task, parts, payloads):
-        mean = self._encoder.average(
-          payloads, [p.weight for p in parts], sum(p.count for p in parts)
-        )
-        self._inputs.append(inputs.Averaged(task, mean))
       case fx.Aggregate() | fx.Collect():
         self._aggregate(effect)
       case fx.Cancel(attempt) | fx.Release(attempt):
@@ -512,12 +527,6 @@ class Driver:
           self._drop_later.add(attempt)
         else:
           self._aggregations.drop(attempt)
-      case fx.Apply():
-        self._apply(effect)
-      case fx.Publish(step, save):
-        self._states.publish(step, save)
-        self._show()
-        phases.reach("applied", self._replica)
       case fx.Discard():
         self._states.discard()
       case fx.Restore(step, state):
@@ -540,10 +549,6 @@ class Driver:
           self._snapshots.fetch(effect)
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
-      case fx.Leased(incarnation, spans):
-        self._change(lease=(incarnation, spans))
-      case fx.Progressed(step, progress):
-        self.handover.change(lambda seen: seen.progressed(step, progress))
       case fx.Admitted(admission, incarnation, _, asked):
         self.rejoins = admission - 1
         self._change(
@@ -560,8 +565,6 @@ class Driver:
         self._change(called=step)
       case fx.Taken(sequence, count):
         self._answer(sequence, effect, asked=count)
-      case fx.Resolved():
-        self._resolve(effect)
       case fx.Left():
         self._change(left=True)
       case fx.Finished(_, reason):
@@ -573,8 +576,6 @@ class Driver:
         self.handover.leads = leads
       case fx.OpenJournal(commits):
         self._journal.open(commits)
-      case fx.WriteJournal(note):
-        self._journal.write(note)
       case fx.CloseJournal():
         self._journal.close()
       case fx.Log(level, text):
