@@ -860,11 +860,12 @@ class Leader:
       and type(decisions[0]) is quorum.Accept
       and type(decisions[1]) is quorum.Wait
       and self._lender is None
+      and self._rounds is None
     ):
       self._arrivals[incarnation] = arrival
       if self._waiting_since is None:
         self._waiting_since, self._warned = self._now, 0.0
-      elif self._ending is None and self._rounds is None:
+      elif self._ending is None:
         # Of hundreds of gradients all but two are like this.
         self._plain = not self._seats_that_wait()
       return
