@@ -242,10 +242,17 @@ class Checker:
     step, version = process.step, process.version
     if step > len(self.commits):
       self.fail("A7", f"{process.name} is at step {step}, not committed")
+    if self.began_anew_without(process):
+      return
     known = self.versions.setdefault(step, version)
     if known != version:
       self.fail("A4", f"{process.name} differs at step {step}")
     self.holders.setdefault(step, set()).add(process.name)
+
+  def began_anew_without(self, process: Any) -> bool:
+    """Whether a fresh start, with another start state, is news to a process."""
+    known = process.node.follower.view.term
+    return any(term.fresh for term in self.terms[known + 1 :])
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
     # One that stalled while the run began anew without it can't know yet.

@@ -73,7 +73,7 @@ FAULTS = (
   _one(
     "a token is lost: a drop is not told",
     "leader",
-    "      self._say(seat, msg.Dropped(sequence, reason, count, lease))",
+    "      self._say(seat, msg.Dropped(sequence, reason, count, lease, whole))",
     "      pass",
   ),
   _one(

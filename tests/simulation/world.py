@@ -98,6 +98,9 @@ MOST_REQUESTS = 200
 
 # Of `World`, by the kind of effect that each carries out.
 _METHODS: dict[type, str] = {}
+# Losses after which an end closes the connection, which the other one may still
+# have: a connection that was opened later may have arrived earlier.
+_CLOSES = ("silent", "unreachable", "replaced")
 
 
 class Connection:
@@ -583,7 +586,7 @@ class World:
     peer = connection.other(end)
     if end.connections.get(peer.name) is connection:
       del end.connections[peer.name]
-    if connection.open[peer.name] and how in ("silent", "unreachable"):
+    if connection.open[peer.name] and how in _CLOSES:
       self.deliver_loss(connection, peer, "broken", "the peer has closed it")
     for aggregation in list(end.aggregations.values()):
       self.peer_lost(end, aggregation, peer.name)

@@ -435,9 +435,9 @@ class Follower:
         self.applier.attempt(message, self.incarnation, self.view.members)
       case msg.Abandoned(attempt):
         self.applier.abandon(attempt)
-      case msg.Dropped(sequence, reason, count, lease):
+      case msg.Dropped(sequence, reason, count, lease, whole):
         self._leased(lease)
-        self._out += self.session.dropped(sequence, reason)
+        self._out += self.session.dropped(sequence, reason, whole)
         self._ask(count)
       case msg.Asked(sequence, count, lease):
         if lease:

@@ -257,11 +257,10 @@ class Leader:
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
-    self._now = now
+    self._now, self._plain = now, False
     if not self.over:
       self._handle(input_)
-    plain, self._plain = self._plain, False
-    if plain and now < self._due:
+    if self._plain and now < self._due:
       return []
     return self._finish_step()
 
@@ -823,8 +822,12 @@ class Leader:
         self._reject(seat.member.process, "a contribution without its work")
         return
       self._rounds.arrived(incarnation, message.work)
-    if self._config.alone and self._attempt is not None:
+    if self._attempt is not None and (
       # Two that arrive meanwhile would be averaged, not taken in turn.
+      self._config.alone
+      # If the attempt fails, what it was to add to is there again.
+      or (message.count < message.total and self._takes_part(replica))
+    ):
       self._queue.append((incarnation, message))
       return
     seat.sequence = message.sequence
@@ -872,6 +875,11 @@ class Leader:
     self._arriving = (incarnation, arrival)
     self._decide(event, decisions)
     self._arriving = None
+
+  def _takes_part(self, replica: ReplicaId) -> bool:
+    """Whether a gradient of this replica is in the attempt under way."""
+    attempt = self._quorum.attempt
+    return attempt is not None and replica in attempt.incarnations
 
   def _decide(
     self, event: quorum.Event, decisions: Sequence[quorum.Decision]
@@ -957,8 +965,11 @@ class Leader:
     if self._lender is not None:
       lease = self._lend_again(incarnation, arrival, drop, asked)
     if seat is not None and arrival is not None:
-      sequence, count = arrival.message.sequence, asked or 1
-      self._say(seat, msg.Dropped(sequence, reason, count, lease))
+      message = arrival.message
+      added = self._arriving is not None and self._arriving[1] is arrival
+      whole = not added or message.count == message.total
+      count, sequence = asked or 1, message.sequence
+      self._say(seat, msg.Dropped(sequence, reason, count, lease, whole))
     self._note(
       notes.GradientDropped(
         self._quorum.step,

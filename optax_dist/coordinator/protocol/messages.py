@@ -280,7 +280,7 @@ class Abandoned:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dropped:
-  """The submission doesn't count, as a whole, for this reason.
+  """The submission doesn't count, for this reason.
 
   Attributes:
     sequence: which one.
@@ -288,12 +288,15 @@ class Dropped:
     count: how many gradients the next submission is to sum.
     lease: the samples that the receiver computes on next; empty if it has to wait
       for some, or if none are leased.
+    whole: whether all that it sums doesn't count; else only what it adds to the
+      one that it extends, which has an outcome of its own.
   """
 
   sequence: Natural
   reason: str
   count: Positive
   lease: Spans = ()
+  whole: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

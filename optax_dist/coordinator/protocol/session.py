@@ -36,7 +36,6 @@ class Session:
     # Whether the loop waits for the outcome of `taken`, and adds nothing to it.
     self._apart = False
     self._counted: list[_Counted] = []
-    self._latest = -1  # The latest that was resolved as part of a commit.
 
   @property
   def waits(self) -> bool:
@@ -75,23 +74,20 @@ class Session:
     self.taken, self.pending = self.pending, None
     return [Taken(sequence, count)]
 
-  def dropped(self, sequence: int, reason: str) -> list[Effect]:
-    """A submission doesn't count."""
-    apart = False
+  def dropped(
+    self, sequence: int, reason: str, whole: bool = True
+  ) -> list[Effect]:
+    """A submission doesn't count, or only what it was to add."""
     if self.pending is not None and self.pending.sequence == sequence:
-      self._apart = apart = self._is_decided(self.pending.extends)
+      self._apart = not whole
       self.pending = None
+      if whole:
+        self.taken = None
     elif self.taken is not None and self.taken.sequence == sequence:
       self.taken = None
     else:
       return []
-    return [Resolved(sequence, reason, 0, apart=apart)]
-
-  def _is_decided(self, sequence: int) -> bool:
-    """Whether this one is taken in, or counted, by itself."""
-    taken = self.taken is not None and self.taken.sequence == sequence
-    counted = any(c.outcome.sequence == sequence for c in self._counted)
-    return taken or counted or 0 <= sequence == self._latest
+    return [Resolved(sequence, reason, 0, apart=not whole)]
 
   def committed(self, commit: Committed, incarnation: Incarnation) -> bool:
     """Stands in the log; whether a submission of this replica is in it."""
@@ -116,7 +112,6 @@ class Session:
     told: list[Resolved] = []
     while self._counted and self._counted[0].step <= step:
       told.append(self._counted.pop(0).outcome)
-      self._latest = told[-1].sequence
     return list(told)
 
   def new_leader(self) -> list[Effect]:

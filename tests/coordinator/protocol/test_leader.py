@@ -476,3 +476,41 @@ def test_who_comes_back_to_a_fresh_start_is_waited_for():
   driven.now = 2 * driven.config.leader_timeout
   driven.give(ins.TimePassed())
   assert driven.logged(Committed) == []
+
+
+def shared_attempt():
+  """Three gradients of two replicas are in an attempt; one asked for adds."""
+  driven = Driven(replicas_to_aggregate=3)
+  driven.hello("p1")
+  driven.arrive("p1", total=1)
+  driven.arrive("p0", total=1)
+  driven.arrive("p0", 1, total=2, count=1)
+  (attempt,) = {m.attempt for m in driven.sent_to("p1", msg.Attempt)}
+  driven.arrive("p1", 1, total=2, count=1)
+  assert not driven.sent_to("p1", msg.Dropped)
+  return driven, attempt
+
+
+def test_what_is_added_during_an_attempt_counts_if_that_fails():
+  driven, attempt = shared_attempt()
+  driven.say("p1", msg.Failed(attempt, 0, "its connection was lost"))
+  # All that replica 0 had is gone, and not only what it added last.
+  (dropped,) = driven.sent_to("p0", msg.Dropped)
+  assert (dropped.sequence, dropped.whole, dropped.count) == (1, True, 2)
+  assert not driven.sent_to("p1", msg.Dropped)
+  driven.arrive("p0", 2)
+  parts = driven.sent_to("p1", msg.Attempt)[-1].parts
+  assert [(p.replica, p.sequence, p.count) for p in parts] == [
+    (0, 2, 1),
+    (1, 1, 2),
+  ]
+
+
+def test_what_is_added_during_an_attempt_is_late_if_that_succeeds():
+  driven, attempt = shared_attempt()
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Done(attempt))
+  assert driven.logged(Committed)
+  (dropped,) = driven.sent_to("p1", msg.Dropped)
+  assert (dropped.sequence, dropped.reason) == (1, "stale")
+  assert not dropped.whole

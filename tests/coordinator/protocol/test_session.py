@@ -112,8 +112,21 @@ def test_what_was_taken_apart_is_waited_for():
   session.asked_for_more(0, 1)
   assert not session.waits
   session.submit(submission(1, 2, extends=0))
-  (told,) = session.dropped(1, "stale")
+  (told,) = session.dropped(1, "stale", whole=False)
   assert told.apart
   assert session.waits
   session.new_leader()
   assert not session.waits
+
+
+def test_a_sum_that_is_dropped_as_a_whole_leaves_nothing_in():
+  session = Session()
+  session.submit(submission(0))
+  session.asked_for_more(0, 1)
+  session.submit(submission(1, 2, extends=0))
+  (told,) = session.dropped(1, "failed")
+  assert not told.apart
+  # Else the training loop would wait for ever for what was taken in.
+  assert not session.waits
+  assert session.submit(submission(2)) == []
+  assert session.count() == 1
