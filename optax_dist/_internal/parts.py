@@ -137,7 +137,7 @@ def all_gather(
 def _buckets(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
   """Returns which leaves share a buffer: those of one dtype, and of one type.
 
-  Leaves without elements are in none: with some of them compilers crash.
+  Leaves without elements are in none: there is nothing to send.
   """
   buckets: dict[Any, list[int]] = {}
   for i, x in enumerate(leaves):
