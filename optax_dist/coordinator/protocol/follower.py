@@ -506,7 +506,7 @@ class Follower:
 
   def _recorded(self, position: int, record: Record, now: float) -> None:
     """The next record of the log, or one that was seen before."""
-    if position != self._position or self.view.ended is not None:
+    if self.over or position != self._position or self.view.ended is not None:
       return
     self._position += 1
     self._proposed = None

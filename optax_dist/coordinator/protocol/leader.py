@@ -257,7 +257,10 @@ class Leader:
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
+    slept = now - self._now
     self._now, self._plain = now, False
+    if slept > self._config.leader_timeout:
+      self._wait_longer(slept)
     if not self.over:
       self._handle(input_)
     if self._plain and now < self._due:
@@ -785,6 +788,13 @@ class Leader:
       seat, msg.Fetch(transfer, source.process, source.address, at_least)
     )
 
+  def _wait_longer(self, slept: float) -> None:
+    """Nobody could be served while this process was stopped."""
+    for seat in self._seats.values():
+      if seat.leaving is not None:
+        step, since = seat.leaving
+        seat.leaving = (step, since + slept)
+
   def _let_go(self) -> None:
     """Lets those leave whose state all others have."""
     for seat in self._seats_that_wait():
@@ -822,12 +832,7 @@ class Leader:
         self._reject(seat.member.process, "a contribution without its work")
         return
       self._rounds.arrived(incarnation, message.work)
-    if self._attempt is not None and (
-      # Two that arrive meanwhile would be averaged, not taken in turn.
-      self._config.alone
-      # If the attempt fails, what it was to add to is there again.
-      or (message.count < message.total and self._takes_part(replica))
-    ):
+    if not self._may_count(replica, message):
       self._queue.append((incarnation, message))
       return
     seat.sequence = message.sequence
@@ -876,10 +881,25 @@ class Leader:
     self._decide(event, decisions)
     self._arriving = None
 
-  def _takes_part(self, replica: ReplicaId) -> bool:
-    """Whether a gradient of this replica is in the attempt under way."""
+  def _may_count(self, replica: ReplicaId, message: msg.Arrive) -> bool:
+    """Whether the rules may be told of a gradient now."""
+    if self._config.alone:
+      # Two that arrive meanwhile would be averaged, not taken in turn.
+      return self._attempt is None and self._all_have_come()
     attempt = self._quorum.attempt
-    return attempt is not None and replica in attempt.incarnations
+    # If the attempt fails, what it was to add to is there again.
+    return (
+      attempt is None
+      or message.count == message.total
+      or replica not in attempt.incarnations
+    )
+
+  def _all_have_come(self) -> bool:
+    """Whether a new leader has heard of every member.
+
+    If it is the only one there, a step by one gradient would be lost with it.
+    """
+    return all(seat.until == math.inf for seat in self._seats.values())
 
   def _decide(
     self, event: quorum.Event, decisions: Sequence[quorum.Decision]
@@ -1377,7 +1397,12 @@ class Leader:
   def _proceed(self) -> None:
     """What follows from an input, and from the time."""
     now, config = self._now, self._config
-    while self._queue and self._attempt is None and not self._ended:
+    while (
+      self._queue
+      and self._attempt is None
+      and not self._ended
+      and (not self._config.alone or self._all_have_come())
+    ):
       incarnation, message = self._queue.pop(0)
       seat = self._seats.get(incarnation)
       if seat is not None:

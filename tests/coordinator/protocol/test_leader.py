@@ -14,6 +14,7 @@ from optax_dist.coordinator.protocol.entries import (
   Committed,
   Ended,
   Joined,
+  Member,
   Record,
   Removed,
   Term,
@@ -25,15 +26,16 @@ from optax_dist.coordinator.protocol.membership import View
 class Driven:
   """A leader, replica 0 in process "p0", with a store that says yes at once."""
 
-  def __init__(self, earlier=(), **options):
+  def __init__(self, earlier=(), fresh=True, **options):
     options = {"replicas_to_aggregate": 2, "total_num_replicas": 2} | options
     self.config = Config(
       "p0", 0, "at p0", agreement=(("optimizer", "sgd"),), **options
     )
     view, position = View(), len(earlier)
     for i, entry in enumerate(earlier):
-      view.apply(i, Record(entry.term, (entry,)))
-    term = Term(position, "p0", "at p0", True, position, 0, 0, "s")
+      view.apply(i, Record(getattr(entry, "term", 0), (entry,)))
+    mine = position if fresh else 0
+    term = Term(position, "p0", "at p0", fresh, mine, 0, 0, "s" * fresh)
     record = Record(position, (term,))
     view.apply(position, record)
     count = itertools.count(1).__next__
@@ -44,7 +46,7 @@ class Driven:
     self.holds: list[fx.Put] | None = None
     self.now = 0.0
     self.carry_out(self.leader.begin(0.0))
-    self.hello("p0", incarnation=position)
+    self.hello("p0", incarnation=mine)
 
   def give(self, input_):
     effects = self.leader.step(input_, self.now)
@@ -265,6 +267,21 @@ def test_who_leaves_waits_for_those_who_lack_its_state():
   # The leader itself has left: the others are to find another one.
   assert driven.leader.over
   assert driven.sent_to("p1", msg.NotLeader)
+
+
+def test_a_leader_that_was_stopped_lets_nobody_go_for_that_time():
+  driven = Driven(replicas_to_aggregate=1)
+  driven.hello("p1")
+  driven.say("p1", msg.NeedsSnapshot(0, "new"))
+  driven.say("p0", msg.Leave(False, "left"))
+  patience = driven.config.attempt_timeout
+  driven.now += 10 * patience
+  driven.give(ins.TimePassed())
+  assert driven.logged(Removed) == []
+  for _ in range(8):
+    driven.now += patience / 8
+    driven.give(ins.TimePassed())
+  assert [r.left for r in driven.logged(Removed)] == [True]
 
 
 def test_two_processes_of_one_id_wait_for_one_of_them_to_be_lost():
@@ -514,3 +531,29 @@ def test_what_is_added_during_an_attempt_is_late_if_that_succeeds():
   (dropped,) = driven.sent_to("p1", msg.Dropped)
   assert (dropped.sequence, dropped.reason) == (1, "stale")
   assert not dropped.whole
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_new_leader_takes_no_step_by_one_gradient_before_all_have_come(comes):
+  before = (
+    Term(0, "p0", "at p0", True, 0, 0, 0, "s"),
+    Joined(Member(1, 1, "p1", "at p1")),
+  )
+  driven = Driven(
+    before,
+    fresh=False,
+    replicas_to_aggregate=1,
+    alone=True,
+    max_staleness=1000,
+    inline_bytes=1,
+  )
+  driven.arrive("p0", payload=b"g")
+  # It would be the only one that has the step, and may die.
+  assert driven.logged(Committed) == []
+  if comes:
+    driven.hello("p1", incarnation=1)
+  else:
+    driven.now += 2 * driven.config.leader_timeout
+    driven.give(ins.TimePassed())
+    assert driven.logged(Removed)
+  assert len(driven.logged(Committed)) == 1

@@ -178,6 +178,37 @@ def test_who_leaves_is_let_go_and_the_others_go_on():
   assert cluster.done("p1", fx.Publish)
 
 
+def test_who_has_left_calls_no_new_leader(monkeypatch):
+  """The old one dies when that stands in the log, and before it says so."""
+  cluster = Cluster(3)
+  carry_out = cluster.carry_out
+
+  def dies(process, effect):
+    carry_out(process, effect)
+    match effect:
+      case fx.Put(_, _, Record(_, (Removed(left=True),))):
+        cluster.down |= {"p0", "p1"}
+
+  monkeypatch.setattr(cluster, "carry_out", dies)
+  cluster.give("p1", ins.LeaveWanted())
+  assert cluster.down
+  cluster.give("p2", ins.PeerLost("p0", "broken", "killed"))
+  cluster.pass_time(60.0)
+  assert cluster.leaders() == ["p2"]
+  cluster.down.discard("p1")
+  cluster.give("p1", ins.PeerLost("p0", "broken", "killed"))
+  cluster.pass_time(70.0)
+  assert cluster.done("p1", fx.Left)
+  # It would join again, and be lost rather than have left.
+  hellos = [
+    e
+    for e in cluster.done("p1", fx.Send)
+    if e.peer == "p2" and isinstance(e.message, msg.Hello)
+  ]
+  assert hellos == []
+  assert len(cluster.nodes["p2"].follower.view.members) == 1
+
+
 def test_a_submission_of_an_old_admission_is_lost():
   cluster = Cluster(2)
   cluster.submit("p1", 0, 0, admission=0)
