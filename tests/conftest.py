@@ -1,6 +1,12 @@
 """Test set-up: 8 CPU devices, strict dtype promotion, no work left pending."""
 
 import os
+import signal
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would the
+# processes of tests that are to be ended by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests run on CPU devices, wherever they run: a machine with one accelerator
 # could not hold the 8-device tier.

@@ -77,7 +77,9 @@ def test_local_strategies_train_between_processes(tmp_path, capsys, flags):
 def test_learners_go_on_when_one_is_killed(tmp_path, capsys):
   """Of three, one dies at once; all end with the same fragments."""
   flags = ("--strategy", "decoupled-diloco", "--replicas", "3")
-  more = ("--communication-period", "6", "--epochs", "3", "--alpha", "0.1")
+  # So few merges can't make up for an overshoot by more momentum.
+  momentum = ("--outer-momentum", "0.5", "--alpha", "0.1")
+  more = ("--communication-period", "6", "--epochs", "4", *momentum)
   assert _train(tmp_path, *flags, *more, "--chaos", "kill:1@5") == 0
   out = capsys.readouterr().out
   assert "hold the same parameters" in out
@@ -91,7 +93,7 @@ def test_learners_go_on_when_one_is_killed(tmp_path, capsys):
     assert len(weights) >= 2
     assert sum(weights) == pytest.approx(len(weights))
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-  assert json.loads(lines[-1])["test_accuracy"] > 0.3
+  assert json.loads(lines[-1])["test_accuracy"] > 0.5
 
 
 def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
