@@ -140,7 +140,10 @@ class JournalLines:
     if self._file is None:
       return
     try:
-      self._file.append(line)
+      # Who was stopped since the step was noted may lead no more, and then the
+      # new leader has written it.
+      if not self._file.taken_over:
+        self._file.append(line)
     except OSError as error:
       self._give_up(error)
 
