@@ -187,13 +187,6 @@ class Journal:
     self._start = clock() - self._seconds_so_far()
     self._file = self.path.open("ab", buffering=0)
     self._torn = _ends_within_a_line(self.path)
-    self._end = os.fstat(self._file.fileno()).st_size
-
-  @property
-  def taken_over(self) -> bool:
-    """Whether another process has written to the file since it was opened."""
-    with self._lock:
-      return os.fstat(self._file.fileno()).st_size != self._end
 
   def _seconds_so_far(self) -> float:
     """How long the run that the file ends with has lasted."""
@@ -263,9 +256,7 @@ class Journal:
       line = b"\n" + line
     self._torn = True
     while line:
-      written = self._file.write(line) or 0
-      self._end += written
-      line = line[written:]
+      line = line[self._file.write(line) or 0 :]
     self._torn = False
 
   def close(self) -> None:

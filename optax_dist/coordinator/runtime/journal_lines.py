@@ -140,10 +140,7 @@ class JournalLines:
     if self._file is None:
       return
     try:
-      # Who was stopped since the step was noted may lead no more, and then the
-      # new leader has written it.
-      if not self._file.taken_over:
-        self._file.append(line)
+      self._file.append(line)
     except OSError as error:
       self._give_up(error)
 
