@@ -343,10 +343,10 @@ class Driver:
     if self._tell or self._journal.pending:
       # What others wait for is on its way before anything is done here.
       self._transport.flush()
+    self._journal.flush()
     if self._tell:
       self._tell = False
       self.handover.tell()
-    self._journal.flush()
 
   def _timeout(self) -> float | None:
     """How long to wait for an event at most."""
@@ -489,6 +489,11 @@ class Driver:
       case fx.WriteJournal(note):
         self._journal.write(note)
       case fx.Publish(step, save):
+        if self._journal.pending:
+          # If this process is stopped from here on, a new leader writes it, and this
+          # one would again when it wakes up.
+          self._transport.flush()
+          self._journal.flush()
         self._states.publish(step, save)
         self._show()
         phases.reach("applied", self._replica)

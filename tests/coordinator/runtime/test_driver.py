@@ -133,4 +133,4 @@ def test_the_line_of_a_step_is_written_after_what_others_wait_for(driven):
   ]
   one._inputs.append(inputs.Started("n"))
   one._proceed()
-  assert order == ["noted", "sent", "told", "written"]
+  assert order == ["noted", "sent", "written", "told"]
