@@ -104,7 +104,11 @@ def test_it_says_what_the_core_waits_for(driven):
   assert one.missing() == "for the end of the script"
 
 
-def test_the_line_of_a_step_is_written_after_what_others_wait_for(driven):
+@pytest.mark.parametrize("publishes", [False, True])
+def test_the_line_of_a_step_is_written_after_what_others_wait_for(
+  driven, publishes
+):
+  """And before this replica goes on, which may be stopped there, or end."""
   one, core = driven
   order = []
 
@@ -129,8 +133,15 @@ def test_the_line_of_a_step_is_written_after_what_others_wait_for(driven):
   commit = entries.Committed(ATTEMPT, PARTS, (), False, b"", False, (), ())
   core.does[inputs.Started] = [
     fx.WriteJournal(notes.StepCommitted(commit, None)),
-    fx.SetAsked(1),
+    fx.Publish(4, False) if publishes else fx.SetAsked(1),
   ]
+  one._states.publish = lambda step, save: order.append("published")
+  one._show = lambda: setattr(one, "_tell", True)
   one._inputs.append(inputs.Started("n"))
   one._proceed()
-  assert order == ["noted", "sent", "written", "told"]
+  first = ["noted", "sent", "written"]
+  if publishes:
+    assert order[: len(first) + 1] == [*first, "published"]
+    assert order[-1] == "told"
+  else:
+    assert order == [*first, "told"]
