@@ -39,7 +39,7 @@ from optax_dist.quorum.arguments import (
   initial_tokens,
   tokens_per_step,
 )
-from optax_dist.quorum.draft import Draft
+from optax_dist.quorum.draft import needed
 from optax_dist.quorum.events import (
   Abandon,
   Accept,
@@ -231,16 +231,6 @@ def missing(state: State | StrictRules) -> Missing:
   if isinstance(state, State):
     return _state.missing(state)
   return state.missing()
-
-
-def needed(state: State) -> int:
-  """How many gradients a step takes now, with who has left or was lost.
-
-  Example:
-    >>> needed(init(3))
-    3
-  """
-  return Draft(state).quorum()
 
 
 def ledger(state: State | StrictRules) -> Ledger:

@@ -13,6 +13,21 @@ from optax_dist.quorum.state import EMPTY, Attempt, Config, ReplicaState, State
 _FIELDS = operator.itemgetter(*State._fields)
 
 
+def needed(state: State | Draft) -> int:
+  """How many gradients a step takes now, with who has left or was lost.
+
+  Example:
+    >>> from optax_dist import quorum
+    >>> needed(quorum.init(3))
+    3
+  """
+  config = state.config
+  k = config.replicas_to_aggregate
+  if config.lower_on_leave and k <= config.total_num_replicas:
+    return max(1, min(k, state.live + state.awaited + state.lost))
+  return k
+
+
 class Draft:
   """A state that an event is changing: mutable, and never returned."""
 
@@ -55,10 +70,7 @@ class Draft:
     return self.config.replicas_to_aggregate > self.config.total_num_replicas
 
   def quorum(self) -> int:
-    k = self.config.replicas_to_aggregate
-    if self.config.lower_on_leave and not self.shared:
-      return max(1, min(k, self.live + self.awaited + self.lost))
-    return k
+    return needed(self)
 
   def quota(self, replica: ev.Replica) -> int:
     if not self.shared:

@@ -11,7 +11,7 @@ from typing import Any
 
 from optax_dist.quorum import events as ev
 from optax_dist.quorum.arguments import accepts
-from optax_dist.quorum.draft import Draft
+from optax_dist.quorum.draft import Draft, needed
 from optax_dist.quorum.state import EMPTY, ReplicaState, State, missing
 
 
@@ -56,11 +56,7 @@ def _one_more(
     or replica in state.inside
   ):
     return None
-  needed = config.replicas_to_aggregate
-  if config.lower_on_leave:
-    there = state.live + state.awaited + state.lost
-    needed = max(1, min(needed, there))
-  if gathered >= needed:
+  if gathered >= needed(state):
     return None
   factor = 1.0 if config.weight is None else float(config.weight(0))
   contribution = ev.Contribution(

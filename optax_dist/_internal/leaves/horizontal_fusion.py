@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax._src import source_info_util as _source  # As jax.core.eval_jaxpr does.
 from jax.extend import core as _core
 
 from optax_dist._internal import axes
 from optax_dist._internal.leaves.elementwise import ELEMENTWISE
+from optax_dist._internal.leaves.evaluate import evaluate
 from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.leaves.packing import (
   Joined,
@@ -125,18 +125,6 @@ class _Step(NamedTuple):
       tuple(_number(x) for x in self.operands),
     )
 
-  def run(self, operands: list[Any]) -> Any:
-    """Computes it of other operands."""
-    equation = self.equation
-    stack = _source.current_name_stack() + equation.source_info.name_stack
-    with (
-      _source.user_context(equation.source_info.traceback, name_stack=stack),
-      equation.ctx.manager,
-    ):
-      return equation.primitive.bind(
-        *operands, **equation.primitive.get_bind_params(equation.params)
-      )
-
 
 class _Group:
   """Components that the same is done with, side by side."""
@@ -178,8 +166,9 @@ class _Group:
     if number in self.buffers:
       return
     takes = _TAKES_SCALARS.get(step.equation.primitive.name, ())
-    self.buffers[number] = step.run(
-      [self._whole(x, i in takes) for i, x in enumerate(step.operands)]
+    self.buffers[number] = evaluate(
+      step.equation,
+      [self._whole(x, i in takes) for i, x in enumerate(step.operands)],
     )
 
   def _whole(self, x: Any, may_be_scalar: bool) -> Any:
@@ -223,9 +212,12 @@ class _Program:
           x.now if isinstance(x, _Value) else x.val for x in step.operands
         ]
         is_spread = step.equation.primitive.name == "broadcast_in_dim"
-        out.now = operands[0] if is_spread else step.run(operands)
+        out.now = (
+          operands[0] if is_spread else evaluate(step.equation, operands)
+        )
       else:
-        results = step.run([_now(x) for x in step.operands])
+        operands = [_now(x) for x in step.operands]
+        results = evaluate(step.equation, operands)
         if not step.equation.primitive.multiple_results:
           results = [results]
         for value, x in zip(step.outs, results, strict=True):

@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import source_info_util as _source  # As jax.core.eval_jaxpr does.
 from jax.extend import core as _core
 
 from optax_dist._internal.leaves.choose import choose
+from optax_dist._internal.leaves.evaluate import evaluate
 
 
 def keep_unless(
@@ -54,7 +54,9 @@ def keep_unless(
   env.update(zip(program.jaxpr.constvars, program.consts, strict=True))
   read = lambda v: v.val if isinstance(v, _core.Literal) else env[v]
   for equation in program.jaxpr.eqns:
-    results = _run(equation, [read(v) for v in equation.invars])
+    results = evaluate(equation, [read(v) for v in equation.invars])
+    if not equation.primitive.multiple_results:
+      results = [results]
     for var, x in zip(equation.outvars, results, strict=True):
       env[var] = choose(predicate, x, early[var]) if var in early else x
   results = [read(v) for v in program.jaxpr.outvars]
@@ -84,15 +86,3 @@ def _made_once(jaxpr: Any, first: int, states: list[Any]) -> dict[Any, Any]:
     and times[id(var)] == 1
     and (var.aval.shape, var.aval.dtype) == (jnp.shape(x), jnp.result_type(x))
   }
-
-
-def _run(equation: Any, operands: list[Any]) -> list[Any]:
-  stack = _source.current_name_stack() + equation.source_info.name_stack
-  with (
-    _source.user_context(equation.source_info.traceback, name_stack=stack),
-    equation.ctx.manager,
-  ):
-    results = equation.primitive.bind(
-      *operands, **equation.primitive.get_bind_params(equation.params)
-    )
-  return results if equation.primitive.multiple_results else [results]

@@ -341,12 +341,15 @@ class Driver:
         break
       self._step(inputs.TimePassed())
     if self._tell or self._journal.pending:
-      # What others wait for is on its way before anything is done here.
-      self._transport.flush()
-    self._journal.flush()
+      self._flush()
     if self._tell:
       self._tell = False
       self.handover.tell()
+
+  def _flush(self) -> None:
+    """Sends what others wait for, and then writes the journal's line of a step."""
+    self._transport.flush()
+    self._journal.flush()
 
   def _timeout(self) -> float | None:
     """How long to wait for an event at most."""
@@ -489,11 +492,10 @@ class Driver:
       case fx.WriteJournal(note):
         self._journal.write(note)
       case fx.Publish(step, save):
+        # If this process is stopped from here on, a new leader writes the line, and
+        # this one would again when it wakes up.
         if self._journal.pending:
-          # If this process is stopped from here on, a new leader writes it, and this
-          # one would again when it wakes up.
-          self._transport.flush()
-          self._journal.flush()
+          self._flush()
         self._states.publish(step, save)
         self._show()
         phases.reach("applied", self._replica)

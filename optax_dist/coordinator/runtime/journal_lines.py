@@ -1,7 +1,7 @@
 """The leader's journal: its notes as lines of the file.
 
-The line of a step is written when nobody waits for anything (`flush`), at most one
-step later; all others at once.
+The line of a step is written by `flush`, once what other replicas wait for is on its
+way, and before this one goes on; all others are written at once.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class JournalLines:
       self._give_up(error)
 
   def flush(self) -> None:
-    """Writes what waits: to be called after what others wait for."""
+    """Writes what waits: to be called once what others wait for is sent."""
     if self._step is None:
       return
     (note, now), self._step = self._step, None

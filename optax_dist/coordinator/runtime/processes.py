@@ -19,13 +19,13 @@ def initialize(address: str, count: int, index: int) -> None:
     count: how many there are.
     index: which one this is.
   """
-  host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-  own = _own_address(host)
+  (place,) = addresses.parse(address)
+  own = _own_address(place.host)
   # It would take SIGTERM, by which a replica leaves, and a process ends.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     coordinator_address=address,
-    coordinator_bind_address=_bind_address(address) if index == 0 else None,
+    coordinator_bind_address=_bind_address(place) if index == 0 else None,
     num_processes=count,
     process_id=index,
     cluster_detection_method="deactivate",
@@ -35,13 +35,11 @@ def initialize(address: str, count: int, index: int) -> None:
     _keep_gloo_on(own)
 
 
-def _bind_address(address: str) -> str:
+def _bind_address(place: addresses.Endpoint) -> str:
   """The address itself; all of them where a name stands for loopback only."""
-  host, _, port = address.rpartition(":")
-  host = host.removeprefix("[").removesuffix("]")
-  if addresses.is_ip(host):
-    return address
-  return str(addresses.Endpoint(addresses.bound(host)[1], int(port)))
+  if not addresses.is_ip(place.host):
+    place = place._replace(host=addresses.bound(place.host)[1])
+  return str(place)
 
 
 def _own_address(host: str) -> str | None:

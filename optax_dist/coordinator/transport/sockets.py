@@ -141,7 +141,9 @@ class SocketTransport(peers.Peers):
     self._links: set[_Link] = set()
     self._strangers: dict[_Link, None] = {}
     # In order: what was sent first, others wait for most.
-    self._dirty: dict[_Link, None] = {}
+    self._dirty: collections.OrderedDict[_Link, None] = (
+      collections.OrderedDict()
+    )
     self._again: set[_Link] = set()
     self._last: dict[str, bytes] = {}
     self._make_gaps = gaps
@@ -324,8 +326,7 @@ class SocketTransport(peers.Peers):
 
   def flush(self) -> None:
     while self._dirty:
-      link = next(iter(self._dirty))
-      del self._dirty[link]
+      link, _ = self._dirty.popitem(last=False)
       if not link.closed:
         self._guarded(link, selectors.EVENT_WRITE)
 

@@ -10,14 +10,16 @@ from optax_dist.coordinator.transport import addresses
   "address", ["127.0.0.1:7", "10.203.0.1:29500", "[fd00::1]:29500"]
 )
 def test_they_meet_at_the_address_that_was_told_and_no_other(address):
-  assert processes._bind_address(address) == address
+  (place,) = addresses.parse(address)
+  assert processes._bind_address(place) == address
 
 
 def test_a_name_of_loopback_only_is_no_place_to_meet(monkeypatch):
   """Debian has the host's own name at 127.0.1.1."""
   asked = lambda host, *_, **__: [(2, 1, 6, "", ("127.0.1.1", 0))]
   monkeypatch.setattr(addresses.socket, "getaddrinfo", asked)
-  assert processes._bind_address("debian:7") == "0.0.0.0:7"
+  (place,) = addresses.parse("debian:7")
+  assert processes._bind_address(place) == "0.0.0.0:7"
 
 
 def test_collectives_use_the_address_that_reaches_the_others(monkeypatch):
