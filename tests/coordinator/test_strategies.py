@@ -233,14 +233,15 @@ def test_bytes_are_counted_and_are_the_fewest_there_can_be():
     before = replica.stats()["bytes_in"]
     for _ in range(steps):
       if replica.replica == 3:
-        assert replica.wait_until_stale(5.0)
+        assert replica.wait_until_stale(60.0)
         assert replica.abandon().reason == "stale"
       else:
         assert replica.step({"x": jnp.ones(elements)}).accepted
-        late.wait()
+      # The fourth must see each step become stale: the others wait for it.
+      together.wait()
     return replica.stats()["bytes_in"] - before
 
-  late = threading.Barrier(3)
+  together = threading.Barrier(4, timeout=60)
   results = runs.run(
     train, 4, k=3, params={"x": jnp.ones(elements)}, inline_bytes=0
   )

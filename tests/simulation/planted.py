@@ -45,7 +45,7 @@ FAULTS = (
   ),
   _one(
     "who claims leadership forgets the fence",
-    "search",
+    "follower.search",
     """      if answer.value is None and not answer.occupied:
         return [], [Elected""",
     """      if True:
@@ -59,20 +59,20 @@ FAULTS = (
   ),
   _one(
     "a step is committed before all are done",
-    "leader",
+    "leader.leader",
     "if attempt.reported >= {p.incarnation for p in attempt.message.parts}:",
     "if attempt.reported:",
   ),
   _one(
     "a commit in an attempt that was told does not wait for all",
-    "leader",
+    "leader.leader",
     "            self._step(self._report_done(part))\n          else:",
     "            self._step(*map(self._report_done, attempt.message.parts))\n"
     "          else:",
   ),
   _one(
     "a token is lost: a drop is not told",
-    "leader",
+    "leader.leader",
     "      self._say(seat, msg.Dropped(sequence, reason, count, lease, whole))",
     "      pass",
   ),
@@ -84,7 +84,7 @@ FAULTS = (
   ),
   _one(
     "a proposal is taken for the commit",
-    "follower",
+    "follower.follower",
     "        if position == self._position:\n"
     "          self.applier.proposed(record)",
     "        self._recorded(position, record, now)",
@@ -93,18 +93,18 @@ FAULTS = (
     "a stale snapshot is served, and taken",
     (
       (
-        "applier",
+        "follower.applier",
         "if self.sound and not self.needs and self.step >= serve.at_least:",
         "if self.sound:",
       ),
-      ("applier", "if found.step < fetch.at_least:", "if False:"),
+      ("follower.applier", "if found.step < fetch.at_least:", "if False:"),
       (
-        "applier",
+        "follower.applier",
         "      if step < self.step and self.sound:",
         "      if False:",
       ),
       (
-        "applier",
+        "follower.applier",
         "    if step > self.step:\n      self._need(",
         "    if False:\n      self._need(",
       ),
@@ -132,45 +132,45 @@ FAULTS = (
   ),
   _one(
     "a run that has begun is begun anew",
-    "search",
+    "follower.search",
     "fit = situation.holds or view.untouched",
     "fit = True",
   ),
   _one(
     "a gradient in a commit is sent to the next leader again",
-    "session",
+    "follower.session",
     "      if self.pending is not None and self.pending.sequence == part.sequence:"
     "\n        self.pending = None",
     "      if False:\n        self.pending = None",
   ),
   _one(
     "a new leader takes old gradients for fresh ones",
-    "leader",
+    "leader.leader",
     "    local_step = message.local_step\n",
     "    local_step = self._quorum.step\n",
   ),
   _one(
     "what was computed ahead is published, whatever is decided",
-    "applier",
+    "follower.applier",
     "      if self._ahead != commit:",
     "      if self._ahead is None:",
   ),
   _one(
     "a gap in the log is jumped over",
-    "follower",
+    "follower.follower",
     "    if position > self._position >= 0 or record is None:",
     "    self._position = max(self._position, position)\n"
     "    if record is None:",
   ),
   _one(
     "an old membership goes on over a new connection",
-    "follower",
+    "follower.follower",
     "    if self.incarnation != self._promised:\n      # A membership",
     "    if False:\n      # A membership",
   ),
   _one(
     "an optimistic mean is dropped after it was reported",
-    "follower",
+    "follower.follower",
     "    self._proposed = None\n    self._search.heard(now)\n",
     "    self._proposed = None\n    self._search.heard(now)\n"
     "    if any(isinstance(e, Joined) for e in record.entries):\n"
@@ -178,25 +178,25 @@ FAULTS = (
   ),
   _one(
     "the journal tells of what might not have been",
-    "leader",
+    "leader.leader",
     "    self._log.say(self._out, fx.WriteJournal(note))",
     "    self._out.append(fx.WriteJournal(note))",
   ),
   _one(
     "an idle leader never learns that it was replaced",
-    "leader",
+    "leader.leader",
     "      probe = self._log.probe()",
     "      probe = None",
   ),
   _one(
     "a lost member is not noticed",
-    "leader",
+    "leader.leader",
     '        if seat is not None:\n          self._remove(seat, f"its conn',
     '        if False:\n          self._remove(seat, f"its conn',
   ),
   _one(
     "two memberships get one number",
-    "leader",
+    "leader.leader",
     "    self._next_incarnation += 1\n    self._seat(",
     "    self._seat(",
   ),
@@ -210,7 +210,7 @@ FAULTS = (
   ),
   _one(
     "a late fingerprint takes back a request for a snapshot",
-    "leader",
+    "leader.leader",
     "    seat.applied = max(seat.applied, message.step)\n    replica, step",
     "    self._applied(seat, message.step)\n    replica, step",
   ),
@@ -229,12 +229,16 @@ FAULTS = (
         "if peer.process in process.losing:\n        self.fail",
         "if False:\n        self.fail",
       ),
-      ("applier", 'if work.status == "runs" and any(', "if False and any("),
+      (
+        "follower.applier",
+        'if work.status == "runs" and any(',
+        "if False and any(",
+      ),
     ),
   ),
   _one(
     "a store that tells of a gap is asked again without a pause",
-    "follower",
+    "follower.follower",
     "            self._search.pause(now)\n",
     "            pass\n",
   ),

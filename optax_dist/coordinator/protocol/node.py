@@ -11,9 +11,9 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
-from optax_dist.coordinator.protocol.follower import Follower
+from optax_dist.coordinator.protocol.follower.follower import Follower
 from optax_dist.coordinator.protocol.inputs import Input
-from optax_dist.coordinator.protocol.leader import Leader
+from optax_dist.coordinator.protocol.leader.leader import Leader
 
 _TO_LEADER = (
   msg.Hello,

@@ -20,7 +20,7 @@ from optax_dist.simulate.network import Network, moved
 # Sizes that differ by less say nothing of what a byte costs.
 _APART = 1.5
 # Of a step, between hosts: messages inline, and with an exchange
-# (benchmarks/coordinator/compare.py --figure round-trips).
+# (benchmarks/comparison/compare.py --figure round-trips).
 _ROUND_TRIPS_INLINE, _ROUND_TRIPS = 1.1, 2.8
 
 

@@ -18,7 +18,8 @@ import optax
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.coordinator.protocol import follower, messages
+from optax_dist.coordinator.protocol import messages
+from optax_dist.coordinator.protocol.follower import follower
 from optax_dist.coordinator.runtime import agreement
 from optax_dist.coordinator.store import process as store_process
 

@@ -4,7 +4,8 @@ Prints, for 150,000 to 2.4 M chips that each fail once a year, the share of the 
 time that is training, beside what the paper says, and draws it. Virtual time; a few
 seconds.
 
-    python benchmarks/decoupled_goodput.py [--seeds N] [--image FILE] [--json FILE]
+    python benchmarks/learning/decoupled_goodput.py [--seeds N] [--image FILE]
+      [--json FILE]
 
 Douillard et al. 2026, Decoupled DiLoCo (https://arxiv.org/abs/2604.21428), table 1.
 """

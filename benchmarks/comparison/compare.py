@@ -1,17 +1,17 @@
 r"""The coordinator's figures, each beside what it is compared with, in turns.
 
-    python benchmarks/coordinator/compare.py --figure tensorflow \
+    python benchmarks/comparison/compare.py --figure tensorflow \
         --tensorflow-python .venv-tensorflow/bin/python
-    python benchmarks/coordinator/compare.py --figure torchft \
+    python benchmarks/comparison/compare.py --figure torchft \
         --torchft-python .venv-torchft/bin/python
-    python benchmarks/coordinator/compare.py --figure straggler
-    python benchmarks/coordinator/compare.py --figure closed-form
-    python benchmarks/coordinator/compare.py --figure bytes
-    python benchmarks/coordinator/compare.py --figure followers
-    python benchmarks/coordinator/compare.py --figure leased-data
-    python benchmarks/coordinator/compare.py --figure round-trips
-    python benchmarks/coordinator/compare.py --figure gigabit
-    python benchmarks/coordinator/compare.py --figure gloo \
+    python benchmarks/comparison/compare.py --figure straggler
+    python benchmarks/comparison/compare.py --figure closed-form
+    python benchmarks/comparison/compare.py --figure bytes
+    python benchmarks/comparison/compare.py --figure followers
+    python benchmarks/comparison/compare.py --figure leased-data
+    python benchmarks/comparison/compare.py --figure round-trips
+    python benchmarks/comparison/compare.py --figure gigabit
+    python benchmarks/comparison/compare.py --figure gloo \
         --torchft-python .venv-torchft/bin/python
 
 README.md says how the environments are made, and what the figures mean.

@@ -5,7 +5,6 @@ import pytest
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.applier import Applier
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
@@ -14,7 +13,8 @@ from optax_dist.coordinator.protocol.entries import (
   Part,
   Record,
 )
-from optax_dist.coordinator.protocol.session import Session
+from optax_dist.coordinator.protocol.follower.applier import Applier
+from optax_dist.coordinator.protocol.follower.session import Session
 
 MEMBERS = {i: Member(i, i, f"p{i}", f"at p{i}") for i in range(3)}
 

@@ -6,7 +6,8 @@ the plain average of the replicas after each round, an outer Nesterov momentum
 (DiLoCo), and gradients averaged at each step. Prints the loss on held-out text and
 the bytes that a replica hands over, and draws the loss.
 
-    python benchmarks/diloco_characters.py [--rounds N] [--image FILE] [--json FILE]
+    python benchmarks/learning/diloco_characters.py [--rounds N] [--image FILE]
+      [--json FILE]
 
 Douillard et al. 2023, DiLoCo (https://arxiv.org/abs/2311.08105), figure 2, in
 small.

@@ -15,7 +15,6 @@ from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.applier import Applier
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -32,6 +31,16 @@ from optax_dist.coordinator.protocol.entries import (
   Run,
   Term,
 )
+from optax_dist.coordinator.protocol.follower.applier import Applier
+from optax_dist.coordinator.protocol.follower.search import (
+  Elected,
+  Finding,
+  LeaderFound,
+  Search,
+  Situation,
+  StartAt,
+)
+from optax_dist.coordinator.protocol.follower.session import Session
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.log import (
   RUN_KEY,
@@ -40,15 +49,6 @@ from optax_dist.coordinator.protocol.log import (
   LogRead,
 )
 from optax_dist.coordinator.protocol.membership import View
-from optax_dist.coordinator.protocol.search import (
-  Elected,
-  Finding,
-  LeaderFound,
-  Search,
-  Situation,
-  StartAt,
-)
-from optax_dist.coordinator.protocol.session import Session
 from optax_dist.ledger import Progress, Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum.events import ordered

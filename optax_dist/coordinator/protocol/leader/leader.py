@@ -39,7 +39,8 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.inputs import Input
-from optax_dist.coordinator.protocol.lender import Lender
+from optax_dist.coordinator.protocol.leader.lender import Lender
+from optax_dist.coordinator.protocol.leader.rounds import Rounds
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
   Appended,
@@ -49,7 +50,6 @@ from optax_dist.coordinator.protocol.log import (
   Trimmer,
 )
 from optax_dist.coordinator.protocol.membership import View
-from optax_dist.coordinator.protocol.rounds import Rounds
 from optax_dist.ledger import Spans
 
 # A replica so many steps late gets no more means, but a snapshot; one that has

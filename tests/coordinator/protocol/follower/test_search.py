@@ -17,9 +17,13 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
   Trimmed,
 )
+from optax_dist.coordinator.protocol.follower.search import (
+  Elected,
+  Search,
+  Situation,
+)
 from optax_dist.coordinator.protocol.log import FellOff
 from optax_dist.coordinator.protocol.membership import View
-from optax_dist.coordinator.protocol.search import Elected, Search, Situation
 
 
 def _view():

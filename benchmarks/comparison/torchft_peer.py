@@ -4,8 +4,8 @@ Replica groups of one process each, and a lighthouse, on loopback. A step is a
 quorum, an allreduce of the gradient over gloo, the vote to commit, and the update.
 A gradient is the parameters times a number.
 
-    python benchmarks/coordinator/torchft_peer.py --params 1000
-    python benchmarks/coordinator/torchft_peer.py --kill
+    python benchmarks/comparison/torchft_peer.py --params 1000
+    python benchmarks/comparison/torchft_peer.py --kill
 
 The interpreter is one with torchft 0.2.0 (`--python`, if not this one).
 """

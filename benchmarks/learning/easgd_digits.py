@@ -4,7 +4,8 @@
 between exchanges and the same number of exchanges. Prints the test error of the
 center, the mean over several splits of the data, and draws it.
 
-    python benchmarks/easgd_digits.py [--exchanges N] [--image FILE] [--json FILE]
+    python benchmarks/learning/easgd_digits.py [--exchanges N] [--image FILE]
+      [--json FILE]
 
 Zhang, Choromanska and LeCun 2015, Deep learning with Elastic Averaging SGD
 (https://arxiv.org/abs/1412.6651), figures 2 and 3, in small.

@@ -5,7 +5,8 @@ instead. As in the paper, each method is shown over learning rates. Prints the
 center's test error, the mean over several splits of the data with its standard
 deviation, and draws it.
 
-    python benchmarks/easgd_period10.py [--exchanges N] [--image FILE] [--json FILE]
+    python benchmarks/learning/easgd_period10.py [--exchanges N] [--image FILE]
+      [--json FILE]
 
 Zhang, Choromanska and LeCun 2015, Deep learning with Elastic Averaging SGD
 (https://arxiv.org/abs/1412.6651), in small.

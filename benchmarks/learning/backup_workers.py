@@ -7,7 +7,8 @@ asynchronous replicas, more and more of them: the test error after the same numb
 of gradients. Prints both, as means over seeds with their standard deviation, and
 draws them.
 
-    python benchmarks/backup_workers.py [--seeds N] [--image FILE] [--json FILE]
+    python benchmarks/learning/backup_workers.py [--seeds N] [--image FILE]
+      [--json FILE]
 
 Chen, Pan, Monga, Bengio and Jozefowicz 2016, Revisiting Distributed Synchronous
 SGD (https://arxiv.org/abs/1604.00981).

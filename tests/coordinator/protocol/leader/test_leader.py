@@ -19,7 +19,7 @@ from optax_dist.coordinator.protocol.entries import (
   Removed,
   Term,
 )
-from optax_dist.coordinator.protocol.leader import Leader
+from optax_dist.coordinator.protocol.leader.leader import Leader
 from optax_dist.coordinator.protocol.membership import View
 
 

@@ -8,7 +8,7 @@ from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.entries import Committed, Work
 from optax_dist.decoupled_diloco import rules
-from tests.coordinator.protocol.test_leader import Driven
+from tests.coordinator.protocol.leader.test_leader import Driven
 
 
 def rounds(replicas=3, quorum=2, **numbers):

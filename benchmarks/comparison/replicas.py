@@ -2,9 +2,9 @@ r"""What the other benchmarks measure, of the coordinator of this package.
 
 Replicas are processes on loopback; a gradient is the parameters times a number.
 
-    python benchmarks/coordinator/replicas.py --params 1000
-    python benchmarks/coordinator/replicas.py --kill
-    python benchmarks/coordinator/replicas.py --replicas 4 --aggregate 3 \
+    python benchmarks/comparison/replicas.py --params 1000
+    python benchmarks/comparison/replicas.py --kill
+    python benchmarks/comparison/replicas.py --replicas 4 --aggregate 3 \
         --steps 100 --latency constant:0.02 --slow 5
 
 With `--seconds` steps follow each other at once. With `--steps` replicas sleep

@@ -2,8 +2,8 @@
 
 from optax_dist.coordinator.protocol.effects import Resolved, Taken
 from optax_dist.coordinator.protocol.entries import AttemptId, Committed, Part
+from optax_dist.coordinator.protocol.follower.session import Session
 from optax_dist.coordinator.protocol.inputs import Submitted
-from optax_dist.coordinator.protocol.session import Session
 
 ME = 7
 

@@ -6,7 +6,8 @@ learners of one speed, one that is twice as slow, and that with learners that ar
 at random (20 s apart in the mean) and are back after 2 s, each against synchronous
 DiLoCo of as many tokens.
 
-    python benchmarks/decoupled_rounds.py [--seeds 5] [--seconds 24] [--late drop]
+    python benchmarks/learning/decoupled_rounds.py [--seeds 5] [--seconds 24]
+      [--late drop]
 """
 
 import argparse
@@ -21,7 +22,7 @@ import optax
 
 from optax_dist.coordinator import strategies
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "helpers"))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "tests" / "helpers"))
 import virtual_learners
 
 LEARNERS, STEP_SECONDS, BACK = 4, 0.03, 2.0

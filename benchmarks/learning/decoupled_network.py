@@ -7,7 +7,7 @@ long; then comes what the strategy does. Printed is the wall time of a step, and
 a token, against a plain loop of Adam with no network and no coordinator, of which
 there are two at the same time as well.
 
-    python benchmarks/decoupled_network.py [--seconds 25] [--repeats 1]
+    python benchmarks/learning/decoupled_network.py [--seconds 25] [--repeats 1]
 """
 
 import argparse
@@ -26,7 +26,7 @@ import optax
 
 from optax_dist import coordinator
 
-_HELPERS = pathlib.Path(__file__).parents[1] / "tests" / "helpers"
+_HELPERS = pathlib.Path(__file__).parents[2] / "tests" / "helpers"
 LEARNERS = 2
 SECRET = "a secret of enough bytes"
 METHODS = ("no network", "decoupled", "synchronous DiLoCo", "every step")

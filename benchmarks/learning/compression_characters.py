@@ -11,7 +11,8 @@ Each method's learning rate is the best of a grid, on a seed of its own. Seeds s
 their start and their batches between methods, so intervals are of paired differences
 (95 %, Student's t). Bytes are what a replica hands over.
 
-    python benchmarks/compression_characters.py [--rounds N] [--period N] [--seeds N]
+    python benchmarks/learning/compression_characters.py [--rounds N] [--period N]
+      [--seeds N]
       [--questions rounds low-rank signs]
 
 The defaults take hours on two cores; ``--rounds 10`` some minutes, and says less:

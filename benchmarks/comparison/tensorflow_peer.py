@@ -5,7 +5,7 @@ make a step. A gradient is the variable times a number, computed by the worker, 
 that a worker fetches the parameters and sends a gradient of their size, as any
 training step does.
 
-    python benchmarks/coordinator/tensorflow_peer.py --params 1000 --variables 1
+    python benchmarks/comparison/tensorflow_peer.py --params 1000 --variables 1
 
 The interpreter is one with TensorFlow 2.21 (`--python`, if not this one).
 """

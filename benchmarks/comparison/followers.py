@@ -1,6 +1,6 @@
 r"""Steps per second of a leader with many followers, who compute nothing.
 
-    python benchmarks/coordinator/followers.py --followers 256
+    python benchmarks/comparison/followers.py --followers 256
 
 One process is a replica like any other, and the leader; another one has all
 followers in one loop: each submits the same gradient as soon as a step is

@@ -8,7 +8,7 @@ second of its life, and by those of them that are in a merge; and the loss on
 held-out text against synchronous DiLoCo (`coordinator.local_updates`) of as many
 tokens.
 
-    python benchmarks/decoupled_learners.py [--seconds 100] [--kill-every 20]
+    python benchmarks/learning/decoupled_learners.py [--seconds 100] [--kill-every 20]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """All-reduces per second of torch's gloo between two hosts, and nothing else.
 
-    python benchmarks/coordinator/gloo_peer.py --params 1000
+    python benchmarks/comparison/gloo_peer.py --params 1000
 
 The interpreter is one with torch (`--python`, if not this one).
 """

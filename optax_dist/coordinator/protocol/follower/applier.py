@@ -24,6 +24,7 @@ from optax_dist.coordinator.protocol.entries import (
   Part,
   Record,
 )
+from optax_dist.coordinator.protocol.follower.session import Session
 from optax_dist.coordinator.protocol.inputs import (
   Aggregated,
   AggregateFailed,
@@ -42,7 +43,6 @@ from optax_dist.coordinator.protocol.messages import (
   Report,
   Serve,
 )
-from optax_dist.coordinator.protocol.session import Session
 
 # Means are kept for readers that are a little late.
 KEPT = 2
