@@ -8,7 +8,8 @@ second of its life, and by those of them that are in a merge; and the loss on
 held-out text against synchronous DiLoCo (`coordinator.local_updates`) of as many
 tokens.
 
-    python benchmarks/learning/decoupled_learners.py [--seconds 100] [--kill-every 20]
+    python benchmarks/learning/decoupled_learners.py [--seeds 1]
+      [--seconds 100] [--kill-every 20]
 """
 
 import argparse
@@ -27,6 +28,7 @@ import diloco_characters as characters
 import jax
 import numpy as np
 import optax
+from scipy import stats
 
 from optax_dist import coordinator
 from optax_dist.coordinator.launch import launcher
@@ -72,7 +74,7 @@ def train():
   text, _, params = model()
   own = np.array_split(text, LEARNERS)[number]
   gradient = jax.jit(jax.grad(characters.loss))
-  rng = np.random.default_rng([number, life])
+  rng = np.random.default_rng([options["seed"], number, life])
   draw = lambda: rng.integers(0, own.size - characters.CONTEXT - 1, TOKENS)
   ahead = np.arange(characters.CONTEXT + 1)
   gradient(params, own[draw()[:, None] + ahead])
@@ -87,7 +89,7 @@ def train():
   ) as replica:
     if options["kill_every"]:
       # All of them together, so each a quarter as often.
-      wait = random.Random(f"{number} {life}").expovariate(
+      wait = random.Random(f"{options['seed']} {number} {life}").expovariate(
         1 / (LEARNERS * options["kill_every"])
       )
       kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
@@ -122,11 +124,12 @@ def train():
     np.savez(pathlib.Path(options["folder"]) / f"center{number}.npz", *leaves)
 
 
-def run(args, kill_every=0.0, steps=0):
+def run(args, seed, kill_every=0.0, steps=0):
   """One run; returns what learners did, and the loss on held-out text."""
   with tempfile.TemporaryDirectory() as folder:
     options = {
       "folder": folder,
+      "seed": seed,
       "kill_every": kill_every,
       "synchronous": bool(steps),
       "steps": steps,
@@ -187,6 +190,29 @@ def show(name, found):
   return found
 
 
+def loss(figures):
+  """How much worse than synchronous DiLoCo, as a fraction."""
+  return figures["killed"]["loss"] / figures["synchronous"]["loss"] - 1
+
+
+def compare(args, seed):
+  """The three runs of one seed."""
+  figures = {"without faults": show("without faults", run(args, seed))}
+  found = run(args, seed, kill_every=args.kill_every)
+  figures["killed"] = show("killed", found)
+  # The slow one's steps are fewer; there all make as many.
+  found = run(args, seed, steps=found["steps"] // LEARNERS)
+  figures["synchronous"] = show("synchronous", found)
+  pace = lambda name, what: figures[name][what] / figures[name]["seconds"]
+  for what in ("steps", "merged"):
+    ratio = pace("killed", what) / pace("without faults", what)
+    print(f"{what} in a second of life, killed / without faults: {ratio:.3f}")
+  print(
+    f"loss against synchronous DiLoCo of as many tokens: {loss(figures):+.2%}"
+  )
+  return figures
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--learner", action="store_true", help=argparse.SUPPRESS)
@@ -196,24 +222,20 @@ def main():
   parser.add_argument("--step-seconds", type=float, default=0.03)
   parser.add_argument("--period", type=int, default=40)
   parser.add_argument("--fragments", type=int, default=4)
+  parser.add_argument("--seeds", type=int, default=1)
   parser.add_argument("--json", type=pathlib.Path)
   args = parser.parse_args()
   if args.learner:
     return learner()
-  figures = {"without faults": show("without faults", run(args))}
-  found = run(args, kill_every=args.kill_every)
-  figures["killed"] = show("killed", found)
-  # The slow one's steps are fewer; there all make as many.
-  found = run(args, steps=found["steps"] // LEARNERS)
-  figures["synchronous"] = show("synchronous", found)
-  pace = lambda name, what: figures[name][what] / figures[name]["seconds"]
-  for what in ("steps", "merged"):
-    ratio = pace("killed", what) / pace("without faults", what)
-    print(f"{what} in a second of life, killed / without faults: {ratio:.3f}")
-  loss = figures["killed"]["loss"] / figures["synchronous"]["loss"] - 1
-  print(f"loss against synchronous DiLoCo of as many tokens: {loss:+.2%}")
+  kept = []
+  for seed in range(args.seeds):
+    kept.append(compare(args, seed))
+  if args.seeds > 1:
+    losses = [100 * loss(figures) for figures in kept]
+    half = stats.t.ppf(0.975, len(losses) - 1) * stats.sem(losses)
+    print(f"loss, mean of {args.seeds}: {np.mean(losses):+.2f}% +- {half:.2f}")
   if args.json:
-    args.json.write_text(json.dumps(figures, indent=1))
+    args.json.write_text(json.dumps(kept, indent=1))
   return 0
 
 
