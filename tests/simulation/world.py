@@ -976,6 +976,8 @@ class World:
 
   def on_admitted(self, process: Process, effect: fx.Admitted) -> None:
     process.admission, process.suspended = effect.admission, False
+    # It may have become the leader, and what it has is the run's state now.
+    process.needs_since = math.inf
     process.incarnation = effect.incarnation
     process.asked = effect.asked
     assert effect.step == process.step
