@@ -130,7 +130,7 @@ def measure(args, hosts, method):
   }
   store = hosts.python(
     0,
-    *("-m", "optax_dist.coordinator.store.process", "--bind", "0.0.0.0"),
+    *("-m", "optax_dist.coordinator.store", "--bind", "0.0.0.0"),
     *("--advertise", hosts.address(0)),
     stdout=subprocess.PIPE,
     stderr=subprocess.DEVNULL,

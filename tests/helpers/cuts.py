@@ -132,7 +132,7 @@ class Run:
     self._errors = []
     self._store = self.hosts.python(
       store,
-      *("-m", "optax_dist.coordinator.store.process", "--bind", "0.0.0.0"),
+      *("-m", "optax_dist.coordinator.store", "--bind", "0.0.0.0"),
       *("--advertise", self.hosts.address(store)),
       stdout=subprocess.PIPE,
       env=environment,

@@ -1,12 +1,7 @@
-"""A store process: `start` starts one.
-
-``python -m optax_dist.coordinator.store.process --bind 0.0.0.0 --port 29300`` is
-one, with the job's secret in OPTAX_DIST_SECRET.
-"""
+"""A store process: `start` starts one."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -15,17 +10,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from types import TracebackType
 
-from optax_dist.coordinator.store import server, wire
-from optax_dist.coordinator.transport import channels, sockets
+from optax_dist.coordinator.transport import channels
 
 PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
-_READY = "ready "
-# Seconds without a client after which it ends, once it was asked to drain.
-_DRAINED = 1.0
+# What it prints before its address.
+READY = "ready "
 
 
 class StoreProcess:
@@ -111,7 +103,7 @@ def start(
     RuntimeError: it has ended, for instance as the port is taken.
     TimeoutError: it is not ready in time.
   """
-  command = [sys.executable, "-m", __name__, "--bind", bind]
+  command = [sys.executable, "-m", __package__, "--bind", bind]
   command += ["--port", str(port), "--run", run]
   command += [] if advertise is None else ["--advertise", advertise]
   if certificates is not None:
@@ -140,8 +132,8 @@ def start(
       raise
     finally:
       watchdog.cancel()
-    if line.startswith(_READY):
-      made.address = line.removeprefix(_READY).strip()
+    if line.startswith(READY):
+      made.address = line.removeprefix(READY).strip()
       if not lifeline:
         # Nobody need end it: the pipe is closed here, and its end waited for.
         process.stdout.close()
@@ -154,73 +146,3 @@ def start(
   if late:
     raise TimeoutError(f"The store was not ready within {timeout:g} s. {words}")
   raise RuntimeError(words or f"The store ended with {process.returncode}.")
-
-
-def _main(arguments: list[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(
-    prog=f"python -m {__spec__.name if __spec__ else __name__}",
-    description="Keep the keys of a job, until asked to end.",
-  )
-  parser.add_argument("--bind", default="127.0.0.1")
-  parser.add_argument("--port", type=int, default=PORT)
-  parser.add_argument("--advertise")
-  parser.add_argument(
-    "--certificates", nargs=3, metavar=("CERTIFICATE", "KEY", "AUTHORITY")
-  )
-  parser.add_argument("--run", default="", help="the run's name")
-  parser.add_argument(
-    "--idle", type=float, help="seconds without a client after which it ends"
-  )
-  parser.add_argument(
-    "--lifeline", action="store_true", help="end when standard input ends"
-  )
-  parser.add_argument("--hex-secret", action="store_true")
-  options = parser.parse_args(arguments)
-  text = os.environ.get(SECRET_VARIABLE, "")
-  secret = bytes.fromhex(text) if options.hex_secret else text.encode()
-  ended = threading.Event()
-  for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: ended.set())
-  try:
-    transport = sockets.SocketTransport(
-      wire.STORE,
-      secret=secret,
-      run=options.run.encode(),
-      bind=options.bind,
-      ports=[options.port],
-      advertise=options.advertise,
-      certificates=options.certificates
-      and channels.Certificates(*options.certificates),
-    )
-  except (OSError, ValueError) as error:
-    print(f"The store can't listen: {error}", file=sys.stderr)
-    return 1
-  drained = threading.Event()
-  if options.lifeline:
-    threading.Thread(
-      target=_end_with_stdin, args=(drained,), daemon=True
-    ).start()
-  kept = server.StoreServer(transport)
-  print(f"{_READY}{transport.address}", flush=True)
-  seen = time.monotonic()
-  while not ended.is_set():
-    kept.poll(0.2)
-    if kept.clients:
-      seen = time.monotonic()
-    else:
-      idle = _DRAINED if drained.is_set() else options.idle
-      if idle is not None and time.monotonic() - seen > idle:
-        break
-  kept.close()
-  return 0
-
-
-def _end_with_stdin(drained: threading.Event) -> None:
-  while os.read(sys.stdin.fileno(), 4096):
-    drained.set()
-  # At once: who started the store is gone, and so is the job.
-  os._exit(0)
-
-
-if __name__ == "__main__":
-  sys.exit(_main())

@@ -60,6 +60,22 @@ def test_it_waits_for_its_last_client_when_told_to_drain():
     assert store.process.returncode == 0
 
 
+def test_its_command_line_says_where_it_is_and_nothing_else():
+  ended = subprocess.run(
+    (
+      *(sys.executable, "-m", "optax_dist.coordinator.store"),
+      *("--port", "0", "--idle", "0.01"),
+    ),
+    env=os.environ | {process.SECRET_VARIABLE: SECRET.decode()},
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert ended.stdout.startswith(process.READY)
+  assert ended.stderr == ""
+  assert ended.returncode == 0
+
+
 def test_its_end_is_told():
   with process.start(SECRET, "run", port=0) as store:
     one = connect(store.address)

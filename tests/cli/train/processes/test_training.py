@@ -151,7 +151,7 @@ def _store_of(pid):
       except OSError:
         continue
       parent = int(stat.rpartition(")")[2].split()[1])
-      if parent == pid and b"optax_dist.coordinator.store.process" in command:
+      if parent == pid and b"optax_dist.coordinator.store" in command:
         return int(name)
   raise AssertionError("no store")
 
