@@ -104,11 +104,13 @@ def join(
       is in the file OPTAX_DIST_SECRET_FILE. Needed where others than this host
       can connect.
     certificates: files by which all that leaves this host is encrypted.
-    bind: host name or address that this process listens at; by default this
-      host only, if the store is on loopback, and all addresses otherwise.
+    bind: host name or address that this process listens at; by default that of
+      OPTAX_DIST_LOCAL_ADDR, or this host only, if the store is on loopback, and
+      all addresses otherwise.
     ports: of which one is taken, such as "29400-29499".
     advertise: the address that others are told, as a host or ``host:port``; by
-      default the one by which this host reaches the store.
+      default OPTAX_DIST_LOCAL_ADDR, or the one by which this host reaches the
+      store.
     start_store: whether replica 0 starts the store process, if nothing listens
       at its address; by default, if the address is one of this host, and no
       launcher has started one.
@@ -163,6 +165,8 @@ def join(
   told = options.Options(**settings)
   place = urls.parse(store or f"tcp://{address}")
   host = endpoint.store_host(place)
+  if bind is None and advertise is None:
+    bind = advertise = launched.local_addr
   local = addresses.is_loopback(host) and bind is None
   if secret is None:
     secret = launched.find_secret()
@@ -174,7 +178,7 @@ def join(
   process_index = 0 if group is None else group.process
   if start_store is None:
     start_store = (
-      launched.channel is None and number == 0 and _is_of_this_host(host)
+      launched.channel is None and number == 0 and addresses.is_own(host)
     )
   start_store = start_store and process_index == 0
   if start_store and isinstance(place, urls.Tcp):
@@ -381,7 +385,10 @@ def initialize_processes() -> None:
   assert launched.group_address is not None
   assert launched.process_index is not None
   processes.initialize(
-    launched.group_address, launched.num_processes, launched.process_index
+    launched.group_address,
+    launched.num_processes,
+    launched.process_index,
+    launched.local_addr,
   )
 
 
@@ -435,21 +442,6 @@ def _start_store(
       idle=_IDLE,
     )
   return None
-
-
-def _is_of_this_host(host: str) -> bool:
-  """Whether this process could listen at the address."""
-  import socket
-
-  try:
-    family, ip = addresses.bound(host)
-    if ip in ("0.0.0.0", "::") and host != ip:
-      return True  # Its own name, which stands for loopback in its tables.
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-      probe.bind((ip, 0))
-  except (OSError, ValueError):
-    return False
-  return True
 
 
 def _say_goodbye(

@@ -89,3 +89,36 @@ def test_what_is_not_passed_is_taken_from_the_environment(
       first.finish()
   (run, *_) = journals.read(journal).records
   assert (run["replicas_to_aggregate"], run["total_num_replicas"]) == (2, 2)
+
+
+def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
+  tmp_path, monkeypatch
+):
+  secret, journal = b"a secret of enough bytes", tmp_path / "journal.jsonl"
+  with process.start(secret, port=0) as store:
+    made = []
+    for number, own in enumerate(("127.0.0.2", "127.0.0.3")):
+      told = Environment(local_addr=own, num_replicas=2, replica=number)
+      for name, value in told.variables().items():
+        monkeypatch.setenv(name, value)
+      made.append(
+        coordinator.join(
+          optax.sgd(0.5),
+          jnp.zeros(2),
+          # By TCP, as from another host.
+          coordinator_address=store.address.partition(",")[0],
+          secret=secret,
+          journal=journal,
+          replicas_to_aggregate=1,
+          timeout=20.0,
+        )
+      )
+    made[0].finish()
+    for one in made:
+      one.close()
+  addresses = [
+    record["address"].partition(":")[0]
+    for record in journals.read(journal).records
+    if record["kind"] == "join"
+  ]
+  assert addresses == ["127.0.0.2", "127.0.0.3"]

@@ -175,6 +175,13 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     help="of the store, which host 0 starts there (default: OPTAX_DIST_ADDRESS)",
   )
   add(
+    "--local-addr",
+    metavar="ADDRESS",
+    help="of this host in the network by which replicas reach each other, if it"
+    " has several (default: OPTAX_DIST_LOCAL_ADDR, or the one by which it reaches"
+    " the store)",
+  )
+  add(
     "--store",
     metavar="URL",
     help="another store, such as etcd://a:2379,b:2379,c:2379 (default:"

@@ -45,7 +45,9 @@ class Job:
     environ = os.environ if environ is None else environ
     try:
       before = environment.Environment.read(environ)
-      self.node = nodes.find(args.node_rank, args.nodes, args.address, environ)
+      self.node = nodes.find(
+        args.node_rank, args.nodes, args.address, environ, args.local_addr
+      )
       each = args.nodes_per_replica or 1
       self.replicas = (
         args.replicas or before.num_replicas or max(1, self.node.count // each)

@@ -37,6 +37,8 @@ class Environment:
     process_index: the number of this process in its replica, from 0.
     group_address: ``host:port`` at which the processes of this replica meet,
       for `jax.distributed.initialize`; set if there are several.
+    local_addr: the address of this host at which its processes listen, and which
+      they tell those of other hosts.
     output: the folder of the job, for example for checkpoints.
     journal: the file in which the leader writes what happens.
     grace: seconds from SIGTERM to SIGKILL.
@@ -65,6 +67,7 @@ class Environment:
   num_processes: int | None = None
   process_index: int | None = None
   group_address: str | None = None
+  local_addr: str | None = None
   output: str | None = None
   journal: str | None = None
   grace: float | None = None

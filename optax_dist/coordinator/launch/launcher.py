@@ -173,6 +173,7 @@ class Launcher:
       secret_file=None,
       num_replicas=replicas,
       grace=grace or None,
+      local_addr=self._node.local_addr,
     )
     self._token = secrets.token_hex(8)
     self._env = {**(env or {}), watcher.TOKEN_VARIABLE: self._token}
@@ -319,7 +320,7 @@ class Launcher:
         self._settled.add(replica)
         absent = state is supervisor.State.ABSENT
         self._agree(
-          spread.Settled(replica, "it was given up" if absent else "")
+          spread.NoMoreStarts(replica, "it was given up" if absent else "")
         )
 
   def _agree(self, given: spread.Input) -> None:
@@ -338,27 +339,29 @@ class Launcher:
 
   def _carry_out_agreed(self, effect: spread.Effect) -> None:
     match effect:
-      case spread.Begin(replica, start, address):
+      case spread.StartPart(replica, start, address):
         _log.info("replica %d meets at %s", replica, address)
         self._begin_processes(replica, start, address)
-        self._step(supervisor.Restarted(replica, start))
-      case spread.Kill(replica):
+        self._step(supervisor.StartedElsewhere(replica, start))
+      case spread.KillPart(replica):
         for process in self._groups.pop(replica).processes:
           self._kill(process)
-      case spread.Signal(replica, number):
+      case spread.SignalPart(replica, number):
         for process in self._groups[replica].processes:
           process.signal(number)
-      case spread.Gone(replica, start, code, words, tail):
+      case spread.ReplicaEnded(replica, start, code, words, tail):
         if code and self._over_since is None:
           self._lose(replica, start, code, f"ended, for {words}", tail)
-        self._step(supervisor.Ended(replica, code))
-      case spread.GivenUp(replica, words):
+        self._step(supervisor.ReplicaEnded(replica, code))
+      case spread.CannotStart(replica, words):
         self._settled.add(replica)
         trouble = self._board.trouble if self._board is not None else ""
         self._step(
-          supervisor.Lost(replica, f"{words}; {trouble}" if trouble else words)
+          supervisor.CannotStart(
+            replica, f"{words}; {trouble}" if trouble else words
+          )
         )
-      case spread.Over():
+      case spread.RunOverElsewhere():
         self._run_is_over()
       case spread.Clash(words):
         if self._board is not None:
@@ -375,10 +378,10 @@ class Launcher:
     for place in self._shared:
       replica = place.replica
       if replica in self._groups:
-        given = spread.Ended(replica, 1, words, "")
+        given = spread.PartEnded(replica, 1, words, "")
         self._spread.step(given, now)
       if replica not in self._settled:
-        self._spread.step(spread.Settled(replica, words), now)
+        self._spread.step(spread.NoMoreStarts(replica, words), now)
     made.publish(self._spread.notice)
     made.close(_LAST_WORDS)
     if self._store is not None and (words or self._code):
@@ -387,19 +390,21 @@ class Launcher:
   def _carry_out(self, effects: Sequence[supervisor.Effect]) -> None:
     for effect in effects:
       match effect:
-        case supervisor.Start(replica, restarts) if self._is_shared(replica):
+        case supervisor.StartReplica(replica, restarts) if self._is_shared(
+          replica
+        ):
           meet = self._meeting_address()
-          self._agree(spread.Wanted(replica, restarts, meet))
-        case supervisor.Start(replica, restarts):
+          self._agree(spread.StartWanted(replica, restarts, meet))
+        case supervisor.StartReplica(replica, restarts):
           self._begin(replica, restarts)
-        case supervisor.End(replica) if self._is_shared(replica):
-          self._agree(spread.Unwanted(replica))
-        case supervisor.End(replica):
+        case supervisor.EndReplica(replica) if self._is_shared(replica):
+          self._agree(spread.EndWanted(replica))
+        case supervisor.EndReplica(replica):
           for process in self._groups[replica].processes:
             process.kill()
-        case supervisor.Over(code):
+        case supervisor.JobEnded(code):
           self._code = code
-        case supervisor.GiveUp(reason):
+        case supervisor.GiveUpRun(reason):
           raise self._error(reason)
     self._prepare_spares()
 
@@ -409,11 +414,13 @@ class Launcher:
   def _meeting_address(self) -> str:
     """Where processes of several hosts can meet on this one."""
     host = endpoint.store_host(self._where())
-    if addresses.is_loopback(host):
+    if self._node.local_addr is not None:
+      family, ip = addresses.bound(self._node.local_addr)
+    elif addresses.is_loopback(host):
       return _free_address()
-    every = "::" if ":" in host else "0.0.0.0"
-    ip = addresses.advertised(every, host)
-    family, _ = addresses.bound(ip)
+    else:
+      every = "::" if ":" in host else "0.0.0.0"
+      family, ip = addresses.bound(addresses.advertised(every, host))
     for port in itertools.islice(self._ports, len(MEETING_PORTS)):
       with contextlib.suppress(OSError), socket.socket(family) as probe:
         probe.bind((ip, port))
@@ -546,11 +553,13 @@ class Launcher:
     if self._is_shared(replica):
       if failed is not None:
         ending = f"{failed.name} on host {self._node.rank} {ending}"
-      self._agree(spread.Ended(replica, code, ending, tail[-_LONGEST_TAIL:]))
+      self._agree(
+        spread.PartEnded(replica, code, ending, tail[-_LONGEST_TAIL:])
+      )
       return
     if code and self._over_since is None:
       self._lose(replica, group.restarts, code, ending, tail)
-    self._step(supervisor.Ended(replica, code))
+    self._step(supervisor.ReplicaEnded(replica, code))
 
   def _lose(
     self, replica: int, restarts: int, code: int, ending: str, tail: str
@@ -608,8 +617,8 @@ class Launcher:
       told.forget()
       self._stop_at = time.monotonic() + self._grace
       self._signal_all(asked)
-      self._step(supervisor.Stop(asked))
-      self._agree(spread.Stop(asked))
+      self._step(supervisor.LauncherStops(asked))
+      self._agree(spread.HostStops(asked))
 
   def _signal_all(self, number: int) -> None:
     for group in self._groups.values():

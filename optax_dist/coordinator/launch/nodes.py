@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 from collections.abc import Mapping
 
 from optax_dist.coordinator.launch.environment import PREFIX
 from optax_dist.coordinator.transport import addresses
 
-RANK, NODES, ADDRESS = (
-  PREFIX + name for name in ("NODE_RANK", "NODES", "ADDRESS")
+RANK, NODES, ADDRESS, LOCAL_ADDR = (
+  PREFIX + name for name in ("NODE_RANK", "NODES", "ADDRESS", "LOCAL_ADDR")
 )
 
 
@@ -40,11 +39,15 @@ class Node:
     count: how many hosts there are.
     address: ``host:port`` of the store, as all hosts reach it; None for a free
       port of this host.
+    local_addr: this host's address in the network by which replicas are to reach
+      each other, for a host with several; None for that by which it reaches the
+      store.
   """
 
   rank: int = 0
   count: int = 1
   address: str | None = None
+  local_addr: str | None = None
 
   def __post_init__(self) -> None:
     if not 0 <= self.rank < self.count:
@@ -54,6 +57,11 @@ class Node:
       )
     if self.address is not None:
       addresses.parse(self.address)
+    if self.local_addr is not None and not addresses.is_own(self.local_addr):
+      raise ValueError(
+        "The address of --local-addr must be one of this host, without a port;"
+        f" got {self.local_addr!r}."
+      )
 
   def places(
     self, replicas: int, processes: int = 1, nodes: int | None = None
@@ -107,7 +115,7 @@ class Node:
     host = host.removeprefix("[").removesuffix("]")
     # A name or address that stands for this host without being one of its own
     # (a service, a mapped port) is reached at one of its addresses.
-    return (host if _is_own(host) else "0.0.0.0"), int(port)
+    return (host if addresses.is_own(host) else "0.0.0.0"), int(port)
 
 
 def find(
@@ -115,32 +123,34 @@ def find(
   count: int | None = None,
   address: str | None = None,
   environ: Mapping[str, str] | None = None,
+  local_addr: str | None = None,
 ) -> Node:
   """Finds out which host this is: each part from the first source that has it.
 
   The sources are the arguments, the variables OPTAX_DIST_NODE_RANK,
-  OPTAX_DIST_NODES and OPTAX_DIST_ADDRESS, and what JAX knows of the cluster
-  (SLURM, GKE, TPU pods, Open MPI), where each launcher is one process. Without
-  any of them this is the only host.
+  OPTAX_DIST_NODES, OPTAX_DIST_ADDRESS and OPTAX_DIST_LOCAL_ADDR, and what JAX
+  knows of the cluster (SLURM, GKE, TPU pods, Open MPI), where each launcher is one
+  process. Without any of them this is the only host.
 
   Raises:
     ValueError: a part is missing, or can't be right.
 
   Example:
     >>> find(1, 2, "10.0.0.1:29300", {})
-    Node(rank=1, count=2, address='10.0.0.1:29300')
+    Node(rank=1, count=2, address='10.0.0.1:29300', local_addr=None)
   """
   environ = os.environ if environ is None else environ
   rank = _number(environ, RANK) if rank is None else rank
   count = _number(environ, NODES) if count is None else count
   address = address or environ.get(ADDRESS) or None
+  own = local_addr or environ.get(LOCAL_ADDR) or None
   if rank is None and count is None and address is None:
     from optax_dist.coordinator import cluster
 
     address, count, rank = cluster.detect_cluster() or (None, 1, 0)
-    return Node(rank, count, address if count > 1 else None)
+    return Node(rank, count, address if count > 1 else None, own)
   if count == 1:
-    return Node(rank or 0, 1, address)
+    return Node(rank or 0, 1, address, own)
   parts = {"--node-rank": rank, "--nodes": count, "--address": address}
   missing = ", ".join(name for name, value in parts.items() if value is None)
   if rank is None or count is None or address is None:
@@ -148,7 +158,7 @@ def find(
       f"Of several hosts each needs --node-rank, --nodes and --address, or"
       f" {RANK}, {NODES} and {ADDRESS}; {missing} is missing."
     )
-  return Node(rank, count, address)
+  return Node(rank, count, address, own)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -156,14 +166,3 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
   if text and not text.isdecimal():
     raise ValueError(f"{name} must be a whole number; got {text!r}.")
   return int(text) if text else None
-
-
-def _is_own(host: str) -> bool:
-  """Whether this process could listen at the address."""
-  try:
-    family, ip = addresses.bound(host)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-      probe.bind((ip, 0))
-  except (OSError, ValueError):
-    return False
-  return True

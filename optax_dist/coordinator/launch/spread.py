@@ -33,7 +33,7 @@ class Heard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class StartWanted:
   """Input: a replica that this host decides about is to start.
 
   Attributes:
@@ -48,7 +48,7 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class PartEnded:
   """Input: none of this host's processes of a replica is left.
 
   Attributes:
@@ -65,14 +65,14 @@ class Ended:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unwanted:
+class EndWanted:
   """Input: a replica is to end, for it comes too late for the run."""
 
   replica: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Settled:
+class NoMoreStarts:
   """Input: a replica that this host decides about is not started again.
 
   Attributes:
@@ -90,7 +90,7 @@ class RunOver:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class HostStops:
   """Input: this host is to end; its own processes have got the signal."""
 
   number: int
@@ -102,13 +102,20 @@ class Tick:
 
 
 Input: TypeAlias = (
-  Heard | Wanted | Ended | Unwanted | Settled | RunOver | Stop | Tick
+  Heard
+  | StartWanted
+  | PartEnded
+  | EndWanted
+  | NoMoreStarts
+  | RunOver
+  | HostStops
+  | Tick
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Begin:
-  """Effect: start this host's processes of a replica; an `Ended` follows.
+class StartPart:
+  """Effect: start this host's processes of a replica; a `PartEnded` follows.
 
   Attributes:
     replica: its number.
@@ -122,14 +129,14 @@ class Begin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kill:
-  """Effect: end this host's processes of a replica; no `Ended` follows."""
+class KillPart:
+  """Effect: end this host's processes of a replica; no `PartEnded` follows."""
 
   replica: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Signal:
+class SignalPart:
   """Effect: pass a signal on to this host's processes of a replica."""
 
   replica: int
@@ -137,7 +144,7 @@ class Signal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gone:
+class ReplicaEnded:
   """Effect: a replica has ended on all hosts, or is about to.
 
   Attributes:
@@ -156,7 +163,7 @@ class Gone:
 
 
 @dataclasses.dataclass(frozen=True)
-class GivenUp:
+class CannotStart:
   """Effect: a replica is not started again.
 
   Attributes:
@@ -169,7 +176,7 @@ class GivenUp:
 
 
 @dataclasses.dataclass(frozen=True)
-class Over:
+class RunOverElsewhere:
   """Effect: another host says that the run is over."""
 
 
@@ -184,7 +191,15 @@ class Clash:
   words: str
 
 
-Effect: TypeAlias = Begin | Kill | Signal | Gone | GivenUp | Over | Clash
+Effect: TypeAlias = (
+  StartPart
+  | KillPart
+  | SignalPart
+  | ReplicaEnded
+  | CannotStart
+  | RunOverElsewhere
+  | Clash
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +235,7 @@ class _Host:
 @dataclasses.dataclass
 class _Replica:
   place: Place
-  wanted: Wanted | None = None
+  wanted: StartWanted | None = None
   until: float = 0.0  # When `wanted`, or its first host, must be there.
   plan: Plan | None = None  # If this host decides.
   part: Part | None = None
@@ -240,21 +255,21 @@ class Spread:
   Example:
     >>> places = [Place(0, range(1), range(2))]
     >>> first = Spread(0, "a", places, Patience(), now=0.0)
-    >>> first.step(Wanted(0, 0, "10.0.0.1:29500"), 0.0)  # Host 1 isn't there.
+    >>> first.step(StartWanted(0, 0, "10.0.0.1:29500"), 0.0)
     []
     >>> first.step(Heard(1, None), 1.0)
     []
     >>> first.step(Heard(1, Notice("b")), 2.0)
-    [Begin(replica=0, start=0, address='10.0.0.1:29500')]
+    [StartPart(replica=0, start=0, address='10.0.0.1:29500')]
     >>> second = Spread(1, "b", [Place(0, range(1, 2), range(2))], Patience(), 0.0)
     >>> second.step(Heard(0, None), 2.0)
     []
     >>> second.step(Heard(0, first.notice), 2.2)
-    [Begin(replica=0, start=0, address='10.0.0.1:29500')]
-    >>> second.step(Ended(0, -9, "process 1 on host 1 was ended by SIGKILL"), 9.0)
+    [StartPart(replica=0, start=0, address='10.0.0.1:29500')]
+    >>> second.step(PartEnded(0, -9, "process 1 was ended by SIGKILL"), 9.0)
     []
     >>> first.step(Heard(1, second.notice), 9.2)[0]
-    Kill(replica=0)
+    KillPart(replica=0)
   """
 
   def __init__(
@@ -312,15 +327,15 @@ class Spread:
         effects += self._read_own(notice)
       case Heard(host, notice):
         effects += self._hear(self._others[host], notice, now)
-      case Wanted(replica, start):
+      case StartWanted(replica, start):
         one = self._replicas[replica]
         wait = self._patience.silence if start else self._patience.meet
         one.wanted, one.until = given, now + wait
-      case Ended(replica):
+      case PartEnded(replica):
         effects += self._ended(self._replicas[replica], given)
-      case Unwanted(replica):
+      case EndWanted(replica):
         effects += self._end_unwanted(self._replicas[replica])
-      case Settled(replica, words):
+      case NoMoreStarts(replica, words):
         one = self._replicas[replica]
         one.wanted, one.settled = None, True
         plan = one.plan or Plan(replica, 0, "", ())
@@ -329,7 +344,7 @@ class Spread:
       case RunOver():
         self._over = True
         effects += self._close()
-      case Stop(number):
+      case HostStops(number):
         self._signal = number
         effects += self._close()
     for one in self._replicas.values():
@@ -381,7 +396,7 @@ class Spread:
       other.changed = now
     if notice.over and not self._over:
       self._over = True
-      return [Over(), *self._close()]
+      return [RunOverElsewhere(), *self._close()]
     return []
 
   def _is_there(self, host: int, now: float) -> bool:
@@ -394,7 +409,7 @@ class Spread:
 
   # What the processes here do.
 
-  def _ended(self, one: _Replica, given: Ended) -> list[Effect]:
+  def _ended(self, one: _Replica, given: PartEnded) -> list[Effect]:
     assert one.part is not None
     if not one.runs:
       return []
@@ -431,7 +446,7 @@ class Spread:
     one.part = dataclasses.replace(
       one.part, stage=Stage.ENDED, code=-9, words=words
     )
-    return [Kill(one.place.replica)]
+    return [KillPart(one.place.replica)]
 
   def _gone(self, one: _Replica, part: Part | None) -> list[Effect]:
     """It has ended; what comes after is up to the supervisor."""
@@ -442,14 +457,14 @@ class Spread:
       one.settled = True
     replica = one.place.replica
     if part is None:
-      return [Gone(replica, 0)]
-    return [Gone(replica, part.start, part.code, part.words, part.tail)]
+      return [ReplicaEnded(replica, 0)]
+    return [ReplicaEnded(replica, part.start, part.code, part.words, part.tail)]
 
   def _give_up(self, one: _Replica, words: str) -> list[Effect]:
     one.wanted, one.settled = None, True
     return [
       *self._kill(one, words),
-      GivenUp(one.place.replica, words),
+      CannotStart(one.place.replica, words),
     ]
 
   # On the first host of a replica.
@@ -482,7 +497,9 @@ class Spread:
       return self._gone(one, parts[0])
     return []
 
-  def _start(self, one: _Replica, wanted: Wanted, now: float) -> list[Effect]:
+  def _start(
+    self, one: _Replica, wanted: StartWanted, now: float
+  ) -> list[Effect]:
     hosts = one.place.hosts
     missing = [h for h in hosts if not self._is_there(h, now)]
     if missing and now < one.until:
@@ -542,7 +559,7 @@ class Spread:
   def _begin(self, one: _Replica, decider: str, plan: Plan) -> list[Effect]:
     one.part = Part(plan.replica, decider, plan.start)
     one.signalled = False
-    return [Begin(plan.replica, plan.start, plan.address)]
+    return [StartPart(plan.replica, plan.start, plan.address)]
 
   def _pass_on(self, one: _Replica) -> list[Effect]:
     """A replica leaves as a whole when any of its hosts is to end."""
@@ -552,7 +569,7 @@ class Spread:
       notice = self._notice(host)
       if notice is not None and notice.signal and self._counts(one, notice):
         one.signalled = True
-        return [Signal(one.place.replica, notice.signal)]
+        return [SignalPart(one.place.replica, notice.signal)]
     return []
 
   def _counts(self, one: _Replica, notice: Notice) -> bool:

@@ -31,7 +31,7 @@ class RunOver:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class ReplicaEnded:
   """Input: a replica's processes have ended.
 
   Attributes:
@@ -44,14 +44,14 @@ class Ended:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class LauncherStops:
   """Input: a signal has asked the launcher to end; it is passed on already."""
 
   number: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Restarted:
+class StartedElsewhere:
   """Input: a replica that another host decides about has been started.
 
   Attributes:
@@ -64,7 +64,7 @@ class Restarted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
+class CannotStart:
   """Input: a replica can't be started any more.
 
   Attributes:
@@ -82,12 +82,19 @@ class Tick:
 
 
 Input: TypeAlias = (
-  Joined | Struck | RunOver | Ended | Stop | Restarted | Lost | Tick
+  Joined
+  | Struck
+  | RunOver
+  | ReplicaEnded
+  | LauncherStops
+  | StartedElsewhere
+  | CannotStart
+  | Tick
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class StartReplica:
   """Effect: start a replica.
 
   Attributes:
@@ -100,14 +107,14 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class EndReplica:
   """Effect: end a replica that has no place in the run any more."""
 
   replica: int
 
 
 @dataclasses.dataclass(frozen=True)
-class GiveUp:
+class GiveUpRun:
   """Effect: the run can't go on.
 
   Attributes:
@@ -118,7 +125,7 @@ class GiveUp:
 
 
 @dataclasses.dataclass(frozen=True)
-class Over:
+class JobEnded:
   """Effect: all has ended.
 
   Attributes:
@@ -128,7 +135,7 @@ class Over:
   code: int
 
 
-Effect: TypeAlias = Start | End | GiveUp | Over
+Effect: TypeAlias = StartReplica | EndReplica | GiveUpRun | JobEnded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +231,7 @@ class Supervisor:
     """The first effects: all replicas are started."""
     for place in self._places.values():
       place.began = now
-    return [Start(r, 0) for r in self._places if r not in self._followed]
+    return [StartReplica(r, 0) for r in self._places if r not in self._followed]
 
   def deadline(self) -> float | None:
     """When it wants a `Tick`; None for never."""
@@ -245,20 +252,20 @@ class Supervisor:
         self._places[replica].struck = True
       case RunOver():
         self._run_over(now)
-      case Stop(number):
+      case LauncherStops(number):
         self._stopped = number
         self._settle_waiting()
-      case Ended(replica, code):
+      case ReplicaEnded(replica, code):
         effects = self._replica_ended(replica, code, now)
-      case Restarted(replica, restarts):
+      case StartedElsewhere(replica, restarts):
         place = self._places[replica]
         place.restarts, place.began = restarts, now
         place.joined = place.struck = False
-      case Lost(replica, words):
+      case CannotStart(replica, words):
         effects = self._give_up(replica, words)
       case Tick():
         effects = self._restart_due(now) + self._end_late(now)
-    if any(isinstance(e, GiveUp) for e in effects):
+    if any(isinstance(e, GiveUpRun) for e in effects):
       self._ended = True
       return effects
     if all(
@@ -266,7 +273,7 @@ class Supervisor:
     ):
       self._ended = True
       stopped = self._stopped
-      effects.append(Over(self._code if stopped is None else 128 + stopped))
+      effects.append(JobEnded(self._code if stopped is None else 128 + stopped))
     return effects
 
   def _run_over(self, now: float) -> None:
@@ -282,7 +289,7 @@ class Supervisor:
       return []
     self._end_late_at = None
     return [
-      End(replica)
+      EndReplica(replica)
       for replica, place in self._places.items()
       if place.state is State.RUNNING and not place.joined
     ]
@@ -308,7 +315,7 @@ class Supervisor:
     place.failures += 1
     place.due = now + self._pause(place, code)
     if self._policy.whole and not self._any_running():
-      return [GiveUp("No replica is left")]
+      return [GiveUpRun("No replica is left")]
     return self._restart_due(now)
 
   def _pause(self, place: _Place, code: int) -> float:
@@ -329,7 +336,7 @@ class Supervisor:
         place.restarts += 1
         place.state, place.began = State.RUNNING, now
         place.joined = place.struck = False
-        effects.append(Start(replica, place.restarts))
+        effects.append(StartReplica(replica, place.restarts))
         continue
       given_up = self._give_up(replica)
       if given_up:
@@ -344,7 +351,7 @@ class Supervisor:
     if left >= needed or self._over or self._stopped is not None:
       return []
     why = f" ({words})" if words else ""
-    return [GiveUp(f"{left} replicas are left of {needed} needed{why}")]
+    return [GiveUpRun(f"{left} replicas are left of {needed} needed{why}")]
 
   def _any_running(self) -> bool:
     return self._count(State.RUNNING) > 0

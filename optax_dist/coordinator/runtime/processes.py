@@ -7,7 +7,9 @@ import jax
 from optax_dist.coordinator.transport import addresses
 
 
-def initialize(address: str, count: int, index: int) -> None:
+def initialize(
+  address: str, count: int, index: int, local_addr: str | None = None
+) -> None:
   """Calls `jax.distributed.initialize`, and listens nowhere but there.
 
   JAX's service would listen on all addresses, and gloo, the collectives of CPUs,
@@ -18,9 +20,11 @@ def initialize(address: str, count: int, index: int) -> None:
     address: ``host:port`` at which the processes meet.
     count: how many there are.
     index: which one this is.
+    local_addr: the address of this host that its collectives are to use; by
+      default the one by which it reaches the meeting.
   """
   (place,) = addresses.parse(address)
-  own = _own_address(place.host)
+  own = local_addr or _own_address(place.host)
   # It would take SIGTERM, by which a replica leaves, and a process ends.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(

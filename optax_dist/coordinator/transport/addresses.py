@@ -122,6 +122,17 @@ def bound(host: str) -> tuple[socket.AddressFamily, str]:
   return socket.AF_INET, "0.0.0.0"
 
 
+def is_own(host: str) -> bool:
+  """Whether this process could listen at a host's address."""
+  try:
+    family, ip = bound(host)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+      probe.bind((ip, 0))
+  except (OSError, ValueError):
+    return False
+  return True
+
+
 def advertised(ip: str, towards: str | None = None) -> str:
   """The IP address at which others reach a process that listens on `ip`.
 

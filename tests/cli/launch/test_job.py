@@ -18,7 +18,7 @@ _SECRET = {"OPTAX_DIST_SECRET": "sixteen bytes or more"}
 def _job(environ=None, journal=None, **given):
   names = (
     "replicas replicas_to_aggregate min_replicas chaos output nodes node_rank"
-    " address store run_name secret_file step_timeout nodes_per_replica"
+    " address local_addr store run_name secret_file step_timeout nodes_per_replica"
   )
   args = dict.fromkeys(names.split()) | {"processes_per_replica": 1} | given
   return job.Job(argparse.Namespace(**args), journal, environ or {})
@@ -45,6 +45,19 @@ def test_of_several_hosts():
     _job(_HOSTS | _SECRET, replicas=1)
   one = _job(_HOSTS | _SECRET, processes_per_replica=2, nodes_per_replica=2)
   assert one.replicas == 1
+
+
+def test_the_address_of_a_host_with_several_networks_can_be_given():
+  assert _job().node.local_addr is None
+  assert _job(local_addr="127.0.0.2").node.local_addr == "127.0.0.2"
+  told = {"OPTAX_DIST_LOCAL_ADDR": "127.0.0.3"}
+  assert _job(told).node.local_addr == "127.0.0.3"
+  assert _job(told, local_addr="127.0.0.2").node.local_addr == "127.0.0.2"
+  for wrong in ("192.0.2.1", "127.0.0.1:29400", "no such host"):
+    with pytest.raises(
+      errors.CommandError, match=r"--local-addr.*of this host"
+    ):
+      _job(local_addr=wrong)
 
 
 def test_the_secret_may_be_in_a_file(tmp_path):

@@ -21,6 +21,7 @@ _FULL = Environment(
   num_processes=2,
   process_index=1,
   group_address="127.0.0.1:1234",
+  local_addr="10.0.0.2",
   output="/out",
   journal="/out/journal.jsonl",
   grace=2.5,

@@ -43,10 +43,10 @@ class _Two:
 
   def start(self, number=0, now=1.0):
     """Both run the replica."""
-    begin = spread.Begin(0, number, "h:1")
+    begin = spread.StartPart(0, number, "h:1")
     for host in (0, 1):
       self.tell(host, spread.Heard(1 - host, None), now)
-    found = self.tell(0, spread.Wanted(0, number, "h:1"), now)
+    found = self.tell(0, spread.StartWanted(0, number, "h:1"), now)
     found += self.read(0, now)
     assert found[-1] == begin
     assert self.read(1, now)[-1] == begin
@@ -59,50 +59,55 @@ def _stages(machine):
 def test_a_replica_starts_once_all_hosts_are_there_and_ends_well():
   two = _Two()
   two.start()
-  assert two.tell(0, spread.Ended(0, 0), 5.0) == []
+  assert two.tell(0, spread.PartEnded(0, 0), 5.0) == []
   assert two.read(1, 5.1) == []  # It waits for its own.
-  assert two.tell(1, spread.Ended(0, 0), 6.0) == []
-  assert two.read(0, 6.1) == [spread.Gone(0, 0)]
-  assert two.tell(0, spread.Settled(0), 6.1) == []
-  assert two.read(1, 6.2) == [spread.Gone(0, 0)]
+  assert two.tell(1, spread.PartEnded(0, 0), 6.0) == []
+  assert two.read(0, 6.1) == [spread.ReplicaEnded(0, 0)]
+  assert two.tell(0, spread.NoMoreStarts(0), 6.1) == []
+  assert two.read(1, 6.2) == [spread.ReplicaEnded(0, 0)]
 
 
 def test_a_process_that_dies_on_any_host_ends_the_replica_on_all():
   two = _Two()
   two.start()
   # On the other host ...
-  assert two.tell(1, spread.Ended(0, -9, "killed", "a tail"), 5.0) == []
-  gone = spread.Gone(0, 0, -9, "killed", "a tail")
-  assert two.read(0, 5.1) == [spread.Kill(0), gone]
-  assert two.tell(0, spread.Wanted(0, 1, "h:2"), 5.1) == [
-    spread.Begin(0, 1, "h:2")
+  assert two.tell(1, spread.PartEnded(0, -9, "killed", "a tail"), 5.0) == []
+  gone = spread.ReplicaEnded(0, 0, -9, "killed", "a tail")
+  assert two.read(0, 5.1) == [spread.KillPart(0), gone]
+  assert two.tell(0, spread.StartWanted(0, 1, "h:2"), 5.1) == [
+    spread.StartPart(0, 1, "h:2")
   ]
-  assert two.read(1, 5.2) == [spread.Begin(0, 1, "h:2")]
+  assert two.read(1, 5.2) == [spread.StartPart(0, 1, "h:2")]
   # ... and on the first one.
-  gone = spread.Gone(0, 1, 3, "failed")
-  assert two.tell(0, spread.Ended(0, 3, "failed"), 9.0) == [gone]
-  assert two.read(1, 9.1) == [spread.Kill(0)]
+  gone = spread.ReplicaEnded(0, 1, 3, "failed")
+  assert two.tell(0, spread.PartEnded(0, 3, "failed"), 9.0) == [gone]
+  assert two.read(1, 9.1) == [spread.KillPart(0)]
   # The notice of the second host is about the start before.
   assert two.read(0, 9.2) == []
-  assert two.tell(0, spread.Wanted(0, 2, "h:3"), 9.3) == [
-    spread.Begin(0, 2, "h:3")
+  assert two.tell(0, spread.StartWanted(0, 2, "h:3"), 9.3) == [
+    spread.StartPart(0, 2, "h:3")
   ]
   assert two.read(0, 9.3) == []
   # A host that has not read that it ended sees the next start.
-  assert two.read(1, 9.4) == [spread.Begin(0, 2, "h:3")]
-  two.tell(0, spread.Ended(0, 1), 10.0)
-  two.tell(0, spread.Wanted(0, 3, "h:4"), 10.0)
-  assert two.read(1, 10.1) == [spread.Kill(0), spread.Begin(0, 3, "h:4")]
+  assert two.read(1, 9.4) == [spread.StartPart(0, 2, "h:3")]
+  two.tell(0, spread.PartEnded(0, 1), 10.0)
+  two.tell(0, spread.StartWanted(0, 3, "h:4"), 10.0)
+  assert two.read(1, 10.1) == [
+    spread.KillPart(0),
+    spread.StartPart(0, 3, "h:4"),
+  ]
 
 
 def test_a_host_that_does_not_come_is_named():
   one = _spread(0, hosts=3)
-  one.step(spread.Wanted(0, 0, "h:1"), 0.0)
+  one.step(spread.StartWanted(0, 0, "h:1"), 0.0)
   one.step(spread.Heard(1, None), 0.0)
   one.step(spread.Heard(1, notices.Notice("b", 1)), _MEET - 1.0)
   assert one.step(spread.Tick(), _MEET - 0.1) == []
   [given_up] = one.step(spread.Tick(), _MEET)
-  assert given_up == spread.GivenUp(0, "the launcher of host 2 has not come")
+  assert given_up == spread.CannotStart(
+    0, "the launcher of host 2 has not come"
+  )
   assert one.notice.plan(0).stage == notices.Stage.ABSENT
   other = _spread(1)
   assert other.step(spread.Tick(), _MEET - 0.1) == []
@@ -116,18 +121,18 @@ def test_a_host_that_is_silent_ends_the_replica_and_may_come_back():
   assert two.read(0, 5.0) == []
   assert two.tell(0, spread.Tick(), 5.0 + _SILENCE) == []
   kill, gone = two.tell(0, spread.Tick(), 5.1 + _SILENCE)
-  assert kill == spread.Kill(0)
+  assert kill == spread.KillPart(0)
   assert "host 1 was not heard of for 6 s" in gone.words
   assert gone.code != 0
   # It is wanted again, and waits; the host comes back in time.
   now = 12.0
-  assert two.tell(0, spread.Wanted(0, 1, "h:2"), now) == []
+  assert two.tell(0, spread.StartWanted(0, 1, "h:2"), now) == []
   assert two.tell(0, spread.Tick(), now + _SILENCE - 1.0) == []
-  assert two.read(0, now + _SILENCE - 0.5) == [spread.Begin(0, 1, "h:2")]
+  assert two.read(0, now + _SILENCE - 0.5) == [spread.StartPart(0, 1, "h:2")]
   # And one that does not come back is given up.
-  two.tell(0, spread.Ended(0, -9), 20.0)
+  two.tell(0, spread.PartEnded(0, -9), 20.0)
   now = 30.0
-  assert two.tell(0, spread.Wanted(0, 2, "h:3"), now) == []
+  assert two.tell(0, spread.StartWanted(0, 2, "h:3"), now) == []
   [given_up] = two.tell(0, spread.Tick(), now + _SILENCE)
   assert "host 1 was not heard of" in given_up.words
 
@@ -136,7 +141,7 @@ def test_without_its_first_host_a_replica_is_ended_and_then_given_up():
   two = _Two()
   two.start()
   assert two.tell(1, spread.Tick(), 1.0 + _SILENCE) == []
-  assert two.tell(1, spread.Tick(), 1.1 + _SILENCE) == [spread.Kill(0)]
+  assert two.tell(1, spread.Tick(), 1.1 + _SILENCE) == [spread.KillPart(0)]
   assert two.tell(1, spread.Tick(), 0.9 + 2 * _SILENCE) == []
   [given_up] = two.tell(1, spread.Tick(), 1.1 + 2 * _SILENCE)
   assert "host 0 was not heard of" in given_up.words
@@ -146,16 +151,16 @@ def test_without_its_first_host_a_replica_is_ended_and_then_given_up():
 def test_what_an_earlier_launcher_has_left_is_not_taken_for_life():
   old = notices.Notice("old", 70)
   one = _spread(0)
-  assert one.step(spread.Wanted(0, 0, "h:1"), 0.0) == []
+  assert one.step(spread.StartWanted(0, 0, "h:1"), 0.0) == []
   assert one.step(spread.Heard(1, old), 1.0) == []
   assert one.step(spread.Heard(1, old), 1.2) == []
   new = notices.Notice("new", 1)
-  assert one.step(spread.Heard(1, new), 2.0) == [spread.Begin(0, 0, "h:1")]
+  assert one.step(spread.Heard(1, new), 2.0) == [spread.StartPart(0, 0, "h:1")]
   # An old one that comes late is of no effect.
   again = dataclasses.replace(new, beat=9)
   assert one.step(spread.Heard(1, again), 3.0) == []
   assert one.step(spread.Heard(1, new), 4.0) == []
-  assert one.step(spread.Tick(), 3.1 + _SILENCE)[0] == spread.Kill(0)
+  assert one.step(spread.Tick(), 3.1 + _SILENCE)[0] == spread.KillPart(0)
 
 
 def test_a_launcher_that_was_started_anew_has_none_of_the_processes():
@@ -165,75 +170,80 @@ def test_a_launcher_that_was_started_anew_has_none_of_the_processes():
   assert two.read(1, 4.1) == []
   assert two.read(1, 4.3) == []  # The plan is for the one before.
   kill, gone = two.read(0, 4.4)
-  assert kill == spread.Kill(0)
+  assert kill == spread.KillPart(0)
   assert "host 1 was started anew" in gone.words
-  assert two.tell(0, spread.Wanted(0, 1, "h:2"), 4.5) == [
-    spread.Begin(0, 1, "h:2")
+  assert two.tell(0, spread.StartWanted(0, 1, "h:2"), 4.5) == [
+    spread.StartPart(0, 1, "h:2")
   ]
-  assert two.read(1, 4.6) == [spread.Begin(0, 1, "h:2")]
+  assert two.read(1, 4.6) == [spread.StartPart(0, 1, "h:2")]
   # The first host as well: it counts from the start.
   two.machines[0] = _spread(0, "another one", now=8.0)
-  assert two.read(1, 8.1) == [spread.Kill(0)]
-  two.tell(0, spread.Wanted(0, 0, "h:9"), 8.2)
+  assert two.read(1, 8.1) == [spread.KillPart(0)]
+  two.tell(0, spread.StartWanted(0, 0, "h:9"), 8.2)
   two.read(0, 8.2)
-  assert two.read(0, 8.4) == [spread.Begin(0, 0, "h:9")]
-  assert two.read(1, 8.5) == [spread.Begin(0, 0, "h:9")]
+  assert two.read(0, 8.4) == [spread.StartPart(0, 0, "h:9")]
+  assert two.read(1, 8.5) == [spread.StartPart(0, 0, "h:9")]
 
 
 def test_when_one_host_knows_that_the_run_is_over_all_do():
   two = _Two()
   two.start()
   # The second host has lost its processes; they will not be missed.
-  two.tell(1, spread.Ended(0, -9), 5.0)
+  two.tell(1, spread.PartEnded(0, -9), 5.0)
   assert two.tell(0, spread.RunOver(), 5.0) == []
-  assert two.read(1, 5.1) == [spread.Over(), spread.Gone(0, 0)]
+  assert two.read(1, 5.1) == [
+    spread.RunOverElsewhere(),
+    spread.ReplicaEnded(0, 0),
+  ]
   # What is left on the first one ends with it.
   kill, gone = two.read(0, 5.2)
-  assert (kill, gone.code) == (spread.Kill(0), -9)
+  assert (kill, gone.code) == (spread.KillPart(0), -9)
   # A late one is ended.
   two = _Two()
   two.start()
   two.tell(0, spread.RunOver(), 5.0)
-  assert two.tell(0, spread.Unwanted(0), 6.0)[0] == spread.Kill(0)
+  assert two.tell(0, spread.EndWanted(0), 6.0)[0] == spread.KillPart(0)
 
 
 def test_what_is_left_on_other_hosts_ends_by_itself():
   two = _Two()
   two.start()
   two.tell(0, spread.RunOver(), 5.0)
-  assert two.tell(0, spread.Ended(0, 0), 5.1) == [spread.Gone(0, 0)]
-  two.tell(0, spread.Settled(0), 5.1)
-  assert two.read(1, 5.2) == [spread.Over()]
-  assert two.tell(1, spread.Ended(0, 0), 5.3) == [spread.Gone(0, 0)]
+  assert two.tell(0, spread.PartEnded(0, 0), 5.1) == [spread.ReplicaEnded(0, 0)]
+  two.tell(0, spread.NoMoreStarts(0), 5.1)
+  assert two.read(1, 5.2) == [spread.RunOverElsewhere()]
+  assert two.tell(1, spread.PartEnded(0, 0), 5.3) == [spread.ReplicaEnded(0, 0)]
   # If it does not, it is ended.
   two = _Two()
   two.start()
-  two.tell(0, spread.Settled(0), 5.1)
+  two.tell(0, spread.NoMoreStarts(0), 5.1)
   assert two.read(1, 5.2) == []
   assert two.tell(1, spread.Tick(), 5.1 + _SILENCE) == []
   found = two.tell(1, spread.Tick(), 5.3 + _SILENCE)
-  assert found == [spread.Kill(0), spread.Gone(0, 0)]
+  assert found == [spread.KillPart(0), spread.ReplicaEnded(0, 0)]
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_host_that_is_to_end_has_the_replica_leave(stopped):
   two = _Two()
   two.start()
-  assert two.tell(stopped, spread.Stop(15), 5.0) == []
-  assert two.read(1 - stopped, 5.1) == [spread.Signal(0, 15)]
+  assert two.tell(stopped, spread.HostStops(15), 5.0) == []
+  assert two.read(1 - stopped, 5.1) == [spread.SignalPart(0, 15)]
   assert two.read(1 - stopped, 5.2) == []  # Once.
   # Its own processes have been told already.
   assert two.read(stopped, 5.3) == []
   # It does not wait for the others.
-  assert two.tell(stopped, spread.Ended(0, 0), 6.0) == [spread.Gone(0, 0)]
+  assert two.tell(stopped, spread.PartEnded(0, 0), 6.0) == [
+    spread.ReplicaEnded(0, 0)
+  ]
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_host_that_waits_for_others_can_be_stopped(stopped):
   one = _spread(stopped)
   if stopped == 0:
-    assert one.step(spread.Wanted(0, 0, "h:1"), 0.0) == []
-  assert one.step(spread.Stop(2), 1.0) == [spread.Gone(0, 0)]
+    assert one.step(spread.StartWanted(0, 0, "h:1"), 0.0) == []
+  assert one.step(spread.HostStops(2), 1.0) == [spread.ReplicaEnded(0, 0)]
   assert one.step(spread.Tick(), 100.0) == []
 
 
@@ -278,27 +288,27 @@ class _Launcher:
   def carry_out(self, effects, now):
     for effect in effects:
       match effect:
-        case sup.Start(replica, restarts):
-          self.agree(spread.Wanted(replica, restarts, "h:1"), now)
-        case sup.Over() | sup.GiveUp():
+        case sup.StartReplica(replica, restarts):
+          self.agree(spread.StartWanted(replica, restarts, "h:1"), now)
+        case sup.JobEnded() | sup.GiveUpRun():
           self.ended = True
 
   def agree(self, given, now):
     for effect in self.spread.step(given, now):
       match effect:
-        case spread.Begin(replica, start):
+        case spread.StartPart(replica, start):
           assert replica not in self.running
           part = next(
             p for p in self.spread.notice.parts if p.replica == replica
           )
           self.running[replica] = part.decider, start
-          self.supervise(sup.Restarted(replica, start), now)
-        case spread.Kill(replica):
+          self.supervise(sup.StartedElsewhere(replica, start), now)
+        case spread.KillPart(replica):
           del self.running[replica]
-        case spread.Gone(replica, _, code):
-          self.supervise(sup.Ended(replica, code), now)
-        case spread.GivenUp(replica, words):
-          self.supervise(sup.Lost(replica, words), now)
+        case spread.ReplicaEnded(replica, _, code):
+          self.supervise(sup.ReplicaEnded(replica, code), now)
+        case spread.CannotStart(replica, words):
+          self.supervise(sup.CannotStart(replica, words), now)
         case spread.Clash(words):
           raise AssertionError(words)
 
@@ -354,7 +364,7 @@ class _World:
     elif one.alive and one.running:
       replica = self.random.choice(sorted(one.running))
       del one.running[replica]
-      one.agree(spread.Ended(replica, -9, "killed"), self.now)
+      one.agree(spread.PartEnded(replica, -9, "killed"), self.now)
       self.kills += 1
 
 
