@@ -44,9 +44,9 @@ class Progress:
       ValueError: one of them was done before.
     """
     spans = (*spans, *skipped)
-    next_ = None if skipped else self._after(spans)
-    if next_ is not None:
-      return Progress(next_, self.open, self.skipped)
+    found = None if skipped else self.followed_by(spans)
+    if found is not None:
+      return found
     after = self.with_(spans, skipped)
     if after.done - self.done != sp.size(spans):
       raise ValueError(f"Some of {spans} were in a committed step before.")
@@ -55,9 +55,9 @@ class Progress:
   def with_(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
     """The same, where a step may be counted twice."""
     spans = tuple(spans)
-    next_ = None if skipped else self._after(spans)
-    if next_ is not None:
-      return Progress(next_, self.open, self.skipped)
+    found = None if skipped else self.followed_by(spans)
+    if found is not None:
+      return found
     spans = sp.union(spans, skipped)
     following = max(self.next, spans[-1][1])
     open_ = self.open
@@ -66,14 +66,22 @@ class Progress:
     given_up = sp.union(self.skipped, skipped)
     return Progress(following, sp.minus(open_, spans), given_up)
 
-  def _after(self, spans: Spans) -> int | None:
-    """Where spans end that are just what follows, which they nearly always are."""
+  def followed_by(self, spans: Iterable[Span]) -> Progress | None:
+    """The same as `commit`, if they are just what follows; None otherwise.
+
+    They nearly always are, and this is much quicker.
+
+    Example:
+      >>> Progress(4).followed_by(((4, 6), (6, 8)))
+      Progress(next=8, open=(), skipped=())
+      >>> Progress(4).followed_by(((6, 8), (4, 6)))
+    """
     following = self.next
     for start, stop in spans:
       if start != following:
         return None
       following = stop
-    return following
+    return Progress(following, self.open, self.skipped)
 
   def is_open(self, spans: Iterable[Span]) -> bool:
     """Whether none of these positions is done."""

@@ -11,7 +11,7 @@ from optax_dist.ledger import spans as sp
 from optax_dist.ledger.batches import Batches
 from optax_dist.ledger.progress import Progress
 from optax_dist.ledger.spans import Spans
-from optax_dist.ledger.state import Held, State, left_of, limit_of
+from optax_dist.ledger.state import Held, State, left_of, limit_after, limit_of
 from optax_dist.quorum.persistent import PersistentMap
 
 # So often samples may bring a gradient that is not finite.
@@ -186,12 +186,87 @@ def step(state: State, *events: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
     ValueError: the event can't be: a gradient on samples that are not leased to
       its replica (see `fits`), or a commit of one that is not in.
   """
+  if len(events) > 1:
+    found = _usual(state, events)
+    if found is not None:
+      return found
   draft = _Draft(state)
   for event in events:
     _HANDLERS[type(event)](draft, event)
     if draft.waiting:
       draft.serve()
   return draft.freeze(), tuple(draft.leases)
+
+
+def _usual(
+  state: State, events: tuple[ev.Event, ...]
+) -> tuple[State, tuple[ev.Lease, ...]] | None:
+  """A step as nearly all are: its gradients, their commit, and the next leases.
+
+  The same as its events one by one, with a fraction of the work; None where
+  anything is less plain than that.
+  """
+  if state.pool or state.waiting or state.doubtful or state.giving_up:
+    return None
+  held = state.held.copy()
+  accepted: dict[ev.Holder, Spans] = {}
+  every: list[sp.Span] = []
+  leases: list[ev.Lease] = []
+  unit, number = state.unit, state.numbers
+  cursor, limit, progress = state.cursor, state.limit, state.progress
+  committed = False
+  for event in events:
+    if type(event) is ev.Ask and committed:
+      holder = event.holder
+      end = cursor + event.count * unit
+      if accepted.pop(holder, None) is None or (
+        limit is not None and end > limit
+      ):
+        return None
+      lease = ((cursor, end),)
+      held[holder] = Held(lease, (), number)
+      leases.append(ev.Lease(holder, lease))
+      cursor, number = end, number + 1
+    elif type(event) is ev.Accept and not committed:
+      holder, spans = event.holder, event.spans
+      out, inside, _, copied = held.pop(holder, _NOTHING)
+      if out != spans or inside or copied:
+        return None
+      accepted[holder] = spans
+    elif type(event) is ev.Commit and not (committed or event.skipped):
+      if len(event.parts) != len(accepted):
+        return None
+      for holder, spans in event.parts:
+        if accepted.get(holder) != spans:
+          return None
+        every += spans
+      after = progress.followed_by(every)
+      if after is None:
+        return None
+      committed, progress = True, after
+      done, samples = after.done, state.need * unit
+      limit = limit_after(state.data, done, samples)
+      total = state.data.total
+      if total is not None and total - done < samples:
+        return None
+    else:
+      return None
+  if not committed:
+    return None
+  return (
+    State(
+      state.data,
+      unit,
+      state.need,
+      progress,
+      cursor,
+      limit,
+      held,
+      strikes=state.strikes,
+      numbers=number,
+    ),
+    tuple(leases),
+  )
 
 
 def fits(state: State | _Draft, holder: ev.Holder, spans: Spans) -> bool:

@@ -57,13 +57,21 @@ def permuted(
 def _rounds(x: np.ndarray, a: int, b: int, keys: list[int]) -> np.ndarray:
   base, other = np.uint64(a), np.uint64(b)
   right: np.ndarray = x // base
-  left: np.ndarray = x % base
+  left: np.ndarray = x - right * base
   for number, key in enumerate(keys):
     if number % 2 == 0:
-      left = (left + _mix(right + np.uint64(key))) % base
+      left = _remainder(left + _mix(right + np.uint64(key)), base)
     else:
-      right = (right + _mix(left + np.uint64(key))) % other
+      right = _remainder(right + _mix(left + np.uint64(key)), other)
   return right * base + left
+
+
+def _remainder(x: np.ndarray, divisor: np.uint64) -> np.ndarray:
+  """`x % divisor`, in place: NumPy has vector instructions for // only."""
+  whole = x // divisor
+  whole *= divisor
+  x -= whole
+  return x
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

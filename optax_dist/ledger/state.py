@@ -117,11 +117,16 @@ def left_of(state: Any) -> int | None:
 
 def limit_of(state: Any) -> int | None:
   """Where the positions end that may be leased now."""
-  data, total = state.data, state.data.total
+  done = state.progress.done + sp.size(state.giving_up)
+  return limit_after(state.data, done, state.need * state.unit)
+
+
+def limit_after(data: Batches, done: int, samples: int) -> int | None:
+  """The same, once so many are done and a step takes so many."""
+  size = data.per_epoch
+  total = None if data.epochs is None else size * data.epochs
   if data.mode == "streaming":
     return total
   # An epoch is open until what is left of it is no step of its own.
-  done = state.progress.done + sp.size(state.giving_up)
-  size = data.per_epoch
-  limit = -(-(done + state.need * state.unit) // size) * size
+  limit = -(-(done + samples) // size) * size
   return limit if total is None else min(limit, total)

@@ -330,6 +330,8 @@ def _pack_ranges(value: Any, blobs: list[bytes]) -> list[int]:
   if type(value) is not tuple:
     raise _bad("a tuple", value)
   found: list[int] = []
+  if len(value) == 1 and type(value[0]) is tuple and _are_whole(value[0]):
+    return list(value[0])
   for pair in value:
     if type(pair) is not tuple or len(pair) != 2:
       raise _bad("2 values", pair)
@@ -337,7 +339,22 @@ def _pack_ranges(value: Any, blobs: list[bytes]) -> list[int]:
   return [_whole(number, blobs) for number in found]
 
 
+def _are_whole(pair: Sequence[Any]) -> bool:
+  """Whether these are the two numbers of a range: most often there is one."""
+  if len(pair) != 2:
+    return False
+  start, stop = pair
+  return (
+    type(start) is int
+    and type(stop) is int
+    and -_INT_LIMIT <= start < _INT_LIMIT
+    and -_INT_LIMIT <= stop < _INT_LIMIT
+  )
+
+
 def _unpack_ranges(found: Any, blobs: _Blobs) -> tuple[tuple[int, int], ...]:
+  if type(found) is list and _are_whole(found):
+    return ((found[0], found[1]),)
   if type(found) is not list or len(found) % 2:
     raise _bad("pairs of numbers", found)
   whole = [_whole(number, blobs) for number in found]
