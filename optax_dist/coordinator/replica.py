@@ -298,7 +298,8 @@ class Replica:
 
     Raises:
       JoinRefused: the job differs in parameters, optimizer or strategy.
-      RunFinished: the run has ended.
+      RunFinished: the run has ended, and nobody is left with its final state.
+        Otherwise the replica has that, and `finished` says so.
       CoordinatorError: nobody answers within `timeout` seconds.
     """
     self._driver.start()
@@ -308,11 +309,6 @@ class Replica:
         "to be let in. If all replicas of the job have died, restart its store"
         " and resume from a checkpoint",
       )
-      if not self._handover.admission:
-        raise errors.RunFinished(
-          f"The run has ended ({self._handover.finished}) before replica"
-          f" {self.replica!r} could take part."
-        )
       self._take_current()
     except BaseException:
       self.close()

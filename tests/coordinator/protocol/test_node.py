@@ -1,6 +1,7 @@
 """Whole processes, without a network: messages and store are carried by hand."""
 
 import collections
+import math
 
 import pytest
 
@@ -29,6 +30,7 @@ class Cluster:
       "inline_bytes": 1,
     } | options
     self.store, self.now, self.down = {}, 0.0, set()
+    self.silent = ()  # Kinds of messages and effects that come to nothing.
     self.did = collections.defaultdict(list)
     self.todo = collections.deque()
     self.nodes = {}
@@ -54,9 +56,11 @@ class Cluster:
 
   def carry_out(self, process, effect):
     answer = None
+    if isinstance(effect, self.silent):
+      return
     match effect:
       case fx.Send(peer, message):
-        if peer in self.down:
+        if peer in self.down or isinstance(message, self.silent):
           return
         self.todo.append((peer, ins.Received(process, message)))
       case fx.SendAll(peers, message):
@@ -73,6 +77,9 @@ class Cluster:
         answer = ins.GetAnswered(request, True, self.store.get(key))
       case fx.Average(task):
         answer = ins.Averaged(task, b"mean")
+      case fx.ServeSnapshot(transfer, to, _, step):
+        found = ins.SnapshotFetched(transfer, step, f"state of {process}")
+        self.todo.append((to, found))
     if answer is not None:
       self.todo.append((process, answer))
 
@@ -292,3 +299,54 @@ def test_who_was_removed_is_told_at_once_that_the_run_has_ended():
   cluster.give("p1", ins.Received("p0", told))
   (failed,) = cluster.done("p1", fx.Fail)
   assert failed.error == "RunFinished"
+
+
+def finished_cluster():
+  """Two replicas have made a step, and finished; their processes live on."""
+  cluster = Cluster(2)
+  for process in ("p0", "p1"):
+    cluster.submit(process, 0, 0)
+  cluster.give("p0", ins.FinishWanted("enough"))
+  for process in ("p0", "p1"):
+    assert cluster.done(process, fx.Finished) == [fx.Finished(1, "enough")]
+  return cluster
+
+
+def test_who_comes_after_the_end_gets_the_final_state():
+  cluster = finished_cluster()
+  cluster.start(2, "p2")
+  (restored,) = cluster.done("p2", fx.Restore)
+  assert restored.step == 1
+  assert cluster.done("p2", fx.Finished) == [fx.Finished(1, "enough")]
+  assert cluster.done("p2", fx.Admitted) == cluster.done("p2", fx.Fail) == []
+
+
+@pytest.mark.parametrize("how", ["killed", "silent", "refuses", "transfer"])
+def test_who_comes_after_the_end_is_told_if_the_final_state_is_gone(how):
+  cluster = finished_cluster()
+  if how == "killed":
+    for process in ("p0", "p1"):
+      cluster.kill(process)
+  elif how == "silent":
+    cluster.silent = (msg.NeedsSnapshot,)
+  elif how == "refuses":
+    cluster.nodes["p0"].leader._seats.clear()
+  else:
+    cluster.silent = (fx.ServeSnapshot,)
+  cluster.start(2, "p2")
+  if how == "transfer":
+    (fetch,) = cluster.done("p2", fx.FetchSnapshot)
+    assert not cluster.done("p2", fx.Fail)
+    failed = ins.SnapshotFailed(fetch.transfer, "nothing moves")
+    cluster.give("p2", failed)
+  if how == "silent":
+    timeout = cluster.nodes["p2"].follower._config.attempt_timeout
+    cluster.pass_time(timeout - 0.1)
+    assert not cluster.done("p2", fx.Fail)
+    cluster.pass_time(timeout)
+  (failed,) = cluster.done("p2", fx.Fail)
+  assert failed.error == "RunFinished"
+  assert "(enough) at step 1" in failed.reason
+  assert "replica 2 came too late" in failed.reason
+  assert "checkpoint" in failed.reason
+  assert cluster.nodes["p2"].deadline() == math.inf

@@ -4,7 +4,11 @@ import threading
 import time
 
 import embedded_runs as runs
+import jax
+import numpy as np
 import pytest
+
+from optax_dist import ledger
 
 
 @pytest.mark.parametrize("behind", [2, 3, 5, 8, 12])
@@ -33,3 +37,48 @@ def test_who_is_a_few_steps_behind_catches_up_at_once(behind):
     results = runs.run(train, 3, k=2, inline_bytes=0)
   assert [r.error for r in results] == [None] * 3
   assert took[0] < 1.0
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_who_comes_after_the_end_has_the_final_state(inline):
+  """Others are still there, as after a run that ends with an evaluation."""
+  world, results = runs.endpoint.World(), [runs.Result() for _ in range(3)]
+  data = ledger.Batches(num_samples=12, global_batch=4, seed=3)
+  options = {
+    "k": 2,
+    "n": 2,
+    "data": data,
+    "inline_bytes": 64 << 10 if inline else 0,
+  }
+  ended, over = threading.Barrier(3), threading.Event()
+
+  def train(replica, result):
+    for _ in replica.batches():
+      replica.step(runs.compute(replica, 0)[0])
+    ended.wait(20.0)
+    over.wait(20.0)
+    return replica.report_data()
+
+  def late(replica, result):
+    assert replica.finished
+    assert replica.global_step == 3
+    assert replica.step(runs.PARAMS).finished
+    assert not list(replica.batches())
+    return replica.report_data()
+
+  threads = [
+    runs.start(runs.make(world, i, **options), train, results[i])
+    for i in (0, 1)
+  ]
+  ended.wait(20.0)
+  one = runs.make(world, 2, **options)
+  runs.finish([runs.start(one, late, results[2])])
+  over.set()
+  runs.finish(threads)
+  assert [r.error for r in results] == [None] * 3
+  assert results[0].value == results[2].value
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    (results[0].params, results[0].opt_state),
+    (results[2].params, results[2].opt_state),
+  )

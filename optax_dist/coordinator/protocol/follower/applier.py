@@ -122,7 +122,7 @@ class Applier:
     """Whether nothing is under way that could bring it further."""
     if self._fetch is not None:
       return False
-    if self.needs or not self._todo:
+    if self.needs or not self._todo or not self.sound:
       return True
     work = self._work.get(self._todo[0].attempt)
     runs = work is not None and work.status == "runs"
@@ -362,9 +362,15 @@ class Applier:
 
   def _need(self, why: str) -> None:
     if not self.needs:
+      self.lack(why)
+      self.ask()
+
+  def lack(self, why: str) -> str:
+    """A snapshot is needed, if it wasn't; returns why."""
+    if not self.needs:
       self._discard()
       self.needs = why
-      self.ask()
+    return self.needs
 
   def ask(self) -> None:
     """Tells the leader that a snapshot is needed, if it is."""

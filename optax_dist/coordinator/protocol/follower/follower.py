@@ -105,6 +105,8 @@ class Follower:
     self._leaving: str | None = None
     self._leave_by = math.inf
     self._finishing: str | None = None
+    # Whether it has asked for the final state, and until when it waits for that.
+    self._asked_for_end, self._end_by = False, math.inf
     self._saving = False
     # Since when it waits, and at which step: the next one begins a new wait.
     self._waiting_since, self._waiting_step = math.inf, -1
@@ -121,10 +123,18 @@ class Follower:
     """Takes one input; returns what is to be done, in order."""
     if not self.over:
       self._handle(input_, now)
+    elif isinstance(input_, ins.Received):
+      self._serve_after_the_end(input_)
     if not self.over:
       self._proceed(now)
     effects, self._out[:] = self._out[:], []
     return effects
+
+  def _serve_after_the_end(self, received: ins.Received) -> None:
+    """Others may still want the final state."""
+    message = received.message
+    if received.peer == self._leader and isinstance(message, msg.Serve):
+      self.applier.serve(message)
 
   def deadline(self) -> float:
     """When `TimePassed` is to be the next input, at the latest."""
@@ -133,6 +143,7 @@ class Follower:
     time = min(
       self._run_at,
       self._leave_by,
+      self._end_by,
       self._called_at + self._config.attempt_timeout,
       self._waiting_since + self._config.patience,
     )
@@ -149,11 +160,11 @@ class Follower:
   def _proceed(self, now: float) -> None:
     """What follows from an input, and from the time."""
     self._admit()
-    self._end_if_ended()
-    if self.over:
-      return
     if self._called and now >= self._called_at + self._config.attempt_timeout:
       self._lose_leader(self._called, now)
+    self._end_if_ended(now)
+    if self.over:
+      return
     if now >= self._leave_by + self._config.leader_timeout:
       # It was this process that stood still.
       self._leave_by = now + 2 * self._config.attempt_timeout
@@ -315,7 +326,8 @@ class Follower:
   def _lose_peer(
     self, peer: Process, how: str, reason: str, now: float
   ) -> None:
-    if how == "refused" and peer == self._called and not self._admission:
+    refused = how == "refused" and peer == self._called
+    if refused and not self._admission and self.view.ended is None:
       self._fail("JoinRefused", f"The leader's process refuses: {reason}.")
     elif peer in (self._leader, self._called):
       again = peer == self._leader and how != "left"
@@ -451,6 +463,7 @@ class Follower:
       case msg.Serve():
         self.applier.serve(message)
       case msg.Fetch():
+        self._end_by = math.inf
         self.applier.fetch(message)
       case msg.Report():
         self.applier.report(message)
@@ -765,7 +778,7 @@ class Follower:
 
   # Ends.
 
-  def _end_if_ended(self) -> None:
+  def _end_if_ended(self, now: float) -> None:
     ended, applier = self.view.ended, self.applier
     if ended is None or self.over:
       return
@@ -777,13 +790,32 @@ class Follower:
       self._out += self.session.lost("finished", counted=True)
       self._out.append(fx.Finished(ended.step, ended.reason))
       self._stop()
-    elif not applier.sound or applier.hopeless:
+    elif applier.hopeless and not self._awaits_end(now):
+      replica = self._config.replica
+      lacks = f"has only the parameters of step {applier.step}"
+      if not applier.sound:
+        lacks = "came too late to have any of its parameters"
       self._fail(
         "RunFinished",
         f"The run has ended ({ended.reason}) at step {ended.step}, and replica "
-        f"{self._config.replica!r} has only the parameters of step "
-        f"{applier.step}: they are not the final ones.",
+        f"{replica!r} {lacks}: nobody is left who could send it the final ones. "
+        "They are in the last checkpoint; a job that is to train on needs a "
+        "store, or a run name, of its own.",
       )
+
+  def _awaits_end(self, now: float) -> bool:
+    """Asks for the final state, once; whether it may come."""
+    if self._called:
+      return True
+    if not self._leader or self._leader == self._config.process:
+      return False
+    if not self._asked_for_end:
+      self._asked_for_end = True
+      self._end_by = now + self._config.attempt_timeout
+      why = self.applier.lack("the run has ended")
+      ask = msg.NeedsSnapshot(self.applier.step, why)
+      self._out.append(fx.Send(self._leader, ask))
+    return now < self._end_by < math.inf
 
   def _fail(
     self,

@@ -170,7 +170,8 @@ class Leader:
     self._first = position
     self._records = [record]
     self._recent = tuple(recent)
-    self._streams: dict[Process, None] = {}
+    # Who is sent the log, and where it listens.
+    self._streams: dict[Process, str] = {}
     self._proposed_to: set[Process] = set()
     self._seats: dict[Incarnation, _Seat] = {}
     self._by_process: dict[Process, _Seat] = {}
@@ -184,7 +185,7 @@ class Leader:
       self._lender = Lender(config, view.progress)
     self._rounds: Rounds | None = None
     if config.fragments is not None:
-      self._rounds = Rounds(config.fragments)
+      self._rounds = Rounds(config.fragments, config.timeout / 2)
     # Replicas of before a fresh start, and until when they may join again.
     self._expected: dict[ReplicaId, float] = {}
     # Join requests under the id of a living replica, and until when they wait.
@@ -311,7 +312,7 @@ class Leader:
     if self._ending is not None:
       times.append(self._ending + config.attempt_timeout)
     if self._rounds is not None:
-      times.append(self._rounds.closes)
+      times += [self._rounds.closes, self._rounds.begins_by]
     for seat in self._seats_that_wait():
       times.append(seat.until)
       if seat.leaving is not None:
@@ -350,12 +351,18 @@ class Leader:
     if isinstance(message, msg.Hello):
       self._hello(peer, message)
       return
+    if self._ended and isinstance(message, msg.NeedsSnapshot):
+      self._serve_the_end(peer)
+      return
     seat = self._by_process.get(peer)
     if seat is None or seat.until < math.inf:
       return  # It is a member no more, or none of this term yet.
     match message:
       case msg.Arrive():
-        self._arrive(seat, message)
+        if self._may_count(seat, message):
+          self._arrive(seat, message)
+        else:
+          self._queue.append((seat.member.incarnation, message))
       case msg.Done():
         self._done(seat, message)
       case msg.Failed():
@@ -465,7 +472,7 @@ class Leader:
         self._send(peer, msg.Recorded(at, self._records[at - first]))
     else:
       self._send(peer, msg.Welcome(call, end, self._view.dump(), incarnation))
-    self._streams[peer] = None
+    self._streams[peer] = hello.address
 
   def _resign(self, why: str) -> None:
     self.over = why
@@ -655,6 +662,15 @@ class Leader:
       count = samples // self._lender.state.unit
       self._say(seat, msg.Asked(inside, count, lease.spans))
 
+  def _take_in(self, incarnation: Incarnation, message: msg.Arrive) -> bool:
+    """A gradient's samples are in; whether others are leased for it."""
+    assert self._lender is not None
+    self._lender.accept(incarnation, message.data)
+    leased = bool(self._lender.untold)
+    if leased:
+      self._tell_leases()
+    return leased
+
   def _lend(self, tokens: dict[ReplicaId, int]) -> None:
     """Leases samples with tokens."""
     assert self._lender is not None
@@ -777,8 +793,7 @@ class Leader:
 
   def _serve(self, server: _Seat, seat: _Seat) -> None:
     at_least = self._quorum.step + (self._attempt is not None)
-    self._transfers += 1
-    transfer = (self.term << 32) + self._transfers
+    transfer = self._next_transfer()
     seat.server = server.member.incarnation
     # From here on it is a reader of every attempt.
     seat.applied = at_least
@@ -787,6 +802,24 @@ class Leader:
     self._say(
       seat, msg.Fetch(transfer, source.process, source.address, at_least)
     )
+
+  def _serve_the_end(self, peer: Process) -> None:
+    """Has one that the run's end has left behind sent the final state."""
+    address, step = self._streams.get(peer), self._quorum.step
+    able = [s.member for s in self._seats.values() if self._has(s, step)]
+    if address is None or not able:
+      self._send(peer, msg.NotLeader("nobody is left with the final state"))
+      return
+    here = self._config.process
+    server = next((m for m in able if m.process == here), able[0])
+    transfer = self._next_transfer()
+    self._send(peer, msg.Fetch(transfer, server.process, server.address, step))
+    self._send(server.process, msg.Serve(transfer, peer, address, step))
+
+  def _next_transfer(self) -> int:
+    """Names a snapshot's way from one to another."""
+    self._transfers += 1
+    return (self.term << 32) + self._transfers
 
   def _wait_longer(self, slept: float) -> None:
     """Nobody could be served while this process was stopped."""
@@ -827,14 +860,14 @@ class Leader:
     if message.sequence <= seat.sequence or message.count > message.total:
       self._reject(seat.member.process, "a submission out of order")
       return
+    if message.local_step > self._quorum.step:
+      self._reject(seat.member.process, "a gradient of a step to come")
+      return
     if self._rounds is not None:
       if message.work is None:
         self._reject(seat.member.process, "a contribution without its work")
         return
       self._rounds.arrived(incarnation, message.work)
-    if not self._may_count(replica, message):
-      self._queue.append((incarnation, message))
-      return
     seat.sequence = message.sequence
     if not seat.needs:
       seat.applied = max(seat.applied, message.applied)
@@ -867,22 +900,25 @@ class Leader:
       len(decisions) == 2
       and type(decisions[0]) is quorum.Accept
       and type(decisions[1]) is quorum.Wait
-      and self._lender is None
       and self._rounds is None
     ):
       self._arrivals[incarnation] = arrival
+      leased = self._lender is not None and self._take_in(incarnation, message)
+      # Of hundreds of gradients all but one are like this.
+      ending = self._ending is not None
+      self._plain = not (ending or leased or self._seats_that_wait())
       if self._waiting_since is None:
         self._waiting_since, self._warned = self._now, 0.0
-      elif self._ending is None:
-        # Of hundreds of gradients all but two are like this.
-        self._plain = not self._seats_that_wait()
+        # Nothing else that there is to wait for has changed.
+        soon = min(self._config.stall_warning, self._config.timeout)
+        self._due = min(self._due, self._now + soon)
       return
     self._arriving = (incarnation, arrival)
     self._decide(event, decisions)
     self._arriving = None
 
-  def _may_count(self, replica: ReplicaId, message: msg.Arrive) -> bool:
-    """Whether the rules may be told of a gradient now."""
+  def _may_count(self, seat: _Seat, message: msg.Arrive) -> bool:
+    """Whether the rules may be told of a gradient now; else it is queued."""
     if self._config.alone:
       # Two that arrive meanwhile would be averaged, not taken in turn.
       return self._attempt is None and self._all_have_come()
@@ -891,8 +927,18 @@ class Leader:
     return (
       attempt is None
       or message.count == message.total
-      or replica not in attempt.incarnations
+      or seat.member.replica not in attempt.incarnations
     )
+
+  def _count_queued(self) -> None:
+    """Tells the rules of what has waited, in order, as far as they may be."""
+    while self._queue and not self._ended:
+      incarnation, message = self._queue[0]
+      seat = self._seats[incarnation]  # `_dismiss` clears up after others.
+      if not self._may_count(seat, message):
+        return
+      del self._queue[0]
+      self._arrive(seat, message)
 
   def _all_have_come(self) -> bool:
     """Whether a new leader has heard of every member.
@@ -916,7 +962,7 @@ class Leader:
           incarnation, arrival = self._arriving
           self._arrivals[incarnation] = arrival
           if self._lender is not None:
-            self._lender.accept(incarnation, arrival.message.data)
+            self._take_in(incarnation, arrival.message)
           if self._rounds is not None:
             self._begin_round(self._rounds, arrival.message)
           # What has come before the turn of its round waits for nobody.
@@ -960,9 +1006,10 @@ class Leader:
   def _begin_round(self, rounds: Rounds, message: msg.Arrive) -> None:
     """Has all who are not in a round that begins give what they have."""
     assert message.work is not None
-    step = message.local_step
-    if not rounds.begin(step, message.work, self._now):
-      return
+    if rounds.begin(message.local_step, message.work, self._now):
+      self._call_to_round(message.local_step)
+
+  def _call_to_round(self, step: int) -> None:
     for incarnation, seat in self._seats.items():
       if seat.until == math.inf and incarnation not in self._arrivals:
         self._say(seat, msg.Called(step))
@@ -1397,16 +1444,7 @@ class Leader:
   def _proceed(self) -> None:
     """What follows from an input, and from the time."""
     now, config = self._now, self._config
-    while (
-      self._queue
-      and self._attempt is None
-      and not self._ended
-      and (not self._config.alone or self._all_have_come())
-    ):
-      incarnation, message = self._queue.pop(0)
-      seat = self._seats.get(incarnation)
-      if seat is not None:
-        self._arrive(seat, message)
+    self._count_queued()
     for peer, (until, hello) in list(self._rivals.items()):
       rival = self._seat_by_id(hello.replica)
       if rival is None or rival.member.process == peer or now >= until:
@@ -1445,13 +1483,20 @@ class Leader:
       self._resign("the store doesn't answer")
 
   def _check_window(self) -> None:
-    """Closes a round of a fragment whose grace window is over."""
-    if self._rounds is None:
+    """Begins a round that nobody else does, and closes one that is over."""
+    rounds, step = self._rounds, self._quorum.step
+    if rounds is None:
       return
-    first = min((a.at for a in self._arrivals.values()), default=self._now)
-    if self._rounds.look(self._quorum, first, self._now):
-      self._step(quorum.Close(self._quorum.step))
-      self._rounds.look(self._quorum, first, self._now)
+    first = min((a.at for a in self._arrivals.values()), default=math.inf)
+    here = len(self._arrivals) == len(self._seats)
+    if rounds.begin_unasked(self._quorum, first, here, self._now):
+      # Those in it have waited since they came; others only from now on.
+      self._waiting_since, self._warned = first, self._now - first
+      self._call_to_round(step)
+    first = min(first, self._now)
+    if rounds.look(self._quorum, first, self._now):
+      self._step(quorum.Close(step))
+      rounds.look(self._quorum, first, self._now)
 
   def _check_attempt(self) -> None:
     """Gives up members that do not report in time."""

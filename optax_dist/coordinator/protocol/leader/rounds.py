@@ -21,11 +21,19 @@ class Rounds:
 
   Attributes:
     closes: when the window ends; infinity where there is none.
+    begins_by: when the round begins although it is nobody's turn; infinity where
+      nothing waits for that.
   """
 
-  def __init__(self, config: rules.Config):
-    self._config = config
-    self.closes = math.inf
+  def __init__(self, config: rules.Config, patience: float):
+    """No round is open.
+
+    Args:
+      config: the numbers of the run.
+      patience: seconds that what came before its turn waits at most.
+    """
+    self._config, self._patience = config, patience
+    self.closes = self.begins_by = math.inf
     self._step, self._began = -1, 0.0
     self._merge_seconds = 0.0
     self._step_seconds: dict[Incarnation, float] = {}
@@ -43,6 +51,32 @@ class Rounds:
     if self._step == step or not work.begins:
       return False
     self._step, self._began = step, now
+    return True
+
+  def begin_unasked(
+    self, state: quorum.State, first: float, all_in: bool, now: float
+  ) -> bool:
+    """Begins a round whose contributions all came before its turn.
+
+    Their learners can't begin it any more: each has given what it has. So it
+    begins once nobody else is left to, or after some time.
+
+    Args:
+      state: of the rules.
+      first: when the first contribution that is in came; infinity for none.
+      all_in: whether all members have given.
+      now: the time.
+
+    Returns:
+      Whether it begins now: the others are to be called.
+    """
+    self.begins_by = math.inf
+    if self.has_begun(state.step) or not state.gathered or state.finished:
+      return False
+    if not all_in and now < first + self._patience:
+      self.begins_by = first + self._patience
+      return False
+    self._step, self._began = state.step, now
     return True
 
   def has_begun(self, step: int) -> bool:

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from optax_dist import ledger
 from optax_dist.coordinator.protocol import arrivals, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
@@ -495,9 +496,9 @@ def test_who_comes_back_to_a_fresh_start_is_waited_for():
   assert driven.logged(Committed) == []
 
 
-def shared_attempt():
+def shared_attempt(**options):
   """Three gradients of two replicas are in an attempt; one asked for adds."""
-  driven = Driven(replicas_to_aggregate=3)
+  driven = Driven(replicas_to_aggregate=3, **options)
   driven.hello("p1")
   driven.arrive("p1", total=1)
   driven.arrive("p0", total=1)
@@ -533,6 +534,34 @@ def test_what_is_added_during_an_attempt_is_late_if_that_succeeds():
   assert not dropped.whole
 
 
+def test_what_is_added_is_told_to_be_late_though_another_attempt_begins():
+  driven, attempt = shared_attempt(max_staleness=1)
+  for peer in ("p2", "p3", "p4"):
+    driven.hello(peer)
+    driven.arrive(peer)
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Done(attempt))
+  assert driven.logged(Committed)
+  assert driven.sent_to("p2", msg.Attempt)[-1].attempt.step == 1
+  # It is in neither of the two, and need not wait for the second.
+  (dropped,) = driven.sent_to("p1", msg.Dropped)
+  assert (dropped.sequence, dropped.reason) == (1, "stale")
+
+
+def test_a_gradient_of_a_step_to_come_is_refused():
+  driven = Driven()
+  driven.hello("p1")
+  for peer in ("p0", "p1"):
+    driven.arrive(peer)
+  (attempt,) = {m.attempt for m in driven.sent_to("p1", msg.Attempt)}
+  driven.say("p1", msg.Done(attempt))
+  driven.arrive("p1", 1, step=1)
+  assert driven.sent_to("p1", msg.Rejected)
+  driven.say("p0", msg.Done(attempt))
+  assert len(driven.logged(Committed)) == 1
+  assert not driven.leader.over
+
+
 @pytest.mark.parametrize("comes", [True, False])
 def test_a_new_leader_takes_no_step_by_one_gradient_before_all_have_come(comes):
   before = (
@@ -557,3 +586,24 @@ def test_a_new_leader_takes_no_step_by_one_gradient_before_all_have_come(comes):
     driven.give(ins.TimePassed())
     assert driven.logged(Removed)
   assert len(driven.logged(Committed)) == 1
+
+
+def test_leased_gradients_but_the_last_need_no_second_look(monkeypatch):
+  data = ledger.Batches(64, 6, shuffle=False)
+  driven = Driven(
+    replicas_to_aggregate=3, total_num_replicas=3, inline_bytes=1, data=data
+  )
+  peers = ("p0", "p1", "p2")
+  for peer in peers[1:]:
+    driven.hello(peer)
+  leases = {p: driven.sent_to(p, msg.Asked)[-1].lease for p in peers}
+  with monkeypatch.context() as patch:
+    patch.setattr(driven.leader, "_proceed", lambda: pytest.fail("it looked"))
+    for peer in peers[:2]:
+      driven.arrive(peer, payload=b"g", data=leases[peer])
+  # A time-out that begins with the first is not forgotten.
+  assert driven.leader.deadline() <= driven.config.stall_warning
+  driven.arrive("p2", payload=b"g", data=leases["p2"])
+  (commit,) = driven.logged(Committed)
+  assert [part.data for part in commit.parts] == list(leases.values())
+  assert commit.leases == (((6, 8),), ((8, 10),), ((10, 12),))

@@ -4,9 +4,11 @@ import math
 
 import pytest
 
+from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.entries import Committed, Work
+from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.entries import Committed, Ended, Work
 from optax_dist.decoupled_diloco import rules
 from tests.coordinator.protocol.leader.test_leader import Driven
 
@@ -157,3 +159,35 @@ def test_where_all_have_come_before_their_turn_they_are_merged():
   for replica in range(3):
     give(driven, 10.0 + replica, replica, begins=False)
   assert len(commits(driven)) == 1
+
+
+def test_what_came_before_its_turn_waits_for_who_was_lost_meanwhile():
+  """Each that is there has given, so none of them can begin the round."""
+  driven = rounds(overlap=2, safety=0.5)
+  give(driven, 10.0, 0, begins=False)
+  driven.now = 20.0
+  for peer in ("p1", "p2"):
+    driven.give(ins.PeerLost(peer, "broken", "it was killed"))
+  passes(driven, 20.0 + driven.config.stall_warning)
+  told = [e.note for e in driven.did if isinstance(e, fx.WriteJournal)]
+  assert isinstance(told[-1], notes.StepStalled)
+  passes(driven, 10.0 + driven.config.timeout)
+  (ended,) = driven.logged(Ended)
+  assert ended.error == "CoordinatorError"
+
+
+def test_what_came_before_its_turn_waits_no_longer_than_the_time_out():
+  driven = rounds(overlap=2, safety=0.5)
+  timeout = driven.config.timeout
+  give(driven, 10.0, 0, begins=False)
+  assert driven.leader.deadline() <= 10.0 + timeout / 2
+  passes(driven, 10.0 + timeout / 2)
+  called = [to for to, m in driven.sent if isinstance(m, msg.Called)]
+  assert called == ["p1", "p2"]
+  # Nobody comes: it says so in time, and whom it has waited for.
+  passes(driven, 10.0 + timeout - 0.1)
+  assert not driven.logged(Ended)
+  passes(driven, 10.0 + timeout)
+  (ended,) = driven.logged(Ended)
+  assert ended.error == "CoordinatorError"
+  assert "replica 1, 2" in ended.reason
