@@ -9,6 +9,7 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, wire_formats
+from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 
 
 class Encoder:
@@ -27,44 +28,92 @@ class Encoder:
     [array([1., 1., 1.], dtype=float32)]
   """
 
-  def __init__(self, template: Sequence[Any], wire: str):
+  def __init__(
+    self,
+    template: Sequence[Any],
+    wire: str,
+    error_feedback: float | None = 1.0,
+  ):
     """Makes one.
 
     Args:
       template: leaves that have a shape and a dtype.
       wire: one of `wire_formats.WIRES`.
+      error_feedback: what of that which a wire of few bits left out is added to
+        the next gradient; None where whoever writes sees to that.
     """
     self.place = layouts.layout(template, wire)
     self.mean_place = layouts.layout(
       template, wire_formats.mean_wire(wire), like=self.place
     )
     # Few bits lose much; what is lost is sent with the next gradient.
-    self._error = (
-      np.zeros(self.place.elements, np.float32)
-      if wire_formats.feeds_back(wire)
+    self._feedback = (
+      ErrorFeedback(error_feedback)
+      if wire_formats.feeds_back(wire) and error_feedback is not None
       else None
     )
-    self._next_error: np.ndarray | None = None
 
-  def write(self, leaves: Sequence[Any], out: np.ndarray) -> bool:
+  def write(
+    self,
+    leaves: Sequence[Any],
+    out: np.ndarray,
+    number: int = 0,
+    extends: int = -1,
+  ) -> bool:
     """Encodes a gradient; `settle` takes its outcome.
 
     Args:
       leaves: arrays, in the order of the template.
       out: uint8 of `place.nbytes`.
+      number: by which its outcome is told.
+      extends: the number of an earlier one that is part of this sum.
 
     Returns:
       Whether all numbers are finite.
     """
-    if self._error is not None:
-      self._next_error = self._error.copy()
-    return means.write(leaves, self.place, out, self._next_error)
+    if self._feedback is None:
+      return means.write(leaves, self.place, out)
+    error = self._feedback.owed(self.place.elements)
+    finite = means.write(leaves, self.place, out, error)
+    if finite:
+      self._feedback.left_out(error, number, extends=extends)
+    return finite
 
-  def settle(self, applied: bool) -> None:
-    """The latest gradient was applied, or was not."""
-    if applied and self._next_error is not None:
-      self._error = self._next_error
-    self._next_error = None
+  def settle(self, applied: bool, number: int = 0) -> None:
+    """A gradient was applied, or was not."""
+    if self._feedback is not None:
+      self._feedback.settle(number, applied)
+
+  def lose(self) -> None:
+    """Nobody knows whether gradients without an outcome count."""
+    if self._feedback is not None:
+      self._feedback.lose()
+
+  def heard(self, raw: np.ndarray) -> list[np.ndarray]:
+    """What the others read of an encoded gradient: float32, or as they are."""
+    numbers = []
+    for group in self.place.groups:
+      stop = group.offset + group.codec.nbytes(group.elements)
+      numbers.append(group.codec.decode(raw[group.offset : stop]))
+    return [
+      numbers[leaf.group][leaf.start : leaf.start + leaf.size].reshape(
+        leaf.shape
+      )
+      for leaf in self.place.leaves
+    ]
+
+  def correct(self, index: int, leaf: Any, out: np.ndarray) -> None:
+    """Writes one leaf anew that no wire shortens.
+
+    Args:
+      index: in the order of the template.
+      leaf: an array.
+      out: as `write` left it.
+    """
+    where = self.place.leaves[index]
+    start, stop = self.place.bytes_of_leaf(where)
+    codec = self.place.groups[where.group].codec
+    codec.encode(np.asarray(leaf).reshape(-1), out[start:stop])
 
   def average(
     self,
