@@ -10,6 +10,7 @@ the declared types is refused by one error, `BadMessage`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import operator
 import struct
@@ -103,6 +104,11 @@ class Codec(Generic[T]):
   """
 
   def __init__(self, kind: Any):
+    """Makes one.
+
+    Raises:
+      TypeError: two classes of the union have one name.
+    """
     options = typing.get_args(kind) if _is_union(kind) else (kind,)
     self._pack, self._unpack = _tagged(options)
     self._kept: tuple[Any, bytes] | None = None
@@ -171,6 +177,12 @@ def _tagged(classes: tuple[type, ...]) -> tuple[_Packer, _Unpacker]:
   fields = {c: _fields(c) for c in classes}
   by_class = {c: (c.__name__, fields[c][0]) for c in classes}
   by_name = {c.__name__: fields[c][1] for c in classes}
+  if len(by_name) < len(by_class):
+    names = sorted(c.__name__ for c in classes)
+    twice = [a for a, b in itertools.pairwise(names) if a == b]
+    raise TypeError(
+      f"Classes of a union are told apart by their names; two are {twice[0]}."
+    )
 
   def pack(value: Any, blobs: list[bytes]) -> Any:
     try:

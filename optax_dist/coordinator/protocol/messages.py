@@ -320,7 +320,7 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Called:
+class Call:
   """Others have given to the round of this step: who has something gives it now.
 
   Sent where a step is a round of a fragment, to members whose contribution is not
@@ -448,7 +448,7 @@ Message: TypeAlias = (
   | Abandoned
   | Dropped
   | Asked
-  | Called
+  | Call
   | Serve
   | Fetch
   | Report

@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 import pytest
 
 from optax_dist.coordinator.protocol import codec, entries, messages
+from optax_dist.coordinator.protocol.group import orders
 
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:
@@ -50,6 +51,18 @@ ALL = [
 ] + [
   (entries.STORE_VALUES, kind) for kind in typing.get_args(entries.StoreValue)
 ]
+
+
+def test_two_classes_of_one_name_are_refused():
+  other = dataclasses.make_dataclass("Call", [("step", int)])
+  with pytest.raises(TypeError, match="by their names; two are Call"):
+    codec.Codec(messages.Call | other)
+
+
+def test_a_call_is_a_message_among_the_orders_of_a_group():
+  """It was read as the effect of one, which has the same fields, and refused."""
+  call = messages.Call(3)
+  assert orders.WIRE.decode(orders.WIRE.encode(call)) == call
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_whoever_cannot_reach_the_store_says_so_in_the_end():
     msg.Fetch(1, "x", "at x", 0),
     msg.Dropped(0, "stale", 1),
     msg.Asked(0, 5),
-    msg.Called(0),
+    msg.Call(0),
     msg.Standing(0, False),
     msg.Canvass(0),
     msg.NotLeader("no"),

@@ -458,7 +458,7 @@ class Follower:
           self._out += self.session.asked_for_more(sequence, count)
         else:
           self._ask(count)
-      case msg.Called(step):
+      case msg.Call(step):
         self._out.append(fx.Called(step))
       case msg.Serve():
         self.applier.serve(message)

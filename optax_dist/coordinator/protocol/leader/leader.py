@@ -1012,7 +1012,7 @@ class Leader:
   def _call_to_round(self, step: int) -> None:
     for incarnation, seat in self._seats.items():
       if seat.until == math.inf and incarnation not in self._arrivals:
-        self._say(seat, msg.Called(step))
+        self._say(seat, msg.Call(step))
 
   def _drop(
     self,

@@ -126,7 +126,7 @@ def test_who_is_not_in_a_round_that_begins_is_called_once():
   called = lambda: [
     (to, message.step)
     for to, message in driven.sent
-    if isinstance(message, msg.Called)
+    if isinstance(message, msg.Call)
   ]
   give(driven, 10.0, 1)
   assert called() == [("p0", 0), ("p2", 0)]
@@ -144,7 +144,7 @@ def test_what_came_before_its_turn_does_not_begin_a_round():
   give(driven, 20.0, 1, begins=False)
   passes(driven, 100.0)
   assert not commits(driven)
-  assert not any(isinstance(m, msg.Called) for _, m in driven.sent)
+  assert not any(isinstance(m, msg.Call) for _, m in driven.sent)
   # It counts once the round has begun, whose window knows nothing of the wait.
   driven = rounds(overlap=2, safety=0.5)
   give(driven, 10.0, 0, begins=False)
