@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+import numpy as np
 
 from optax_dist import quorum
 from optax_dist.coordinator import options, strategies
 from optax_dist.coordinator.aggregation import wire_formats
+from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import effects
 from optax_dist.coordinator.protocol.entries import Work
-from optax_dist.coordinator.replica import Replica
+from optax_dist.coordinator.replica import Replica, has_counted
 from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.runtime import handover
 
@@ -29,21 +33,26 @@ class Learner(Replica):
   """
 
   _weighs_tokens = True
+  # What it left out of a fragment goes with that fragment.
+  _encoder_feeds_back = False
 
   @property
   def _learning(self) -> strategies.DecoupledDiloco:
     assert isinstance(self._strategy, strategies.DecoupledDiloco)
     return self._strategy
 
+  @functools.cached_property
+  def _feedback(self) -> ErrorFeedback | None:
+    """What it has not sent yet of each fragment; None: it sends all."""
+    settings = self._settings
+    if not wire_formats.feeds_back(settings.wire):
+      return None
+    return ErrorFeedback(settings.error_feedback)
+
   def _check(
     self, settings: options.Options, group: groups.Group | None
   ) -> None:
-    if wire_formats.feeds_back(settings.wire):
-      raise ValueError(
-        "decoupled DiLoCo needs a wire that feeds no error back, for the next"
-        " fragment is another one: 'float32' or 'bfloat16', got"
-        f" {settings.wire!r}."
-      )
+    super()._check(settings, group)
     if group is not None:
       raise ValueError(
         "decoupled DiLoCo is for replicas of one process: several would have to"
@@ -105,7 +114,7 @@ class Learner(Replica):
     self._handover.take(self._pending)
     self._pending = -1
     merged = not resolved.reason
-    self._encoder.settle(applied=merged)
+    self._settle(resolved)
     self._count(resolved.reason or "applied", 1)
     if resolved.reason == quorum.Reason.NON_FINITE.value:
       # The learner's own numbers are of no use any more.
@@ -115,18 +124,43 @@ class Learner(Replica):
 
   def _give(self, called: bool) -> None:
     """Submits a contribution to the round that is open."""
-    given, self._local = self._learning.give(self._pinned, self._local, called)
+    self._owed = None
+    if self._feedback is not None:
+      fragment = self._learning.fragment(self._local)
+      self._owed = self._feedback.owed(self._learning.size, fragment)
+    given, self._local = self._learning.give(
+      self._pinned, self._local, called, self._owed
+    )
     seconds = self._computed / max(1, len(self._batches))
     work = Work(given.tokens, given.steps, seconds, given.late, given.begins)
     self._total = given.payload
     self._send(1, work)
     self._total, self._computed, self._batches = None, 0.0, []
 
+  def _write(self, out: np.ndarray) -> bool:
+    finite = super()._write(out)
+    if finite and self._feedback is not None:
+      fragment = self._learning.fragment(self._local)
+      heard = self._encoder.heard(out)[0]
+      payload, kept = self._learning.sent(
+        fragment, self._total, heard, self._owed
+      )
+      for index, leaf in enumerate(payload[1:], 1):
+        self._encoder.correct(index, leaf, out)
+      self._feedback.left_out(np.asarray(kept), self._sequence, fragment)
+    return finite
+
+  def _settle(self, resolved: effects.Resolved) -> None:
+    if self._feedback is not None:
+      self._feedback.settle(resolved.sequence, has_counted(resolved))
+
   def _give_up_pending(self, reason: str) -> None:
     if self._pending >= 0:
       answer = self._handover.take(self._pending)
       if isinstance(answer, handover.Outcome):
+        self._settle(answer.resolved)
         reason = answer.resolved.reason or "applied"
+      elif self._feedback is not None:
+        self._feedback.lose()
       self._count(reason, 1)
-      self._encoder.settle(applied=reason == "applied")
       self._pending = -1

@@ -36,6 +36,8 @@ class Options:
     stall_warning: waiting time after which the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
     wire: how gradients travel; one of `wire_formats.WIRES`.
+    error_feedback: for a wire of few bits: what it left out is added to the next
+      gradient, times this decay, from 0 to 1.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     journal: where the leader writes what happens; None for nowhere.
     config: free, for the journal.
@@ -55,6 +57,7 @@ class Options:
   stall_warning: float = 10.0
   inline_bytes: int = 64 << 10
   wire: str = "float32"
+  error_feedback: float = 1.0
   fingerprint_every: int = 0
   journal: str | os.PathLike[str] | None = None
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -88,6 +91,15 @@ class Options:
       )
     reporter.check(self.metrics_port, self.tensorboard)
     wires.codec(self.wire, "float32")  # type: ignore[arg-type]
+    if not 0 <= self.error_feedback <= 1:
+      raise ValueError(
+        f"error_feedback must be from 0 to 1, got {self.error_feedback!r}."
+      )
+    if self.error_feedback != 1 and not wires.feeds_back(self.wire):
+      raise ValueError(
+        f"error_feedback={self.error_feedback!r} is for wires of few bits; what"
+        f" wire={self.wire!r} leaves out is not fed back."
+      )
 
   # What adapts, and the pace of all that doesn't.
 

@@ -25,6 +25,7 @@ from optax_dist.coordinator import (
   strategies,
 )
 from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprint import fingerprint
 from optax_dist.coordinator.metrics import replica_numbers, reporter
 from optax_dist.coordinator.metrics.metric import Metric
@@ -64,6 +65,8 @@ class Replica:
 
   # Whether `step` is told of tokens.
   _weighs_tokens = False
+  # Whether the encoder adds what it left out to the next gradient.
+  _encoder_feeds_back = True
 
   def __init__(
     self,
@@ -113,7 +116,8 @@ class Replica:
       self._gradient_shards = shards.LocalShards(jax.tree.leaves(params))
       state_shards = shards.LocalShards(jax.tree.leaves(shared))
       blocks = self._gradient_shards.templates
-    self._encoder = encoders.Encoder(blocks, settings.wire)
+    feedback = settings.error_feedback if self._encoder_feeds_back else None
+    self._encoder = encoders.Encoder(blocks, settings.wire, feedback)
     nbytes = self._encoder.place.nbytes
     # Shards are exchanged, however small: nobody has all of a gradient.
     self._inline = group is None and nbytes <= settings.inline_bytes
@@ -241,6 +245,12 @@ class Replica:
     self, settings: options.Options, group: groups.Group | None
   ) -> None:
     """Refuses what can't go with this kind of replica."""
+    if settings.wire in wire_formats.FEW and not self._strategy.differences:
+      raise ValueError(
+        f"wire={settings.wire!r} is for what replicas have learned, and"
+        f" {self._strategy.name!r} sends parameters, of which too little would be"
+        " left. Use wire='int8', 'bfloat16' or 'float32'."
+      )
 
   def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
     """What decides: in a replica of several processes, in its process 0."""
@@ -757,6 +767,7 @@ class Replica:
   def _let_in_anew(self, gradients: int) -> Outcome | None:
     """It was taken for dead meanwhile: what it had is worth nothing."""
     self._pending = self._taken = -1
+    self._encoder.lose()  # Of what is under way nobody knows.
     return self._start_over("lost", self._counted + gradients)
 
   def _begin(self) -> None:
@@ -803,12 +814,12 @@ class Replica:
     memory, payload = None, b""
     if self._inline:
       out = np.zeros(self._encoder.place.nbytes, np.uint8)
-      finite = self._encoder.write(self._to_send(), out)
+      finite = self._write(out)
       payload = out.tobytes() if finite else b""
     else:
       memory = self._memory()
       out = np.frombuffer(memory, np.uint8)
-      finite = self._encoder.write(self._to_send(), out)
+      finite = self._write(out)
       if not finite:
         self._handover.memory.put(memory)
         memory = None
@@ -862,6 +873,12 @@ class Replica:
     self._watchdog.steps.submitted(time.monotonic())
     return sequence
 
+  def _write(self, out: np.ndarray) -> bool:
+    """Encodes what is submitted next; whether all numbers are finite."""
+    return self._encoder.write(
+      self._to_send(), out, self._sequence, extends=self._taken
+    )
+
   def _to_send(self) -> list[Any]:
     """What this process has of the gradient."""
     leaves = jax.tree.leaves(self._total)
@@ -905,10 +922,9 @@ class Replica:
       self._wait(decided, "for the commit of what was taken in")
       counted -= self._count_taken()
     if answer is None:
-      self._encoder.settle(applied=False)
       return self._start_over("finished", counted, waited)
     resolved = answer.resolved
-    self._encoder.settle(applied=not resolved.reason)
+    self._settle(resolved)
     if resolved.reason == "stale" and not resolved.apart:
       # The next gradient on these parameters would be stale as well.
       old, admission = self._based_on, self._handover.admission
@@ -942,6 +958,7 @@ class Replica:
     self._taken = -1
     if not isinstance(answer, handover.Outcome):
       return 0
+    self._settle(answer.resolved)
     sent = self._counted - self._unsent
     self._count(answer.resolved.reason or "applied", sent)
     return sent
@@ -952,13 +969,14 @@ class Replica:
       self._handover.outcome(self._taken), handover.Outcome
     ):
       return
-    answer = self._handover.outcome(self._taken)
-    assert isinstance(answer, handover.Outcome)
     self._count_taken()
     # A sum can't be taken apart again.
     self._count("superseded", self._unsent)
-    self._encoder.settle(applied=not answer.resolved.reason)
     self._clear()
+
+  def _settle(self, resolved: effects.Resolved) -> None:
+    """What was left out of a submission is kept if it counted."""
+    self._encoder.settle(resolved.sequence, has_counted(resolved))
 
   def _say_it_is_stale(self, compute: float | None) -> Outcome:
     """Its outcome is known; the leader need only know of it."""
@@ -976,6 +994,10 @@ class Replica:
       self._counts[reason] = self._counts.get(reason, 0) + gradients
 
   def _clear(self) -> None:
+    if self._taken >= 0:
+      answer = self._handover.outcome(self._taken)
+      if isinstance(answer, handover.Outcome):
+        self._settle(answer.resolved)
     self._total, self._counted, self._unsent = None, 0, 0
     self._taken = -1
     self._computed = 0.0
@@ -1071,6 +1093,11 @@ def _cores() -> int | None:
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
+
+
+def has_counted(resolved: effects.Resolved) -> bool | None:
+  """Whether a submission is in a commit; None: nobody knows."""
+  return None if resolved.reason == "lost" else not resolved.reason
 
 
 def _encode(batch: Any) -> str:

@@ -31,3 +31,15 @@ def test_what_can_not_be_is_refused_by_name(name):
     Options(**{name: 0.0})
   with pytest.raises(ValueError, match="attempt_timeout must be at most"):
     Options(timeout=5.0, attempt_timeout=6.0)
+
+
+@pytest.mark.parametrize("given", [-0.1, 1.5, float("nan")])
+def test_error_feedback_is_a_decay(given):
+  with pytest.raises(ValueError, match="error_feedback must be from 0 to 1"):
+    Options(wire="top_k", error_feedback=given)
+
+
+def test_error_feedback_needs_a_wire_that_leaves_something_out():
+  assert Options(wire="int4", error_feedback=0.95).error_feedback == 0.95
+  with pytest.raises(ValueError, match=r"wire='bfloat16' leaves out"):
+    Options(wire="bfloat16", error_feedback=0.95)

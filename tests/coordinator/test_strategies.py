@@ -9,8 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist import coordinator
+import optax_dist
+from optax_dist import compression, coordinator
 from optax_dist.coordinator import strategies
+from optax_dist.coordinator.runtime import endpoint
 from optax_dist.transforms.elastic_exchange import elastic_exchange
 
 PERIOD, RATE = 3, 0.3
@@ -223,6 +225,66 @@ def test_wires_of_few_bits_train_to_the_same_end(wire, fewer, inline_bytes):
   if not inline_bytes:
     # Half of the gradient, in few bits, and half of the mean in bfloat16.
     assert sent == pytest.approx(steps * size * (2 / fewer + 1), rel=0.02)
+
+
+def test_parameters_do_not_travel_in_few_bits():
+  """Elastic averaging sends them: of 3 % the center would be nearly nothing."""
+  strategy = strategies.elastic_average(moving_rate=0.5)
+  with pytest.raises(ValueError, match=r"wire='top_k' is for what .* learned"):
+    runs.make(
+      endpoint.World(), 0, k=1, n=2, strategy=strategy, opt=INNER, wire="top_k"
+    )
+
+
+def test_local_updates_feed_back_as_the_transform_does():
+  """SparseLoCo: a period of local steps, 3 % in 2 bits, and a decay."""
+  size, period, rounds_ = 4032, 2, 4
+  targets = np.random.default_rng(2).normal(size=(2, size)).astype("f4")
+
+  def train(replica, result):
+    target = targets[replica.replica]
+    for _ in range(period * rounds_):
+      assert replica.step({"x": replica.params["x"] - target}).accepted
+    return np.asarray(replica.center["x"])
+
+  results = runs.run(
+    train,
+    2,
+    strategy=strategies.local_updates(
+      optax.sgd(0.5), communication_period=period
+    ),
+    opt=optax.sgd(0.1),
+    params={"x": jnp.zeros(size)},
+    wire="top_k",
+    error_feedback=0.9,
+  )
+  assert [r.error for r in results] == [None] * 2
+  tx = optax_dist.local_updates(
+    optax.sgd(0.1),
+    optax.sgd(0.5),
+    "data",
+    communication_period=period,
+    compression=compression.top_k(0.03, chunk=size, bits=2, error_feedback=0.9),
+    num_replicas=2,
+  )
+  state = tx.init(jnp.zeros(size))
+  axes = optax_dist.state_axes(state)
+
+  def step(params, state, target):
+    updates, state = tx.update(params - target, state, params)
+    return optax.apply_updates(params, updates), state
+
+  step = jax.jit(
+    jax.vmap(step, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes))
+  )
+  params = jnp.zeros((2, size))
+  for _ in range(period * rounds_):
+    params, state = step(params, state, jnp.asarray(targets))
+  expected = np.asarray(params[0])
+  assert np.count_nonzero(expected) > 300
+  # The mean is a bfloat16, so that now and then another number is the largest.
+  close = np.isclose(results[0].value, expected, rtol=0.02, atol=1e-3)
+  assert close.mean() > 0.99
 
 
 def test_bytes_are_counted_and_are_the_fewest_there_can_be():

@@ -200,7 +200,10 @@ class VirtualLearners:
     members = tuple(sorted(self._inside))
     given = [self._inside[i] for i in members]
     shares = rules.shares((g.tokens, g.steps, g.late) for g in given)
-    mean = sum(s * g.payload for s, g in zip(shares, given, strict=True))
+    mean = tuple(
+      sum(s * x for s, x in zip(shares, rows, strict=True))
+      for rows in zip(*(g.payload for g in given), strict=True)
+    )
     self.shared.append(self.strategy.apply(self.shared[-1], mean))
     late = tuple(g.late for g in given)
     self.merges.append(Merge(self.now, members, late))

@@ -79,8 +79,8 @@ class Encoder:
       self._feedback.left_out(error, number, extends=extends)
     return finite
 
-  def settle(self, applied: bool, number: int = 0) -> None:
-    """A gradient was applied, or was not."""
+  def settle(self, number: int, applied: bool | None) -> None:
+    """A gradient was applied, or was not; None: nobody knows."""
     if self._feedback is not None:
       self._feedback.settle(number, applied)
 

@@ -84,14 +84,26 @@ class ErrorFeedback:
     }
     self._under_way[number] = _UnderWay(part, kept)
 
-  def settle(self, number: int, applied: bool) -> None:
-    """A contribution was applied, or it is known that it was not."""
+  def settle(self, number: int, applied: bool | None) -> None:
+    """Says what became of a contribution.
+
+    Args:
+      number: of the contribution.
+      applied: whether it counts; None: nobody knows.
+    """
     one = self._under_way.pop(number, None)
-    if one is not None and applied:
+    if one is None or applied is False:
+      return
+    if applied:
       self._kept[one.part] = one.kept
+    else:
+      self._kept.pop(one.part, None)
+    # What it extends, or what extends it, is out of question.
+    self._under_way = {
+      n: other for n, other in self._under_way.items() if other.part != one.part
+    }
 
   def lose(self) -> None:
-    """Nobody knows what became of the contributions that are under way."""
-    for one in self._under_way.values():
-      self._kept.pop(one.part, None)
-    self._under_way.clear()
+    """Nobody knows what became of all that is under way."""
+    for number in [*self._under_way]:
+      self.settle(number, None)

@@ -140,6 +140,8 @@ _BLOCKS: dict[str, Codec] = {
   "top_k": block_formats.TopK(),
 }
 WIRES = ("float32", "bfloat16", *_BLOCKS)
+# Those that send a rough idea: fit for differences, not for parameters.
+FEW = ("int4", "int2", "sign", "top_k")
 
 
 def codec(wire: str, dtype: np.dtype) -> Codec:

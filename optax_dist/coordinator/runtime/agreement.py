@@ -37,6 +37,7 @@ def agreement(
     ("strategy", f"{strategy.name} {tuple(strategy.quorum)}{numbers}"),
     ("optimizer state", _digest(state)),
     ("wire", settings.wire),
+    ("error feedback", str(settings.error_feedback)),
     ("inline_bytes", str(settings.inline_bytes)),
     ("fingerprint_every", str(settings.fingerprint_every)),
     ("data", str(data)),

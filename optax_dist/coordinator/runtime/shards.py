@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from optax_dist.coordinator.aggregation import wire_formats
+
 # Where a shard lies: start and stop in each dimension.
 _Index = tuple[tuple[int, int], ...]
 
@@ -186,10 +188,10 @@ def check_wire(params: Any, wire: str) -> None:
   """Checks that what several processes hold alike stays alike.
 
   Raises:
-    ValueError: int8 rounds a number by what lies beside it, and that differs
-      between processes, for a parameter that several of them hold.
+    ValueError: a wire of few bits rounds a number by what lies beside it, and
+      that differs between processes, for a parameter that several of them hold.
   """
-  if wire != "int8":
+  if not wire_formats.feeds_back(wire):
     return
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     where = leaf.sharding.devices_indices_map(leaf.shape)
@@ -200,6 +202,6 @@ def check_wire(params: Any, wire: str) -> None:
     if any(len(processes) > 1 for processes in holders.values()):
       name = f"params{jax.tree_util.keystr(path)}"
       raise ValueError(
-        f"wire='int8' needs each shard to be in one process alone, got {name}"
+        f"wire={wire!r} needs each shard to be in one process alone, got {name}"
         f" with {leaf.sharding}. Use wire='bfloat16', or shard it."
       )

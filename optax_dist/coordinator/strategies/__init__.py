@@ -14,6 +14,7 @@ from optax_dist.coordinator.strategies.local_updates import (
   local_updates,
 )
 from optax_dist.coordinator.strategies.strategy import (
+  Exact,
   Factory,
   Quorum,
   SharedState,
@@ -24,6 +25,7 @@ from optax_dist.coordinator.strategies.sync_replicas import SyncReplicas
 __all__ = [
   "DecoupledDiloco",
   "ElasticAverage",
+  "Exact",
   "Factory",
   "FragmentsState",
   "LocalUpdates",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optax_dist import decoupled_diloco as dd
@@ -61,14 +65,14 @@ class Given(NamedTuple):
   """A contribution to the round that is open.
 
   Attributes:
-    payload: what is exchanged.
+    payload: what is exchanged, as `exchanged` says.
     tokens: that were trained on since the version it began from.
     steps: the learner's own, since then.
     late: rounds of the fragment since then.
     begins: whether the round is under way with it.
   """
 
-  payload: jax.Array
+  payload: tuple[jax.Array, ...]
   tokens: int
   steps: int
   late: int
@@ -86,10 +90,12 @@ class DecoupledDiloco:
 
   Attributes:
     rules: the numbers of the run.
+    size: of the longest fragment, in numbers; known after `shared`.
   """
 
   name = "decoupled_diloco"
   sums = alone = False
+  differences = True
   # A step of its own is merged a fragment at a time.
   period = None
 
@@ -135,9 +141,12 @@ class DecoupledDiloco:
     )
     # Of each fragment, the indices of its leaves.
     self._leaves: list[list[int]] = []
-    self._size = self._norms = 0
+    self._sizes: list[list[int]] = []
+    self.size = self._norms = 0
+    self._alpha = alpha
     self.apply = jax.jit(self._apply)
     self._pack = jax.jit(self._packed)
+    self._hear = jax.jit(self._heard, static_argnums=0)
     self._mix = jax.jit(functools.partial(dd.mix, alpha=alpha))
 
   def shared(self, params: Any) -> strategy.SharedState:
@@ -149,7 +158,8 @@ class DecoupledDiloco:
       [i for i, f in enumerate(dealt) if f == fragment]
       for fragment in range(fragments)
     ]
-    self._size = max(sum(leaves[i].size for i in own) for own in self._leaves)
+    self._sizes = [[leaves[i].size for i in own] for own in self._leaves]
+    self.size = max(map(sum, self._sizes))
     self._norms = max(map(len, self._leaves)) if self._radial else 0
     outer = tuple(
       self._outer.init(tuple(leaves[i] for i in own)) for own in self._leaves
@@ -158,8 +168,15 @@ class DecoupledDiloco:
     return strategy.SharedState(params, state)
 
   def exchanged(self, params: Any) -> Any:
-    """What learners send: a fragment, as long as the longest one."""
-    return jax.ShapeDtypeStruct((self._size + self._norms,), jnp.float32)
+    """What learners send: a fragment, as long as the longest one.
+
+    With "radial" it is directions, and the norm of each array beside them: the
+    sum of both is the mean of directions and norms.
+    """
+    fragment = jax.ShapeDtypeStruct((self.size,), jnp.float32)
+    if not self._radial:
+      return (fragment,)
+    return fragment, strategy.Exact((self._norms,), np.dtype(np.float32))
 
   def local(self, shared: strategy.SharedState) -> LearnerState:
     """The state of a learner that has just joined."""
@@ -213,7 +230,7 @@ class DecoupledDiloco:
       local: of the learner.
       called: whether others have given theirs.
     """
-    fragment = local.round % self.rules.fragments
+    fragment = self.fragment(local)
     # One that is too slow to come when it is called waits there for the others.
     ready = self._begins(local, called) or local.missed >= _MISSED
     return ready and local.steps[fragment] > 0
@@ -221,18 +238,33 @@ class DecoupledDiloco:
   def _begins(self, local: LearnerState, called: bool) -> bool:
     return called or local.local_step >= local.ready
 
+  def fragment(self, local: LearnerState) -> int:
+    """Which fragment the round that is open is of."""
+    return local.round % self.rules.fragments
+
   def give(
-    self, shared: strategy.SharedState, local: LearnerState, called: bool
+    self,
+    shared: strategy.SharedState,
+    local: LearnerState,
+    called: bool,
+    owed: Any = None,
   ) -> tuple[Given, LearnerState]:
     """The learner's contribution to the round that is open.
 
     It is counted from what all share now, not from what the learner began from:
     a round that others have merged meanwhile is in there already, and would be
     made a second time.
+
+    Args:
+      shared: what all share now.
+      local: of the learner.
+      called: whether others have given theirs.
+      owed: what of this fragment earlier contributions left out, float32 of
+        `size`; None where they leave nothing out.
     """
-    fragment = local.round % self.rules.fragments
+    fragment = self.fragment(local)
     payload = self._pack(
-      self._of(fragment, shared.params), self._of(fragment, local.params)
+      self._of(fragment, shared.params), self._of(fragment, local.params), owed
     )
     given = Given(
       payload,
@@ -242,6 +274,26 @@ class DecoupledDiloco:
       self._begins(local, called),
     )
     return given, local._replace(gave=local.local_step)
+
+  def sent(
+    self, fragment: int, payload: Any, heard: Any, owed: Any
+  ) -> tuple[Any, jax.Array]:
+    """What is told beside a contribution, and kept, on a wire that leaves some out.
+
+    The merge is that of what was heard: norms are of that, too. Of what was left
+    out, `alpha` is still in the learner's own parameters after the merge, and is
+    given again with them; the rest is to be kept.
+
+    Args:
+      fragment: what was given is of.
+      payload: of `give`.
+      heard: what the others read of its first array.
+      owed: what was given to `give`.
+
+    Returns:
+      The payload to send, and what to keep if it counts, like `owed`.
+    """
+    return self._hear(fragment, payload, heard, owed)
 
   def take_in(
     self, shared: strategy.SharedState, local: LearnerState, merged: bool
@@ -321,40 +373,53 @@ class DecoupledDiloco:
       leaves[i] = leaf
     return jax.tree.unflatten(treedef, leaves)
 
-  # What is exchanged: outer gradients or their directions, and then norms.
+  # What is exchanged: outer gradients, or directions and norms. Directions are as
+  # long as they have numbers, so that those of all arrays are alike in size and a
+  # wire of few bits can send them together.
 
-  def _packed(self, base: tuple[Any, ...], own: tuple[Any, ...]) -> jax.Array:
-    wide = lambda x: jnp.asarray(x, jnp.float32)
+  def _packed(
+    self, base: tuple[Any, ...], own: tuple[Any, ...], owed: Any
+  ) -> tuple[jax.Array, ...]:
+    wide = lambda x: jnp.asarray(x, jnp.float32).reshape(-1)
     gaps = [wide(a) - wide(b) for a, b in zip(base, own, strict=True)]
-    norms: list[jax.Array] = []
-    if self._radial:
-      # The mean of directions and norms is the same sum as any other.
-      norms = [jnp.sqrt(jnp.sum(jnp.square(gap))) for gap in gaps]
-      gaps = [
-        gap / jnp.where(norm > 0, norm, 1.0)
-        for gap, norm in zip(gaps, norms, strict=True)
-      ]
-    flat = jnp.concatenate([gap.reshape(-1) for gap in gaps])
-    flat = jnp.pad(flat, (0, self._size - flat.size))
-    lengths = jnp.stack(norms) if norms else jnp.zeros(0, jnp.float32)
-    lengths = jnp.pad(lengths, (0, self._norms - lengths.size))
-    return jnp.concatenate([flat, lengths])
+    if owed is not None:
+      more = _split(owed, [gap.size for gap in gaps])
+      gaps = [gap + x for gap, x in zip(gaps, more, strict=True)]
+    if not self._radial:
+      return (_joined(gaps, self.size),)
+    norms = [_norm(gap) for gap in gaps]
+    directions = [
+      gap * (_root(gap.size) / jnp.where(norm > 0, norm, 1.0))
+      for gap, norm in zip(gaps, norms, strict=True)
+    ]
+    return _joined(directions, self.size), _padded(norms, self._norms)
 
-  def _unpacked(
-    self, mean: jax.Array, like: tuple[Any, ...]
-  ) -> tuple[Any, ...]:
-    found, start = [], 0
-    for number, leaf in enumerate(like):
-      gap = mean[start : start + leaf.size].reshape(leaf.shape)
-      start += leaf.size
+  def _unpacked(self, mean: Any, like: tuple[Any, ...]) -> tuple[Any, ...]:
+    found = []
+    gaps = _split(mean[0], [leaf.size for leaf in like])
+    for number, (leaf, gap) in enumerate(zip(like, gaps, strict=True)):
       if self._radial:
-        length = jnp.sqrt(jnp.sum(jnp.square(gap)))
+        length = _norm(gap)
         # What is left of opposite directions is rounding, and no direction.
-        sound = length > 1e-6
-        norm = mean[self._size + number]
-        gap = jnp.where(sound, norm * gap / jnp.where(sound, length, 1.0), 0.0)
-      found.append(gap.astype(leaf.dtype))
+        sound = length > 1e-6 * _root(leaf.size)
+        gap = gap * (mean[1][number] / jnp.where(sound, length, 1.0))
+        gap = jnp.where(sound, gap, 0.0)
+      found.append(gap.reshape(leaf.shape).astype(leaf.dtype))
     return tuple(found)
+
+  def _heard(
+    self, fragment: int, payload: Any, heard: Any, owed: Any
+  ) -> tuple[Any, jax.Array]:
+    sizes = self._sizes[fragment]
+    given, heard_of = _split(payload[0], sizes), _split(heard, sizes)
+    left = [a - b for a, b in zip(given, heard_of, strict=True)]
+    if self._radial:
+      scales = [payload[1][i] / _root(n) for i, n in enumerate(sizes)]
+      left = [x * scale for x, scale in zip(left, scales, strict=True)]
+      norms = [_norm(x) * s for x, s in zip(heard_of, scales, strict=True)]
+      payload = (payload[0], _padded(norms, self._norms))
+    kept = (1 - self._alpha) * _joined(left, self.size) + self._alpha * owed
+    return payload, kept
 
   def _apply(
     self, shared: strategy.SharedState, mean: Any, members: Any = None
@@ -367,7 +432,7 @@ class DecoupledDiloco:
     return jax.lax.switch(fragment, merges, shared, mean)
 
   def _merged(
-    self, fragment: int, shared: strategy.SharedState, mean: jax.Array
+    self, fragment: int, shared: strategy.SharedState, mean: Any
   ) -> strategy.SharedState:
     params, state = shared.params, shared.opt_state
     mine = self._of(fragment, params)
@@ -385,6 +450,30 @@ class DecoupledDiloco:
 def _at(numbers: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
   """The numbers with one of them changed."""
   return (*numbers[:index], value, *numbers[index + 1 :])
+
+
+def _split(flat: Any, sizes: Sequence[int]) -> list[jax.Array]:
+  """The arrays of a fragment, flat."""
+  ends = list(itertools.accumulate(sizes))
+  return [flat[end - n : end] for n, end in zip(sizes, ends, strict=True)]
+
+
+def _joined(arrays: Sequence[jax.Array], size: int) -> jax.Array:
+  """The reverse of `_split`, padded."""
+  flat = jnp.concatenate(arrays)
+  return jnp.pad(flat, (0, size - flat.size))
+
+
+def _padded(numbers: Sequence[jax.Array], size: int) -> jax.Array:
+  return _joined([jnp.reshape(x, 1) for x in numbers], size)
+
+
+def _norm(x: jax.Array) -> jax.Array:
+  return jnp.sqrt(jnp.sum(jnp.square(x)))
+
+
+def _root(size: int) -> float:
+  return math.sqrt(max(size, 1))
 
 
 def decoupled_diloco(

@@ -24,6 +24,7 @@ class ElasticAverage(LocalSteps):
   """
 
   name = "elastic_average"
+  differences = False
 
   def __init__(
     self,

@@ -19,6 +19,7 @@ class LocalUpdates(LocalSteps):
 
   name = "local_updates"
   sums = alone = False
+  differences = True
 
   def __init__(
     self,

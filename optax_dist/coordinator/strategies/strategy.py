@@ -6,11 +6,13 @@ commits, and a *local* one. The coordinator knows no more of a strategy.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optax_dist import decoupled_diloco, quorum
@@ -60,12 +62,14 @@ class Strategy(Protocol):
     quorum: the numbers of the rules.
     sums: whether `apply` gets the number of gradients in the mean.
     alone: whether no two replicas may take part in one step.
+    differences: whether what is sent is what was learned, and not parameters.
   """
 
   name: str
   quorum: Quorum
   sums: bool
   alone: bool
+  differences: bool
 
   @property
   def period(self) -> int | None:
@@ -126,6 +130,20 @@ class SharedState(NamedTuple):
 
   params: Any
   opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact:
+  """An array, among what is sent, that no wire shortens.
+
+  Attributes:
+    shape: of the array.
+    dtype: of the array.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  exact: ClassVar[bool] = True
 
 
 def applied_by(

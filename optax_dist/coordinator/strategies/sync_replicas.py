@@ -16,6 +16,7 @@ class SyncReplicas:
   sums = alone = False
   period = 1
   rules = None
+  differences = True
 
   def __init__(
     self, optimizer: optax.GradientTransformation, quorum: strategy.Quorum

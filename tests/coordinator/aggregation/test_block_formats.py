@@ -109,7 +109,7 @@ def test_with_feedback_all_is_sent_in_the_end(name):
   total, steps = np.zeros(made.place.elements), 150
   for _ in range(steps):
     assert made.write([gradient], raw)
-    made.settle(applied=True)
+    made.settle(0, True)
     total += CODECS[name].decode(sent)
   off = np.abs(
     total / steps - np.pad(gradient, (0, total.size - gradient.size))

@@ -42,15 +42,15 @@ def trained(found, local, steps, seed=0, tokens=8):
 
 def merged(found, shared, payloads, shares):
   """The shared state after a round, with the coordinator's own arithmetic."""
-  encoder = encoders.Encoder([found.exchanged(PARAMS)], "float32")
+  encoder = encoders.Encoder(found.exchanged(PARAMS), "float32")
   raw = []
   for payload in payloads:
     out = np.zeros(encoder.place.nbytes, np.uint8)
-    assert encoder.write([payload], out)
+    assert encoder.write(payload, out)
     raw.append(out.tobytes())
   n = len(raw)
   mean = encoder.average(raw, [n * share for share in shares], n)
-  return found.apply(shared, encoder.read(mean)[0])
+  return found.apply(shared, tuple(encoder.read(mean)))
 
 
 def only(tree, fragment):
@@ -157,7 +157,7 @@ def test_progress_is_counted_from_what_all_share():
     [np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)]
   )
   expected = gap(shared.params) - gap(local.params)
-  np.testing.assert_allclose(again.payload, expected, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(again.payload[0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("late", "kept"), [("carry", True), ("drop", False)])
@@ -242,8 +242,8 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
   shared = found.shared(params)
   local = found.train(found.local(shared), params, 1)
   given, local = give(found, shared, local)
-  raw = [np.asarray(given.payload)]
-  after = found.apply(shared, raw[0])
+  raw = tuple(np.asarray(x) for x in given.payload)
+  after = found.apply(shared, raw)
   local = found.take_in(after, local, merged=True)
   for tree in (after.params, local.params):
     assert [x.dtype for x in jax.tree.leaves(tree)] == [

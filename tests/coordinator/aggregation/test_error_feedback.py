@@ -1,0 +1,83 @@
+"""What is kept changes by what is known to count, and by nothing else."""
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
+
+
+def kept(*values):
+  return np.asarray(values, np.float32)
+
+
+def owed(feedback, part=0):
+  return feedback.owed(2, part).tolist()
+
+
+def test_at_first_nothing_is_owed():
+  assert owed(ErrorFeedback()) == [0.0, 0.0]
+
+
+def test_what_is_kept_is_of_what_counts():
+  feedback = ErrorFeedback(decay=0.5)
+  feedback.left_out(kept(2, 4), number=1)
+  assert owed(feedback) == [0.0, 0.0]
+  feedback.settle(1, True)
+  assert owed(feedback) == [1.0, 2.0]
+  # It is owed until something counts that had it.
+  feedback.left_out(kept(8, 8), number=2)
+  feedback.settle(2, False)
+  assert owed(feedback) == [1.0, 2.0]
+  feedback.left_out(kept(6, 6), number=3)
+  feedback.settle(3, True)
+  assert owed(feedback) == [3.0, 3.0]
+
+
+def test_nothing_is_kept_where_nobody_knows_what_counts():
+  feedback = ErrorFeedback()
+  for part in (0, 1):
+    feedback.left_out(kept(1, 1), number=part, part=part)
+    feedback.settle(part, True)
+  feedback.left_out(kept(2, 2), number=2, part=0)
+  feedback.lose()
+  # Of the other part nothing was under way.
+  assert owed(feedback, 0) == [0.0, 0.0]
+  assert owed(feedback, 1) == [1.0, 1.0]
+  feedback.settle(2, True)  # Said too late.
+  assert owed(feedback, 0) == [0.0, 0.0]
+
+
+def test_parts_are_apart():
+  feedback = ErrorFeedback()
+  feedback.left_out(kept(1, 1), number=1, part=1)
+  feedback.left_out(kept(2, 2), number=2, part=2)
+  feedback.settle(2, True)
+  feedback.settle(1, True)
+  assert owed(feedback, 1) == [1.0, 1.0]
+  assert owed(feedback, 2) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("counts", [1, 2])
+def test_of_two_that_contain_each_other_one_counts(counts):
+  feedback = ErrorFeedback()
+  feedback.left_out(kept(1, 1), number=1)
+  feedback.left_out(kept(2, 2), number=2, extends=1)
+  feedback.settle(counts, True)
+  feedback.settle(3 - counts, True)
+  assert owed(feedback) == [counts, counts]
+
+
+def test_one_that_is_written_anew_is_out_of_question():
+  feedback = ErrorFeedback()
+  feedback.left_out(kept(1, 1), number=1)
+  feedback.left_out(kept(2, 2), number=2)
+  feedback.settle(1, True)
+  assert owed(feedback) == [0.0, 0.0]
+
+
+def test_what_is_owed_can_be_written_on():
+  feedback = ErrorFeedback()
+  feedback.left_out(kept(1, 1), number=1)
+  feedback.settle(1, True)
+  feedback.owed(2)[:] = 7
+  assert owed(feedback) == [1.0, 1.0]
