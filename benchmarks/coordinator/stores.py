@@ -39,7 +39,7 @@ from optax_dist.coordinator.store import (
   process,
   urls,
 )
-from optax_dist.coordinator.transport import sockets
+from optax_dist.coordinator.transport import addresses, sockets
 
 _BLOCK = 200
 _VALUE = bytes(200)
@@ -113,7 +113,7 @@ def _serve_jax(address: str) -> None:
 
 @contextlib.contextmanager
 def _jax_service() -> Iterator[str]:
-  address = f"127.0.0.1:{etcd_cluster.free_ports(1)[0]}"
+  address = f"127.0.0.1:{addresses.free_ports()[0]}"
   served = _self("serve-jax", address, stdin=subprocess.PIPE)
   assert served.stdout is not None
   assert served.stdout.readline() == "ready\n"

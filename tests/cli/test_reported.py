@@ -17,6 +17,7 @@ import pytest
 
 from optax_dist.cli import main
 from optax_dist.coordinator.metrics import reporter
+from optax_dist.coordinator.transport import addresses
 
 # A replica that needs nothing but Python: it writes its run's journal itself.
 _SCRIPT = """
@@ -70,7 +71,7 @@ def test_a_launched_job_is_reported(tmp_path, keeps):
     assert "optax_dist_steps_total 2.0" in text
     assert "optax_dist_step_seconds_sum 2.0" in text
     sign.touch()
-    assert job.wait(60) == 0
+    assert job.wait(120) == 0
   finally:
     job.kill()
     job.communicate()
@@ -88,9 +89,7 @@ def _environment(**more):
 @contextlib.contextmanager
 def _scraped(found):
   """Reads a port from when it is there until it is gone."""
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
+  (port,) = addresses.free_ports()
   ended = threading.Event()
 
   def scrape():

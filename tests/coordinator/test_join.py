@@ -1,7 +1,6 @@
 """`join`, as a user calls it."""
 
 import importlib
-import socket
 
 import jax.numpy as jnp
 import optax
@@ -10,16 +9,15 @@ from optax_dist import coordinator
 from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.store import process
+from optax_dist.coordinator.transport import addresses
 from tests.coordinator.transport import worlds
 
 # The package's name for it is the function.
 joining = importlib.import_module("optax_dist.coordinator.join")
 
 
-def _free_port():
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
+# Only where something is wrong does anybody wait so long.
+_PATIENT = {"timeout": 120.0, "attempt_timeout": 30.0, "leader_timeout": 10.0}
 
 
 def test_a_store_that_join_starts_has_the_same_certificates(
@@ -32,19 +30,17 @@ def test_a_store_that_join_starts_has_the_same_certificates(
     return started[-1]
 
   monkeypatch.setattr(process, "start", start)
-  monkeypatch.setattr(joining, "_IDLE", 5.0)
+  monkeypatch.setattr(joining, "_IDLE", 120.0)
   files = worlds.certificates(tmp_path)
   with coordinator.join(
     optax.sgd(0.5),
     jnp.zeros(2),
-    coordinator_address=f"localhost:{_free_port()}",
+    coordinator_address=f"localhost:{addresses.free_ports()[0]}",
     total_num_replicas=1,
     replica=0,
     certificates=files,
     bind="127.0.0.1",
-    timeout=5.0,
-    attempt_timeout=2.0,
-    leader_timeout=2.0,
+    **_PATIENT,
   ) as replica:
     assert replica.step(jnp.ones(2)).accepted
   (store,) = started
@@ -71,7 +67,6 @@ def test_what_is_not_passed_is_taken_from_the_environment(
     )
     for name, value in told.variables().items():
       monkeypatch.setenv(name, value)
-    quick = {"timeout": 5.0, "attempt_timeout": 2.0, "leader_timeout": 2.0}
     # Replica 0 is passed what the other one takes from the environment.
     with (
       coordinator.join(
@@ -81,9 +76,9 @@ def test_what_is_not_passed_is_taken_from_the_environment(
         total_num_replicas=2,
         replicas_to_aggregate=2,
         lower_on_loss=True,
-        **quick,
+        **_PATIENT,
       ) as first,
-      coordinator.join(optax.sgd(0.5), jnp.zeros(2), **quick) as second,
+      coordinator.join(optax.sgd(0.5), jnp.zeros(2), **_PATIENT) as second,
     ):
       assert (first.replica, second.replica) == (0, 1)
       first.finish()

@@ -17,19 +17,22 @@ PARAMS = jnp.zeros(4)
 class Rounds:
   """What replicas compute on, and which rounds count."""
 
-  def __init__(self):
+  def __init__(self, replicas):
     self.lock = threading.Lock()
+    self.together = threading.Barrier(replicas, timeout=60.0)
     self.counted = collections.Counter()
     self.reasons = collections.Counter()
 
   def train(self, replica, slow=False):
     found = []
+    # Or some could be done before all are in.
+    self.together.wait()
     for indices in replica.batches():
       assert len(indices) == 2
       found += indices.tolist()
       if slow and len(found) == 2 * PERIOD:
         # Between the last local step and its exchange others take a step.
-        replica.wait_until_stale(5.0)
+        replica.wait_until_stale(60.0)
       outcome = replica.step(jnp.ones(4))
       # At the end of the data two may compute on the same: the first one counts,
       # and the run ends amid the other's round.
@@ -71,7 +74,7 @@ def run(train, n, strategy, data, **arguments):
 @pytest.mark.parametrize("mode", ["exact", "streaming"])
 def test_each_sample_is_in_one_exchange_that_counts(strategy, samples, mode):
   data = coordinator.Batches(52, samples, seed=3, epochs=2, mode=mode)
-  rounds = Rounds()
+  rounds = Rounds(3)
   found = run(rounds.train, 3, strategy, data)
   assert found[0] == found[1] == found[2]
   left = collections.Counter(range(52)) + collections.Counter(range(52))
@@ -85,7 +88,7 @@ def test_each_sample_is_in_one_exchange_that_counts(strategy, samples, mode):
 def test_a_round_that_is_dropped_returns_its_samples():
   """Two of three are enough; the third is slow, and its rounds are stale."""
   data = coordinator.Batches(80, 8, seed=3)
-  rounds = Rounds()
+  rounds = Rounds(3)
   run(
     lambda replica: rounds.train(replica, slow=replica.replica == 2),
     3,

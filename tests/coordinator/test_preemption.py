@@ -85,7 +85,7 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
   told = {
     "total_num_replicas": 2,
     "secret": _SECRET,
-    "timeout": 20.0,
+    "timeout": 60.0,
     "start_store": False,
   }
   seen, left = {0: [], 1: []}, threading.Event()
@@ -117,7 +117,8 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
       # A loop that looks at the outcome only ends as well.
       assert replica.step(jnp.ones(4)).finished
     left.set()
-    thread.join(30.0)
+    thread.join(120.0)
+    assert not thread.is_alive()
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
   assert all(outcome.accepted for outcome in seen[0])
   assert seen[0][-1].finished

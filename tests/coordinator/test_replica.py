@@ -1,5 +1,6 @@
 """What a training loop gets: exact numbers, outcomes with reasons, a clean end."""
 
+import re
 import threading
 import time
 
@@ -66,21 +67,24 @@ def test_all_replicas_in_every_step(inline, tmp_path):
 )
 def test_some_replicas_in_every_step(inline, quorum, tmp_path):
   path = tmp_path / "run.jsonl"
-  # Replica 2 sends what it has after another step was made.
-  stepped, sending = threading.Semaphore(0), threading.Semaphore(0)
+  # Replica 2 sends its first gradient after another step was made, and the step
+  # after that needs it.
+  stepped, sent = threading.Event(), threading.Event()
 
   def train(replica, result):
     while replica.global_step < 12:
       grads, batch = runs.compute(replica, result.computed)
       if replica.replica == 2:
-        stepped.acquire(timeout=0.5)
-        sending.release()
+        assert stepped.wait(60.0)
+      if replica.replica == 1 and result.computed:
+        assert sent.wait(60.0)
       result.computed += 1
       replica.step(grads, batch=batch)
       result.prints[replica.global_step] = replica.fingerprint()
       if replica.replica == 0:
-        stepped.release()
-        sending.acquire(timeout=0.1)
+        stepped.set()
+      if replica.replica == 2:
+        sent.set()
 
   results = runs.run(
     train, 3, k=2, inline_bytes=inline, journal=path, quorum=quorum
@@ -207,14 +211,14 @@ def test_abandoning_stale_work():
     if replica.replica == 2:
       assert not replica.is_stale
       turn.set()
-      assert replica.wait_until_stale(5.0)
+      assert replica.wait_until_stale(60.0)
       assert replica.is_stale
       outcome = replica.abandon()
       assert (outcome.accepted, outcome.reason) == (False, "stale")
       assert outcome.global_step >= 1
       assert not replica.is_stale
       return replica.stats()["gradients"]
-    turn.wait(5.0)
+    assert turn.wait(60.0)
     replica.step(runs.compute(replica, 0)[0])
     return None
 
@@ -241,7 +245,7 @@ def test_all_replicas_save_after_the_same_step():
   saved = {}
 
   def train(replica, result):
-    while replica.global_step < 20:
+    while replica.global_step < 20 or replica.replica not in saved:
       if replica.replica == 2:
         time.sleep(0.01)  # It passes steps over.
       outcome = replica.step(runs.compute(replica, 0)[0])
@@ -255,7 +259,7 @@ def test_all_replicas_save_after_the_same_step():
   assert [r.error for r in results] == [None] * 3
   assert sorted(saved) == [0, 1, 2]
   assert len(set(saved.values())) == 1
-  assert 6 <= saved[0][0] < 20
+  assert saved[0][0] >= 6
 
 
 def test_the_journal_has_a_join_of_each_replica_and_the_first_leader(tmp_path):
@@ -352,14 +356,15 @@ def test_waiting_alone_has_a_deadline_and_names_who_is_missing():
   def train(replica, result):
     with pytest.raises(coordinator.CoordinatorError) as caught:
       replica.step(runs.compute(replica, 0)[0])
-    assert "made no progress for 1." in str(caught.value)
+    found = re.search(r"made no progress for (\d+\.\d) s", str(caught.value))
+    assert float(found[1]) >= 1.0
     assert "absent: replica 1, 2" in str(caught.value)
 
   one = runs.make(
     endpoint.World(), 0, k=3, n=3, timeout=1.0, attempt_timeout=0.5
   )
   result = runs.Result()
-  runs.finish([runs.start(one, train, result)], 4.0)
+  runs.finish([runs.start(one, train, result)])
   # The run is over for it, which leaving tells again.
   assert isinstance(result.error, coordinator.CoordinatorError)
 

@@ -154,7 +154,7 @@ def test_local_updates_that_come_too_late_begin_again():
       replica.finish()
       return None
     replica.step(runs.compute(replica, 0)[0])
-    replica.wait_until_stale(5.0)
+    assert replica.wait_until_stale(60.0)
     outcome = replica.step(runs.compute(replica, 1)[0])
     assert outcome.reason in ("stale", "finished")
     assert coordinator.fingerprint(replica.params) == coordinator.fingerprint(

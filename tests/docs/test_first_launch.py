@@ -136,7 +136,7 @@ def test_a_kill_a_stop_and_a_resume(place):
       assert one.process.poll() is None, one.text
       time.sleep(0.05)
     one.process.send_signal(signal.SIGINT)
-    assert one.process.wait(60.0) == 130, one.text
+    assert one.process.wait(120.0) == 130, one.text
     assert "Traceback" not in one.text
     assert len(re.findall(r"step \d+, loss", one.text)) == 3
   finally:
@@ -148,7 +148,7 @@ def test_a_kill_a_stop_and_a_resume(place):
     for _, step in one.wait_for(joins, 3):
       assert int(step) >= int(saved.name.removeprefix("step-")) > 0
     one.process.send_signal(signal.SIGTERM)
-    assert one.process.wait(60.0) == 143, one.text
+    assert one.process.wait(120.0) == 143, one.text
   finally:
     one.process.kill()
     one.process.wait()
@@ -190,7 +190,7 @@ def test_a_kill_in_a_replica_of_two_processes(place):
     assert "0" in {who for who, _, _, of in found if of == "1"}
     assert float(found[-1][2]) < 4.3
     one.process.send_signal(signal.SIGINT)
-    assert one.process.wait(60.0) == 130, one.text
+    assert one.process.wait(120.0) == 130, one.text
   finally:
     one.process.kill()
     one.process.wait()

@@ -114,7 +114,7 @@ def test_launched_k_of_n(tmp_path):
           process.send_signal(signal.SIGTERM)
       if found := re.match(r"\[replica (\d)\] step (\d+), loss", line):
         ended[int(found[1])] = int(found[2])
-    assert process.wait(60) == 128 + signal.SIGTERM
+    assert process.wait(120) == 128 + signal.SIGTERM
   finally:
     process.kill()
     process.wait()

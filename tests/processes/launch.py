@@ -16,8 +16,6 @@ import inspect
 import os
 import pathlib
 import pickle
-import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +26,8 @@ from collections.abc import Callable
 from typing import Any
 
 HOST = "127.0.0.1"
+# Seconds until all processes are there: they import JAX on a busy machine.
+_BEGINNING = 150.0
 
 
 class ProcessError(RuntimeError):
@@ -44,7 +44,8 @@ class _Job:
   index: int
   processes: int
   port: int
-  deadline: float  # In the system's time, which all processes share.
+  deadline: float  # To have begun; the system's time, which all share.
+  timeout: float  # Seconds for the function.
 
 
 def run(
@@ -61,7 +62,7 @@ def run(
     *args: arguments that can be pickled.
     processes: the number of processes.
     devices: the number of CPU devices of each.
-    timeout: seconds until those that still run are killed.
+    timeout: seconds until those that still run are killed, once all are there.
 
   Returns:
     What ``fn`` returned, in order of the processes.
@@ -70,8 +71,11 @@ def run(
     ProcessError: if a process fails or is not done in time; names which, and
       shows what all of them wrote.
   """
-  deadline = time.time() + timeout
-  port = free_port()
+  # Not in the processes before they have begun to wait for each other.
+  from optax_dist.coordinator.transport import addresses
+
+  deadline = time.time() + _BEGINNING
+  (port,) = addresses.free_ports()
   with tempfile.TemporaryDirectory() as folder:
     homes = [pathlib.Path(folder) / str(i) for i in range(processes)]
     children: list[subprocess.Popen] = []
@@ -86,10 +90,11 @@ def run(
           processes=processes,
           port=port,
           deadline=deadline,
+          timeout=timeout,
         )
         (home / "job").write_bytes(pickle.dumps(job))
         children.append(_start(home, devices))
-      _wait(children, deadline)
+      _wait(children, deadline + timeout)
     finally:
       codes = [child.poll() for child in children]
       for child in children:
@@ -154,18 +159,6 @@ def _report(fn, codes, homes, timeout) -> str:
   return "\n".join(lines)
 
 
-def free_port() -> int:
-  """Returns a free port below those that the system hands out by itself."""
-  for port in random.Random().sample(range(20000, 32000), 100):
-    with socket.socket() as s:
-      try:
-        s.bind((HOST, port))
-      except OSError:
-        continue
-      return port
-  raise ProcessError("No free port found between 20000 and 32000.")
-
-
 # --- In the process ----------------------------------------------------------
 
 
@@ -174,7 +167,8 @@ def _main(home: pathlib.Path) -> None:
   job: _Job = pickle.loads((home / "job").read_bytes())
   left = max(0.1, job.deadline - time.time())
   faulthandler.dump_traceback_later(left, exit=True)
-  initialize(job.port, job.processes, job.index, job.deadline - time.time())
+  initialize(job.port, job.processes, job.index, left)
+  faulthandler.dump_traceback_later(job.timeout, exit=True)
   fn = getattr(_imported(job.path), job.name)
   result = fn(*job.args)
   (home / "result").write_bytes(pickle.dumps(result))

@@ -11,7 +11,6 @@ import pathlib
 import secrets
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 
 from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
+from optax_dist.coordinator.transport import addresses
 
 DEADLINE = 120.0
 _PROGRAM = [sys.executable, "-m", "optax_dist.cli.chaos.group_process"]
@@ -163,9 +163,8 @@ class Groups:
         which time that it comes to it.
     """
     assert self._store is not None
-    with socket.socket() as probe:
-      probe.bind(("127.0.0.1", 0))
-      meet = f"127.0.0.1:{probe.getsockname()[1]}"
+    (port,) = addresses.free_ports()
+    meet = f"127.0.0.1:{port}"
     incarnation = sum(
       p.replica == replica and p.rank == 0 for p in self.everyone
     )

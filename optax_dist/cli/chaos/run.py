@@ -16,9 +16,9 @@ from optax_dist.cli.chaos.pool import REPLICAS, Pool
 from optax_dist.coordinator.launch import child
 
 AGGREGATE = 2
-TIMEOUT, ATTEMPT, LEADER = 20.0, 1.5, 1.0
+TIMEOUT, ATTEMPT, LEADER = 40.0, 1.5, 1.0
 # A run that is not over by then hangs.
-DEADLINE = 45.0
+DEADLINE = 90.0
 # How often a replica is started in a run; several joining replicas may be needed until
 # the right one serves.
 _LIVES = 20

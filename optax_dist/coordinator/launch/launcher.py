@@ -711,9 +711,9 @@ class Launcher:
 
 
 def _free_address() -> str:
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return f"127.0.0.1:{probe.getsockname()[1]}"
+  # Who is to listen there imports JAX before.
+  (port,) = addresses.free_ports()
+  return f"127.0.0.1:{port}"
 
 
 __all__ = ["LaunchError", "Launcher", "Loss", "Report"]

@@ -84,7 +84,7 @@ def start(
   certificates: channels.Certificates | None = None,
   lifeline: bool = True,
   idle: float | None = None,
-  timeout: float = 20.0,
+  timeout: float = 60.0,
 ) -> StoreProcess:
   """Starts a store process, and waits until it is ready.
 

@@ -9,10 +9,13 @@ so whether two processes share a host is tried, and never guessed.
 from __future__ import annotations
 
 import ipaddress
+import random
 import socket
 import sys
 from typing import NamedTuple
 
+# Below those that systems hand out by themselves, and below this library's own.
+_QUIET_PORTS = range(20000, 29000)
 # A documentation range: no packet is sent there, only a route looked up.
 _ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
@@ -158,6 +161,42 @@ def advertised(ip: str, towards: str | None = None) -> str:
     f"This host has no address that others could reach (listening on {ip})."
     " Pass advertise=, the address of this host as others see it."
   )
+
+
+def free_ports(count: int = 1) -> list[int]:
+  """Ports of loopback for servers that are started later.
+
+  The system hands out none of these by itself. Of those that it does, one that is
+  free now may be the near end of somebody's connection by then, even of a
+  connection to itself, made by who dials it before the server is there.
+
+  Args:
+    count: how many.
+
+  Raises:
+    OSError: there are not so many.
+
+  Example:
+    >>> one, two = free_ports(2)
+    >>> one != two
+    True
+  """
+  found: list[int] = []
+  for port in random.SystemRandom().sample(_QUIET_PORTS, len(_QUIET_PORTS)):
+    if len(found) == count:
+      break
+    with socket.socket() as probe:
+      try:
+        probe.bind(("127.0.0.1", port))
+      except OSError:
+        continue
+    found.append(port)
+  if len(found) < count:
+    raise OSError(
+      f"Only {len(found)} of {count} ports are free from {_QUIET_PORTS[0]} to"
+      f" {_QUIET_PORTS[-1]}."
+    )
+  return found
 
 
 def _source(family: socket.AddressFamily, target: str) -> str | None:

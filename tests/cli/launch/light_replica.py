@@ -8,17 +8,21 @@ import subprocess
 import sys
 import time
 
-_SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+_SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
 
 
 def _sleep():
   print("sleeps", flush=True)
-  time.sleep(60)
+  time.sleep(300)
 
 
 def _stop(number, frame):
   print("leaves", flush=True)
   sys.exit(0)
+
+
+def _hear(number, frame):
+  print("hears", flush=True)
 
 
 def main():
@@ -59,6 +63,7 @@ def main():
     case ["deaf"]:
       signal.signal(signal.SIGTERM, signal.SIG_IGN)
       subprocess.Popen(_SLEEP)
+      signal.signal(signal.SIGTERM, _hear)
       _sleep()
     case ["user-signal"]:
       signal.signal(signal.SIGUSR1, _stop)

@@ -98,6 +98,8 @@ def test_processes_of_a_group_are_told_where_they_meet(capfd):
     assert told["NUM_PROCESSES"] == "2"
   meet = [found[name]["GROUP_ADDRESS"] for name in sorted(found)]
   assert meet[0] == meet[1] != meet[2] == meet[3]
+  # None that some connection may have by the time that they listen there.
+  assert all(int(one.rpartition(":")[2]) < 29_000 for one in meet)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ class _Started:
     )
     self.text = ""
 
-  def until(self, words, count=1, seconds=60.0):
+  def until(self, words, count=1, seconds=90.0):
     end = time.monotonic() + seconds
     while self.text.count(words) < count:
       left = end - time.monotonic()
@@ -174,7 +176,7 @@ class _Started:
     return found
 
   def check_nothing_is_left(self, groups):
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60.0
     left = groups
     while left:
       assert time.monotonic() < end, left
@@ -213,14 +215,14 @@ def test_sigterm_is_passed_on_and_waited_for(start):
   one.until("sleeps", 2)
   one.process.send_signal(signal.SIGTERM)
   one.until("leaves", 2)
-  assert one.process.wait(20.0) == 143
+  assert one.process.wait(60.0) == 143
 
 
 def test_other_signals_are_passed_on_too(start):
   one = start("--replicas", "2", *_NO_STORE, _LIGHT, "user-signal")
   one.until("sleeps", 2)
   one.process.send_signal(signal.SIGUSR1)
-  assert one.process.wait(20.0) == 0
+  assert one.process.wait(60.0) == 0
   one.until("leaves", 2)
 
 
@@ -229,7 +231,7 @@ def test_other_signals_are_passed_on_too(start):
   [
     ([signal.SIGKILL], (), -9),
     ([signal.SIGINT], (), 130),
-    ([signal.SIGTERM], ("--grace", "0.5"), 143),  # They ignore it.
+    ([signal.SIGTERM], ("--grace", "0.5"), 143),  # They only hear it.
     ([signal.SIGTERM, signal.SIGINT], (), 130),
   ],
 )
@@ -241,8 +243,9 @@ def test_nothing_is_left_behind(start, signals, flags, code):
   assert len(groups) == 4
   for number in signals:
     one.process.send_signal(number)
-    time.sleep(0.3)  # The first of two is to be taken by itself.
-  assert one.process.wait(20.0) == code
+    if number != signals[-1]:
+      one.until("hears", 2)  # The first of two is taken by itself.
+  assert one.process.wait(60.0) == code
   one.check_nothing_is_left(groups)
 
 

@@ -4,12 +4,13 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
+
+from optax_dist.coordinator.transport import addresses
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _PROGRAM = """
@@ -22,18 +23,12 @@ time.sleep(600)
 _START = r"\[replica (\d)\.(\d)\] start (\d+) at (\S+) (\d+)"
 
 
-def _free_port():
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
-
-
 class _Job:
   """The launchers of a job, each as on a host of its own."""
 
   def __init__(self, folder, nodes):
     self._folder, self._nodes = folder, nodes
-    self._address = f"127.0.0.1:{_free_port()}"
+    self._address = f"127.0.0.1:{addresses.free_ports()[0]}"
     self.launchers, self._logs = {}, {}
     for rank in range(nodes):
       self.launch(rank)
@@ -65,7 +60,7 @@ class _Job:
   def text(self, rank):
     return self._logs[rank].read_text()
 
-  def starts(self, rank, count, seconds=90.0):
+  def starts(self, rank, count, seconds=120.0):
     """The last of so many starts on a host: number, address and process id."""
     end = time.monotonic() + seconds
     while len(found := re.findall(_START, self.text(rank))) < count:

@@ -141,7 +141,7 @@ def test_it_follows_a_run_until_its_end(tmp_path):
       assert follower.is_alive()
     finally:
       written.write("finish", step=0, reason="finished")
-      follower.join(20.0)
+      follower.join(60.0)
   assert codes == [0]
 
 

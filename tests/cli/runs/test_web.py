@@ -30,8 +30,8 @@ def job(tmp_path_factory):
   results = [runs.Result() for _ in range(3)]
 
   def train(replica, result):
-    together.wait(10.0)
-    while replica.global_step < 30:
+    together.wait(60.0)
+    while replica.global_step < 30 or not faults.done:
       grads, batch = runs.compute(replica, result.computed)
       result.computed += 1
       replica.step(grads, batch=batch)
@@ -62,7 +62,7 @@ def get(url, host=None, method="GET"):
   if host is not None:
     request.add_header("Host", host)
   try:
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
       return answer.status, answer.headers, answer.read()
   except urllib.error.HTTPError as error:
     with error:

@@ -50,7 +50,7 @@ def recorded(tmp_path_factory):
     journal=str(path / "run.jsonl"),
     fingerprint_every=1,
     config={"rate": 0.1},
-    timeout=20.0,
+    timeout=60.0,
   )
   return path
 

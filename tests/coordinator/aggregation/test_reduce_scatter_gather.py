@@ -1,5 +1,6 @@
 """Members average among themselves: numbers, bytes, and what fails."""
 
+import re
 import time
 
 import numpy as np
@@ -232,7 +233,9 @@ def test_silence_is_given_up_and_named():
     side.all.check()
     (answer,) = side.all.answers
     assert answer.failed_replica == 1
-    assert "no byte of its gradient came for 0.1 s" in answer.reason
+    assert re.search(
+      r"no byte of its gradient came for \d+\.\d s", answer.reason
+    )
     assert side.all.deadline() is None
 
 

@@ -16,11 +16,11 @@ def main() -> int:
   replica, incarnation = channels.take_place(channel)
   channel.say("placed", replica=replica, incarnation=incarnation)
   if what == "sleep":
-    time.sleep(120)
+    time.sleep(300)
   if what == "stop":
     if replica == 1:
       signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-    time.sleep(120)
+    time.sleep(300)
   if what == "fail" and replica == 1:
     print("the disk of replica one is full")
     return 3
@@ -29,7 +29,7 @@ def main() -> int:
   if what == "always" and replica == 1:
     os.kill(os.getpid(), signal.SIGKILL)
   if what in ("fail", "always") or (what == "die" and replica == 0):
-    time.sleep(60)
+    time.sleep(300)
   if what == "train":
     train(channel)
   channel.say("finished")
@@ -49,7 +49,7 @@ def train(channel: channels.Channel) -> None:
     jnp.ones(8),
     start_store=False,
     replicas_to_aggregate=1,
-    timeout=10.0,
+    timeout=60.0,
   ) as replica:
     end = time.monotonic() + float(sys.argv[2])
     while time.monotonic() < end and not replica.finished:

@@ -20,12 +20,12 @@ sys.exit(5)
 """
 _PARENT = """
 import subprocess, sys, time
-subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
 """
 
 
 def _wait(condition):
-  end = time.monotonic() + 20.0
+  end = time.monotonic() + 60.0
   while not condition():
     assert time.monotonic() < end
     time.sleep(0.01)
@@ -61,7 +61,7 @@ def test_its_log_is_a_file(tmp_path):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_what_it_has_started_ends_with_it(late):
-  wait = "" if late else "time.sleep(60)"
+  wait = "" if late else "time.sleep(300)"
   made = child.Child(
     "one",
     [sys.executable, "-S", "-c", _PARENT + wait],

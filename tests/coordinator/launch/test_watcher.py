@@ -10,17 +10,17 @@ import pytest
 
 from optax_dist.coordinator.launch import watcher
 
-_SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+_SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
 # Starts another one in a session of its own, and says which.
 _HIDING = """
 import subprocess, sys, time
 made = subprocess.Popen(sys.argv[1:], start_new_session=True)
 print(made.pid, flush=True)
-time.sleep(60)
+time.sleep(300)
 """
 
 
-def _gone(pid, within=10.0):
+def _gone(pid, within=60.0):
   end = time.monotonic() + within
   while time.monotonic() < end:
     try:

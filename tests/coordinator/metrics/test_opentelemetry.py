@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import optax
@@ -44,12 +45,16 @@ def read(reader):
 
 def test_a_provider_that_is_set_sees_a_run(reader):
   seen = []
+  # The leader has counted a step by the time that it goes on itself.
+  both = threading.Barrier(2, timeout=60.0)
 
   def train(replica):
     for _ in range(4):
       replica.step(ZEROS)
+    both.wait()
     if not replica.replica:
       seen.append(read(reader))
+    both.wait()
 
   for _ in range(2):
     # Twice: an instrument can be made once only, and must go on being seen.

@@ -38,7 +38,7 @@ def test_a_journal_is_followed(tmp_path):
   one.add(lambda: [loss._replace(samples=(metric.Sample(0.25, {"of": "b"}),))])
 
   def text():
-    with urllib.request.urlopen(one.url, timeout=10) as answer:
+    with urllib.request.urlopen(one.url, timeout=60) as answer:
       return answer.read().decode()
 
   try:

@@ -21,7 +21,8 @@ from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint
 
-QUICK = {"timeout": 10.0, "attempt_timeout": 2.0, "leader_timeout": 0.5}
+# Where all goes well nobody waits so long, however busy the machine is.
+PATIENT = {"timeout": 60.0, "attempt_timeout": 10.0, "leader_timeout": 2.0}
 PARAMS = {"b": jnp.linspace(0.5, 1.0, 70), "w": jnp.ones((5, 30))}
 
 
@@ -100,7 +101,7 @@ def make(
     chosen,
     PARAMS if params is None else params,
     replica=index,
-    settings=Options(**(QUICK | settings)),
+    settings=Options(**(PATIENT | settings)),
     opt_state=opt_state,
     global_step=global_step,
     data=data,
@@ -151,7 +152,7 @@ def run(
   n: int,
   *,
   world: endpoint.World | None = None,
-  limit: float = 30.0,
+  limit: float = 120.0,
   **options: Any,
 ) -> list[Result]:
   """Runs n replicas to their ends, which must come within the limit.
@@ -161,7 +162,7 @@ def run(
   together = threading.Barrier(n)
 
   def wait_and_train(replica: Replica, result: Result) -> Any:
-    together.wait(10.0)
+    together.wait(60.0)
     return train(replica, result)
 
   world = world or endpoint.World()
@@ -175,7 +176,7 @@ def run(
   return results
 
 
-def finish(threads: list[threading.Thread], limit: float = 30.0) -> None:
+def finish(threads: list[threading.Thread], limit: float = 120.0) -> None:
   """Waits for threads, and fails where one hangs."""
   for thread in threads:
     thread.join(limit)
@@ -292,7 +293,7 @@ def check_ledger(
     assert result.counts["applied"] == applied[index], (index, result.counts)
 
 
-def coordinator_threads(patience: float = 3.0) -> list[threading.Thread]:
+def coordinator_threads(patience: float = 60.0) -> list[threading.Thread]:
   """Threads of replicas and leaders that are still there after a while."""
   end = time.monotonic() + patience
   while True:

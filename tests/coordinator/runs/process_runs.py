@@ -16,8 +16,8 @@ from optax_dist.coordinator.store import process as store_process
 from optax_dist.simulate.replay.run import replay_run
 
 # No wait of a test lasts longer, and none of a replica longer than TIMEOUT.
-DEADLINE = 40.0
-TIMEOUT = 20.0
+DEADLINE = 90.0
+TIMEOUT = 60.0
 CONTINUE = signal.SIGCONT
 _PROGRAM = str(pathlib.Path(__file__).with_name("training_process.py"))
 
@@ -171,8 +171,8 @@ class Run:
       "fingerprint_every": 1,
       "inline_bytes": 0,
       "timeout": TIMEOUT,
-      "attempt_timeout": 5.0,
-      "leader_timeout": 2.0,
+      "attempt_timeout": 10.0,
+      "leader_timeout": 5.0,
     } | options
 
   def add(self, replica, incarnation=0, process=None, **job):

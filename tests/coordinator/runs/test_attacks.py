@@ -24,7 +24,8 @@ from optax_dist.coordinator.runtime import agreement
 from optax_dist.coordinator.store import process as store_process
 
 SECRET = "a secret of enough bytes"
-QUICK = {"timeout": 20.0, "attempt_timeout": 5.0, "leader_timeout": 4.0}
+# Nobody waits so long: of what is told at once a test sees that it is.
+PATIENT = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
 PARAMS = {"w": jnp.ones(40)}
 OPT = optax.sgd(0.1)
 
@@ -38,7 +39,7 @@ def job():
     "secret": SECRET,
     "start_store": False,
     "total_num_replicas": 2,
-  } | QUICK
+  } | PATIENT
   store.stop()
 
 
@@ -50,8 +51,7 @@ class Loop(threading.Thread):
     self.number, self.options, self.act = number, options, act
     self.stopping = threading.Event()
     self.joined = threading.Event()
-    self.replica, self.step, self.error, self.moved = None, 0, None, 0.0
-    self.longest = 0.0
+    self.replica, self.step, self.error = None, 0, None
 
   def run(self):
     try:
@@ -62,17 +62,14 @@ class Loop(threading.Thread):
         while not (self.stopping.is_set() or self.replica.finished):
           self.act(self.replica, self.step)
           self.replica.step(jax.tree.map(jnp.ones_like, self.replica.params))
-          now = time.monotonic()
-          if self.step:
-            self.longest = max(self.longest, now - self.moved)
-          self.moved, self.step = now, self.replica.global_step
+          self.step = self.replica.global_step
     except BaseException as error:
       self.error = error
     finally:
       self.joined.set()
 
 
-def until(ready, seconds=20.0):
+def until(ready, seconds=60.0):
   end = time.monotonic() + seconds
   while not ready():
     assert time.monotonic() < end
@@ -83,7 +80,7 @@ def stop(*loops):
   for loop in loops:
     loop.stopping.set()
   for loop in loops:
-    loop.join(20.0)
+    loop.join(60.0)
     assert not loop.is_alive()
 
 
@@ -97,17 +94,17 @@ def test_an_exception_in_a_living_process_is_told_at_once(job, inline_bytes):
 
   one, two = Loop(0, job), Loop(1, job, fail)
   one.start()
-  one.joined.wait(20.0)
+  one.joined.wait(60.0)
   until(lambda: one.replica.is_leader)
   two.start()
-  two.join(20.0)
+  two.join(60.0)
+  assert not two.is_alive()
   assert isinstance(two.error, ZeroDivisionError)
   step = one.step
+  # Long before the silence after which a peer is lost.
   until(lambda: one.step > step + 5)
   stop(one)
   assert one.error is None
-  # Far below the silence after which a peer is lost.
-  assert one.longest < 2.0
 
 
 def test_a_journal_that_can_not_be_opened_ends_nothing(job, tmp_path, caplog):
@@ -166,7 +163,7 @@ _DIFFERENT = {
 def test_what_must_agree_is_refused_by_name(job, monkeypatch, name):
   first = Loop(0, job)
   first.start()
-  first.joined.wait(20.0)
+  first.joined.wait(60.0)
   until(lambda: first.replica.is_leader)
   if name == "version of JAX":
     monkeypatch.setattr(agreement.jax, "__version__", "0.0.1")
@@ -184,7 +181,7 @@ def test_what_must_agree_is_refused_by_name(job, monkeypatch, name):
 def test_another_version_of_the_protocol_is_refused_by_name(job, monkeypatch):
   first = Loop(0, job)
   first.start()
-  first.joined.wait(20.0)
+  first.joined.wait(60.0)
   until(lambda: first.replica.is_leader)
   # What the other replica's follower takes for its own version.
   other = type(messages)("messages")
@@ -211,17 +208,17 @@ how, address, secret = sys.argv[1:]
 with coordinator.join(
   optax.sgd(0.1), {"w": jnp.ones(40)}, replica=1, total_num_replicas=2,
   coordinator_address=address, secret=secret, start_store=False,
-  timeout=20.0, attempt_timeout=5.0, leader_timeout=15.0, lower_on_loss=True,
+  timeout=300.0, attempt_timeout=100.0, leader_timeout=100.0, lower_on_loss=True,
 ) as replica:
   for i in range(5):
     replica.step({"w": jnp.ones(40)})
   if how == "fork":
     child = os.fork()
     if not child:
-      time.sleep(60)
+      time.sleep(300)
       os._exit(0)
   else:
-    made = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    made = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,))
     made.start()
     child = made.pid
   print(child, flush=True)
@@ -232,10 +229,10 @@ with coordinator.join(
 
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
 def test_a_forked_child_does_not_hide_its_parents_death(job, how):
-  job |= {"lower_on_loss": True, "leader_timeout": 15.0}
+  job |= {"lower_on_loss": True}
   one = Loop(0, job)
   one.start()
-  one.joined.wait(20.0)
+  one.joined.wait(60.0)
   process = subprocess.Popen(
     [sys.executable, "-c", _FORKS, how, job["coordinator_address"], SECRET],
     stdout=subprocess.PIPE,
@@ -247,11 +244,9 @@ def test_a_forked_child_does_not_hide_its_parents_death(job, how):
     until(lambda: one.step > step + 5)
     process.kill()
     process.wait()
-    killed, one.longest = time.monotonic(), 0.0
     step = one.step
-    until(lambda: one.step > step + 10)
     # By a broken connection, not by silence.
-    assert time.monotonic() - killed < 5.0
+    until(lambda: one.step > step + 10)
     os.kill(child, 0)  # It was there all the time.
   finally:
     process.kill()
@@ -274,7 +269,7 @@ def test_an_interrupted_step_goes_on(job, width):
       number = 0
       while not replica.finished:
         if number == 3:
-          wait.wait(20.0)
+          wait.wait(60.0)
         replica.step(grads)
         number += 1
       done["print"] = replica.fingerprint()
@@ -286,11 +281,16 @@ def test_an_interrupted_step_goes_on(job, width):
     with coordinator.join(OPT, params, replica=0, **job) as replica:
       for _ in range(3):
         assert replica.step(grads).accepted
-      timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-      timer.start()
+
+      def interrupt():
+        until(lambda: replica._pending >= 0)  # It is in `step`, and waits.
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+      interrupting = threading.Thread(target=interrupt)
+      interrupting.start()
       with pytest.raises(KeyboardInterrupt):
         replica.step(grads)
-      timer.join()
+      interrupting.join()
       wait.set()
       accepted = sum(replica.step(grads).accepted for _ in range(6))
       assert accepted >= 4
@@ -300,5 +300,6 @@ def test_an_interrupted_step_goes_on(job, width):
       found = replica.fingerprint()
   finally:
     signal.signal(signal.SIGINT, before)
-  other.join(20.0)
+  other.join(60.0)
+  assert not other.is_alive()
   assert done["print"] == found

@@ -75,11 +75,14 @@ def test_backups_lose_no_sample():
   data = coordinator.Batches(num_samples=40, global_batch=4, seed=3)
   seen = Seen(data)
   dropped = []
+  # Or the two could be done before the third is in.
+  together = threading.Barrier(3, timeout=60.0)
 
   def slow(replica):
+    together.wait()
     for indices in replica.batches():
       if replica.replica == 2:
-        replica.wait_until_stale(5.0)
+        replica.wait_until_stale(60.0)
       outcome = replica.step(jnp.ones(4))
       if outcome.accepted:
         seen.accepted(outcome, indices)
@@ -126,11 +129,14 @@ def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
   grads = runs.PARAMS
   reached, joined = threading.Event(), threading.Semaphore(0)
   waited = threading.Barrier(2)
+  together = threading.Barrier(4)
 
   def train(last, joins=False):
     def to_last(replica, result):
       if joins:
         joined.release()
+      else:
+        together.wait(60.0)
       stays = last == 99 and not joins
       for _ in replica.batches():
         replica.step(grads)
@@ -138,8 +144,8 @@ def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
           # The two that are left go on with the two that join.
           result.computed = 1
           reached.set()
-          joined.acquire(timeout=30.0)
-          waited.wait(30.0)
+          assert joined.acquire(timeout=60.0)
+          waited.wait(60.0)
         if replica.global_step >= last:
           return
 
@@ -150,7 +156,7 @@ def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
     runs.start(runs.make(world, index, **options), train(last), results[index])
     for index, last in enumerate((99, 99, 8, 12))
   ]
-  assert reached.wait(30.0)
+  assert reached.wait(60.0)
   threads += [
     runs.start(
       runs.make(world, index, name=f"{index} again", **options),

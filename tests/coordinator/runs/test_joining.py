@@ -26,8 +26,8 @@ def _train(options):
         _PARAMS,
         replica=number,
         total_num_replicas=2,
-        timeout=20.0,
-        attempt_timeout=5.0,
+        timeout=60.0,
+        attempt_timeout=20.0,
         **options,
       ) as replica:
         while replica.global_step < 6:
@@ -41,7 +41,7 @@ def _train(options):
   for thread in threads:
     thread.start()
   for thread in threads:
-    thread.join(40.0)
+    thread.join(120.0)
   assert not errors
   assert found[0] == found[1]
   assert found[0][0] == 6

@@ -14,9 +14,12 @@ def test_the_ledger_counts_the_whole_run(tmp_path, inline):
   path = tmp_path / "journal.jsonl"
   world = runs.endpoint.World()
   dropped_at = []
+  # Or two could make all steps before the third is in.
+  together = threading.Barrier(3)
   broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), runs.PARAMS)
 
   def train(replica, result):
+    together.wait(60.0)
     # The leader goes on until it is killed.
     while not replica.finished and (
       replica.replica == 0 or replica.global_step < 100

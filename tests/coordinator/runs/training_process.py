@@ -13,7 +13,7 @@ import time
 from optax_dist.coordinator.launch import channel as channels
 
 # A hang ends by itself where nobody releases it.
-_HANG = 60.0
+_HANG = 120.0
 
 
 def model(width=30):

@@ -20,7 +20,7 @@ def test_runs_of_different_names_do_not_meet():
   world, both = endpoint.World(), threading.Barrier(2)
 
   def train(replica, result):
-    both.wait(10.0)
+    both.wait(60.0)
     return replica.step(runs.compute(replica, 0)[0]).members
 
   results = [runs.Result(), runs.Result()]

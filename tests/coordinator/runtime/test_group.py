@@ -20,7 +20,7 @@ from optax_dist.coordinator.runtime import endpoint, states
 from optax_dist.coordinator.runtime import group as groups
 
 SIZE = 2
-QUICK = {"timeout": 20.0, "attempt_timeout": 5.0, "leader_timeout": 1.0}
+PATIENT = {"timeout": 60.0, "attempt_timeout": 20.0, "leader_timeout": 2.0}
 OPT = optax.sgd(0.1, momentum=0.9)
 SYNC = strategies.SyncReplicas(OPT, strategies.Quorum(1, 1))
 
@@ -42,7 +42,7 @@ class Gatherer:
 
   def __init__(self, count):
     self.texts = [""] * count
-    self.barrier = threading.Barrier(count, timeout=20.0)
+    self.barrier = threading.Barrier(count, timeout=60.0)
 
   def __call__(self, process, text):
     self.texts[process] = text
@@ -90,7 +90,7 @@ class Job:
         strategy,
         start_params(process),
         replica=replica,
-        settings=Options(**(QUICK | self.settings)),
+        settings=Options(**(PATIENT | self.settings)),
         group=group,
         data=self.data,
       )
@@ -102,7 +102,7 @@ class Job:
 
   def join(self):
     for thread in self.threads:
-      thread.join(60.0)
+      thread.join(120.0)
     assert not any(thread.is_alive() for thread in self.threads)
 
 
@@ -246,36 +246,29 @@ def test_the_others_commit_without_a_replica_that_loses_a_process():
 
 def test_a_replica_that_joins_later_is_sent_its_shards():
   job = Job(2, needed=1)
-  go = threading.Event()
+  inside = threading.Event()
 
   def first(replica, process):
     seen = {}
-    number = 0
-    while replica.global_step < 5 or not go.is_set() or number < 200:
-      outcome = replica.step(gradient(replica.params, jnp.asarray(number)))
-      number += 1
-      seen.setdefault("first", replica.stats())
-      seen[replica.global_step] = (
-        replica.fingerprint(),
-        outcome._replace(waited=0.0),
-      )
-      if replica.global_step == 5 and process == 0:
-        job.start(1, second)
-      # All processes must stop at the same step.
-      if replica.global_step >= 400:
-        break
-    replica.finish()
+    finished = False
+    while not finished:
+      grads = gradient(replica.params, jnp.asarray(len(seen)))
+      finished = replica.step(grads).finished
+      seen[replica.global_step] = replica.fingerprint()
+      if replica.global_step == 5 and not inside.is_set():
+        if process == 0:
+          job.start(1, second)
+        assert inside.wait(60.0)
     return seen
 
   def second(replica, process):
-    seen = {replica.global_step: (replica.fingerprint(), None)}
-    while not replica.finished:
-      outcome = replica.step(gradient(replica.params, jnp.asarray(7)))
-      seen[replica.global_step] = (
-        replica.fingerprint(),
-        outcome._replace(waited=0.0),
-      )
-    go.set()
+    seen = {replica.global_step: replica.fingerprint()}
+    inside.set()
+    for _ in range(10):
+      replica.step(gradient(replica.params, jnp.asarray(7)))
+      seen[replica.global_step] = replica.fingerprint()
+    replica.finish()
+    seen[replica.global_step] = replica.fingerprint()
     return seen
 
   job.start(0, first)
@@ -283,15 +276,12 @@ def test_a_replica_that_joins_later_is_sent_its_shards():
   assert not job.errors, job.errors
   late = job.results[1, 1]
   assert min(late) >= 5
+  # Its first state and its last one, at least.
   common = [s for s in late if s in job.results[0, 1]]
   assert len(common) > 1
   for process in range(SIZE):
-    for step in common:
-      ours = job.results[0, process].get(step)
-      theirs = job.results[1, process].get(step)
-      assert ours is not None
-      assert theirs is not None
-      assert ours[0] == theirs[0]
+    ours, theirs = (job.results[i, process] for i in (0, 1))
+    assert [ours[s] for s in common] == [theirs[s] for s in common]
 
 
 def test_replicas_of_other_sizes_are_refused():
@@ -300,13 +290,13 @@ def test_replicas_of_other_sizes_are_refused():
 
   def first(replica, process):
     begun.set()
-    assert refused.wait(40.0)
+    assert refused.wait(90.0)
 
   job.start(0, first)
-  assert begun.wait(40.0)
+  assert begun.wait(60.0)
   job.start(1, to_step(1), sizes=3)
   for thread in job.threads[SIZE:]:
-    thread.join(40.0)
+    thread.join(60.0)
   refused.set()
   job.join()
   told = [job.errors[1, process] for process in range(3)]
@@ -318,13 +308,13 @@ def test_what_hangs_in_a_collective_of_a_lost_process_ends():
   program = (
     "from optax_dist.coordinator.runtime import group; import time;"
     "group._GRACE = 0.1; group._end_soon('Process 1 is lost.');"
-    "time.sleep(60)"
+    "time.sleep(300)"
   )
   done = subprocess.run(
     [sys.executable, "-c", program],
     capture_output=True,
     text=True,
-    timeout=50,
+    timeout=120,
   )
   assert done.returncode == groups.EXIT_CODE == 75
   assert "Process 1 is lost. This process ends, too." in done.stderr

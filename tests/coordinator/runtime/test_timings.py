@@ -59,8 +59,11 @@ def test_compiling_counts_in_the_thread_that_does_it():
 def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
   """start, computing, encoding and waiting follow each other without a gap."""
   zeros = np.zeros(nbytes // 4, np.float32)
+  # Or one could make all steps before the other is in.
+  together = threading.Barrier(2, timeout=60.0)
 
   def train(replica):
+    together.wait()
     while replica.global_step < 6 and not replica.finished:
       time.sleep(0.01)
       replica.step(zeros)

@@ -1,5 +1,6 @@
 """A training loop that is alive but stuck is named, and given up."""
 
+import re
 import threading
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_the_watched_thread_comes_first_in_the_stacks():
   event = threading.Event()
 
   def blocked():
-    event.wait(60.0)
+    event.wait(120.0)
 
   threads = [
     threading.Thread(target=blocked, name=f"thread {i}", daemon=True)
@@ -81,9 +82,9 @@ def test_where_nobody_starts_it_again_it_is_only_printed(capsys):
     dog.steps.begin(-1e6)
     dog.start()
     if evict is not None:
-      assert given_up.wait(20.0)
+      assert given_up.wait(60.0)
     else:
-      for _ in range(400):
+      for _ in range(1200):
         if "replica 7: stuck" in (text := capsys.readouterr().err):
           break
         threading.Event().wait(0.05)
@@ -99,7 +100,7 @@ def test_the_others_go_on_without_one_that_is_stuck(leads, tmp_path, capfd):
   steps = []
 
   def blocked_data_loader():
-    released.wait(60.0)
+    released.wait(120.0)
 
   def train(replica):
     ones = np.ones(4, np.float32)
@@ -132,5 +133,8 @@ def test_the_others_go_on_without_one_that_is_stuck(leads, tmp_path, capfd):
   assert "in blocked_data_loader" in capfd.readouterr().err
   told = {r["kind"]: r for r in journal.read(path, strict=True).records}
   assert "in blocked_data_loader" in told["stuck"]["stacks"]
-  assert told["stuck"]["reason"].startswith("stuck: its step has taken 3")
+  reason = re.match(
+    r"stuck: its step has taken (.*) s", told["stuck"]["reason"]
+  )
+  assert float(reason[1]) >= 3.0
   assert told["lost"]["replica"] == told["stuck"]["replica"]

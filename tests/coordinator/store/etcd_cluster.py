@@ -5,26 +5,18 @@ import json
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
 
 import pytest
 
+from optax_dist.coordinator.transport import addresses
+
 needs_etcd = pytest.mark.skipif(
   shutil.which("etcd") is None,
   reason="needs etcd; on Debian: apt-get install etcd-server",
 )
-
-
-def free_ports(count):
-  """Ports that nobody listened on a moment ago."""
-  with contextlib.ExitStack() as stack:
-    made = [stack.enter_context(socket.socket()) for _ in range(count)]
-    for one in made:
-      one.bind(("127.0.0.1", 0))
-    return [one.getsockname()[1] for one in made]
 
 
 class Cluster:
@@ -35,8 +27,8 @@ class Cluster:
   """
 
   def __init__(self, folder: pathlib.Path, count: int = 3, args=()):
-    ports = free_ports(2 * count)
-    self._clients, self._peers = ports[:count], ports[count:]
+    free = addresses.free_ports(2 * count)
+    self._clients, self._peers = free[:count], free[count:]
     self.endpoints = [f"127.0.0.1:{port}" for port in self._clients]
     self._folder, self._args = folder, args
     self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -73,7 +65,7 @@ class Cluster:
         stderr=log,
       )
 
-  def wait(self, index: int, seconds: float = 30.0) -> None:
+  def wait(self, index: int, seconds: float = 90.0) -> None:
     """Waits until a server takes requests."""
     end = time.monotonic() + seconds
     while True:
@@ -88,12 +80,12 @@ class Cluster:
     request = urllib.request.Request(
       f"http://{self.endpoints[index]}/v3/{path}", json.dumps(body).encode()
     )
-    with urllib.request.urlopen(request, timeout=2.0) as answer:
+    with urllib.request.urlopen(request, timeout=10.0) as answer:
       return json.load(answer)
 
   def leader(self) -> int:
     """The server that leads the others, once there is one."""
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60.0
     while time.monotonic() < end:
       for index in self._processes:
         with contextlib.suppress(OSError):
@@ -107,7 +99,7 @@ class Cluster:
     """Ends a server without notice."""
     process = self._processes.pop(index)
     process.kill()
-    process.wait(10.0)
+    process.wait(60.0)
 
   def pause(self, index: int) -> None:
     """Stops a server; its connections stay."""

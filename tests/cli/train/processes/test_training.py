@@ -18,7 +18,7 @@ from optax_dist.cli.train import numbers
 from optax_dist.cli.train.processes import checkpoints, training
 from optax_dist.coordinator import journal
 
-_QUICK = ("--batch-size", "96", "--timeout", "40", "--launch", "processes")
+_QUICK = ("--batch-size", "96", "--timeout", "120", "--launch", "processes")
 _SYNC = ("--strategy", "sync-replicas", "--replicas", "3")
 _LEARNERS = ("--strategy", "decoupled-diloco", "--replicas", "3")
 
@@ -99,7 +99,8 @@ def test_learners_go_on_when_one_is_killed(tmp_path, capsys):
 def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
   command = [sys.executable, "-m", "optax_dist", "train"]
   command += ["--output", str(tmp_path), *_QUICK, *_SYNC]
-  command += ["--epochs", "6", "--checkpoint-every", "5"]
+  # They are not through by the time that they are seen to have saved.
+  command += ["--epochs", "500", "--checkpoint-every", "5"]
   process = subprocess.Popen(
     command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
   )
@@ -110,7 +111,7 @@ def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
       assert time.monotonic() < end
       time.sleep(0.1)
     os.kill(_store_of(process.pid), signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
   finally:
     process.kill()
     process.wait()
@@ -124,8 +125,9 @@ def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
   assert checkpoints.steps(folder)[-1] == saved
   # The newest one was empty when the power failed.
   checkpoints.path_of(folder, saved + 1).touch()
-  assert _train(tmp_path, *_SYNC, "--epochs", "6", "--resume") == 0
-  whole = 6 * (1437 // 96)
+  epochs = saved // (1437 // 96) + 3
+  assert _train(tmp_path, *_SYNC, "--epochs", str(epochs), "--resume") == 0
+  whole = epochs * (1437 // 96)
   claim = f"{whole - saved} steps after the {saved} of the checkpoint"
   assert claim in capsys.readouterr().out
   parts = journal.segments(journal.read(tmp_path / "journal.jsonl").records)
