@@ -1,6 +1,7 @@
 """Test set-up: 8 CPU devices, strict dtype promotion, no work left pending."""
 
 import os
+import pathlib
 import signal
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would the
@@ -69,8 +70,23 @@ def pytest_terminal_summary(terminalreporter):
     )
 
 
+# Compiled programs of earlier files that are worth keeping, small ones of `jnp`
+# above all, as long as the process has no more than this.
+_ENOUGH_MEMORY = 2 << 30
+
+
+def _memory():
+  """The bytes that this process has in memory."""
+  try:
+    pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+  except FileNotFoundError:
+    return _ENOUGH_MEMORY
+  return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _clear_caches():
-  """Frees compiled programs after each file, so memory stays bounded."""
+  """Frees compiled programs after a file, so memory stays bounded."""
   yield
-  jax.clear_caches()
+  if _memory() >= _ENOUGH_MEMORY:
+    jax.clear_caches()
