@@ -156,7 +156,9 @@ def test_the_next_leader_goes_on(tmp_path, with_journal):
   if with_journal:
     assert found["membership_changes_total", "lost"] == 1
     assert found["steps_total",] == found["step",]
-    assert found["leader_changes_total",] == 1
+    # Who asks the next one before it knows of it may take its place at once.
+    leaders = [r for r in journal.read(path).records if r["kind"] == "leader"]
+    assert found["leader_changes_total",] == len(leaders) - 1 >= 1
   else:
     assert 0 < found["steps_total",] < found["step",]
 
