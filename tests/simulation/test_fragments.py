@@ -9,19 +9,19 @@ _BATCH = 100
 FAULTS = (
   (
     "contributions count alike, whatever is in them",
-    "rounds",
+    "leader.rounds",
     "      dataclasses.replace(part, weight=share * len(parts))\n",
     "      dataclasses.replace(part, weight=1.0)\n",
   ),
   (
     "what is in a contribution is not sent again",
-    "follower",
+    "follower.follower",
     "        pending.work,\n",
     "        pending.work if self._office < 0 else None,\n",
   ),
   (
     "a contribution to a round that is over is kept for the next",
-    "leader",
+    "leader.leader",
     "    local_step = message.local_step\n    held =",
     "    local_step = max(message.local_step, self._quorum.step)\n    held =",
   ),

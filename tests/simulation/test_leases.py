@@ -9,7 +9,7 @@ _BATCH = 150
 FAULTS = (
   (
     "a sample counts twice: what is sent is taken in",
-    "lender",
+    "leader.lender",
     "    samples = sp.size(message.data)\n",
     "    self._step(ledger.Claim(incarnation, message.data))\n"
     "    samples = sp.size(message.data)\n"
@@ -27,13 +27,13 @@ FAULTS = (
   ),
   (
     "a replica is not told of its samples",
-    "leader",
+    "leader.leader",
     "      self._say(seat, msg.Asked(inside, count, lease.spans))",
     "      pass",
   ),
   (
     "a step of shares may be larger than the others",
-    "leader",
+    "leader.leader",
     "    finite = message.finite\n",
     "    finite = message.finite\n"
     "    config = self._quorum.config._replace(exact=False)\n"

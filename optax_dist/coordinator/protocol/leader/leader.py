@@ -677,6 +677,20 @@ class Leader:
     for incarnation, count in self._present(tokens).items():
       self._lender.ask(incarnation, count)
 
+  def _asks_of(
+    self, parts: tuple[Part, ...], tokens: dict[ReplicaId, int]
+  ) -> dict[Incarnation, int]:
+    """The tokens that come with a commit, which are then taken care of."""
+    found = {}
+    for part in parts:
+      seat = self._seats.get(part.incarnation)
+      if seat is not None and seat.until == math.inf and part.replica in tokens:
+        found[part.incarnation] = tokens.pop(part.replica)
+    if tokens:  # Of those whose gradient was not in it.
+      found |= self._present(tokens)
+      tokens.clear()
+    return found
+
   def _present(self, tokens: dict[ReplicaId, int]) -> dict[Incarnation, int]:
     """The tokens of those that can be told of them."""
     if not tokens:
@@ -1322,8 +1336,7 @@ class Leader:
     skipped: Spans = ()
     if self._lender is not None:
       # What comes next is sent with the commit, so it costs no message.
-      skipped = self._lender.commit(parts, self._present(tokens))
-      tokens.clear()
+      skipped = self._lender.commit(parts, self._asks_of(parts, tokens))
       leases = tuple([self._lender.take(part.incarnation) for part in parts])
       others = self._lender.take_all()
     entry = Committed(
