@@ -681,7 +681,7 @@ class Leader:
     self, parts: tuple[Part, ...], tokens: dict[ReplicaId, int]
   ) -> dict[Incarnation, int]:
     """The tokens that come with a commit, which are then taken care of."""
-    found = {}
+    found: dict[Incarnation, int] = {}
     for part in parts:
       seat = self._seats.get(part.incarnation)
       if seat is not None and seat.until == math.inf and part.replica in tokens:

@@ -182,7 +182,7 @@ def test_what_came_before_its_turn_waits_no_longer_than_the_time_out():
   give(driven, 10.0, 0, begins=False)
   assert driven.leader.deadline() <= 10.0 + timeout / 2
   passes(driven, 10.0 + timeout / 2)
-  called = [to for to, m in driven.sent if isinstance(m, msg.Called)]
+  called = [to for to, m in driven.sent if isinstance(m, msg.Call)]
   assert called == ["p1", "p2"]
   # Nobody comes: it says so in time, and whom it has waited for.
   passes(driven, 10.0 + timeout - 0.1)
