@@ -12,7 +12,7 @@ import argparse
 import itertools
 import os
 import resource
-import selectors
+import select
 import socket
 import struct
 import sys
@@ -155,29 +155,37 @@ class _Follower:
         shake.use()
         shake.feed(b"")
     self.sock.sendall(shake.output)
-    self.came = shake.rest
+    self.came, self.steps = shake.rest, 0
 
   def say(self, frame: bytes) -> None:
-    self.sock.sendall(frame)
+    if self.sock.send(frame) < len(frame):
+      raise BlockingIOError("the leader does not read")
 
-  def commits(self) -> int:
-    """How many steps were committed, of what there is to read."""
-    data = self.sock.recv(1 << 16)
-    if not data:
+  def commits(self, room: memoryview) -> int:
+    """How many steps were committed, of what there is to read.
+
+    Args:
+      room: where to read to; all followers use the same, one after the other.
+    """
+    got = self.sock.recv_into(room)
+    if not got:
       raise ConnectionError("the leader has left")
-    data = self.came + data
+    if self.came:
+      data = memoryview(self.came + room[:got])
+    else:
+      data = room[:got]
     found = start = 0
     while (body := start + _FRAME.size) <= len(data):
       end = body + _FRAME.unpack_from(data, start)[0]
       if end > len(data):
         break
-      head = data[body : min(end, body + 120)]
+      head = bytes(data[body : min(end, body + 120)])
       # What was proposed before comes without the record.
       found += _RECORDED in head and (
         _COMMITTED in head or data[end - 5 : end] == b"null]"
       )
       start = end
-    self.came = data[start:]
+    self.came = bytes(data[start:])
     return found
 
 
@@ -207,14 +215,14 @@ def _follow(args: argparse.Namespace) -> None:
     hello = messages.MESSAGES.decode(file.read())
   unix = next(w for w in address.split(",") if w.startswith("unix:"))
   key = handshake.job_key(b"", nonce.encode())
-  selector = selectors.DefaultSelector()
+  selector = select.epoll()
   encode = messages.MESSAGES.parts
-  all_ = []
+  all_: dict[int, _Follower] = {}
   for number in range(1, args.followers + 1):
     one = _Follower(number, leader, unix.removeprefix("unix:"), key)
     one.say(_frame(encode(dataclasses.replace(hello, replica=number))))
-    selector.register(one.sock, selectors.EVENT_READ, one)
-    all_.append(one)
+    selector.register(one.sock, select.EPOLLIN)
+    all_[one.sock.fileno()] = one
   processes.say(ready=True)
   told.wait()
   payload = bytes(-(-args.params // 16) * 64)
@@ -226,17 +234,18 @@ def _follow(args: argparse.Namespace) -> None:
       )
     )
 
-  steps, latest, frame = dict.fromkeys(all_, 0), 0, arrival(0)
-  for one in all_:
+  latest, frame = 0, arrival(0)
+  for one in all_.values():
     one.say(frame)
+  room = memoryview(bytearray(1 << 18))
   while True:
-    for ready, _ in selector.select():
-      one = ready.data
-      commits = one.commits()
+    for ready, _ in selector.poll():
+      one = all_[ready]
+      commits = one.commits(room)
       if commits:
-        steps[one] += commits
-        if steps[one] > latest:
-          latest, frame = steps[one], arrival(steps[one])
+        one.steps += commits
+        if one.steps > latest:
+          latest, frame = one.steps, arrival(one.steps)
         one.say(frame)
 
 

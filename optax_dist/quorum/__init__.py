@@ -28,7 +28,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, overload
 
 from optax_dist.quorum import rules
@@ -105,6 +105,7 @@ __all__ = [
   "missing",
   "needed",
   "step",
+  "take_in",
   "tokens_per_step",
 ]
 
@@ -218,6 +219,36 @@ def step(
   if isinstance(state, State):
     return rules.step(state, event)
   return state.apply(event)
+
+
+def take_in(
+  state: State, incarnations: Mapping[Replica, int | None]
+) -> State | None:
+  """Takes in a gradient of each of several replicas, where more are to come.
+
+  For leaders with hundreds of replicas: it costs a fraction of one `step` for
+  each, and leads to the same state.
+
+  Args:
+    state: of `init`, or of an earlier `step`.
+    incarnations: whose they are, with `Arrive.incarnation`. Each is of the
+      current step, finite, and one gradient.
+
+  Returns:
+    The next state, whose decisions would have been `Accept` and `Wait` for each;
+    None where there would be others, or the step would be complete: then nothing
+    has happened.
+
+  Example:
+    >>> state = init(3)
+    >>> for replica in range(3):
+    ...   state, _ = step(state, Join(replica))
+    >>> take_in(state, {0: None, 1: None}).gathered
+    2
+    >>> take_in(state, {0: None, 1: None, 2: None}) is None
+    True
+  """
+  return rules.take_in(state, incarnations)
 
 
 def missing(state: State | StrictRules) -> Missing:

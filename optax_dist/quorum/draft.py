@@ -142,10 +142,11 @@ class Draft:
     members = tuple([inside[r] for r in ev.ordered(inside)])
     self.inside, self.gathered = EMPTY, 0
     self.attempts += 1
-    who = persistent_map((c.replica, c.incarnation) for c in members)
-    self.attempt = Attempt(self.attempts, members, who, who)
+    who = EMPTY  # Without reports it is over at once.
     if self.config.two_phase:
+      who = persistent_map((c.replica, c.incarnation) for c in members)
       self.emit(ev.StartAttempt(self.step, self.attempts, members))
+    self.attempt = Attempt(self.attempts, members, who, who)
 
   def ask_for_the_rest(self) -> None:
     """K > N: nobody is working and too little is in, so all bring more."""
@@ -181,12 +182,12 @@ class Draft:
       else:
         self.withdraw(replica, ev.Reason.STALE)
         self.ask(replica, self.quota(replica))
-    asked = {}
+    asked, each = {}, 0 if self.shared else 1
     for member in attempt.members:
       replica = member.replica
       record = self.replicas.get(replica)
       if record.live and record.incarnation == member.incarnation:
-        count = self.quota(replica)
+        count = each or self.quota(replica)
         self.working += not record.asked
         asked[replica] = record.told(count)
         # A replica that is early needs no token.

@@ -77,11 +77,13 @@ class PersistentMap(Generic[K, V]):
 
   def update(self, pairs: Mapping[K, V]) -> PersistentMap[K, V]:
     """A copy with all these pairs, which costs less than one `set` for each."""
-    if not pairs:
+    if len(pairs) < 2:
+      for key, value in pairs.items():
+        return self.set(key, value)
       return self
-    grown = sum(self.get(key, _ABSENT) is _ABSENT for key in pairs)
     items = [(hash(key), key, value) for key, value in pairs.items()]
-    return self._make(_update(self._root, 0, items), self._size + grown)
+    root, grown = _update(self._root, 0, items)
+    return self._make(root, self._size + grown)
 
   def delete(self, key: K) -> PersistentMap[K, V]:
     """A copy without `key`; the map itself where it is not in."""
@@ -150,20 +152,26 @@ def _set(node: _Node, bits: int, depth: int, key: Any, value: Any) -> _Node:
 
 def _update(
   node: _Node, depth: int, items: Sequence[tuple[int, Any, Any]]
-) -> _Node:
-  """A node with all these hashes, keys and values, each changed once."""
+) -> tuple[_Node, int]:
+  """A node with all these hashes, keys and values, and how many are new."""
   if type(node) is dict:
     leaf = node.copy()
-    leaf.update((key, value) for _, key, value in items)
-    return _split(leaf, depth)
+    for _, key, value in items:
+      leaf[key] = value
+    return _split(leaf, depth), len(leaf) - len(node)
   below: dict[int, list[tuple[int, Any, Any]]] = {}
+  shift = _BITS * depth
   for item in items:
-    at = (item[0] >> (_BITS * depth)) & (_WIDTH - 1)
-    below.setdefault(at, []).append(item)
-  copy = list(node)
+    at = (item[0] >> shift) & (_WIDTH - 1)
+    if at in below:
+      below[at].append(item)
+    else:
+      below[at] = [item]
+  copy, grown = list(node), 0
   for at, some in below.items():
-    copy[at] = _update(node[at], depth + 1, some)
-  return tuple(copy)
+    copy[at], more = _update(node[at], depth + 1, some)
+    grown += more
+  return tuple(copy), grown
 
 
 def _split(leaf: dict[Any, Any], depth: int) -> _Node:

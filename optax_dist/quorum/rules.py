@@ -6,7 +6,7 @@ users met; docs/rules.md has the list.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from optax_dist.quorum import events as ev
@@ -31,57 +31,73 @@ def step(
 def _one_more(
   state: State, event: ev.Arrive
 ) -> tuple[State, tuple[ev.Decision, ...]] | None:
-  """A gradient that is taken in, where more are to come.
-
-  Of some hundred replicas nearly every event is one of these. It is the same
-  as `_arrive` does, with a fraction of the work; None where anything is less
-  plain than that.
-  """
-  config, replica, step = state.config, event.replica, state.step
-  record = state.replicas.get(replica)
-  gathered = state.gathered + 1
+  """A gradient that is taken in, where more are to come; None: it is not."""
+  replica, step = event.replica, state.step
   if (
-    record is None
-    or not record.live
-    or record.asked != 1
-    or event.local_step != step
+    event.local_step != step
     or type(event.count) is not int
     or event.count != 1
-    or event.incarnation not in (None, record.incarnation)
     or not event.finite
-    or not record.counted < step >= record.start
-    or state.finished
-    or state.attempt is not None
-    or config.replicas_to_aggregate > config.total_num_replicas
-    or replica in state.inside
   ):
     return None
-  if gathered >= needed(state):
+  new = take_in(state, {replica: event.incarnation})
+  if new is None:
+    return None
+  return new, (ev.Accept(replica, step, 0, 1), ev.Wait(replica, step))
+
+
+def take_in(
+  state: State, incarnations: Mapping[ev.Replica, int | None]
+) -> State | None:
+  """Takes in several gradients at once; see `optax_dist.quorum.take_in`.
+
+  Of some hundred replicas nearly every gradient is one of these. It is the same
+  as `_arrive` does for each, with a fraction of the work.
+  """
+  config, step, taken = state.config, state.step, len(incarnations)
+  if (
+    state.finished
+    or state.attempt is not None
+    or config.replicas_to_aggregate > config.total_num_replicas
+    or state.gathered + taken >= needed(state)
+  ):
     return None
   factor = 1.0 if config.weight is None else float(config.weight(0))
-  contribution = ev.Contribution(
-    replica, step, 0, 1, factor, record.incarnation
-  )
-  new = State(
+  records, inside, find = {}, {}, state.replicas.get
+  for replica, incarnation in incarnations.items():
+    record = find(replica)
+    if (
+      record is None
+      or not record.live
+      or record.asked != 1
+      or incarnation not in (None, record.incarnation)
+      or not record.counted < step >= record.start
+      or replica in state.inside
+    ):
+      return None
+    records[replica] = record.heard(step)
+    inside[replica] = ev.Contribution(
+      replica, step, 0, 1, factor, record.incarnation
+    )
+  return State(
     config,
     step,
-    state.replicas.set(replica, record.heard(step)),
-    state.inside.set(replica, contribution),
-    gathered,
+    state.replicas.update(records),
+    state.inside.update(inside),
+    state.gathered + taken,
     None,
     state.attempts,
     state.early,
     state.live,
-    state.working - 1,
+    state.working - taken,
     state.awaited,
     state.lost,
-    state.arrived + 1,
+    state.arrived + taken,
     state.applied,
     state.dropped,
     False,
     state.closed,
   )
-  return new, (ev.Accept(replica, step, 0, 1), ev.Wait(replica, step))
 
 
 def _join(draft: Draft, event: ev.Join) -> None:

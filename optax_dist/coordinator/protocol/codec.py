@@ -33,7 +33,8 @@ def _no_constant(name: str) -> Any:
   raise ValueError(f"{name} is not a number")
 
 
-_load = json.JSONDecoder(parse_constant=_no_constant).raw_decode
+# `raw_decode` without the frame of a function around it.
+_load = json.JSONDecoder(parse_constant=_no_constant).scan_once
 
 # To JSON: takes a value and the list that its bytes are added to.
 _Packer = Callable[[Any, list[bytes]], Any]
@@ -63,24 +64,12 @@ class Apart:
 
 
 class _Blobs:
-  """The bytes after the header, read from the front."""
+  """The bytes after the header, read from the front by `_unpack_bytes`."""
 
-  __slots__ = ("_data", "_start")
+  __slots__ = ("data", "start")
 
   def __init__(self, data: bytes, start: int):
-    self._data, self._start = data, start
-
-  def take(self, length: int) -> bytes:
-    end = self._start + length
-    if length < 0 or end > len(self._data):
-      raise BadMessage("cut short")
-    found = self._data[self._start : end]
-    self._start = end
-    return found
-
-  def check_end(self) -> None:
-    if self._start != len(self._data):
-      raise BadMessage("more bytes than its header says")
+    self.data, self.start = data, start
 
 
 class Codec(Generic[T]):
@@ -149,14 +138,15 @@ class Codec(Generic[T]):
     text = ""
     try:
       text = data[_LENGTH.size : end].decode()
-      header, read = _load(text)
-    except (ValueError, RecursionError):
+      header, read = _load(text, 0)
+    except (ValueError, RecursionError, StopIteration):
       raise BadMessage("its header is not JSON") from None
     if read != len(text):
       raise BadMessage("its header is not JSON")
     blobs = _Blobs(data, end)
     value = self._unpack(header, blobs)
-    blobs.check_end()
+    if blobs.start != len(data):
+      raise BadMessage("more bytes than its header says")
     return value
 
 
@@ -224,8 +214,10 @@ def _fields(cls: type) -> tuple[_Packer, _Unpacker]:
       unpacked.append(text)
     else:
       known[f"p{index}"], known[f"u{index}"] = _field(kind)
-      packed.append(f"p{index}({x}, blobs)")
-      unpacked.append(f"u{index}({x}, blobs)")
+      # Most often there is nothing in it, and no need for a call.
+      empty = _nothing(kind)
+      packed.append(empty[0].format(x=x, call=f"p{index}({x}, blobs)"))
+      unpacked.append(empty[1].format(x=x, call=f"u{index}({x}, blobs)"))
   row = "".join(f"x{index}, " for index in range(len(names)))
   read = "".join(f"value.{name}, " for name in names)
   lines = [
@@ -242,6 +234,16 @@ def _fields(cls: type) -> tuple[_Packer, _Unpacker]:
     lines = [line for line in lines if not line.startswith("  ()")]
   exec("\n".join(lines), known)
   return known["pack"], known["unpack"]
+
+
+def _nothing(kind: Any) -> tuple[str, str]:
+  """Python's words for packing and unpacking, `call` unless there is nothing."""
+  if _is_union(kind) and types.NoneType in typing.get_args(kind):
+    text = "(None if {x} is None else {call})"
+    return text, text
+  if typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is Ellipsis:
+    return "([] if {x} == () else {call})", "(() if {x} == [] else {call})"
+  return "{call}", "{call}"
 
 
 def _field(kind: Any) -> tuple[_Packer, _Unpacker]:
@@ -334,7 +336,11 @@ def _pack_bytes(value: Any, blobs: list[bytes]) -> int:
 def _unpack_bytes(found: Any, blobs: _Blobs) -> bytes:
   if type(found) is not int:
     raise _bad("a length", found)
-  return blobs.take(found)
+  start, data = blobs.start, blobs.data
+  blobs.start = end = start + found
+  if not start <= end <= len(data):
+    raise BadMessage("cut short")
+  return data[start:end]
 
 
 def _pack_ranges(value: Any, blobs: list[bytes]) -> list[int]:

@@ -9,8 +9,9 @@ it gave, unread.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
-from typing import Literal, TypeAlias
+import itertools
+from collections.abc import Hashable, Iterable
+from typing import Literal, TypeAlias, TypeVar
 
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
@@ -19,7 +20,7 @@ from optax_dist.coordinator.protocol.entries import (
   StoreValue,
   Work,
 )
-from optax_dist.coordinator.protocol.messages import Message
+from optax_dist.coordinator.protocol.messages import Arrive, Message
 from optax_dist.ledger import Spans
 
 # An array or arrays in the driver's hands.
@@ -54,6 +55,20 @@ class Received:
 
   peer: Process
   message: Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrivals:
+  """Several gradients that came one after the other: as each by itself.
+
+  To a leader with hundreds of followers most that comes is a gradient that
+  completes nothing, and many at once cost little more than one.
+
+  Attributes:
+    received: messages that are `Arrive`, two or more.
+  """
+
+  received: tuple[Received, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -269,6 +284,7 @@ Input: TypeAlias = (
   Started
   | TimePassed
   | Received
+  | Arrivals
   | Malformed
   | PeerLost
   | PutAnswered
@@ -286,3 +302,21 @@ Input: TypeAlias = (
   | Aborted
   | FingerprintTaken
 )
+
+_T = TypeVar("_T")
+
+
+def together(given: Iterable[_T]) -> list[_T | Received | Arrivals]:
+  """The same inputs, with gradients that follow one another as `Arrivals`."""
+  found: list[_T | Received | Arrivals] = []
+  for arrives, group in itertools.groupby(given, _arrives):
+    run = list(group)
+    if arrives and len(run) > 1:
+      found.append(Arrivals(tuple(run)))  # type: ignore[arg-type]
+    else:
+      found += run
+  return found
+
+
+def _arrives(given: object) -> bool:
+  return type(given) is Received and type(given.message) is Arrive

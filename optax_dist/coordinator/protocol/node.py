@@ -82,7 +82,14 @@ class Node:
 
   def _step(self, input_: Input, now: float) -> list[Effect]:
     leader, follower = self.leader, self.follower
-    if leader is None:
+    if isinstance(input_, ins.Arrivals):
+      effects = []
+      if leader is not None:
+        effects = leader.step(input_, now)
+      else:
+        for one in input_.received:
+          effects += follower.step(one, now)
+    elif leader is None:
       effects = follower.step(input_, now)
     elif isinstance(input_, ins.Received):
       to_leader = isinstance(input_.message, _TO_LEADER)

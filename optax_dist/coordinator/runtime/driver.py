@@ -331,8 +331,9 @@ class Driver:
       if self._aggregations.answers or self._snapshots.answers:
         self._take_answers()
       if self._inputs:
-        for _ in range(len(self._inputs)):
-          self._step(self._inputs.popleft())
+        given, self._inputs = self._inputs, collections.deque()
+        for one in inputs.together(given):
+          self._step(one)
         continue
       if self._closing:
         break

@@ -51,6 +51,16 @@ _TAG = 16
 ) = range(12)
 
 
+def message_frame(body: bytes) -> bytes | None:
+  """A message as it is written where nothing is signed: the same for all.
+
+  None where it is too large to be sent.
+  """
+  if len(body) > interface.MAX_MESSAGE:
+    return None
+  return _HEADER.pack(len(body), _MESSAGE, 0) + body
+
+
 class Faulty(Exception):
   """The peer sent what no peer of this version sends."""
 
@@ -143,6 +153,7 @@ class Session:
     self._shown: set[int] = set()
     # Receiving.
     self._staging = memoryview(bytearray(_STAGING))
+    self._empty = [self._staging]
     self._start = self._end = 0
     self._scratch: memoryview | None = None
     self._sink: _Incoming | _Body | None = None
@@ -182,24 +193,20 @@ class Session:
       )
     self._put(_MESSAGE, 0, body)
 
-  def at_once(self, body: bytes) -> bytes | None:
-    """The bytes of a message, to be written now; None: it has to be queued.
+  @property
+  def takes_frames(self) -> bool:
+    """Whether `message_frame` may be written now: nothing else waits.
 
-    What is left of them is given to `go_on`.
+    What has not been written of it is given to `go_on`.
     """
-    if (
-      self._keys is not None
-      or not self._started
-      or self._frames
-      or self._writing
-      or self._turns
-      or len(body) > interface.MAX_MESSAGE
-    ):
-      return None
-    return _HEADER.pack(len(body), _MESSAGE, 0) + body
+    return (
+      self._started
+      and self._keys is None
+      and not (self._frames or self._writing or self._turns)
+    )
 
   def go_on(self, rest: memoryview) -> None:
-    """So much of the bytes of `at_once` has not been written."""
+    """So much of a frame has not been written."""
     self._writing.append(rest)
 
   def ping(self) -> None:
@@ -458,9 +465,9 @@ class Session:
 
   def room(self) -> list[memoryview]:
     """Where the next bytes are to be put; see `received`."""
-    if not self._left:
-      return [self._staging[self._end :]]
-    return [self._sink_room(), self._staging[:_AHEAD]]
+    if self._left:
+      return [self._sink_room(), self._staging[:_AHEAD]]
+    return [self._staging[self._end :]] if self._end else self._empty
 
   def received(self, nbytes: int, files: Sequence[int] = ()) -> None:
     """So many bytes have been put there, and descriptors came with them.

@@ -245,33 +245,37 @@ class SocketTransport(peers.Peers):
   ) -> None:
     self._check_open()
     body, now = b"".join(payload), time.monotonic()
+    frame = session.message_frame(body)
     for peer in peers:
       link = self._up_links.get(peer)
-      if link is None or not self._send_at_once(link, body, now):
+      if link is None or not self._send_at_once(link, frame, now):
         self.send(peer, [body])
 
-  def _send_at_once(self, link: _Link, body: bytes, now: float) -> bool:
+  def _send_at_once(
+    self, link: _Link, frame: bytes | None, now: float
+  ) -> bool:
     """Writes a message to one for whom nothing else waits; False: it does.
 
     A leader does this for each of its followers in each step, so it does no more
     than it must.
     """
-    if type(link.channel) is not channels.Plain:
-      return False
-    assert link.session is not None
-    frame = link.session.at_once(body)
-    if frame is None or (link.handshake and link.handshake.output):
+    found = link.session
+    assert found is not None
+    if (
+      frame is None
+      or type(link.channel) is not channels.Plain
+      or not found.takes_frames
+      or (link.handshake and link.handshake.output)
+    ):
       return False
     try:
-      sent = link.channel.send([frame])
-      if sent is None:
-        return False
+      sent = link.sock.send(frame)
       if sent < len(frame):
-        link.session.go_on(memoryview(frame)[sent:])
+        found.go_on(memoryview(frame)[sent:])
         self._dirty[link] = None
       link.sent = now
     except OSError:
-      return False  # It is found out where it is written again.
+      return False  # It is full, or it is found out where it is written again.
     except BaseException:
       self._end(link, "broken", "interrupted on this side")
       raise
@@ -435,11 +439,13 @@ class SocketTransport(peers.Peers):
         if link.closed:
           return
         continue
-      current.received(got, channel.take_files())
+      current.received(got, channel.take_files() if channel.files else ())
       if current.ended is not None:
         self._end(link, "left", current.ended)
         return
-      if got < sum(map(len, room)) and channel.drains:
+      if channel.drains and (
+        got < len(room[0]) or got < sum(map(len, room))
+      ):
         return
     self._again.add(link)
 

@@ -258,6 +258,8 @@ class Leader:
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Takes one input; returns what is to be done, in order."""
+    if isinstance(input_, ins.Arrivals):
+      return self._arrive_together(input_.received, now)
     slept = now - self._now
     self._now, self._plain = now, False
     if slept > self._config.leader_timeout:
@@ -930,6 +932,78 @@ class Leader:
     self._arriving = (incarnation, arrival)
     self._decide(event, decisions)
     self._arriving = None
+
+  def _arrive_together(
+    self, received: Sequence[ins.Received], now: float
+  ) -> list[Effect]:
+    """Takes gradients that came one after the other."""
+    effects: list[Effect] = []
+    start = 0
+    while start < len(received):
+      taken = 0
+      if self._takes_many(now):
+        self._now = now
+        taken = self._take_many(received[start:])
+      if not taken:
+        # One that is not as plain, or completes the step, or begins the wait.
+        effects += self.step(received[start], now)
+      start += max(1, taken)
+    return effects
+
+  def _takes_many(self, now: float) -> bool:
+    """Whether nothing follows from a gradient that completes nothing."""
+    return (
+      not self.over
+      and now < self._due
+      and now - self._now <= self._config.leader_timeout
+      and self._waiting_since is not None
+      and self._ending is None
+      and self._lender is None
+      and self._rounds is None
+      and not self._config.alone
+      and not self._seats_that_wait()
+    )
+
+  def _take_many(self, received: Sequence[ins.Received]) -> int:
+    """Takes in as many gradients, from the front, as `_arrive` says `_plain` of.
+
+    Returns:
+      How many.
+    """
+    state, expected = self._quorum, self._config.inline_bytes or 0
+    step, most = state.step, quorum.needed(state) - 1 - state.gathered
+    incarnations: dict[ReplicaId, int | None] = {}
+    seats: list[_Seat] = []
+    for one in received[: max(0, most)]:
+      seat, message = self._by_process.get(one.peer), one.message
+      assert isinstance(message, msg.Arrive)
+      if (
+        seat is None
+        or message.sequence <= seat.sequence
+        or message.local_step != step
+        or message.total != 1
+        or message.count != 1
+        or not message.finite
+        or len(message.payload) != expected
+        or seat.member.replica in incarnations
+      ):
+        break
+      incarnations[seat.member.replica] = seat.member.incarnation
+      seats.append(seat)
+    if len(seats) < 2:
+      return 0
+    found = quorum.take_in(state, incarnations)
+    if found is None:
+      return 0
+    self._quorum = found
+    for seat, one in zip(seats, received, strict=False):
+      message = one.message
+      assert isinstance(message, msg.Arrive)
+      seat.sequence = message.sequence
+      if not seat.needs and seat.applied < message.applied:
+        seat.applied = message.applied
+      self._arrivals[seat.member.incarnation] = _Arrival(message, self._now)
+    return len(seats)
 
   def _may_count(self, seat: _Seat, message: msg.Arrive) -> bool:
     """Whether the rules may be told of a gradient now; else it is queued."""
