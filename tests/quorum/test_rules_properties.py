@@ -44,6 +44,36 @@ def test_the_short_way_of_a_gradient_is_the_long_way(options, choices):
       assert (draft.freeze(), tuple(draft.decisions)) == (after, decisions)
 
 
+@given(OPTIONS, CHOICES)
+@settings(max_examples=150)
+def test_gradients_taken_in_together_are_as_one_after_the_other(
+  options, choices
+):
+  for before, *_ in histories(options, choices):
+    live = [r for r, m in before.replicas.items() if m.live]
+    for some in (live, live[1:], live[:2]):
+      together = quorum.take_in(before, dict.fromkeys(some))
+      after = before
+      for replica in some if together is not None else ():
+        arrive = quorum.Arrive(replica, before.step)
+        after, decisions = quorum.step(after, arrive)
+        kinds = [type(decision) for decision in decisions]
+        assert kinds == [quorum.Accept, quorum.Wait]
+      assert together in (None, after)
+
+
+def test_what_completes_a_step_is_not_taken_in_together():
+  state = quorum.init(4, two_phase=False)
+  for replica in range(4):
+    state, _ = quorum.step(state, quorum.Join(replica))
+  state = quorum.take_in(state, {0: None, 2: 0})
+  assert sorted(state.inside) == [0, 2]
+  assert quorum.take_in(state, {1: None, 3: None}) is None
+  assert quorum.take_in(state, {0: None}) is None  # A second one.
+  assert quorum.take_in(state, {1: 7}) is None  # Of another incarnation.
+  assert quorum.take_in(state, {1: None}).gathered == 3
+
+
 def test_most_gradients_go_the_short_way():
   state = quorum.init(3, two_phase=False)
   for replica in range(3):

@@ -33,8 +33,7 @@ def _no_constant(name: str) -> Any:
   raise ValueError(f"{name} is not a number")
 
 
-# `raw_decode` without the frame of a function around it.
-_load = json.JSONDecoder(parse_constant=_no_constant).scan_once
+_load = json.JSONDecoder(parse_constant=_no_constant).raw_decode
 
 # To JSON: takes a value and the list that its bytes are added to.
 _Packer = Callable[[Any, list[bytes]], Any]
@@ -138,8 +137,8 @@ class Codec(Generic[T]):
     text = ""
     try:
       text = data[_LENGTH.size : end].decode()
-      header, read = _load(text, 0)
-    except (ValueError, RecursionError, StopIteration):
+      header, read = _load(text)
+    except (ValueError, RecursionError):
       raise BadMessage("its header is not JSON") from None
     if read != len(text):
       raise BadMessage("its header is not JSON")

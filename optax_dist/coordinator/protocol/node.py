@@ -82,15 +82,10 @@ class Node:
 
   def _step(self, input_: Input, now: float) -> list[Effect]:
     leader, follower = self.leader, self.follower
-    if isinstance(input_, ins.Arrivals):
-      effects = []
-      if leader is not None:
-        effects = leader.step(input_, now)
-      else:
-        for one in input_.received:
-          effects += follower.step(one, now)
-    elif leader is None:
+    if leader is None:
       effects = follower.step(input_, now)
+    elif isinstance(input_, ins.Arrivals):
+      effects = leader.step(input_, now)
     elif isinstance(input_, ins.Received):
       to_leader = isinstance(input_.message, _TO_LEADER)
       effects = (leader if to_leader else follower).step(input_, now)

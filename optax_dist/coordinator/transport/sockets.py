@@ -251,9 +251,7 @@ class SocketTransport(peers.Peers):
       if link is None or not self._send_at_once(link, frame, now):
         self.send(peer, [body])
 
-  def _send_at_once(
-    self, link: _Link, frame: bytes | None, now: float
-  ) -> bool:
+  def _send_at_once(self, link: _Link, frame: bytes | None, now: float) -> bool:
     """Writes a message to one for whom nothing else waits; False: it does.
 
     A leader does this for each of its followers in each step, so it does no more
@@ -443,9 +441,7 @@ class SocketTransport(peers.Peers):
       if current.ended is not None:
         self._end(link, "left", current.ended)
         return
-      if channel.drains and (
-        got < len(room[0]) or got < sum(map(len, room))
-      ):
+      if channel.drains and (got < len(room[0]) or got < sum(map(len, room))):
         return
     self._again.add(link)
 

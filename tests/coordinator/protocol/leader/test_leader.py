@@ -1,6 +1,7 @@
 """The leader: what it says is what stands in the log, and bad input harms none."""
 
 import itertools
+import random
 
 import pytest
 
@@ -607,3 +608,69 @@ def test_leased_gradients_but_the_last_need_no_second_look(monkeypatch):
   (commit,) = driven.logged(Committed)
   assert [part.data for part in commit.parts] == list(leases.values())
   assert commit.leases == (((6, 8),), ((8, 10),), ((10, 12),))
+
+
+def arrival(peer, sequence, step, **changes):
+  fields = {"total": 1, "count": 1, "finite": True, "payload": b"g"} | changes
+  message = msg.Arrive(
+    sequence,
+    step,
+    applied=step,
+    optimistic=None,
+    batches="",
+    compute=None,
+    **fields,
+  )
+  return ins.Received(peer, message)
+
+
+def test_gradients_that_come_together_are_as_one_after_the_other():
+  assert sum(map(come_together, range(20))) > 50
+
+
+def come_together(seed):
+  """Checks a random run; returns how many were taken in together."""
+  rng = random.Random(seed)
+  ones, many = (
+    Driven(inline_bytes=1, replicas_to_aggregate=6, total_num_replicas=8)
+    for _ in range(2)
+  )
+  for driven in (ones, many):
+    for i in range(1, 8):
+      driven.hello(f"p{i}")
+  taken = []
+  take_many = many.leader._take_many
+  many.leader._take_many = lambda some: (
+    taken.append(take_many(some)) or taken[-1]
+  )
+  odd = [
+    {"finite": False, "payload": b""},
+    {"payload": b"too long"},
+    {"total": 2, "count": 2},
+  ]
+  sequence = itertools.count()
+  for _ in range(12):
+    step = ones.leader._quorum.step
+    come = [
+      arrival(
+        f"p{rng.randrange(8)}" if rng.random() < 0.2 else f"p{i}",
+        next(sequence) if rng.random() < 0.95 else 0,
+        max(0, step - (rng.random() < 0.1)),
+        **(rng.choice(odd) if rng.random() < 0.05 else {}),
+      )
+      for i in rng.sample(range(8), rng.randrange(1, 8))
+    ]
+    now = ones.now = many.now = ones.now + rng.random()
+    apart = [e for one in come for e in ones.leader.step(one, now)]
+    together = many.leader.step(ins.Arrivals(tuple(come)), now)
+    assert apart == together
+    assert ones.leader._quorum == many.leader._quorum
+    assert ones.leader._arrivals == many.leader._arrivals
+    assert ones.leader._seats == many.leader._seats
+    assert ones.leader.deadline() == many.leader.deadline()
+    assert many.leader.deadline() == many.leader._deadline()
+    ones.carry_out(apart)
+    many.carry_out(together)
+  assert ones.log == many.log
+  assert many.logged(Committed)
+  return sum(taken)
