@@ -4,6 +4,7 @@ python -m tests.simulation --schedules 20000 --seed 7 --workers 2
 python -m tests.simulation --replay 7000123
 python -m tests.simulation --planted all
 python -m tests.simulation --exhaustive
+python -m tests.simulation --exhaustive "3 replicas, 2 steps"
 python -m tests.simulation --groups --schedules 20000
 python -m tests.simulation --leases --schedules 20000
 python -m tests.simulation --fragments --schedules 20000
@@ -21,7 +22,6 @@ import time
 from typing import Any
 
 from tests.simulation import (
-  explore,
   faults,
   fragments,
   group_leases,
@@ -30,6 +30,7 @@ from tests.simulation import (
   planted,
   shrink,
 )
+from tests.simulation.exhaustive import explore
 
 # So that no two `--seed`s share a schedule.
 _SPREAD = 1_000_000
@@ -124,9 +125,9 @@ def _planted(which: str, most: int) -> int:
   return int(bool(missed))
 
 
-def _exhaustive(most: int) -> int:
+def _exhaustive(which: str, most: int) -> int:
   bad = 0
-  for space in explore.SPACES:
+  for space in [s for s in explore.SPACES if which in s.name]:
     began = time.perf_counter()
     found = explore.explore(space, most)
     took = time.perf_counter() - began
@@ -156,8 +157,14 @@ def main() -> int:
   add("--replay", type=int, metavar="SEED", help="prints one, made small")
   add("--planted", metavar="NAME", help="a planted fault's name, or all")
   add("--within", type=int, default=20_000, help="schedules to find it in")
-  add("--exhaustive", action="store_true", help="every interleaving")
-  add("--states", type=int, default=2_000_000, help="at most, in each space")
+  add(
+    "--exhaustive",
+    metavar="NAME",
+    nargs="?",
+    const="",
+    help="every interleaving of small runs, or of those with this in their name",
+  )
+  add("--states", type=int, default=500_000, help="at most, in each space")
   add("--groups", action="store_true", help="replicas of several processes")
   add("--leases", action="store_true", help="samples that are leased")
   add("--fragments", action="store_true", help="learners that never wait")
@@ -170,8 +177,8 @@ def main() -> int:
     return _replay(_KINDS[name], options.replay)
   if options.planted is not None:
     return _planted(options.planted, options.within)
-  if options.exhaustive:
-    return _exhaustive(options.states)
+  if options.exhaustive is not None:
+    return _exhaustive(options.exhaustive, options.states)
   return _schedules(name, options.schedules, options.seed, options.workers)
 
 

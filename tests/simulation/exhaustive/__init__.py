@@ -1,0 +1,1 @@
+"""Small runs, of which every order of events is followed."""
