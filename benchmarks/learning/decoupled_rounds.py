@@ -25,11 +25,11 @@ from optax_dist.coordinator import strategies
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "tests" / "helpers"))
 import virtual_learners
 
-LEARNERS, STEP_SECONDS, BACK = 4, 0.03, 2.0
+LEARNERS, STEP_SECONDS = 4, 0.03
 CASES = {
-  "of one speed": (1.0, 0.0),
-  "one twice as slow": (2.0, 0.0),
-  "and lost at random": (2.0, 20.0),
+  "of one speed": (1.0, False),
+  "one twice as slow": (2.0, False),
+  "and lost at random": (2.0, True),
 }
 
 
@@ -61,7 +61,7 @@ def outer():
   return optax.sgd(0.7, momentum=0.9, nesterov=True)
 
 
-def decoupled(args, seed, slow, lost_every):
+def decoupled(args, seed, slow, lost):
   """The loss, the steps of all, and merges of a fragment in a period."""
   data = Data(seed)
   make = strategies.decoupled_diloco(
@@ -84,14 +84,15 @@ def decoupled(args, seed, slow, lost_every):
     seed=seed,
   )
   steps = 0
-  if lost_every:
+  if lost:
     chance = random.Random(seed)
-    while (at := run.now + chance.expovariate(1 / lost_every)) < args.seconds:
+    wait = lambda: chance.expovariate(1 / args.lost_every)
+    while (at := run.now + wait()) < args.seconds:
       run.run(at)
       number = chance.randrange(LEARNERS)
       steps += run.learners[number].steps
       run.lose(number)
-      run.run(min(at + BACK, args.seconds))
+      run.run(min(at + args.back, args.seconds))
       run.join(number)
   run.run(args.seconds)
   steps += sum(learner.steps for learner in run.learners)
@@ -132,6 +133,8 @@ def main():
   add("--overlap", type=int, default=4)
   add("--late", choices=["carry", "drop"], default="carry")
   add("--merge", choices=["radial", "mean"], default="radial")
+  add("--lost-every", type=float, default=20.0, help="seconds, on average")
+  add("--back", type=float, default=2.0, help="seconds until it is back")
   add("--cases", nargs="+", default=list(CASES), choices=list(CASES))
   args = parser.parse_args()
   for name in args.cases:
