@@ -3,11 +3,13 @@
 Three questions, each about the loss on held-out text after training:
 
 - SparseLoCo (3 % of the numbers, 2 bits each, with error feedback) against DiLoCo,
-  and against itself without error feedback; all in rounds of local AdamW steps;
+  against the same without compression (an outer SGD), and against itself without error
+  feedback; all in rounds of local AdamW steps;
 - PowerSGD of rank 4 against the mean of gradients, with momentum;
 - signs with majority vote against the mean of signs.
 
-Each method's learning rate is the best of a grid, on a seed of its own. Seeds share
+Each method's learning rate, for rounds those of local and outer steps, is the best of
+a grid, on a seed of its own. Seeds share
 their start and their batches between methods, so intervals are of paired differences
 (95 %, Student's t). Bytes are what a replica hands over.
 
@@ -23,6 +25,7 @@ PowerSGD (https://arxiv.org/abs/1905.13727); Bernstein et al. 2018, signSGD with
 Majority Vote (https://arxiv.org/abs/1802.04434).
 """
 
+import itertools
 import time
 
 import diloco_characters as characters
@@ -43,24 +46,29 @@ SPARSE = compression.top_k(0.03, bits=2, error_feedback=0.95)
 SPARSE_FORGETS = compression.top_k(0.03, bits=2, error_feedback=None)
 LOW_RANK = compression.power_sgd(4)
 VOTE = compression.sign()
-# By name: the learning rates to choose from; the outer ones for rounds.
+# By name: the learning rates to choose from; the outer ones for rounds. Without
+# outer momentum they are larger: Nesterov's of 0.9 multiplies them by 10 in the end.
 GRIDS = {
-  "DiLoCo": (0.4, 0.7, 1.0),
-  "SparseLoCo": (0.7, 1.0, 1.5),
-  "SparseLoCo, no feedback": (0.7, 1.0, 1.5),
+  "DiLoCo": (0.05, 0.1, 0.2, 0.4, 0.7),
+  "outer SGD": (0.7, 1.0, 1.5, 2.0, 3.0),
+  "SparseLoCo": (0.7, 1.0, 1.5, 2.0, 3.0, 4.0),
+  "SparseLoCo, no feedback": (1.0, 2.0, 3.0, 5.0, 8.0),
   "mean": (0.03, 0.1, 0.3),
   "PowerSGD, rank 4": (0.03, 0.1, 0.3),
   "mean of signs": (3e-4, 1e-3, 3e-3),
   "majority vote": (3e-4, 1e-3, 3e-3),
 }
+# For rounds, those of the local AdamW as well.
+LOCAL = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
 QUESTIONS = {
-  "rounds": ("DiLoCo", "SparseLoCo", "SparseLoCo, no feedback"),
+  "rounds": ("DiLoCo", "outer SGD", "SparseLoCo", "SparseLoCo, no feedback"),
   "low-rank": ("mean", "PowerSGD, rank 4"),
   "signs": ("mean of signs", "majority vote"),
 }
 # What is compared: a method, and what it should not be worse than.
 PAIRS = (
   ("SparseLoCo", "DiLoCo"),
+  ("SparseLoCo", "outer SGD"),
   ("SparseLoCo", "SparseLoCo, no feedback"),
   ("PowerSGD, rank 4", "mean"),
   ("majority vote", "mean of signs"),
@@ -75,9 +83,9 @@ def decay(rate, steps):
   return lambda count: rate * shape(count)
 
 
-def transformation(name, rate, period, steps):
+def transformation(name, rate, local_rate, period, steps):
   """What trains."""
-  local = optax.adamw(decay(4e-3, steps))
+  local = optax.adamw(decay(local_rate, steps))
   share = lambda method=None: optax_dist.cross_shard(
     AXIS, compression=method, num_replicas=REPLICAS
   )
@@ -89,6 +97,13 @@ def transformation(name, rate, period, steps):
         AXIS,
         communication_period=period,
         outer_learning_rate=lambda _: rate,
+      )
+    case "outer SGD":
+      return optax_dist.local_updates(
+        local,
+        optax.sgd(lambda _: rate),
+        AXIS,
+        communication_period=period,
       )
     case "SparseLoCo" | "SparseLoCo, no feedback":
       feedback = 0.95 if name == "SparseLoCo" else None
@@ -116,7 +131,7 @@ def handed_over(name, params, rounds, steps):
   """Bytes that a replica hands over in the whole run."""
   whole = sum(x.nbytes for x in jax.tree.leaves(params))
   match name:
-    case "DiLoCo":
+    case "DiLoCo" | "outer SGD":
       return rounds * whole
     case "SparseLoCo" | "SparseLoCo, no feedback":
       return rounds * SPARSE.sent(params)
@@ -130,7 +145,7 @@ def handed_over(name, params, rounds, steps):
 
 
 def trainer(name, rounds, period, data):
-  """Returns a function of a rate and a seed: the losses after each round."""
+  """Returns a function of two rates and a seed: the losses after each round."""
   text, held_out, symbols = data
   part = text.size // REPLICAS
   texts = jnp.asarray(text[: part * REPLICAS].reshape(REPLICAS, part))
@@ -140,8 +155,8 @@ def trainer(name, rounds, period, data):
   evaluated = characters.windows_at(jnp.asarray(held_out), starts)
 
   @jax.jit
-  def run(rate, key, texts, evaluated):
-    tx = transformation(name, rate, period, rounds * period)
+  def run(rate, local_rate, key, texts, evaluated):
+    tx = transformation(name, rate, local_rate, period, rounds * period)
     start = characters.init(key, symbols)
 
     def replica(key, own_text):
@@ -165,8 +180,9 @@ def trainer(name, rounds, period, data):
     keys = jax.random.split(jax.random.fold_in(key, 1), REPLICAS)
     return jax.vmap(replica, axis_name=AXIS)(keys, texts)[0]
 
-  def train(rate, seed):
-    return np.asarray(run(rate, jax.random.key(seed), texts, evaluated))
+  def train(rate, local_rate, seed):
+    key = jax.random.key(seed)
+    return np.asarray(run(rate, local_rate, key, texts, evaluated))
 
   return train
 
@@ -216,17 +232,25 @@ def main():
   print(f"{args.rounds} rounds of {args.period} steps, {args.seeds} seeds")
   found = {}
   for name in (n for q in args.questions for n in QUESTIONS[q]):
-    grid = GRIDS[name]
+    of_rounds = name in QUESTIONS["rounds"]
+    grid = [*itertools.product(GRIDS[name], LOCAL if of_rounds else (0.0,))]
     begin = time.perf_counter()
     train = trainer(name, args.rounds, args.period, data)
-    tried = [train(rate, TUNING_SEED)[-1] for rate in grid]
-    rate = grid[int(np.argmin(tried))]
-    losses = np.stack([train(rate, seed) for seed in range(args.seeds)])
+    tried = [train(*rates, TUNING_SEED)[-1] for rates in grid]
+    # Some diverge.
+    rate, local_rate = grid[int(np.nanargmin(tried))]
+    losses = np.stack(
+      [train(rate, local_rate, seed) for seed in range(args.seeds)]
+    )
     mean, half = interval(losses[:, -1])
     sent = handed_over(name, params, args.rounds, steps)
-    found[name] = {"rate": rate, "losses": losses.tolist(), "bytes": sent}
+    rates = {"rate": rate, "local_rate": local_rate}
+    found[name] = {**rates, "losses": losses.tolist(), "bytes": sent}
+    told = f"rate {rate:g} of {GRIDS[name]}"
+    if of_rounds:
+      told += f", local {local_rate:g} of {LOCAL}"
     print(
-      f"{name:24} loss {mean:.4f} +- {half:.4f}, rate {rate:g} of {grid},"
+      f"{name:24} loss {mean:.4f} +- {half:.4f}, {told},"
       f" {sent:,} bytes, {time.perf_counter() - begin:.0f} s",
       flush=True,
     )

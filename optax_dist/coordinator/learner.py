@@ -55,8 +55,11 @@ class Learner(Replica):
     super()._check(settings, group)
     if group is not None:
       raise ValueError(
-        "decoupled DiLoCo is for replicas of one process: several would have to"
-        " take a fragment in at the same step."
+        "decoupled DiLoCo is for replicas of one process, got one of"
+        f" {group.count}: each takes a fragment in when it is there, and a step"
+        " of all processes together needs it at the same time. Make each process a"
+        " learner of its own (processes_per_replica=1), or have one process drive"
+        " all devices of a host."
       )
 
   def _is_late(self) -> bool:

@@ -174,6 +174,30 @@ def test_fragments_have_rounds_of_their_own():
   assert state.rounds[0].inside == (_give("a"),)
 
 
+def test_rounds_of_two_fragments_are_merged_at_the_same_time():
+  """The rules allow it; the coordinator merges one after the other."""
+  state = _started("abc", fragments=2, overlap=0)
+  merges = []
+  for fragment in (0, 1):
+    state, found = _run(
+      state,
+      (_give("a", fragment=fragment), 0.0),
+      (_give("b", fragment=fragment), 1.0),
+    )
+    merges += found
+  assert [(m.fragment, m.attempt) for m in merges] == [(0, 1), (1, 2)]
+  assert all(r.merging for r in state.rounds)
+  # Who is lost takes both with it; the other merge ends before the first.
+  lost, decisions = _run(state, (Leave("a"), 2.0))
+  aborted = [d.fragment for d in decisions if isinstance(d, Abort)]
+  assert aborted == [0, 1]
+  assert not any(r.merging for r in lost.rounds)
+  state, (adopt,) = _run(state, (Merged(1, 2), 2.0))
+  assert adopt == Adopt(1, 1, ("a", "b"))
+  state, (adopt,) = _run(state, (Merged(0, 1), 3.0))
+  assert adopt == Adopt(0, 1, ("a", "b"))
+
+
 class TestALearnerIsLost:
   def test_before_the_merge(self):
     state, decisions = _run(_started(), (_give("a"), 0.0), (Leave("a"), 1.0))

@@ -12,8 +12,10 @@ import optax
 import pytest
 
 from optax_dist import coordinator
-from optax_dist.coordinator import strategies
+from optax_dist.coordinator import learner, strategies
+from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import group as groups
 
 PARAMS = {"a": jnp.zeros((30, 20)), "b": jnp.zeros(50), "c": jnp.zeros(7)}
 INNER = optax.sgd(0.05)
@@ -364,13 +366,8 @@ def test_those_who_differ_in_its_numbers_are_refused():
     one.finish()
 
 
-@pytest.mark.parametrize(
-  ("settings", "message"),
-  [({"data": True}, "data= is")],
-)
-def test_what_does_not_go_with_it_is_refused(settings, message):
-  settings = {"data": coordinator.Batches(num_samples=8, global_batch=4)}
-  with pytest.raises(ValueError, match=message):
+def test_leased_samples_do_not_go_with_it():
+  with pytest.raises(ValueError, match="data= is"):
     runs.make(
       endpoint.World(),
       0,
@@ -379,8 +376,25 @@ def test_what_does_not_go_with_it_is_refused(settings, message):
       strategy=strategy(),
       opt=INNER,
       params=PARAMS,
-      **settings,
+      data=coordinator.Batches(num_samples=8, global_batch=4),
     )
+
+
+def test_a_learner_of_several_processes_is_refused():
+  """Before it says anything to the others: cause and remedy."""
+  place = endpoint.World().connect("0")
+  asked = []
+  group = groups.Group(0, 2, lambda text: asked.append(text) or [text] * 2)
+  with pytest.raises(ValueError, match=r"one process, got one of 2: .*=1"):
+    learner.Learner(
+      place,
+      strategy()(INNER, strategies.Quorum(1, 1)),
+      PARAMS,
+      replica=0,
+      settings=Options(),
+      group=group,
+    )
+  assert not asked
 
 
 @pytest.mark.parametrize("tokens", [-1, 4])
