@@ -6,6 +6,7 @@ Replicas are threads that speak over sockets, as processes do.
 import contextlib
 import dataclasses
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -30,17 +31,23 @@ PARAMS = {"w": jnp.ones(40)}
 OPT = optax.sgd(0.1)
 
 
+@pytest.fixture(scope="module")
+def store():
+  """One for the runs of all tests; a process takes its time to start."""
+  with store_process.start(SECRET.encode(), port=0) as made:
+    yield made
+
+
 @pytest.fixture
-def job():
-  """A store, and what to join a run by."""
-  store = store_process.start(SECRET.encode(), port=0)
-  yield {
+def job(store):
+  """What to join a run of a test's own by."""
+  return {
     "coordinator_address": store.address.partition(",")[0],
+    "run": secrets.token_hex(8),
     "secret": SECRET,
     "start_store": False,
     "total_num_replicas": 2,
   } | PATIENT
-  store.stop()
 
 
 class Loop(threading.Thread):
@@ -204,10 +211,10 @@ import multiprocessing, os, sys, time
 import jax.numpy as jnp, optax
 from optax_dist import coordinator
 
-how, address, secret = sys.argv[1:]
+how, address, secret, run = sys.argv[1:]
 with coordinator.join(
   optax.sgd(0.1), {"w": jnp.ones(40)}, replica=1, total_num_replicas=2,
-  coordinator_address=address, secret=secret, start_store=False,
+  coordinator_address=address, secret=secret, run=run, start_store=False,
   timeout=300.0, attempt_timeout=100.0, leader_timeout=100.0, lower_on_loss=True,
 ) as replica:
   for i in range(5):
@@ -234,7 +241,10 @@ def test_a_forked_child_does_not_hide_its_parents_death(job, how):
   one.start()
   one.joined.wait(60.0)
   process = subprocess.Popen(
-    [sys.executable, "-c", _FORKS, how, job["coordinator_address"], SECRET],
+    [
+      *(sys.executable, "-c", _FORKS, how, job["coordinator_address"]),
+      *(SECRET, job["run"]),
+    ],
     stdout=subprocess.PIPE,
     env=os.environ | {"JAX_PLATFORMS": "cpu"},
   )
