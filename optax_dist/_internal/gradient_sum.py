@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import precision
-from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.leaves.packing import Joined, Packing
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
@@ -162,10 +161,7 @@ class Packed:
 
   def computed_once(self, buffers: Sequence[Any]) -> list[Any]:
     """Returns the list, with buffers that aren't computed again for each leaf."""
-    return [
-      materialize(x) if len(members) > 1 else x
-      for members, x in zip(self.packing.buckets, buffers, strict=True)
-    ]
+    return self.packing.computed_once(buffers)
 
   def put_count(self, sums: Sequence[Any], count: jax.Array) -> list[Any]:
     """Returns sums with a number, an int32 scalar, which is exact to 2**24."""

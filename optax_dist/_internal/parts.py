@@ -48,10 +48,17 @@ def whole(parts: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 def own(x: jax.Array, names: Names, count: int) -> jax.Array:
   """Returns this replica's part of a leaf that is equal on all of them."""
+  if not x.size:
+    return _empty(x, names)
   index = jax.lax.axis_index(names if len(names) > 1 else names[0])
   return jax.lax.dynamic_index_in_dim(
     rows(x, count), index, keepdims=False, allow_negative_indices=False
   )
+
+
+def _empty(x: jax.Array, names: Names) -> jax.Array:
+  """Returns the part of a leaf without elements, which no compiler sees cut."""
+  return axes.cast_to_varying(jnp.zeros((0,), x.dtype), names)
 
 
 def numbers_of(leaves: Sequence[Any]) -> list[jax.Array]:
@@ -83,8 +90,7 @@ def reduce_scatter(
   Returns:
     Flat arrays, with one reduce-scatter per dtype.
   """
-  empty = lambda x: axes.cast_to_varying(jnp.zeros((0,), x.dtype), names)
-  results: list[Any] = [None if x.size else empty(x) for x in leaves]
+  results: list[Any] = [None if x.size else _empty(x, names) for x in leaves]
   for at in _buckets(leaves).values():
     buffer = _side_by_side([rows(leaves[i], count) for i in at])
     part = _scatter(buffer, names)

@@ -41,11 +41,20 @@ def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
       " axis_name) for jax.shard_map, or in_axes=optax_dist.state_axes(state) for"
       " jax.vmap and jax.pmap, and out of it in the same way."
     )
-  return jax.tree.map(lambda x: x[0], node.value), True
+  return row(node.value), True
 
 
 def as_block(value: Any, leading: bool) -> PerReplica:
   """Puts one replica's values back, with a leading axis where they had one."""
-  if leading:
-    value = jax.tree.map(lambda x: x[None], value)
-  return PerReplica(value)
+  return PerReplica(block(value) if leading else value)
+
+
+def row(tree: Any) -> Any:
+  """Drops the leading axis, of size 1, of every array."""
+  # One operation, where an index is several to trace and to compile.
+  return jax.tree.map(lambda x: jax.lax.squeeze(x, (0,)), tree)
+
+
+def block(tree: Any) -> Any:
+  """Gives every array a leading axis of size 1: undoes :func:`row`."""
+  return jax.tree.map(lambda x: jax.lax.expand_dims(x, (0,)), tree)

@@ -25,7 +25,13 @@ from optax_dist._internal.leaves import (
 from optax_dist._internal.leaves.in_place import change_if
 from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
+from optax_dist._internal.replica_blocks import (
+  PerReplica,
+  as_block,
+  block,
+  own_block,
+  row,
+)
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 
 _NO_REPLICAS = (
@@ -252,11 +258,11 @@ class Replica:
 
   def rows(self, tree: Any) -> Any:
     """Drops the leading axis of blocks."""
-    return jax.tree.map(lambda x: x[0], tree) if self.leading else tree
+    return row(tree) if self.leading else tree
 
   def blocks(self, tree: Any) -> Any:
     """Adds the leading axis of blocks."""
-    return jax.tree.map(lambda x: x[None], tree) if self.leading else tree
+    return block(tree) if self.leading else tree
 
   def elementwise(self, fun: Callable, *lists: Sequence) -> list:
     """Applies ``fun`` to the arrays of several lists, one of each at a time.

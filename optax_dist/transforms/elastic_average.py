@@ -11,7 +11,6 @@ from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
-from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
@@ -268,7 +267,7 @@ def elastic_average(
       points, finite = me.where_finite(points, cs, reject_nonfinite)
       met = elastic_exchange(points, cs, rate, me.sum)
       us = [u - cast_like(p, u) for u, p in zip(us, met.pull, strict=True)]
-      us, cs = materialize((us, met.center))
+      us, cs = map(packed.computed_once, (us, met.center))
       dropped += (~finite).astype(jnp.int32)
       return (packed.unpack(us), center, dropped), packed.unpack(cs)
 

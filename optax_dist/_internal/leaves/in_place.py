@@ -49,14 +49,17 @@ def change_if(
   batched = tuple(name for name in names if name not in axes.mesh_axes())
   if batched:
     times = jax.lax.pmax(times, batched)
+  carry = jax.tree.map(jnp.asarray, carry)
+  # Where no types tell what varies, to ask for them is to trace all twice.
+  tracked = any(axes.is_tracked(name) for name in axes.bound_axes())
+  results = jax.eval_shape(fun, carry) if tracked else carry
   varying = jax.tree.map(
-    lambda a, b: axes.varying_axes(a) | axes.varying_axes(b),
-    carry,
-    jax.eval_shape(fun, carry),
+    lambda a, b: axes.varying_axes(a) | axes.varying_axes(b), carry, results
   )
 
   def cast(x, like, over):
-    return axes.cast_to_varying(jnp.asarray(x, like.dtype), over)
+    x = x if x.dtype == like.dtype else x.astype(like.dtype)
+    return axes.cast_to_varying(x, over) if over else x
 
   carry = jax.tree.map(cast, carry, carry, varying)
   # What is differentiated has to be an argument of what has a rule for it.

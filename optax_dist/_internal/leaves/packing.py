@@ -154,6 +154,18 @@ class Packing:
         leaves[i] = jnp.reshape(flat, self.shapes[i])
     return leaves
 
+  def computed_once(self, buffers: Sequence[Any]) -> list[Any]:
+    """Returns the buffers, such that none is computed again for each leaf of it.
+
+    What stays by itself is not touched: large arrays would be copied.
+    """
+    at = [i for i, members in enumerate(self.buckets) if len(members) > 1]
+    if not at:
+      return list(buffers)
+    kept = materialize.materialize([buffers[i] for i in at])
+    found = dict(zip(at, kept, strict=True))
+    return [found.get(i, x) for i, x in enumerate(buffers)]
+
   def joined(
     self, buffers: Sequence[Any], leaves: Sequence[Any]
   ) -> list[Joined]:
