@@ -19,16 +19,22 @@ Names = tuple[axes.AxisName, ...]
 
 
 def length(shape: Sequence[int], count: int) -> int:
-  """Returns how many elements each of ``count`` parts of a leaf has."""
+  """Returns how many elements each of ``count`` parts of a leaf has.
+
+  One at least, so that no part is empty: compilers crash with these.
+  """
   size = 1
   for dim in shape:
     size *= dim
-  return -(-size // count)
+  return max(1, -(-size // count))
 
 
 def rows(x: jax.Array, count: int) -> jax.Array:
   """Returns the parts of a leaf, of shape ``[count, length]``."""
   each = length(x.shape, count)
+  if not x.size:
+    zeros = jnp.zeros((count, each), x.dtype)
+    return axes.cast_to_varying(zeros, axes.varying_axes(x))
   missing = count * each - x.size
   if not missing:
     return jax.lax.reshape(x, (count, each))
@@ -41,6 +47,9 @@ def whole(parts: jax.Array, shape: Sequence[int]) -> jax.Array:
   size = 1
   for dim in shape:
     size *= dim
+  if not size:
+    zeros = jnp.zeros(tuple(shape), parts.dtype)
+    return axes.cast_to_varying(zeros, axes.varying_axes(parts))
   if parts.size == size:
     return jax.lax.reshape(parts, shape)
   return jax.lax.reshape(parts.reshape(-1)[:size], shape)
@@ -48,17 +57,10 @@ def whole(parts: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 def own(x: jax.Array, names: Names, count: int) -> jax.Array:
   """Returns this replica's part of a leaf that is equal on all of them."""
-  if not x.size:
-    return _empty(x, names)
   index = jax.lax.axis_index(names if len(names) > 1 else names[0])
   return jax.lax.dynamic_index_in_dim(
     rows(x, count), index, keepdims=False, allow_negative_indices=False
   )
-
-
-def _empty(x: jax.Array, names: Names) -> jax.Array:
-  """Returns the part of a leaf without elements, which no compiler sees cut."""
-  return axes.cast_to_varying(jnp.zeros((0,), x.dtype), names)
 
 
 def numbers_of(leaves: Sequence[Any]) -> list[jax.Array]:
@@ -90,7 +92,7 @@ def reduce_scatter(
   Returns:
     Flat arrays, with one reduce-scatter per dtype.
   """
-  results: list[Any] = [None if x.size else _empty(x, names) for x in leaves]
+  results: list[Any] = [None] * len(leaves)
   for at in _buckets(leaves).values():
     buffer = _side_by_side([rows(leaves[i], count) for i in at])
     part = _scatter(buffer, names)
@@ -125,10 +127,7 @@ def all_gather(
     Arrays of these shapes, with one all-gather per dtype.
   """
   parts = [axes.cast_to_varying(x, names) for x in parts]
-  results: list[Any] = [
-    None if x.size else jnp.zeros(tuple(shape), x.dtype)
-    for x, shape in zip(parts, shapes, strict=True)
-  ]
+  results: list[Any] = [None] * len(parts)
   for at in _buckets(parts).values():
     together = _side_by_side([parts[i] for i in at])
     gathered = collectives.gather_rows(together, names)
@@ -141,14 +140,10 @@ def all_gather(
 
 
 def _buckets(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
-  """Returns which leaves share a buffer: those of one dtype, and of one type.
-
-  Leaves without elements are in none: there is nothing to send.
-  """
+  """Returns which leaves share a buffer: those of one dtype, and of one type."""
   buckets: dict[Any, list[int]] = {}
   for i, x in enumerate(leaves):
-    if x.size:
-      buckets.setdefault((x.dtype, axes.varying_axes(x)), []).append(i)
+    buckets.setdefault((x.dtype, axes.varying_axes(x)), []).append(i)
   return buckets
 
 

@@ -48,7 +48,8 @@ def sharded(
 
   There is one reduce-scatter and one all-gather per dtype, however many leaves
   there are. A leaf is cut into N flat parts of its own (padded with zeros by less
-  than N elements), so masks, labels and rates by leaf work in ``inner``.
+  than N elements, or to N where it has none), so masks, labels and rates by leaf
+  work in ``inner``.
 
   ``inner`` must work element by element and not look at the shapes of leaves, as
   Adam, momentum, weight decay and schedules do. Whether it does is found before

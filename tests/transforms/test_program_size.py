@@ -144,3 +144,30 @@ def test_kernels_are_told_apart_by_their_constants_and_not_by_names():
 """
   assert len(_kernels(text)) == 2
   assert _operations(text) == 6
+
+
+def test_no_large_array_goes_through_a_branch_in_an_elastic_exchange():
+  """It would be copied there, in each exchange."""
+  large = 1 << 14
+  array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+  params = [array(large), array(8), array(8)]
+  stacked = [array(N, *x.shape) for x in params]
+  tx = _OWN["elastic"]
+  state = jax.eval_shape(tx.init, params)
+  specs = optax_dist.state_specs(state, maps.AXIS)
+
+  def step(params, state, gradients):
+    row = lambda tree: jax.tree.map(lambda x: x[0], tree)
+    return tx.update(row(gradients), state, row(params))[1]
+
+  run = jax.shard_map(
+    step,
+    mesh=maps.mesh(N),
+    in_specs=(P(maps.AXIS), specs, P(maps.AXIS)),
+    out_specs=specs,
+    check_vma=False,
+  )
+  text = jax.jit(run).lower(stacked, state, stacked).as_text()
+  returned = re.findall(r"^ *\}\) : \(tensor<i32>\) -> (.*)$", text, re.M)
+  assert any("tensor<16xf32>" in types for types in returned)
+  assert not any(f"tensor<{large}xf32>" in types for types in returned)

@@ -148,6 +148,8 @@ def test_a_state_made_inside_is_the_same(map_name):
 def test_leaves_without_elements_and_of_equal_lengths(map_name):
   params = [jnp.ones(s) for s in ((0, 3), (5,), (2, 3), (6,), (3, 0), (1,))]
   tx = optax_dist.sharded(optax.trace(0.9), maps.AXIS, num_replicas=N)
+  parts = tx.init(params).inner_state.trace
+  assert [x.value.shape[1] for x in parts] == [1, 2, 2, 2, 1, 1]
   rng = np.random.default_rng(0)
   gradients = [rng.normal(size=(N, *x.shape)) for x in params]
   gradients = [g.astype(np.float32) for g in gradients]

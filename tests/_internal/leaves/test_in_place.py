@@ -59,3 +59,19 @@ def test_the_function_is_not_run_where_nothing_changes():
     jax.block_until_ready(step(jnp.full(2, i == 4), jnp.zeros(2)))
   jax.effects_barrier()
   assert len(ran) == 1
+
+
+def test_the_function_is_traced_once_where_types_tell_nothing():
+  traced = []
+
+  def step(x):
+    def fun(x):
+      traced.append(None)
+      return 2 * x
+
+    return change_if(jnp.asarray(True), fun, x, [maps.AXIS])
+
+  x = np.ones((N, 2), np.float32)
+  got = maps.run("shard_map", step, x, size=N)
+  np.testing.assert_array_equal(got, 2 * x)
+  assert len(traced) == 1

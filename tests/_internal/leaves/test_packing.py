@@ -111,3 +111,23 @@ def test_a_buffer_has_room_for_so_much(monkeypatch):
 def test_a_leaf_that_is_not_there_is_an_error():
   with pytest.raises(IndexError, match="no leaf 3"):
     Packing.side_by_side([jnp.ones(2)]).put([jnp.ones(2)], 3, jnp.ones(2))
+
+
+def test_what_stays_by_itself_is_not_copied_to_be_computed_once():
+  found = []
+
+  def look(*leaves):
+    packed = _packed(leaves)
+    buffers = packed.pack(leaves)
+    kept = packed.computed_once(buffers)
+    found[:] = [
+      (len(members), new is old)
+      for members, new, old in zip(packed.buckets, kept, buffers, strict=True)
+    ]
+    return packed.unpack(kept)
+
+  xs = _leaves(np.random.default_rng(0))
+  back = maps.run("shard_map", look, *xs, size=N)
+  assert sorted(found) == [(1, True), (4, False)]
+  for x, y in zip(xs, back, strict=True):
+    np.testing.assert_array_equal(x, y)
