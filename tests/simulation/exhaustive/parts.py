@@ -103,6 +103,12 @@ class _Key(pickle.Pickler):
       return str, (value.__name__,)
     if isinstance(value, worlds.Process | worlds.World):
       return str, ("",)
+    if isinstance(value, worlds.Aggregation):
+      # In whatever order gradients and means have come.
+      found = {name: getattr(value, name) for name in value.__slots__}
+      found["gradients"] = sorted(value.gradients.items())
+      found["means"] = sorted(value.means.items())
+      return str, (found,)
     if isinstance(value, PersistentMap):
       return str, (repr(sorted(value.items())),)
     return NotImplemented
@@ -267,6 +273,8 @@ class Local(worlds.World):
     del state["world"], state["config"]
     state["closed"] = sorted(process.closed)  # type: ignore[attr-defined]
     state["connections"] = sorted(process.connections.items())
+    early = process.early.items()
+    state["early"] = sorted((repr(k), sorted(map(repr, v))) for k, v in early)
     return key_of(state)
 
   def facts(self, process: Any) -> Facts:

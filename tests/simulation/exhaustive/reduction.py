@@ -13,11 +13,12 @@ others do meanwhile, were it to wait, could add to these events or change them:
 - It looks at nothing that others may change: the leader's sign of life, or whether
   a peer is just connecting to it; and has begun no connection that others may look
   for. What it puts in the store waits for its turn among all others' events.
-- Its end, and its having the mean of an attempt, are seen by invariants about
-  others: such events do not stand for all. What else the checker is told may be told
-  sooner: that a state is published, a gradient submitted or an outcome told. Each
-  is checked against the log, which only grows, so that what is wrong later is wrong
-  at once, and what is wrong once the log has more is found when it has.
+- Its end is seen by invariants about others: such an event does not stand for all;
+  nor one that brings it a mean, where a commit may be put meanwhile. What else the
+  checker is told may be told sooner: that a state is published, a gradient submitted
+  or an outcome told. Each is checked against the log, which only grows, so that what
+  is wrong later is wrong at once, and what is wrong once the log has more is found
+  when it has.
 
 A request whose key is there already has the same answer whenever it is given, for
 nothing is overwritten, nor is the log trimmed in so short a run: it stands for all
@@ -32,6 +33,11 @@ from __future__ import annotations
 from typing import Any
 
 from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol.entries import (
+  Committed,
+  Record,
+  StoreValue,
+)
 from tests.simulation.exhaustive import parts, states
 from tests.simulation.invariants import Violation
 
@@ -70,8 +76,8 @@ class Reduction:
         mine.append(("store", p))
       if len(mine) == len(choices):
         continue
-      looks = self._looks(state, p, mine)
-      if looks is not None and self._hears_no_more(state, p, asks, looks):
+      sees = self._sees(state, p, mine)
+      if sees is not None and self._hears_no_more(state, p, asks, sees):
         return mine
     return choices
 
@@ -96,14 +102,17 @@ class Reduction:
       found = self._keys_of[store] = keys
     return found
 
-  def _looks(
+  def _sees(
     self, state: states.State, p: int, mine: list[states.Choice]
-  ) -> bool | None:
-    """Whether what a process may do next depends on the leader's sign of life.
+  ) -> frozenset[str] | None:
+    """What must not change, for what a process may do next to commute with all.
 
-    None where it doesn't commute with what others do, whatever that is.
+    That is "beat", the leader's sign of life, if it looks at that; and "commits", if
+    it gets a mean, for a commit that needs it is checked when it is put. None where
+    it doesn't commute with what others do, whatever that is.
     """
-    urgent = looks = False
+    urgent = False
+    sees: set[str] = set()
     facts = self._all.facts[state[p]]
     for q in range(self._all.n):
       # Whether it may be found while it connects, depends on others.
@@ -126,17 +135,15 @@ class Reduction:
         return None
       if "peers" in result.looked:
         return None
-      looks = looks or "beat" in result.looked
-    return looks if urgent else None
+      sees |= result.looked
+      if facts.means != self._all.facts[result.process].means:
+        sees.add("commits")
+    return frozenset(sees) if urgent else None
 
   def _is_quiet(self, before: parts.Facts, result: states.Result) -> bool:
     """Whether nobody else, nor an invariant, sees an event but by messages."""
     after = self._all.facts[result.process]
-    if (before.means, before.alive, before.over) != (
-      after.means,
-      after.alive,
-      after.over,
-    ):
+    if (before.alive, before.over) != (after.alive, after.over):
       return False
     if (before.needs_since, before.fetching) != (
       after.needs_since,
@@ -152,12 +159,13 @@ class Reduction:
     )
 
   def _hears_no_more(
-    self, state: states.State, p: int, asks: bool, looks: bool
+    self, state: states.State, p: int, asks: bool, sees: frozenset[str]
   ) -> bool:
     """Whether others can do nothing to a process, until it moves.
 
     Nothing comes to it from where nothing has come yet; where it asks the store,
-    nobody puts that; where it looks at the leader's sign of life, that stays.
+    nobody puts that; where it looks at the leader's sign of life, that stays; where
+    it gets a mean, nobody puts a commit.
     """
     row, empty, key = list(state), [], ""
     requests = self._all.queues.values[state[self._all.requests + p]]
@@ -174,14 +182,17 @@ class Reduction:
           return False
         empty.append(at)
       row[at] = states.EMPTY
-    beat = state[self._all.beat] if looks else -1
-    if not empty and not key and not looks:
+    beat = state[self._all.beat] if "beat" in sees else -1
+    commits = "commits" in sees
+    if not empty and not key and not sees:
       return True
-    return not self._may_be_moved(tuple(row), p, (tuple(empty), key, beat))
+    return not self._may_be_moved(
+      tuple(row), p, (tuple(empty), key, beat, commits)
+    )
 
   def _may_be_moved(self, state: states.State, p: int, by: Any) -> bool:
     """Whether any of that can happen while this process does nothing."""
-    empty, key, beat = by
+    empty, key, beat, commits = by
     known = self._moved
     if (state, p, by) in known:
       return known[state, p, by]
@@ -196,10 +207,12 @@ class Reduction:
         mine = choice[1] == p and (kind != "store" or key)
         if kind == "time" or mine:
           continue
-        if kind == "store" and key:
+        if kind == "store" and (key or commits):
           asked = self._all.queues.values[at[self._all.requests + choice[1]]][0]
           request = self._all.items.values[asked]
-          if request.key == key and isinstance(request, fx.Put):
+          if isinstance(request, fx.Put) and (
+            request.key == key or (commits and _commits(request.value))
+          ):
             result = True
             break
         try:
@@ -229,3 +242,10 @@ class Reduction:
       for one in visited:
         known[one, p, by] = False
     return result
+
+
+def _commits(value: StoreValue) -> bool:
+  """Whether it is a record with a commit whose mean its members have."""
+  return isinstance(value, Record) and any(
+    isinstance(entry, Committed) and not entry.inline for entry in value.entries
+  )
