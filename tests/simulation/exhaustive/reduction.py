@@ -237,7 +237,7 @@ class Reduction:
           visited.add(after)
           todo.append(after)
     if result:
-      known[state, p, by] = True
+      known[state, p, by] = known[at, p, by] = True
     else:
       for one in visited:
         known[one, p, by] = False

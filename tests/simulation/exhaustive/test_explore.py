@@ -18,6 +18,8 @@ SMALL = (
     for how in (INLINE, EXCHANGED)
     for what in ("nothing goes wrong", "a kill", "a lost answer")
   ),
+  "3 replicas, 2 steps sent inline, a lost answer",
+  "3 replicas, 2 steps exchanged, nothing goes wrong",
 )
 
 
