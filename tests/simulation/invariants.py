@@ -72,6 +72,8 @@ class Checker:
     self.lost = 0
     self.written: list[Committed] = []
     self.holders: dict[int, set[str]] = {}
+    # Who may leave and serves nobody, though it may be stopped before it knows.
+    self.let_go: set[str] = set()
 
   def fail(self, guarantee: str, text: str) -> None:
     raise Violation(f"{guarantee}: {text}")
@@ -119,7 +121,9 @@ class Checker:
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
       case Removed(incarnation, left):
-        self.members.pop(incarnation, None)
+        name = self.members.pop(incarnation, None)
+        if left and name is not None:
+          self.let_go.add(name)
         self.left += left
         self.lost += not left
       case Committed():
@@ -371,7 +375,10 @@ class Checker:
     world = self.world
     latest = len(self.commits)
     # With the means in the log, an older state will do if the log goes on from it.
-    held = max([s for s, names in self.holders.items() if names], default=-1)
+    held = max(
+      [s for s, names in self.holders.items() if names - self.let_go],
+      default=-1,
+    )
     goes_on = self.positions[held - 1] + 1 if held > 0 else 0
     lost = held < latest and not (
       self.setting.inline and held >= 0 and goes_on >= self.trimmed
