@@ -8,6 +8,7 @@ launcher starts it again. `--resume` goes on after the whole job was stopped.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import time
@@ -67,9 +68,11 @@ def main():
       outcome = replica.step(grads)
       step = outcome.global_step
       due = outcome.save or step % args.save_every == 0
-      # All hold the same: the first of those that took the step saves it.
+      # All hold the same: the first of those that took the step saves it. One
+      # that is late may be a step further, which another has saved by then.
       if due and outcome.members[:1] == (replica.replica,):
-        checkpoint.save(folder / f"step-{step:08}", replica)
+        with contextlib.suppress(FileExistsError):
+          checkpoint.save(folder / f"step-{step:08}", replica)
     replica.finish()
     print(f"step {replica.global_step}, loss {value:.4f}")
 

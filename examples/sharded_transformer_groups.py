@@ -12,6 +12,7 @@ a whole, and the other one goes on meanwhile. Needs the extra [train].
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sysconfig
@@ -142,7 +143,9 @@ def main():
       if step % args.save_every == 0 and (
         outcome.members[:1] == (replica.replica,)
       ):
-        checkpoint.save(folder / f"step-{step:08}", replica)
+        # One that is late may be at a step that another has saved.
+        with contextlib.suppress(FileExistsError):
+          checkpoint.save(folder / f"step-{step:08}", replica)
       if speaks and step % 20 == 0:
         print(f"step {step}, loss {value:.3f}, of {len(outcome.members)}")
     replica.finish()
