@@ -66,7 +66,8 @@ class Checker:
     self.skipped: set[int] = set()
     self.done: dict[int, int] = {0: 0}
     self.excused = ""
-    # The latest process that left with no fault about that could excuse it.
+    # The latest process that left with the latest state, and with no fault about
+    # that could excuse it.
     self.left_in_peace = ""
     self.left = 0
     self.lost = 0
@@ -398,7 +399,9 @@ class Checker:
     if pending and process.over == "finished":
       self.fail("A7", f"{process.name} ends with {process.pending} open")
     self.look_for_excuses()
-    if process.over == "left" and process.leaves_since >= self.world.quiet_at:
+    latest = process.step == len(self.commits)
+    quiet = process.leaves_since >= self.world.quiet_at
+    if process.over == "left" and latest and quiet:
       self.left_in_peace = process.name
     if process.over == "failed":
       error, reason = process.error
