@@ -187,6 +187,26 @@ class Journal:
     self._start = clock() - self._seconds_so_far()
     self._file = self.path.open("ab", buffering=0)
     self._torn = _ends_within_a_line(self.path)
+    self._end = self._size()
+
+  def _size(self) -> int:
+    return os.fstat(self._file.fileno()).st_size
+
+  def news(self) -> list[Record]:
+    """What others have appended since this was last asked, or wrote a line.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    with self._lock:
+      if self._size() == self._end:
+        return []
+      with self.path.open("rb") as file:
+        file.seek(self._end)
+        lines = file.read().split(b"\n")
+        self._end = file.tell()
+    records = [parse(line)[0] for line in lines]
+    return [record for record in records if record is not None]
 
   def _seconds_so_far(self) -> float:
     """How long the run that the file ends with has lasted."""
@@ -258,6 +278,7 @@ class Journal:
     while line:
       line = line[self._file.write(line) or 0 :]
     self._torn = False
+    self._end = self._size()
 
   def close(self) -> None:
     """Closes the file."""

@@ -67,6 +67,8 @@ class JournalLines:
     self._start = time.monotonic()
     # The latest step, and when it was noted.
     self._step: tuple[notes.StepCommitted, float] | None = None
+    # The latest step whose line another leader has written since `open`.
+    self._theirs = -1
 
   @property
   def pending(self) -> bool:
@@ -74,6 +76,7 @@ class JournalLines:
 
   def open(self, commits: Sequence[entries.Committed]) -> None:
     """Opens the file, if it can be, and writes the commits that it lacks."""
+    self._theirs = -1
     found: list[journal.Record] = []
     if self._path is not None:
       found = self._open(self._path)
@@ -140,7 +143,13 @@ class JournalLines:
     if self._file is None:
       return
     try:
-      self._file.append(line)
+      # Who was stopped since the step was noted may lead no more, and then the
+      # new leader has written it.
+      for record in self._file.news():
+        if record["kind"] == "commit":
+          self._theirs = max(self._theirs, record["step"])
+      if note.commit.attempt.step > self._theirs:
+        self._file.append(line)
     except OSError as error:
       self._give_up(error)
 

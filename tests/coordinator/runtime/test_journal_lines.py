@@ -135,6 +135,41 @@ def test_a_new_leader_writes_the_steps_that_the_file_lacks(tmp_path):
   assert [r.get("step") for r in records] == [0, 0, 1]
 
 
+def test_a_leader_that_was_stopped_writes_no_step_twice(tmp_path):
+  path = tmp_path / "run.jsonl"
+  stopped = journal_lines.JournalLines(path, {"strategy": "s"})
+  stopped.open([])
+  stopped.write(notes.RunBegins(0))
+  stopped.write(_commit(0))
+  stopped.write(_commit(1))  # It is stopped before the line is written.
+  assert stopped.pending
+  leads = journal_lines.JournalLines(path, {"strategy": "s"})
+  leads.open([_commit(step).commit for step in (0, 1)])
+  leads.write(_commit(2))
+  leads.close()
+  stopped.flush()
+  stopped.write(notes.RunEnds(3, "its last line", "", 3, ()))
+  stopped.close()
+  found = journal.read(path, strict=True).records
+  steps = [r["step"] for r in found if r["kind"] == "commit"]
+  assert steps == [0, 1, 2]
+  assert found[-1]["reason"] == "its last line"
+
+
+def test_a_leader_writes_on_where_others_have_written_less(tmp_path):
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  lines.write(_commit(0))
+  lines.write(_commit(1))
+  with journal.Journal(path) as other:
+    other.write("leader", replica=0, term=1, step=1)
+  lines.close()
+  found = journal.read(path).records
+  assert [r["step"] for r in found if r["kind"] == "commit"] == [0, 1]
+
+
 def test_who_observes_is_told_the_same(tmp_path):
   path = tmp_path / "run.jsonl"
   for before in (0, 2):  # The second time with what is in the file.
