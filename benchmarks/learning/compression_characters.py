@@ -35,7 +35,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import results
-from scipy import stats
 
 import optax_dist
 from optax_dist import compression
@@ -187,13 +186,6 @@ def trainer(name, rounds, period, data):
   return train
 
 
-def interval(values):
-  """The mean, and half the width of its 95 % interval."""
-  values = np.asarray(values)
-  half = stats.t.ppf(0.975, values.size - 1) * stats.sem(values)
-  return float(np.mean(values)), float(half)
-
-
 def draw(found):
   """Draws the mean losses, a panel for each question."""
   asked = [names for names in QUESTIONS.values() if names[0] in found]
@@ -242,7 +234,7 @@ def main():
     losses = np.stack(
       [train(rate, local_rate, seed) for seed in range(args.seeds)]
     )
-    mean, half = interval(losses[:, -1])
+    mean, half = results.interval(losses[:, -1])
     sent = handed_over(name, params, args.rounds, steps)
     rates = {"rate": rate, "local_rate": local_rate}
     found[name] = {**rates, "losses": losses.tolist(), "bytes": sent}
@@ -258,7 +250,7 @@ def main():
     ours, theirs = (
       np.asarray(found[n]["losses"])[:, -1] for n in (name, other)
     )
-    mean, half = interval(100 * (ours / theirs - 1))
+    mean, half = results.interval(100 * (ours / theirs - 1))
     fewer = found[other]["bytes"] / found[name]["bytes"]
     print(
       f"{name} against {other}: loss {mean:+.2f} % +- {half:.2f},"

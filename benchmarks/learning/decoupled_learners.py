@@ -28,7 +28,7 @@ import diloco_characters as characters
 import jax
 import numpy as np
 import optax
-from scipy import stats
+import results
 
 from optax_dist import coordinator
 from optax_dist.coordinator.launch import launcher
@@ -227,13 +227,11 @@ def main():
   args = parser.parse_args()
   if args.learner:
     return learner()
-  kept = []
-  for seed in range(args.seeds):
-    kept.append(compare(args, seed))
+  kept = [compare(args, seed) for seed in range(args.seeds)]
   if args.seeds > 1:
     losses = [100 * loss(figures) for figures in kept]
-    half = stats.t.ppf(0.975, len(losses) - 1) * stats.sem(losses)
-    print(f"loss, mean of {args.seeds}: {np.mean(losses):+.2f}% +- {half:.2f}")
+    mean, half = results.interval(losses)
+    print(f"loss, mean of {args.seeds}: {mean:+.2f}% +- {half:.2f}")
   if args.json:
     args.json.write_text(json.dumps(kept, indent=1))
   return 0
