@@ -66,7 +66,8 @@ def main():
       value, grads = gradient(replica.params, *batch(rng))
       time.sleep(args.pause)
       outcome = replica.step(grads)
-      step = outcome.global_step
+      # That which all are to save may be before the one that this one is at.
+      step = outcome.save or outcome.global_step
       due = outcome.save or step % args.save_every == 0
       # All hold the same: the first of those that took the step saves it. One
       # that is late may be a step further, which another has saved by then.

@@ -113,6 +113,8 @@ _SECONDS = frozenset(
 )
 #: To how many digits times are rounded.
 DECIMALS = 6
+# Seconds that a process may take to write a line, before it counts as cut short.
+_LINE_TIMEOUT = 0.1
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
@@ -186,14 +188,21 @@ class Journal:
     self._lock = threading.Lock()
     self._start = clock() - self._seconds_so_far()
     self._file = self.path.open("ab", buffering=0)
-    self._torn = _ends_within_a_line(self.path)
-    self._end = self._size()
+    text = self.path.read_bytes()
+    # After the last whole line; another process may be writing the next.
+    self._end = text.rfind(b"\n") + 1
+    self._torn = self._end < len(text)
 
   def _size(self) -> int:
     return os.fstat(self._file.fileno()).st_size
 
   def news(self) -> list[Record]:
-    """What others have appended since this was last asked, or wrote a line.
+    """What has been appended since this was last asked, or wrote a line.
+
+    Own lines are among it where others have written in between. A line that
+    another process is still writing is waited for, a moment at most; if it
+    does not end, its writer was killed or stopped, and the next line that is
+    written here is kept apart from it.
 
     Raises:
       OSError: it cannot be read.
@@ -201,10 +210,19 @@ class Journal:
     with self._lock:
       if self._size() == self._end:
         return []
-      with self.path.open("rb") as file:
-        file.seek(self._end)
-        lines = file.read().split(b"\n")
-        self._end = file.tell()
+      end = _time.monotonic() + _LINE_TIMEOUT
+      while True:
+        with self.path.open("rb") as file:
+          file.seek(self._end)
+          text = file.read()
+        if text.endswith(b"\n") or _time.monotonic() > end:
+          break
+        _time.sleep(0.001)
+      *lines, rest = text.split(b"\n")
+      self._end += len(text) - len(rest)
+      self._torn = bool(rest)
+      if rest:
+        lines.append(rest)  # It may lack no more than its end.
     records = [parse(line)[0] for line in lines]
     return [record for record in records if record is not None]
 
@@ -275,10 +293,12 @@ class Journal:
     if self._torn:
       line = b"\n" + line
     self._torn = True
+    length = len(line)
     while line:
       line = line[self._file.write(line) or 0 :]
     self._torn = False
-    self._end = self._size()
+    if self._file.tell() == self._end + length:
+      self._end += length  # Nobody else has written meanwhile.
 
   def close(self) -> None:
     """Closes the file."""
@@ -467,11 +487,3 @@ def _as_json(value: Any, name: Any = None) -> Any:
 
 
 _encode = json.JSONEncoder(allow_nan=False, default=_as_json).encode
-
-
-def _ends_within_a_line(path: pathlib.Path) -> bool:
-  with path.open("rb") as file:
-    if not file.seek(0, os.SEEK_END):
-      return False
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) != b"\n"

@@ -110,7 +110,7 @@ class Learner(Replica):
       ):
         self._give(called)
     self._begin()
-    return told._replace(global_step=self._based_on, save=self._time_to_save())
+    return told._replace(global_step=self._based_on)
 
   def _answered(self, resolved: effects.Resolved) -> tuple[Outcome, bool]:
     """A contribution has its outcome; and whether it was merged."""

@@ -20,7 +20,8 @@ class Outcome(NamedTuple):
       nothing was committed.
     staleness: steps by which the gradient was late.
     finished: whether the run is over; further steps do nothing.
-    save: whether this is the step after which all replicas save.
+    save: the step that all replicas save now, and None if they do not: a
+      replica that was late may be past it, and has kept its state.
     waited: seconds spent waiting for the others.
   """
 
@@ -30,5 +31,5 @@ class Outcome(NamedTuple):
   members: tuple[quorum.Replica, ...] = ()
   staleness: int = 0
   finished: bool = False
-  save: bool = False
+  save: int | None = None
   waited: float = 0.0

@@ -43,6 +43,7 @@ from optax_dist.coordinator.runtime import (
   handover,
   journal_lines,
   shards,
+  states,
   timings,
   trees,
   watchdog,
@@ -217,7 +218,9 @@ class Replica:
     self._counted = self._unsent = 0
     self._batches: list[str] = []
     self._counts: dict[str, int] = {"applied": 0}
+    # The latest step that was announced, and its state until the next outcome.
     self._saved = -1
+    self._to_save: states.State | None = None
     self._left = False
     self._computed = 0.0
     # When what is computed now was begun; by then, jax's time for programs and
@@ -561,7 +564,7 @@ class Replica:
         f" {tokens!r} with {self._strategy.name!r}."
       )
     outcome = self._step(grads, batch, 1 if tokens is None else int(tokens))
-    return self._leave_if_told(outcome)
+    return self._leave_if_told(self._announce(outcome))
 
   def _step(self, grads: Any, batch: Any, tokens: int) -> Outcome:
     phases.reach("computing", self.replica)
@@ -623,9 +626,7 @@ class Replica:
     """
     self._handover.sync()
     over = self._over(1)
-    if over is not None:
-      return over
-    return self._catch_up()
+    return self._announce(self._catch_up() if over is None else over)
 
   def _catch_up(self) -> Outcome:
     """Gives up what is computed now."""
@@ -660,14 +661,14 @@ class Replica:
     self._driver.feed(inputs.SaveWanted())
 
   def state_to_save(self) -> tuple[strategies.SharedState, int]:
-    """What to save now, and its step: after `Outcome.save`, that of all.
+    """What to save now, and its step.
 
-    A replica that was late may have passed the common step without stopping
-    there; it has kept that step's state nonetheless.
+    After an `Outcome` with `save` and until the next, it is that step of all. A
+    replica that was late may have passed it without stopping there; it has kept
+    that step's state nonetheless. Otherwise it is what `params` has.
     """
-    kept = self._handover.to_save
-    if kept is not None and kept.step == self._saved:
-      return kept.get(), kept.step
+    if self._to_save is not None:
+      return self._to_save.get(), self._to_save.step
     return self._pinned, self._based_on
 
   def finish(self, reason: str = "finished") -> None:
@@ -708,7 +709,7 @@ class Replica:
       self.save_soon()
     decided = bool(outcome.members or outcome.reason)
     leaves = told.is_time(
-      save=outcome.save, settled=decided and not self._counted
+      save=outcome.save is not None, settled=decided and not self._counted
     )
     if not self._handover.agree(leaves):
       return outcome
@@ -948,7 +949,6 @@ class Replica:
       self._based_on,
       resolved.members,
       resolved.staleness,
-      save=self._time_to_save(),
       waited=waited,
     )
 
@@ -1056,17 +1056,16 @@ class Replica:
       reason,
       self._based_on,
       finished=finished,
-      save=self._time_to_save(),
       waited=waited,
     )
 
-  def _time_to_save(self) -> bool:
-    """Whether the common step to save at has been reached; said once."""
-    kept = self._handover.to_save
-    due = kept is not None and self._saved < kept.step <= self._based_on
-    if kept is not None and due:
-      self._saved = kept.step
-    return due
+  def _announce(self, outcome: Outcome) -> Outcome:
+    """Says once that the common step to save has been reached."""
+    kept, self._to_save = self._handover.to_save, None
+    if kept is None or not self._saved < kept.step <= self._based_on:
+      return outcome
+    self._saved, self._to_save = kept.step, kept
+    return outcome._replace(save=kept.step)
 
   def _wait(self, ready: Callable[[], bool], what: str) -> None:
     """Waits; the deadline is somewhat after the one that the core keeps."""

@@ -251,8 +251,9 @@ def test_all_replicas_save_after_the_same_step():
       outcome = replica.step(runs.compute(replica, 0)[0])
       if replica.replica == 0 and outcome.global_step == 5:
         replica.save_soon()
-      if outcome.save:
+      if outcome.save is not None:
         shared, step = replica.state_to_save()
+        assert step == outcome.save <= outcome.global_step
         saved[replica.replica] = step, coordinator.fingerprint(shared)
 
   results = runs.run(train, 3, k=2)
@@ -260,6 +261,54 @@ def test_all_replicas_save_after_the_same_step():
   assert sorted(saved) == [0, 1, 2]
   assert len(set(saved.values())) == 1
   assert saved[0][0] >= 6
+
+
+def test_a_later_checkpoint_has_the_later_step():
+  def train(replica, result):
+    announced = []
+    while replica.global_step < 12:
+      outcome = replica.step(runs.compute(replica, 0)[0])
+      if outcome.global_step == 2:
+        replica.save_soon()
+      announced.append(outcome.save)
+      shared, step = replica.state_to_save()
+      assert step == outcome.global_step
+      assert coordinator.fingerprint(shared) == replica.fingerprint()
+    return announced
+
+  (result,) = runs.run(train, 1)
+  assert result.error is None
+  assert len([step for step in result.value if step is not None]) == 1
+
+
+def test_the_common_step_is_announced_where_samples_are_drawn():
+  data = coordinator.Batches(num_samples=1000, global_batch=1)
+  gone_on, announced = threading.Event(), threading.Event()
+
+  def train(replica):
+    if replica.replica:
+      assert gone_on.wait(60.0)
+    for _ in replica.batches():
+      outcome = replica.step(jnp.ones(2))
+      if replica.replica:
+        announced.set()
+        return outcome.save
+      if outcome.global_step == 1:
+        replica.save_soon()
+      if outcome.global_step == 5:
+        gone_on.set()
+        assert announced.wait(60.0)
+        return outcome.save
+
+  _, late = coordinator.run_embedded(
+    train,
+    2,
+    optax.sgd(0.1),
+    jnp.zeros(2),
+    replicas_to_aggregate=1,
+    data=data,
+  )
+  assert 2 <= late <= 5
 
 
 def test_the_journal_has_a_join_of_each_replica_and_the_first_leader(tmp_path):

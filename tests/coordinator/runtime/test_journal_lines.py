@@ -1,6 +1,7 @@
 """Lines of the journal that the leader's driver adds to."""
 
 import json
+import threading
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
@@ -154,6 +155,97 @@ def test_a_leader_that_was_stopped_writes_no_step_twice(tmp_path):
   steps = [r["step"] for r in found if r["kind"] == "commit"]
   assert steps == [0, 1, 2]
   assert found[-1]["reason"] == "its last line"
+
+
+def _halves(path, step):
+  """A line that another process is still writing."""
+  other = path.with_suffix(".other")
+  lines = journal_lines.JournalLines(other, {"strategy": "s"})
+  lines.open([])
+  lines.write(_commit(step))
+  lines.close()
+  line = other.read_bytes()
+  assert line.endswith(b"\n")
+  return line[:40], line[40:]
+
+
+def _steps(path):
+  found = journal.read(path).records
+  return [r["step"] for r in found if r["kind"] == "commit"]
+
+
+def test_a_line_that_another_is_still_writing_is_waited_for(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(journal, "_LINE_TIMEOUT", 60.0)
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  lines.write(_commit(0))
+  first, second = _halves(path, 0)
+  with path.open("ab", buffering=0) as other:
+    other.write(first)
+    threading.Timer(0.01, other.write, (second,)).start()
+    lines.close()
+  assert _steps(path) == [0]
+  assert not journal.read(path).problems
+
+
+def test_a_line_that_is_whole_but_for_its_end_is_read(tmp_path):
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  lines.write(_commit(0))
+  with path.open("ab", buffering=0) as other:
+    other.write(b"".join(_halves(path, 0))[:-1])
+    lines.write(_commit(1))
+    lines.flush()
+    other.write(b"\n")
+  lines.close()
+  assert _steps(path) == [0, 1]
+  assert not journal.read(path).problems
+
+
+def test_a_line_that_was_cut_short_spoils_only_itself(tmp_path):
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  lines.write(_commit(0))
+  with path.open("ab", buffering=0) as other:
+    other.write(_halves(path, 0)[0])
+  lines.write(_commit(1))
+  lines.close()
+  assert _steps(path) == [0, 1]
+  assert len(journal.read(path).problems) == 1
+
+
+def test_a_new_leader_waits_for_the_line_of_the_one_before(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(journal, "_LINE_TIMEOUT", 60.0)
+  path = tmp_path / "run.jsonl"
+  first, second = _halves(path, 0)
+  with path.open("ab", buffering=0) as other:
+    other.write(first)
+    lines = journal_lines.JournalLines(path, {"strategy": "s"})
+    threading.Timer(0.01, other.write, (second,)).start()
+    lines.open([_commit(0).commit])
+    lines.close()
+  assert _steps(path) == [0]
+
+
+def test_what_others_write_between_look_and_line_is_seen_later(tmp_path):
+  path = tmp_path / "run.jsonl"
+  with journal.Journal(path) as one, journal.Journal(path) as other:
+    one.write("run", strategy="s", step=0)
+    assert one.news() == []
+    other.write("leader", replica=0, term=1, step=0)
+    one.write("leader", replica=1, term=2, step=0)
+    seen = [r["term"] for r in one.news() if r["kind"] == "leader"]
+  assert seen == [1, 2]
 
 
 def test_a_leader_writes_on_where_others_have_written_less(tmp_path):
