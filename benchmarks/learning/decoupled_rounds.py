@@ -19,6 +19,7 @@ import diloco_characters as characters
 import jax
 import numpy as np
 import optax
+import results
 
 from optax_dist.coordinator import strategies
 
@@ -144,10 +145,10 @@ def main():
       found.append((loss, synchronous(args, seed, steps), merges))
     losses, others, merges = np.array(found).T
     ratios = 100 * (losses / others - 1)
-    spread = 1.96 * ratios.std(ddof=1) / len(ratios) ** 0.5
+    mean, half = results.interval(ratios)
     print(
       f"{name:20} loss {losses.mean():.4f}, synchronous {others.mean():.4f}:"
-      f" {ratios.mean():+.1f} % ± {spread:.1f}, worst {ratios.max():+.1f} %;"
+      f" {mean:+.1f} % ± {half:.1f}, worst {ratios.max():+.1f} %;"
       f" {merges.mean():.2f} merges of a fragment in a period",
       flush=True,
     )

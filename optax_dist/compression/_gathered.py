@@ -98,7 +98,7 @@ def gathered(
     flat = jnp.asarray(x, jnp.float32).reshape(-1)
     return decode(encode(flat, jax.random.key(seed)), x.size).reshape(x.shape)
 
-  return Compression(name, init, reduce, sent, round_trip)
+  return Compression(name, init, reduce, sent, round_trip, error_feedback)
 
 
 def residuals_like(updates: Any, error_feedback: float | None) -> Any:

@@ -37,6 +37,8 @@ class Compression(NamedTuple):
       in one update.
     round_trip: takes an array, returns what is left of it when it is sent and
       nothing is fed back: for looking at a method.
+    error_feedback: what of its residual a replica adds to its next update, from 0
+      to 1; None without error feedback.
   """
 
   name: str
@@ -47,6 +49,7 @@ class Compression(NamedTuple):
   ]
   sent: Callable[[Any], int]
   round_trip: Callable[[jax.Array], jax.Array]
+  error_feedback: float | None
 
 
 def check_compression(user: str, compression: Any) -> None:

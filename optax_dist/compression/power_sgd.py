@@ -138,4 +138,6 @@ def power_sgd(
     basis = jnp.linalg.qr(matrix @ state.shared[0])[0]
     return (basis @ (basis.T @ matrix)).reshape(x.shape)
 
-  return Compression("power_sgd", init, reduce, sent, round_trip)
+  return Compression(
+    "power_sgd", init, reduce, sent, round_trip, error_feedback
+  )

@@ -114,4 +114,4 @@ def sign(*, error_feedback: float | None = None) -> Compression:
     signs = jnp.where(x >= 0, 1.0, -1.0)
     return signs * scale_of(x) if scaled else signs
 
-  return Compression("sign", init, reduce, sent, round_trip)
+  return Compression("sign", init, reduce, sent, round_trip, error_feedback)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,9 @@ class Learner(Replica):
         self._encoder.correct(index, leaf, out)
       self._feedback.left_out(np.asarray(kept), self._sequence, fragment)
     return finite
+
+  def _sizes(self) -> Sequence[int]:
+    return self._learning.sizes(self._learning.fragment(self._local))
 
   def _settle(self, resolved: effects.Resolved) -> None:
     if self._feedback is not None:

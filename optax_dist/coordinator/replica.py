@@ -877,8 +877,16 @@ class Replica:
   def _write(self, out: np.ndarray) -> bool:
     """Encodes what is submitted next; whether all numbers are finite."""
     return self._encoder.write(
-      self._to_send(), out, self._sequence, extends=self._taken
+      self._to_send(),
+      out,
+      self._sequence,
+      extends=self._taken,
+      sizes=self._sizes(),
     )
+
+  def _sizes(self) -> Sequence[int] | None:
+    """How many numbers of each leaf that is sent are read; None: all."""
+    return None
 
   def _to_send(self) -> list[Any]:
     """What this process has of the gradient."""

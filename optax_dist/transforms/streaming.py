@@ -102,7 +102,8 @@ def streaming_updates(
     model_axes: further axes that each replica's parameters are sharded over.
     compression: a method of :mod:`optax_dist.compression`, by which what a
       fragment has moved is averaged in fewer bytes, with error feedback of its
-      own; None to send it as it is.
+      own; None to send it as it is. ``mix`` of what a round left out is still in
+      the replica's own parameters, so that only the rest is fed back.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
@@ -180,7 +181,17 @@ def streaming_updates(
     gaps = [jnp.zeros_like(c) for c in centers.whole]
     for i, x, c in zip(at, points, centers.moving, strict=True):
       gaps[i] = c - x
+    before = method.residual
     gaps, method = compression.reduce(gaps, method, replicas.names)
+    decay = compression.error_feedback
+    if mix and decay is not None:
+      # So much of what was left out of this round stays in the replica's own
+      # parameters, and is part of the next round's gap.
+      residual = [
+        (1 - mix) * left + mix * decay * owed
+        for left, owed in zip(method.residual, before, strict=True)
+      ]
+      method = method._replace(residual=residual)
     return [gaps[i] for i in at], method
 
   def outer_step(

@@ -60,10 +60,24 @@ class Signs(_Blocks):
 
   block = NUMBERS // 8 + 8
 
-  def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
+  def encode(
+    self,
+    numbers: np.ndarray,
+    out: np.ndarray,
+    filled: np.ndarray | None = None,
+  ) -> None:
+    """Writes numbers to bytes.
+
+    Args:
+      numbers: float32, whole blocks.
+      out: uint8.
+      filled: of each block, how many numbers are no padding, which is zeros and
+        must not make the mean smaller; None: all of them.
+    """
     blocks, raw = numbers.reshape(-1, NUMBERS), out.reshape(-1, self.block)
     # In float64, as the sum of large numbers is no float32.
-    scale = np.abs(blocks).mean(1, keepdims=True, dtype=np.float64)
+    scale = np.abs(blocks).sum(1, keepdims=True, dtype=np.float64)
+    scale /= NUMBERS if filled is None else np.maximum(filled, 1)[:, None]
     raw[:, :-8] = np.packbits(blocks >= 0, axis=1)
     _put_scale(raw[:, -8:], scale.astype(np.float32))
 

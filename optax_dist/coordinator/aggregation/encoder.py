@@ -59,6 +59,7 @@ class Encoder:
     out: np.ndarray,
     number: int = 0,
     extends: int = -1,
+    sizes: Sequence[int] | None = None,
   ) -> bool:
     """Encodes a gradient; `settle` takes its outcome.
 
@@ -67,14 +68,16 @@ class Encoder:
       out: uint8 of `place.nbytes`.
       number: by which its outcome is told.
       extends: the number of an earlier one that is part of this sum.
+      sizes: of each leaf, after how many numbers there are only zeros that nobody
+        reads; None: all are read.
 
     Returns:
       Whether all numbers are finite.
     """
     if self._feedback is None:
-      return means.write(leaves, self.place, out)
+      return means.write(leaves, self.place, out, sizes=sizes)
     error = self._feedback.owed(self.place.elements)
-    finite = means.write(leaves, self.place, out, error)
+    finite = means.write(leaves, self.place, out, error, sizes)
     if finite:
       self._feedback.left_out(error, number, extends=extends)
     return finite

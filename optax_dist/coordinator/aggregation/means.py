@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from optax_dist.coordinator.aggregation import bfloat16
+from optax_dist.coordinator.aggregation import bfloat16, block_formats
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import wire_formats as wires
 
@@ -27,6 +27,7 @@ def write(
   place: layouts.Layout,
   out: np.ndarray,
   error: np.ndarray | None = None,
+  sizes: Sequence[int] | None = None,
 ) -> bool:
   """Encodes leaves into a buffer of their layout.
 
@@ -37,13 +38,15 @@ def write(
     error: what earlier encodings of float32 leaves lost, float32 of
       `place.elements`; it is added, and replaced by what is lost now. None
       where nothing is to be fed back.
+    sizes: of each leaf, after how many numbers there are only zeros that nobody
+      reads; None: all are read.
 
   Returns:
     Whether all numbers are finite.
   """
   # Numbers that are not finite may be compared and added here, silently.
   with np.errstate(all="ignore"):
-    return _write(leaves, place, out, error)
+    return _write(leaves, place, out, error, sizes)
 
 
 def _write(
@@ -51,16 +54,18 @@ def _write(
   place: layouts.Layout,
   out: np.ndarray,
   error: np.ndarray | None,
+  sizes: Sequence[int] | None,
 ) -> bool:
   finite = True
+  sizes = [leaf.size for leaf in place.leaves] if sizes is None else sizes
   for index, group in enumerate(place.groups):
     mine = [
-      (leaf, array)
-      for leaf, array in zip(place.leaves, leaves, strict=True)
+      (leaf, array, size)
+      for leaf, array, size in zip(place.leaves, leaves, sizes, strict=True)
       if leaf.group == index
     ]
     if not group.codec.blocks:
-      for leaf, array in mine:
+      for leaf, array, _ in mine:
         start, stop = place.bytes_of_leaf(leaf)
         raw = out[start:stop]
         if isinstance(group.codec, wires.BFloat16) and leaf.size >= CHUNK:
@@ -90,29 +95,50 @@ def _write_plain(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
 
 
 def _write_blocks(
-  mine: Sequence[tuple[layouts.Leaf, Any]],
+  mine: Sequence[tuple[layouts.Leaf, Any, int]],
   group: layouts.Group,
   out: np.ndarray,
   error: np.ndarray | None,
 ) -> bool:
   numbers = np.zeros(group.elements, group.codec.work)
-  for leaf, array in mine:
+  for leaf, array, _ in mine:
     flat = np.asarray(array).reshape(-1)
     numbers[leaf.start : leaf.start + leaf.size] = flat
   if not np.isfinite(numbers).all():
     return False
   if error is not None:
     lost = error[group.start : group.start + group.elements]
-    numbers += lost
+    for leaf, _, size in mine:  # Between leaves nothing is lost.
+      here = slice(leaf.start, leaf.start + size)
+      numbers[here] += lost[here]
+  codec, quantum = group.codec, group.codec.quantum
+  filled = np.zeros(0)
+  if isinstance(codec, block_formats.Signs):
+    filled = _filled(mine, group)
   end = group.offset + group.codec.nbytes(group.elements)
   for start in range(0, group.elements, CHUNK):
     piece = numbers[start : start + CHUNK]
     first = group.offset + group.codec.nbytes(start)
     raw = out[first : min(end, first + group.codec.nbytes(CHUNK))]
-    group.codec.encode(piece, raw)
+    if isinstance(codec, block_formats.Signs):
+      codec.encode(
+        piece, raw, filled[start // quantum : (start + CHUNK) // quantum]
+      )
+    else:
+      codec.encode(piece, raw)
     if error is not None:
-      lost[start : start + CHUNK] = piece - group.codec.decode(raw)
+      lost[start : start + CHUNK] = piece - codec.decode(raw)
   return True
+
+
+def _filled(
+  mine: Sequence[tuple[layouts.Leaf, Any, int]], group: layouts.Group
+) -> np.ndarray:
+  """Of each block, how many numbers are of a leaf."""
+  numbers = np.zeros(group.elements, bool)
+  for leaf, _, size in mine:
+    numbers[leaf.start : leaf.start + size] = True
+  return numbers.reshape(-1, group.codec.quantum).sum(1)
 
 
 def mean_slice(

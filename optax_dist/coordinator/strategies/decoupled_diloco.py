@@ -178,6 +178,11 @@ class DecoupledDiloco:
       return (fragment,)
     return fragment, strategy.Exact((self._norms,), np.dtype(np.float32))
 
+  def sizes(self, fragment: int) -> tuple[int, ...]:
+    """How many numbers of each array that is sent are of this fragment."""
+    size = sum(self._sizes[fragment])
+    return (size, self._norms) if self._radial else (size,)
+
   def local(self, shared: strategy.SharedState) -> LearnerState:
     """The state of a learner that has just joined."""
     params, round_ = shared.params, int(shared.opt_state.round)

@@ -68,9 +68,12 @@ METHODS = {
   ("wire", "decay"),
   [("int8", 1), ("int4", 0.5), ("int2", 1), ("sign", 0.5), ("top_k", 0.9)],
 )
-def test_feedback_is_that_of_the_transform(wire, decay):
-  """The same contributions, one after the other, come out as the same numbers."""
-  size = 2 * BLOCK
+@pytest.mark.parametrize("size", [2 * BLOCK, BLOCK + 99])
+def test_feedback_is_that_of_the_transform(wire, decay, size):
+  """The same contributions, one after the other, come out as the same numbers.
+
+  Also where most of the last block is padding.
+  """
   made = encoder.Encoder([numbers(0, size)], wire, decay)
   tx = optax_dist.cross_shard(
     "data", compression=METHODS[wire](decay), num_replicas=1

@@ -33,7 +33,8 @@ class Learner:
   def __init__(self, found, shared, wire, decay=1.0):
     self.strategy, self.local = found, found.local(shared)
     self.feedback = ErrorFeedback(decay)
-    self.encoder = encoders.Encoder(found.exchanged(PARAMS), wire, None)
+    exchanged = found.exchanged(shared.params)
+    self.encoder = encoders.Encoder(exchanged, wire, None)
 
   def give(self, shared, number):
     """What it gives, as the others hear it."""
@@ -41,7 +42,8 @@ class Learner:
     owed = self.feedback.owed(self.strategy.size, fragment)
     given, self.local = self.strategy.give(shared, self.local, True, owed)
     raw = np.zeros(self.encoder.place.nbytes, np.uint8)
-    assert self.encoder.write(given.payload, raw)
+    sizes = self.strategy.sizes(fragment)
+    assert self.encoder.write(given.payload, raw, sizes=sizes)
     heard = self.encoder.heard(raw)[0]
     payload, kept = self.strategy.sent(fragment, given.payload, heard, owed)
     for index, leaf in enumerate(payload[1:], 1):
@@ -81,11 +83,14 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(("wire", "decay"), [("top_k", 0.9), ("int4", 1.0)])
+@pytest.mark.parametrize(
+  ("wire", "decay", "alpha"),
+  [("top_k", 0.9, 0.0), ("int4", 1.0, 0.0), ("top_k", 0.9, 0.25)],
+)
 def test_the_same_contributions_have_the_same_outcome_as_streaming_updates(
-  wire, decay
+  wire, decay, alpha
 ):
-  found, shared = made(alpha=0.0)
+  found, shared = made(alpha=alpha)
   learners = [Learner(found, shared, wire, decay) for _ in range(2)]
   tx = optax_dist.streaming_updates(
     INNER,
@@ -93,6 +98,7 @@ def test_the_same_contributions_have_the_same_outcome_as_streaming_updates(
     "data",
     communication_period=PERIOD,
     fragments=lambda p: dd.balanced_fragments(p, 2),
+    mix=alpha,
     compression=METHODS[wire](decay),
     num_replicas=2,
   )
@@ -152,6 +158,21 @@ def test_all_that_was_learned_arrives_once(wire, rule, alpha):
       break
   else:
     raise AssertionError(f"{float(far)} from what was learned")
+
+
+@pytest.mark.parametrize("rule", ["mean", "radial"])
+def test_a_short_fragment_is_not_made_smaller_by_its_padding(rule):
+  params = {"a": jnp.ones(2 * BLOCK), "b": jnp.ones(30), "c": jnp.ones(7)}
+  found, shared = made(1, merge=rule, params=params)
+  learner = Learner(found, shared, "sign")
+  learner.local = learner.local._replace(round=1)  # The one of b and c.
+  assert learner.strategy.fragment(learner.local) == 1
+  ones = jax.tree.map(jnp.ones_like, params)
+  learner.train(ones)
+  heard = learner.give(shared, 0)[0][:37]
+  # All have moved by the same, and directions are as long as they have numbers.
+  moved = 1.0 if rule == "radial" else 0.1
+  np.testing.assert_allclose(heard, moved, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["mean", "radial"])

@@ -130,6 +130,36 @@ def test_each_fragment_is_sent_by_the_method(name, map_name):
       )
 
 
+@pytest.mark.parametrize("map_name", _MAPS)
+@pytest.mark.parametrize("delay", [0, 2])
+def test_all_that_was_learned_arrives_once(delay, map_name):
+  """Also where replicas keep a part of it in their own parameters."""
+  start = _normal(0, 40)
+  tx = optax_dist.streaming_updates(
+    optax.sgd(1.0),
+    optax.sgd(1.0),
+    maps.AXIS,
+    communication_period=3,
+    fragments=1,
+    delay=delay,
+    mix=0.5,
+    num_replicas=N,
+    compression=compression.top_k(0.2, bits=8),
+  )
+  params, state = np.stack([start] * N), tx.init(start)
+  run = maps.stepper(map_name, functools.partial(_array_step, tx), state, N)
+  learned = _normal(1, N, 40)
+  for i in range(60):
+    params, state = run(state, params, learned if i == 0 else 0 * learned)
+  goal = start - learned.mean(0)
+  np.testing.assert_allclose(state.center, goal, atol=0.02)
+
+
+def _array_step(tx, state, params, gradients):
+  updates, state = tx.update(gradients, state, params)
+  return optax.apply_updates(params, updates), state
+
+
 def test_one_fragment_at_once_is_local_updates():
   method = METHODS["top_k"]
   make = lambda fun, **kwargs: fun(
