@@ -100,7 +100,9 @@ def test_padding_makes_no_mean_magnitude_smaller():
   signs = [np.sign(rng.normal(size=x.size)).astype(np.float32) for x in like]
   signs[-1][200:] = 0.0
   assert made.place.elements == 2 * N
-  for number in range(3):  # What padding would feed back shows in the next ones.
+  for number in range(
+    3
+  ):  # What padding would feed back shows in the next ones.
     assert made.write(signs, raw, number, sizes=[1, 40, N, 200])
     made.settle(number, True)
     heard = made.heard(raw)
