@@ -6,54 +6,113 @@ module: ``compression``, ``sparse``, ``optimizers``, ``quorum``, ``tensorflow1``
 ``simulate``.
 """
 
-from optax_dist import compression, optimizers, quorum, sparse
-from optax_dist._internal.axes import UnboundAxisError
-from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist.sparse.indexed_slices import (
-  IndexedSlices,
-  apply_updates,
-)
-from optax_dist.states.averages import averaged_params
-from optax_dist.states.center import (
-  center_params,
-  reset_to_center,
-  resize_from_center,
-)
-from optax_dist.states.local_params import local_params
-from optax_dist.states.place import place
-from optax_dist.states.report import SyncReport, sync_report
-from optax_dist.states.resize import resize_replicas
-from optax_dist.states.resize_sharded import resize_sharded
-from optax_dist.states.slots import get_slot, slot_names
-from optax_dist.states.specs import state_axes, state_shardings, state_specs
-from optax_dist.transforms.clip_by_global_norm import clip_by_global_norm
-from optax_dist.transforms.cross_shard import cross_shard
-from optax_dist.transforms.elastic_average import (
-  ElasticAverageState,
-  elastic_average,
-)
-from optax_dist.transforms.local_updates import (
-  LocalUpdatesState,
-  local_updates,
-)
-from optax_dist.transforms.per_replica import per_replica
-from optax_dist.transforms.presets import (
-  bmuf,
-  diloco,
-  local_sgd,
-  slowmo,
-  sparse_loco,
-)
-from optax_dist.transforms.sharded import ShardedState, sharded
-from optax_dist.transforms.streaming import (
-  StreamingUpdatesState,
-  streaming_updates,
-)
-from optax_dist.transforms.sync_replicas import (
-  SyncReplicasState,
-  sync_replicas,
-)
-from optax_dist.transforms.under_jit import under_jit
+from typing import TYPE_CHECKING
+
+from optax_dist._internal import lazy
+
+if TYPE_CHECKING:
+  from optax_dist import compression, optimizers, quorum, sparse
+  from optax_dist._internal.axes import UnboundAxisError
+  from optax_dist._internal.replica_blocks import PerReplica
+  from optax_dist.sparse.indexed_slices import (
+    IndexedSlices,
+    apply_updates,
+  )
+  from optax_dist.states.averages import averaged_params
+  from optax_dist.states.center import (
+    center_params,
+    reset_to_center,
+    resize_from_center,
+  )
+  from optax_dist.states.local_params import local_params
+  from optax_dist.states.place import place
+  from optax_dist.states.report import SyncReport, sync_report
+  from optax_dist.states.resize import resize_replicas
+  from optax_dist.states.resize_sharded import resize_sharded
+  from optax_dist.states.slots import get_slot, slot_names
+  from optax_dist.states.specs import state_axes, state_shardings, state_specs
+  from optax_dist.transforms.clip_by_global_norm import clip_by_global_norm
+  from optax_dist.transforms.cross_shard import cross_shard
+  from optax_dist.transforms.elastic_average import (
+    ElasticAverageState,
+    elastic_average,
+  )
+  from optax_dist.transforms.local_updates import (
+    LocalUpdatesState,
+    local_updates,
+  )
+  from optax_dist.transforms.per_replica import per_replica
+  from optax_dist.transforms.presets import (
+    bmuf,
+    diloco,
+    local_sgd,
+    slowmo,
+    sparse_loco,
+  )
+  from optax_dist.transforms.sharded import ShardedState, sharded
+  from optax_dist.transforms.streaming import (
+    StreamingUpdatesState,
+    streaming_updates,
+  )
+  from optax_dist.transforms.sync_replicas import (
+    SyncReplicasState,
+    sync_replicas,
+  )
+  from optax_dist.transforms.under_jit import under_jit
+else:
+  __getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+      "optax_dist._internal.axes": ("UnboundAxisError",),
+      "optax_dist._internal.replica_blocks": ("PerReplica",),
+      "optax_dist.sparse.indexed_slices": ("IndexedSlices", "apply_updates"),
+      "optax_dist.states.averages": ("averaged_params",),
+      "optax_dist.states.center": (
+        "center_params",
+        "reset_to_center",
+        "resize_from_center",
+      ),
+      "optax_dist.states.local_params": ("local_params",),
+      "optax_dist.states.place": ("place",),
+      "optax_dist.states.report": ("SyncReport", "sync_report"),
+      "optax_dist.states.resize": ("resize_replicas",),
+      "optax_dist.states.resize_sharded": ("resize_sharded",),
+      "optax_dist.states.slots": ("get_slot", "slot_names"),
+      "optax_dist.states.specs": (
+        "state_axes",
+        "state_shardings",
+        "state_specs",
+      ),
+      "optax_dist.transforms.clip_by_global_norm": ("clip_by_global_norm",),
+      "optax_dist.transforms.cross_shard": ("cross_shard",),
+      "optax_dist.transforms.elastic_average": (
+        "ElasticAverageState",
+        "elastic_average",
+      ),
+      "optax_dist.transforms.local_updates": (
+        "LocalUpdatesState",
+        "local_updates",
+      ),
+      "optax_dist.transforms.per_replica": ("per_replica",),
+      "optax_dist.transforms.presets": (
+        "bmuf",
+        "diloco",
+        "local_sgd",
+        "slowmo",
+        "sparse_loco",
+      ),
+      "optax_dist.transforms.sharded": ("ShardedState", "sharded"),
+      "optax_dist.transforms.streaming": (
+        "StreamingUpdatesState",
+        "streaming_updates",
+      ),
+      "optax_dist.transforms.sync_replicas": (
+        "SyncReplicasState",
+        "sync_replicas",
+      ),
+      "optax_dist.transforms.under_jit": ("under_jit",),
+    },
+  )
 
 __version__ = "0.1.0"
 

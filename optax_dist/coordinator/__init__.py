@@ -17,26 +17,57 @@ Example:
   [(3, (0, 1)), (3, (0, 1))]
 """
 
-from optax_dist.coordinator.errors import (
-  CoordinatorError,
-  Diverged,
-  JoinRefused,
-  RunFinished,
-)
-from optax_dist.coordinator.fingerprint import fingerprint
-from optax_dist.coordinator.join import (
-  initialize_processes,
-  join,
-  run_embedded,
-)
-from optax_dist.coordinator.options import Options
-from optax_dist.coordinator.replica import Outcome, Replica
-from optax_dist.coordinator.strategies import (
-  decoupled_diloco,
-  elastic_average,
-  local_updates,
-)
-from optax_dist.ledger import Batches
+from typing import TYPE_CHECKING
+
+from optax_dist._internal import lazy
+
+if TYPE_CHECKING:
+  from optax_dist.coordinator.errors import (
+    CoordinatorError,
+    Diverged,
+    JoinRefused,
+    RunFinished,
+  )
+  from optax_dist.coordinator.fingerprints import fingerprint
+  from optax_dist.coordinator.joining import (
+    initialize_processes,
+    join,
+    run_embedded,
+  )
+  from optax_dist.coordinator.options import Options
+  from optax_dist.coordinator.replica import Outcome, Replica
+  from optax_dist.coordinator.strategies import (
+    decoupled_diloco,
+    elastic_average,
+    local_updates,
+  )
+  from optax_dist.ledger import Batches
+else:
+  __getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+      "optax_dist.coordinator.errors": (
+        "CoordinatorError",
+        "Diverged",
+        "JoinRefused",
+        "RunFinished",
+      ),
+      "optax_dist.coordinator.fingerprints": ("fingerprint",),
+      "optax_dist.coordinator.joining": (
+        "initialize_processes",
+        "join",
+        "run_embedded",
+      ),
+      "optax_dist.coordinator.options": ("Options",),
+      "optax_dist.coordinator.replica": ("Outcome", "Replica"),
+      "optax_dist.coordinator.strategies": (
+        "decoupled_diloco",
+        "elastic_average",
+        "local_updates",
+      ),
+      "optax_dist.ledger": ("Batches",),
+    },
+  )
 
 __all__ = [
   "Batches",

@@ -26,7 +26,7 @@ from optax_dist.coordinator import (
 )
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import wire_formats
-from optax_dist.coordinator.fingerprint import fingerprint
+from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.metrics import replica_numbers, reporter
 from optax_dist.coordinator.metrics.metric import Metric
 from optax_dist.coordinator.outcome import Outcome

@@ -21,9 +21,8 @@ _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
   folder = tmp_path_factory.mktemp("site")
-  assert (
-    build_main(["-q", "-W", "-E", "-b", "html", str(_DOCS), str(folder)]) == 0
-  )
+  flags = ["-q", "-W", "--keep-going", "-E", "-b", "html"]
+  assert build_main([*flags, str(_DOCS), str(folder)]) == 0
   return folder
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import layout, means
 from optax_dist.coordinator.aggregation.reduce_scatter_gather import Background
-from optax_dist.coordinator.fingerprint import as_numpy, fingerprint
+from optax_dist.coordinator.fingerprints import as_numpy, fingerprint
 from optax_dist.coordinator.runtime.shards import LocalShards
 
 

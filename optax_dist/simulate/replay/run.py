@@ -15,7 +15,7 @@ from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation import wire_formats as wires
-from optax_dist.coordinator.fingerprint import fingerprint
+from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.journal import Record
 from optax_dist.simulate.replay.journal import Replay, replay
 

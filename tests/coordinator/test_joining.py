@@ -1,20 +1,15 @@
 """`join`, as a user calls it."""
 
-import importlib
-
 import jax.numpy as jnp
 import optax
 
 from optax_dist import coordinator
+from optax_dist.coordinator import joining
 from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.store import process
 from optax_dist.coordinator.transport import addresses
 from tests.coordinator.transport import worlds
-
-# The package's name for it is the function.
-joining = importlib.import_module("optax_dist.coordinator.join")
-
 
 # Only where something is wrong does anybody wait so long.
 _PATIENT = {"timeout": 120.0, "attempt_timeout": 30.0, "leader_timeout": 10.0}

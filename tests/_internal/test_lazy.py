@@ -1,0 +1,72 @@
+"""Names that are imported when they are asked for."""
+
+import ast
+import importlib
+import pathlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import optax_dist
+from optax_dist import coordinator
+
+_PACKAGES = pytest.mark.parametrize(
+  "package", [optax_dist, coordinator], ids=lambda p: p.__name__
+)
+
+
+def _imports(package):
+  """What type checkers are told: by each name, the module that has it."""
+  tree = ast.parse(pathlib.Path(package.__file__).read_text("utf-8"))
+  (block,) = (node for node in tree.body if isinstance(node, ast.If))
+  return {name.name: node.module for node in block.body for name in node.names}
+
+
+@_PACKAGES
+def test_each_name_is_what_type_checkers_are_told(package):
+  imports = _imports(package)
+  assert sorted(imports) == sorted(package.__all__)
+  for name, module in imports.items():
+    if module == package.__name__:
+      expected = importlib.import_module(f"{module}.{name}")
+    else:
+      expected = getattr(importlib.import_module(module), name)
+    assert getattr(package, name) is expected
+    assert name in dir(package)
+
+
+@_PACKAGES
+def test_no_name_is_hidden_by_a_module(package):
+  modules = {found.name for found in pkgutil.iter_modules(package.__path__)}
+  own = {n for n, m in _imports(package).items() if m == package.__name__}
+  assert not (set(package.__all__) - own) & modules
+
+
+def test_a_module_needs_no_import_of_its_own():
+  assert optax_dist.coordinator is coordinator
+  assert optax_dist.simulate is importlib.import_module("optax_dist.simulate")
+
+
+@pytest.mark.parametrize("name", ["cross_shards", "_hidden", "__wrapped__"])
+def test_what_there_is_not(name):
+  with pytest.raises(AttributeError, match=rf"'optax_dist' .* '{name}'"):
+    getattr(optax_dist, name)
+
+
+@pytest.mark.parametrize(
+  "module",
+  [
+    "optax_dist",
+    "optax_dist.cli.main",
+    "optax_dist.coordinator.launch.launcher",
+    "optax_dist.coordinator.protocol",
+    "optax_dist.coordinator.store.__main__",
+  ],
+)
+def test_what_needs_no_jax_does_not_import_it(module):
+  code = (
+    f"import sys, {module}; assert not {{'jax', 'optax'}} & {{*sys.modules}}"
+  )
+  subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
