@@ -142,7 +142,7 @@ def _filled(
 
 
 def mean_slice(
-  members: Sequence[np.ndarray],
+  members: Sequence[np.ndarray] | np.ndarray,
   weights: Sequence[float],
   count: int,
   place: layouts.Layout,
@@ -154,7 +154,8 @@ def mean_slice(
   """Averages one slice of all members.
 
   Args:
-    members: the slice's bytes of each, in replica order.
+    members: the slice's bytes of each, in replica order; or one array with a row
+      for each.
     weights: by which each is multiplied; 1.0 is left out.
     count: by which the sum is divided: gradients, not members.
     place: the layout in which the members wrote.
@@ -192,7 +193,11 @@ def mean_slice(
         if direct
         else np.empty(last - first, codec.work)
       )
-      _add_up(codec, [raw[low:high] for raw in members], weights, total)
+      if isinstance(members, np.ndarray):
+        mine: Sequence[np.ndarray] | np.ndarray = members[:, low:high]
+      else:
+        mine = [raw[low:high] for raw in members]
+      _add_up(codec, mine, weights, total)
       if count != 1:
         np.divide(total, divisor, out=total)
       if not direct:
@@ -201,7 +206,7 @@ def mean_slice(
 
 def _add_up(
   codec: wires.Codec,
-  members: Sequence[np.ndarray],
+  members: Sequence[np.ndarray] | np.ndarray,
   weights: Sequence[float],
   out: np.ndarray,
 ) -> None:
@@ -212,7 +217,11 @@ def _add_up(
     and not codec.blocks
     and all(weight == 1.0 for weight in weights)
   ):
-    rows = codec.decode(np.concatenate(members)).reshape(len(members), -1)
+    if isinstance(members, np.ndarray):
+      flat = members.reshape(-1)
+    else:
+      flat = np.concatenate(members)
+    rows = codec.decode(flat).reshape(len(members), -1)
     np.add.reduce(rows, axis=0, out=out)  # Row by row, as below.
     return
   numbers = [

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 # What can be sent: any contiguous bytes, such as `bytes`, `memoryview`, or an
 # array's `.data`.
@@ -117,8 +117,7 @@ class PeerLost:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
   """A message has come. A peer's messages come once each, in their order."""
 
   peer: str

@@ -26,7 +26,7 @@ _LEAST = 4096  # What even the smallest array counts for there.
 CHUNK = 256 << 10
 _REMEMBERED = 16384  # Transfers that a side may know of beforehand.
 _REGIONS = 1024
-_STAGING = 64 << 10
+STAGING = 64 << 10
 _APART = 8 << 10  # Bytes of a message that is written without being copied.
 _AHEAD = 128  # Bytes read beyond a piece of an array: the next header.
 
@@ -54,6 +54,8 @@ _TAG = 16
 def message_frame(body: bytes) -> bytes | None:
   """A message as it is written where nothing is signed: the same for all.
 
+  It may be written where a session has no other output; what is left of it is
+  given to `Session.go_on`.
   None where it is too large to be sent.
   """
   if len(body) > interface.MAX_MESSAGE:
@@ -117,6 +119,7 @@ class Session:
     emit: Callable[[interface.Event], None],
     see: Callable[[str, int], np.ndarray] | None = None,
     connected: Callable[[], bool] = lambda: True,
+    staging: memoryview | None = None,
   ):
     """Makes one that waits for its connection.
 
@@ -128,6 +131,9 @@ class Session:
         otherwise descriptors come with the frames.
       connected: whether the peer is not lost, as of now: what lies in its
         memory is whole for so long.
+      staging: of `STAGING` bytes, where it reads to while nothing of a frame is
+        left over. Several may have the same, if one after the other reads: with
+        hundreds of peers it stays in the processor's cache.
     """
     self.peer = peer
     self.near = self._lends = False
@@ -152,8 +158,12 @@ class Session:
     self._early_sent: dict[int, int] = {}
     self._shown: set[int] = set()
     # Receiving.
-    self._staging = memoryview(bytearray(_STAGING))
-    self._empty = [self._staging]
+    if staging is None:
+      staging = memoryview(bytearray(STAGING))
+    self._staging = self._common = staging
+    # For what is left over, once there is any.
+    self._own: memoryview | None = None
+    self._empty = [staging]
     self._start = self._end = 0
     self._scratch: memoryview | None = None
     self._sink: _Incoming | _Body | None = None
@@ -193,20 +203,12 @@ class Session:
       )
     self._put(_MESSAGE, 0, body)
 
-  @property
-  def takes_frames(self) -> bool:
-    """Whether `message_frame` may be written now: nothing else waits.
-
-    What has not been written of it is given to `go_on`.
-    """
-    return (
-      self._started
-      and self._keys is None
-      and not (self._frames or self._writing or self._turns)
-    )
-
   def go_on(self, rest: memoryview) -> None:
-    """So much of a frame has not been written."""
+    """So much of a frame is still to be written.
+
+    Who has written the rest of it saw to it that nothing is signed, and that
+    there was no other output.
+    """
     self._writing.append(rest)
 
   def ping(self) -> None:
@@ -477,6 +479,17 @@ class Session:
     """
     if files:
       self._files.extend(files)
+    elif not (self._left or self._end) and nbytes > _HEADER.size:
+      # Most often it is one small message: a leader reads hundreds a step.
+      length, kind, _ = _HEADER.unpack_from(self._staging)
+      if (
+        kind == _MESSAGE
+        and length == nbytes - _HEADER.size
+        and self._keys is None
+      ):
+        text = bytes(self._staging[_HEADER.size : nbytes])
+        self._emit(interface.Message(self.peer, text))
+        return
     if self._left:
       taken = min(nbytes, self._left)
       self._advance(taken)
@@ -486,8 +499,12 @@ class Session:
       pass
     if self._start == self._end:
       self._start = self._end = 0
-    elif self._start:
+      self._staging = self._common
+    elif self._start or self._staging is self._common:
       rest = bytes(self._staging[self._start : self._end])
+      if self._own is None:
+        self._own = memoryview(bytearray(STAGING))
+      self._staging = self._own
       self._staging[: len(rest)] = rest
       self._start, self._end = 0, len(rest)
 
@@ -554,7 +571,7 @@ class Session:
       self._begin_piece(number, length)
     elif length > interface.MAX_MESSAGE or (kind != _MESSAGE and length > 512):
       raise Faulty(f"a frame of kind {kind} with {length:,} bytes")
-    elif body - start + length <= _STAGING:
+    elif body - start + length <= STAGING:
       if here < length:
         return False
       head, tag = self._head(start, body)

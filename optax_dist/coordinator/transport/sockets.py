@@ -47,6 +47,8 @@ class _Link:
   source: str = ""
   handshake: handshake.Handshake | None = None
   session: session.Session | None = None
+  # The same, if frames may be written as they are.
+  unsigned: session.Session | None = None
   peer: str = ""
   endpoint: addresses.Endpoint | None = None
   heard: float = 0.0
@@ -152,6 +154,7 @@ class SocketTransport(peers.Peers):
     self._listeners: list[socket.socket] = []
     self._next_check = self._polled = time.monotonic()
     self._absent = 0.0  # Seconds in which this process did not listen.
+    self._staging = memoryview(bytearray(session.STAGING))
     self._woken = False
     self.port: int | None = None
     ways = self._listen(bind, list(ports), advertise, towards)
@@ -245,26 +248,27 @@ class SocketTransport(peers.Peers):
   ) -> None:
     self._check_open()
     body, now = b"".join(payload), time.monotonic()
-    frame = session.message_frame(body)
+    frame, links = session.message_frame(body), self._up_links
     for peer in peers:
-      link = self._up_links.get(peer)
-      if link is None or not self._send_at_once(link, frame, now):
+      link = links.get(peer)
+      if (
+        link is None
+        or link.unsigned is None
+        or frame is None
+        or not self._send_at_once(link, link.unsigned, frame, now)
+      ):
         self.send(peer, [body])
 
-  def _send_at_once(self, link: _Link, frame: bytes | None, now: float) -> bool:
+  def _send_at_once(
+    self, link: _Link, found: session.Session, frame: bytes, now: float
+  ) -> bool:
     """Writes a message to one for whom nothing else waits; False: it does.
 
     A leader does this for each of its followers in each step, so it does no more
     than it must.
     """
-    found = link.session
-    assert found is not None
-    if (
-      frame is None
-      or type(link.channel) is not channels.Plain
-      or not found.takes_frames
-      or (link.handshake and link.handshake.output)
-    ):
+    shake = link.handshake
+    if found.has_output() or (shake is not None and shake.output):
       return False
     try:
       sent = link.sock.send(frame)
@@ -642,7 +646,9 @@ class SocketTransport(peers.Peers):
     assert keys is not None
     if peer in self._up_links:
       self._lose(peer, "replaced", "it has connected anew")
-    found = self._sessions.setdefault(peer, self._new_session(peer))
+    found = self._sessions.get(peer)
+    if found is None:
+      found = self._sessions[peer] = self._new_session(peer)
     dial = self._dials.pop(peer, None)
     if dial is not None and dial.link not in (None, link):
       assert dial.link is not None
@@ -666,6 +672,8 @@ class SocketTransport(peers.Peers):
     self._events.append(interface.PeerUp(peer, unix))
     found.start((keys.send, keys.receive) if signed else None, unix)
     link.channel.passes_files = unix
+    if plain and not signed:
+      link.unsigned = found
     found.feed(shake.rest)
     self._dirty[link] = None
 
@@ -760,6 +768,7 @@ class SocketTransport(peers.Peers):
       self._pool,
       self._emit,
       connected=lambda: self._is_connected(peer),
+      staging=self._staging,
     )
 
   def _last_of(self, link: _Link) -> bytes:

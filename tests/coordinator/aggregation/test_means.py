@@ -111,6 +111,26 @@ def test_many_members_are_added_up_in_the_same_order(
   assert at_once == mean()
 
 
+@pytest.mark.parametrize("members", [2, 12])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "int8"])
+def test_members_may_be_the_rows_of_one_array(members, wire):
+  templates = [np.zeros(5000, np.float32), np.zeros(7, np.float16)]
+  place = layout.layout(templates, wire)
+  rng = np.random.default_rng(0)
+  rows = np.zeros((members, place.nbytes), np.uint8)
+  for row in rows:
+    leaves = [rng.normal(size=t.size).astype(t.dtype) for t in templates]
+    assert means.write(leaves, place, row)
+
+  def mean(found):
+    out = np.zeros(place.nbytes, np.uint8)
+    ones, stop = [1.0] * members, place.elements
+    means.mean_slice(found, ones, members, place, place, 0, stop, out)
+    return out.tobytes()
+
+  assert mean(rows) == mean([row.copy() for row in rows])
+
+
 def test_weights_multiply_and_the_count_divides():
   args = {"weights": [1.0, 0.5, 0.25], "count": 5}
   found = averaged(gradients(3), "float32", 3, **args)

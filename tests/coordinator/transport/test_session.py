@@ -15,10 +15,12 @@ _KEYS = (b"k" * 32, b"K" * 32)
 
 
 class _Side:
-  def __init__(self, keys, near=False):
+  def __init__(self, keys, staging=None, near=False):
     self.events = []
     self.pool = shared_memory.Pool()
-    self.session = session.Session("peer", self.pool, self.events.append)
+    self.session = session.Session(
+      "peer", self.pool, self.events.append, staging=staging
+    )
     self.session.start(keys, near)
 
   def written(self, rng=None):
@@ -88,6 +90,36 @@ def test_frames_may_be_cut_anywhere(signed, seed):
   assert received == {t: a.tobytes() for t, a in arrays.items()}
   sent = [e for e in one.events if isinstance(e, interface.ArraySent)]
   assert len(sent) == len(arrays)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_peers_may_share_where_they_are_read_to(signed, seed):
+  rng = np.random.default_rng(seed)
+  staging = memoryview(bytearray(session.STAGING))
+  keys = (_KEYS, _KEYS[::-1]) if signed else (None, None)
+  pairs = [(_Side(keys[0]), _Side(keys[1], staging)) for _ in range(4)]
+  texts, sent = [], []
+  for number, (one, other) in enumerate(pairs):
+    messages = [bytes([number]) * int(n) for n in rng.integers(0, 300, 40)]
+    messages.insert(20, bytes([number]) * 70_000)
+    one.session.send_array(1, bytes([number]) * 5_000)
+    other.session.expect(1, 5_000, None)
+    for message in messages:
+      one.session.send([message])
+    sent.append(messages)
+    texts.append(memoryview(one.written(rng)))
+  while any(texts):
+    at = int(rng.integers(len(pairs)))
+    most = int(rng.choice([1, 20, 1_000, 30_000]))
+    pairs[at][1].read(texts[at][:most])
+    texts[at] = texts[at][most:]
+  for (_, other), messages in zip(pairs, sent, strict=True):
+    found = other.events
+    got = [e.payload for e in found if isinstance(e, interface.Message)]
+    assert got == messages
+    (array,) = [e for e in found if isinstance(e, interface.ArrayReceived)]
+    assert bytes(array.data) == messages[20][:1] * 5_000
 
 
 def test_each_changed_byte_of_a_signed_frame_is_found():
