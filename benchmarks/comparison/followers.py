@@ -6,9 +6,13 @@ One process is a replica like any other, and the leader; another one has all
 followers in one loop: each submits the same gradient as soon as a step is
 committed, over a connection of its own with the transport's handshake and
 frames. They take part in every step, and hold no state.
+
+With `--freeze` the leader calls `gc.freeze()` when all have joined: the garbage
+collector then passes over what JAX has made no more.
 """
 
 import argparse
+import gc
 import itertools
 import os
 import resource
@@ -123,6 +127,9 @@ def _lead(args: argparse.Namespace) -> None:
     told.wait()
     for _ in range(3):
       replica.step(grads)
+    if args.freeze:
+      gc.collect()
+      gc.freeze()
     used, steps, begin = processes.used(), 0, time.monotonic()
     while time.monotonic() < begin + args.seconds:
       steps += replica.step(grads).accepted
@@ -256,6 +263,7 @@ def _main() -> None:
   add("--params", type=int, default=16)
   add("--seconds", type=float, default=3.0)
   add("--timeout", type=float, default=80.0)
+  add("--freeze", action="store_true", help="gc.freeze() in the leader")
   for name in ("--role", "--address", "--told"):
     add(name, help=argparse.SUPPRESS)
   args = parser.parse_args()

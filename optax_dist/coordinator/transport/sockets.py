@@ -47,8 +47,7 @@ class _Link:
   source: str = ""
   handshake: handshake.Handshake | None = None
   session: session.Session | None = None
-  # The same, if frames may be written as they are.
-  unsigned: session.Session | None = None
+  takes_frames: bool = False  # Whether they are neither signed nor encrypted.
   peer: str = ""
   endpoint: addresses.Endpoint | None = None
   heard: float = 0.0
@@ -253,21 +252,20 @@ class SocketTransport(peers.Peers):
       link = links.get(peer)
       if (
         link is None
-        or link.unsigned is None
         or frame is None
-        or not self._send_at_once(link, link.unsigned, frame, now)
+        or not link.takes_frames
+        or not self._send_at_once(link, frame, now)
       ):
         self.send(peer, [body])
 
-  def _send_at_once(
-    self, link: _Link, found: session.Session, frame: bytes, now: float
-  ) -> bool:
+  def _send_at_once(self, link: _Link, frame: bytes, now: float) -> bool:
     """Writes a message to one for whom nothing else waits; False: it does.
 
     A leader does this for each of its followers in each step, so it does no more
     than it must.
     """
-    shake = link.handshake
+    found, shake = link.session, link.handshake
+    assert found is not None
     if found.has_output() or (shake is not None and shake.output):
       return False
     try:
@@ -672,8 +670,7 @@ class SocketTransport(peers.Peers):
     self._events.append(interface.PeerUp(peer, unix))
     found.start((keys.send, keys.receive) if signed else None, unix)
     link.channel.passes_files = unix
-    if plain and not signed:
-      link.unsigned = found
+    link.takes_frames = plain and not signed
     found.feed(shake.rest)
     self._dirty[link] = None
 
