@@ -30,6 +30,26 @@ def count_or_none(name: str, value: Any) -> int | None:
   return None if value is None else count(name, value)
 
 
+def at_most(name: str, value: int, most: int) -> None:
+  """Checks an integer against a bound.
+
+  Raises:
+    ValueError: if it is greater.
+  """
+  if value > most:
+    raise ValueError(f"`{name}` must be at most {most}, got {value}.")
+
+
+def flag(name: str, value: Any) -> None:
+  """Checks a True or False; of another value nobody knows which it stands for.
+
+  Raises:
+    ValueError: if it is neither.
+  """
+  if not isinstance(value, bool | np.bool_):
+    raise ValueError(f"`{name}` must be True or False, got {value!r}.")
+
+
 def rate(name: str, value: Any, *, positive: bool = False) -> None:
   """Checks a number or a scalar array; what is traced is taken on trust.
 

@@ -44,6 +44,9 @@ def init(
   Returns:
     A pytree like ``params``, with ``optax.MaskedNode`` for what is left out; or
     None.
+
+  Raises:
+    ValueError: if ``which`` is not like ``params``.
   """
   if decay is None:
     return None
@@ -53,9 +56,15 @@ def init(
   copy = lambda tree: precision.widen(tree, dtype)
   if which is None:
     return copy(params)
-  return jax.tree.map(
-    lambda use, part: copy(part) if use else optax.MaskedNode(), which, params
-  )
+  try:
+    return jax.tree.map(
+      lambda use, part: copy(part) if use else optax.MaskedNode(), which, params
+    )
+  except ValueError as error:
+    raise ValueError(
+      "`variables_to_average` must be a pytree of booleans like `params`, but"
+      f" {error}"
+    ) from error
 
 
 def update(averages: Any, params: Any, updates: Any, decay: Any) -> Any:

@@ -414,7 +414,8 @@ def _flatten_with_updates(
     raise ValueError(
       f"{of.user}: `updates` must have the structure of `params`, but {error}"
     ) from error
-  for (path, _), update in zip(paths_and_leaves, leaves, strict=True):
+  for (path, param), update in zip(paths_and_leaves, leaves, strict=True):
+    update_leaves.check_shape(of.user, path, update, param)
     update = update.values if is_indexed_slices(update) else update
     if update is not None:
       update_leaves.check_dtype(of.user, path, update)

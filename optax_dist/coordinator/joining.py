@@ -13,6 +13,7 @@ import optax
 
 from optax_dist import ledger
 from optax_dist import quorum as rules
+from optax_dist._internal import checks
 from optax_dist.coordinator import (
   errors,
   faults,
@@ -33,6 +34,12 @@ from optax_dist.coordinator.transport import addresses, channels, sockets
 SECRET_VARIABLE = process.SECRET_VARIABLE
 # Seconds after which a store that `join` started ends, if nobody is there.
 _IDLE = 60.0
+# What makes strategies, and is none before it is called.
+_MAKERS = (
+  strategies.elastic_average,
+  strategies.local_updates,
+  strategies.decoupled_diloco,
+)
 
 
 def join(
@@ -162,7 +169,7 @@ def join(
       lower_on_loss,
     ),
   )
-  told = options.Options(**settings)
+  told = options.of("join", settings)
   place = urls.parse(store or f"tcp://{address}")
   host = endpoint.store_host(place)
   if bind is None and advertise is None:
@@ -302,10 +309,7 @@ def run_embedded(
     >>> run_embedded(train, 2, optax.sgd(0.25), jnp.zeros(()))
     [2.90625, 2.90625]
   """
-  if type(num_replicas) is not int or num_replicas < 1:
-    raise ValueError(
-      f"num_replicas must be a positive integer, got {num_replicas!r}."
-    )
+  num_replicas = checks.count("num_replicas", num_replicas)
   world = world or endpoint.World()
   k = _shares(data, num_replicas, replicas_to_aggregate)
   if k is None:
@@ -318,9 +322,10 @@ def run_embedded(
     lower_on_leave,
     lower_on_loss,
   )
-  told = options.Options(**settings)
+  told = options.of("run_embedded", settings)
   results: list[Any] = [None] * num_replicas
   failures: list[tuple[bool, BaseException]] = []
+  started = threading.Barrier(num_replicas)
 
   def run(index: int) -> None:
     try:
@@ -338,8 +343,12 @@ def run_embedded(
         metrics=metrics,
       )
       with one.start():
+        # Who is done at once would end the run before others are let in.
+        with contextlib.suppress(threading.BrokenBarrierError):
+          started.wait()
         results[index] = fn(one)
     except BaseException as error:
+      started.abort()
       # What a replica suffers from others' failures is raised last.
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
@@ -406,7 +415,7 @@ def _shares(
   data: ledger.Batches | None, replicas: int, told: int | None
 ) -> int | None:
   """Micro-batches in a step, where its samples are to stay the same."""
-  if data is None or not data.constant_global_batch:
+  if not isinstance(data, ledger.Batches) or not data.constant_global_batch:
     return None
   found = data.gradients_per_step(replicas)
   if told not in (None, found):
@@ -420,8 +429,9 @@ def _shares(
 def _place(
   address: str | None, total: int | None, number: int | None
 ) -> tuple[str, int, int]:
-  if address is not None and total is not None and number is not None:
-    return address, total, number
+  total = checks.count_or_none("total_num_replicas", total)
+  if number is not None:
+    number = checks.count("replica", number, least=0)
   from optax_dist.coordinator import cluster
 
   return cluster.detect(address, total, number)
@@ -474,6 +484,14 @@ def _strategy(
     quorum.total_num_replicas,
     quorum.max_staleness,
   )
+  for name in ("lower_on_leave", "lower_on_loss"):
+    checks.flag(name, getattr(quorum, name))
+  if factory in _MAKERS or not (factory is None or callable(factory)):
+    shown = getattr(factory, "__name__", repr(factory))
+    raise TypeError(
+      "strategy must be what elastic_average(...), local_updates(...) or"
+      f" decoupled_diloco(...) of the coordinator returns, got {shown}."
+    )
   made = (factory or strategies.SyncReplicas)(opt, quorum)
   made.quorum.initial(0)
   return made

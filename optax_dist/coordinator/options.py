@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import difflib
+import numbers
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,9 @@ from optax_dist.coordinator.protocol import arrivals
 
 # Where they are not given.
 _ATTEMPT, _LEADER = 10.0, 5.0
+# Of all that are given, in seconds: some 30 years, which every clock can wait for,
+# and what an event loop needs between two heartbeats to do anything else.
+_LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,29 +73,60 @@ class Options:
   def __post_init__(self) -> None:
     for name in ("timeout", "attempt_timeout", "leader_timeout"):
       value = getattr(self, name)
-      if value is not None and not value > 0:
-        raise ValueError(f"{name} must be positive seconds, got {value!r}.")
-    if self.step_timeout is not None and not 0 <= self.step_timeout < math.inf:
+      if value is None and name != "timeout":
+        continue
+      if not (_is_number(value) and 0 < value <= _LONGEST):
+        raise ValueError(
+          f"{name} must be positive seconds, at most {_LONGEST:.0e}, got"
+          f" {value!r}."
+        )
+    if (self.leader_timeout or _LEADER) < _SHORTEST_SILENCE:
+      raise ValueError(
+        f"leader_timeout must be at least {_SHORTEST_SILENCE} seconds, got"
+        f" {self.leader_timeout!r}."
+      )
+    if self.step_timeout is not None and not (
+      _is_number(self.step_timeout) and 0 <= self.step_timeout <= _LONGEST
+    ):
       raise ValueError(
         "step_timeout must be seconds, 0 or more (0 for no watchdog), got"
         f" {self.step_timeout!r}."
+      )
+    if not (_is_number(self.stall_warning) and self.stall_warning >= 0):
+      raise ValueError(
+        f"stall_warning must be seconds, 0 or more, got {self.stall_warning!r}."
       )
     if (self.attempt_timeout or 0.0) > self.timeout:
       raise ValueError(
         f"attempt_timeout must be at most timeout={self.timeout!r}, got "
         f"{self.attempt_timeout!r}."
       )
-    if not 0 <= self.inline_bytes <= 1 << 20:
+    if not (_is_whole(self.inline_bytes) and 0 <= self.inline_bytes <= 1 << 20):
       raise ValueError(
-        f"inline_bytes must be from 0 to 1048576, got {self.inline_bytes!r}."
+        "inline_bytes must be an integer from 0 to 1048576, got"
+        f" {self.inline_bytes!r}."
       )
-    if self.fingerprint_every < 0:
+    if not (_is_whole(self.fingerprint_every) and self.fingerprint_every >= 0):
       raise ValueError(
-        f"fingerprint_every must be 0 or more, got {self.fingerprint_every!r}."
+        "fingerprint_every must be an integer, 0 or more, got"
+        f" {self.fingerprint_every!r}."
       )
+    for name in ("journal", "tensorboard"):
+      value = getattr(self, name)
+      if value is not None and not (
+        isinstance(value, str | os.PathLike) and os.fspath(value)
+      ):
+        raise ValueError(f"{name} must be a path or None, got {value!r}.")
+    if not isinstance(self.config, Mapping):
+      raise ValueError(f"config must be a mapping, got {self.config!r}.")
+    if not isinstance(self.run, str):
+      raise ValueError(f"run must be a name, got {self.run!r}.")
+    port = self.metrics_port
+    if port is not None and not _is_whole(port):
+      raise ValueError(f"metrics_port must be an integer, got {port!r}.")
     reporter.check(self.metrics_port, self.tensorboard)
     wires.codec(self.wire, "float32")  # type: ignore[arg-type]
-    if not 0 <= self.error_feedback <= 1:
+    if not (_is_number(self.error_feedback) and 0 <= self.error_feedback <= 1):
       raise ValueError(
         f"error_feedback must be from 0 to 1, got {self.error_feedback!r}."
       )
@@ -129,3 +164,30 @@ class Options:
     if self.step_timeout is None:
       return arrivals.steps(self.timeout)
     return self.step_timeout
+
+
+def of(user: str, settings: Mapping[str, Any]) -> Options:
+  """The options that somebody was given by name.
+
+  Args:
+    user: the function that was, for the message.
+    settings: fields of `Options`.
+
+  Raises:
+    TypeError: there is no such field.
+    ValueError: one is not what it must be.
+  """
+  known = [field.name for field in dataclasses.fields(Options)]
+  for name in settings.keys() - known:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise TypeError(f"{user} got an unexpected argument {name!r}.{hint}")
+  return Options(**settings)
+
+
+def _is_number(value: object) -> bool:
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+  return isinstance(value, numbers.Integral) and not isinstance(value, bool)

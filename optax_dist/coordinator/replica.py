@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import queue
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_dist import ledger, quorum
+from optax_dist._internal import checks
 from optax_dist.coordinator import (
   errors,
   leases,
@@ -91,10 +94,13 @@ class Replica:
     self._preempted, self._on_close = preempted, on_close
     self._strategy, self._settings = strategy, settings
     self._check(settings, group)
+    _check_data(data, progress)
     self._data_spec = data
+    global_step = checks.count("global_step", global_step, least=0)
     params = trees.as_params(params)
     shared = strategy.shared(params)
     if opt_state is not None:
+      trees.check_like("opt_state", opt_state, shared.opt_state)
       shared = shared._replace(opt_state=opt_state)
     self._template = trees.Template(params)
     self.group = group
@@ -221,7 +227,9 @@ class Replica:
     # The latest step that was announced, and its state until the next outcome.
     self._saved = -1
     self._to_save: states.State | None = None
-    self._left = False
+    self._left = self._closed = False
+    # The thread that is in `step`, `abandon` or `batches`.
+    self._user: int | None = None
     self._computed = 0.0
     # When what is computed now was begun; by then, jax's time for programs and
     # the process's on all cores.
@@ -299,7 +307,11 @@ class Replica:
     strategy = self._strategy
     # With sums, some may have left.
     full = not strategy.sums or parts == strategy.quorum.replicas_to_aggregate
-    found = self._update(shared, mean, *([] if full else [parts]))
+    try:
+      found = self._update(shared, mean, *([] if full else [parts]))
+    except (RuntimeError, ValueError) as error:
+      trees.check_alive(shared, error)
+      raise
     if not self._inline:
       # The memory of a mean is used again; one in a message is nobody else's.
       jax.block_until_ready(found)
@@ -458,7 +470,11 @@ class Replica:
       [([[5, 2, 4, 0]], 1)]
     """
     found = self._data("batches()")
-    while (spans := self._draw(found)) is not None:
+    while True:
+      with self._in_use():
+        spans = self._draw(found)
+      if spans is None:
+        return
       yield found.indices(spans)
 
   def report_data(self) -> tuple[ledger.EpochReport, ...]:
@@ -563,8 +579,9 @@ class Replica:
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {self._strategy.name!r}."
       )
-    outcome = self._step(grads, batch, 1 if tokens is None else int(tokens))
-    return self._leave_if_told(self._announce(outcome))
+    with self._in_use():
+      outcome = self._step(grads, batch, 1 if tokens is None else int(tokens))
+      return self._leave_if_told(self._announce(outcome))
 
   def _step(self, grads: Any, batch: Any, tokens: int) -> Outcome:
     phases.reach("computing", self.replica)
@@ -624,9 +641,10 @@ class Replica:
     For a training step in micro-batches that finds `is_stale`: `params` are
     current afterwards, and the time for the rest of the work is saved.
     """
-    self._handover.sync()
-    over = self._over(1)
-    return self._announce(self._catch_up() if over is None else over)
+    with self._in_use():
+      self._handover.sync()
+      over = self._over(1)
+      return self._announce(self._catch_up() if over is None else over)
 
   def _catch_up(self) -> Outcome:
     """Gives up what is computed now."""
@@ -718,6 +736,7 @@ class Replica:
 
   def close(self) -> None:
     """Ends this replica's threads and waits; what it has not said is lost."""
+    self._closed = True
     self._watchdog.close()
     self._driver.close()
     self._handover.close()
@@ -1078,6 +1097,8 @@ class Replica:
   def _wait(self, ready: Callable[[], bool], what: str) -> None:
     """Waits; the deadline is somewhat after the one that the core keeps."""
     patience = self._config.patience + 1.0
+    if self._closed and not ready():
+      self._raise_failure()
     self._watchdog.steps.wait()
     if self._handover.wait(ready, patience):
       self._watch(time.monotonic())
@@ -1087,12 +1108,43 @@ class Replica:
       return
     raise errors.CoordinatorError(
       f"Replica {self.replica!r} has waited {patience:.1f} s {what}. Its event "
-      f"loop says that it waits {self._driver.missing()}."
+      f"loop {self._driver.missing()}."
     )
 
   def _raise_failure(self) -> None:
     if self._handover.failure is not None:
       raise self._handover.failure
+    if self._closed and not (self._left or self._has_finished()):
+      raise errors.CoordinatorError(
+        f"Replica {self.replica!r} is closed: it takes no step after its `with`"
+        " block. Join again for another one."
+      )
+
+  @contextlib.contextmanager
+  def _in_use(self) -> Iterator[None]:
+    """Refuses a second thread: the first one's gradient would get its answer."""
+    me = threading.get_ident()
+    if self._user not in (None, me):
+      raise RuntimeError(
+        f"Two threads are using replica {self.replica!r} at once. A replica has"
+        " one training loop: let one thread call step, abandon and batches."
+      )
+    try:
+      self._user = me
+      yield
+    finally:
+      self._user = None
+
+
+def _check_data(
+  data: ledger.Batches | None, progress: ledger.Progress | None
+) -> None:
+  for name, value, kind in (
+    ("data", data, ledger.Batches),
+    ("progress", progress, ledger.Progress),
+  ):
+    if value is not None and not isinstance(value, kind):
+      raise TypeError(f"{name} must be a {kind.__name__}, got {value!r:.100}.")
 
 
 def _cores() -> int | None:

@@ -24,7 +24,8 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
       for all, or what :func:`optax_dist.state_specs` returns.
 
   Returns:
-    The same values, as sharded ``jax.Array``.
+    The same values, as sharded ``jax.Array``. As by ``jax.device_put``, what is on
+    its device already is not copied: who donates the result gives ``tree`` away.
 
   Raises:
     ValueError: if ``specs`` does not fit ``tree``, if an axis is not in the mesh,

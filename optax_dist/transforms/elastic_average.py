@@ -164,6 +164,7 @@ def elastic_average(
       checks.rate(name, value)
   if learning_rate is not None:
     checks.rate_or_schedule("learning_rate", learning_rate, positive=True)
+  checks.flag("reject_nonfinite", reject_nonfinite)
   checks.one_of("exchange", exchange, _EXCHANGES)
   precision.check_dtype("center_dtype", center_dtype)
   if rho is None and exchange == "same_point":

@@ -182,6 +182,7 @@ def local_updates(
     first = communication_period.initial
   if not callable(first):
     first = checks.count("communication_period", first)
+  checks.flag("reject_nonfinite", reject_nonfinite)
   checks.one_of("inner_state", inner_state, _INNER_STATES)
   precision.check_dtype("center_dtype", center_dtype)
   inner = optax.with_extra_args_support(inner)

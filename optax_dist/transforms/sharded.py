@@ -1,6 +1,5 @@
 """Sharded optimizer state: each replica updates its part of the parameters."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, parts, replicas, shard_scope
+from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import elementwise, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.sparse.indexed_slices import is_indexed_slices
@@ -132,9 +132,12 @@ def sharded(
   def init_fn(params: optax.Params) -> ShardedState:
     count = replicas.at_init(_USER, names, num_replicas, "num_replicas")
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
-    # What needs further arguments is checked in the update.
-    with contextlib.suppress(TypeError, axes.UnboundAxisError):
+    try:
       check(params, params, count, {})
+    except Exception as error:
+      # What needs further arguments, or axes, is checked in the update.
+      if isinstance(error.__cause__, elementwise.NotElementwise):
+        raise
     is_part = _is_part(inner, params, count)
     if axes.bound_axes().keys() >= set(names):
       own = jax.tree.map(lambda x: parts.own(x, names, count), params)
@@ -165,6 +168,8 @@ def sharded(
       updates, is_leaf=is_indexed_slices
     )
     _check_updates(paths_and_leaves, names)
+    if params is not None:
+      update_leaves.check_like(_USER, updates, params)
     leaves = [leaf for _, leaf in paths_and_leaves]
     check(params, updates, count, extra_args)
     numbers = parts.numbers_of(leaves)
@@ -175,9 +180,9 @@ def sharded(
       params = jax.tree.map(lambda x: parts.own(x, names, count), params)
     inner_state = jax.tree.map(_take, state.inner_state, is_leaf=_is_marked)
     with shard_scope.over(names):
-      own_updates, inner_state = inner.update(
-        treedef.unflatten(own), inner_state, params, **extra_args
-      )
+      args = treedef.unflatten(own), inner_state, params
+      check_used(_USER, inner.update, args, extra_args)
+      own_updates, inner_state = inner.update(*args, **extra_args)
     new = parts.all_gather(
       treedef.flatten_up_to(own_updates),
       [leaf.shape for leaf in leaves],

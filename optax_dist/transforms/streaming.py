@@ -138,6 +138,7 @@ def streaming_updates(
       f"`delay` must be less than `communication_period`, got {delay} and"
       f" {period}."
     )
+  checks.flag("reject_nonfinite", reject_nonfinite)
   checks.fraction("mix", mix)
   precision.check_dtype("center_dtype", center_dtype)
   inner = optax.with_extra_args_support(inner)

@@ -32,6 +32,8 @@ from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
 
 _USER = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
+# Gradients are counted in int32, of all replicas together.
+_MOST = 2**30
 
 
 class SyncReplica(NamedTuple):
@@ -212,12 +214,15 @@ def sync_replicas(
     total_num_replicas,
     0 if max_staleness is None else max_staleness,
   )
+  checks.at_most("replicas_to_aggregate", needed, _MOST)
   replicas = Replicas.of(
     _USER, axis_name, total_num_replicas, model_axes, "total_num_replicas"
   )
   names = replicas.names
   weight_of = staleness.weight_function(staleness_weight)
   moving_averages.check(variable_averages, variables_to_average)
+  checks.flag("reject_nonfinite", reject_nonfinite)
+  checks.flag("all_arrive", all_arrive)
   checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
   precision.check_dtype("accumulator_dtype", accumulator_dtype)
   precision.check_dtype("averages_dtype", averages_dtype)
@@ -338,6 +343,8 @@ def sync_replicas(
     own = me.own
     check_update(me, params, arrived, local_step)
     _check_gradients(updates, names)
+    if params is not None:
+      update_leaves.check_like(_USER, updates, params)
     args = updates, state.inner_state, params
     check_used(_USER, inner.update, args, extra_args, _ARGUMENTS)
     here = _scalar(arrived, True, "arrived", jnp.bool_)

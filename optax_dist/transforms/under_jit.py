@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from optax_dist._internal import axes
+from optax_dist._internal import axes, checks
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.states.specs import is_spec, state_specs
 
@@ -96,6 +96,7 @@ def under_jit(
     Array([-1., -1.], dtype=float32)
   """
   names = axes.canonical_names(axis_name)
+  checks.flag("own_params", own_params)
   inner_names = [axes.canonical_names(n) for n in inner_axes]
   levels = [names, *inner_names]
   tx = optax.with_extra_args_support(tx)

@@ -60,3 +60,31 @@ def test_elastic_averaging_has_no_meaning_under_plain_jit():
   ) as caught:
     tx.update(jnp.zeros(2), state, jnp.zeros(2))
   assert "not needed" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["no", 1, None, 0.0])
+def test_what_is_neither_true_nor_false(value):
+  checks.flag("f", np.True_)
+  with pytest.raises(ValueError, match="`f` must be True or False, got"):
+    checks.flag("f", value)
+  for make in (
+    lambda: optax_dist.elastic_average(
+      optax.sgd(0.1), "data", rho=0.0, reject_nonfinite=value
+    ),
+    lambda: optax_dist.local_sgd(
+      optax.sgd(0.1), "data", communication_period=2, reject_nonfinite=value
+    ),
+    lambda: optax_dist.streaming_updates(
+      optax.sgd(0.1),
+      optax.sgd(1.0),
+      "data",
+      communication_period=2,
+      fragments=1,
+      reject_nonfinite=value,
+    ),
+    lambda: optax_dist.under_jit(
+      optax_dist.cross_shard("data"), "data", own_params=value
+    ),
+  ):
+    with pytest.raises(ValueError, match="must be True or False"):
+      make()

@@ -1,11 +1,16 @@
 """`join`, as a user calls it."""
 
+import threading
+
 import jax.numpy as jnp
+import numpy as np
 import optax
+import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator import joining
 from optax_dist.coordinator import journal as journals
+from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.store import process
 from optax_dist.coordinator.transport import addresses
@@ -112,3 +117,80 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
     if record["kind"] == "join"
   ]
   assert addresses == ["127.0.0.2", "127.0.0.3"]
+
+
+@pytest.mark.parametrize(
+  ("argument", "said"),
+  [
+    ({"replica": 2}, "0 to 1.*got replica 2"),
+    ({"replica": -1}, "replica.*-1"),
+    ({"replica": "a"}, "replica.*'a'"),
+    ({"total_num_replicas": 1.0}, "total_num_replicas.*1.0"),
+  ],
+)
+def test_numbers_that_can_not_be_are_refused(argument, said):
+  told = {"replica": 0, "total_num_replicas": 2} | argument
+  with pytest.raises(ValueError, match=said):
+    coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      coordinator_address="127.0.0.1:1",
+      start_store=False,
+      **told,
+    )
+
+
+@pytest.mark.parametrize(
+  ("argument", "error", "said"),
+  [
+    ({"strategy": coordinator.elastic_average}, TypeError, "got elastic_avera"),
+    ({"strategy": "elastic"}, TypeError, "got 'elastic'"),
+    ({"opt_state": {}}, ValueError, r"opt_state\[0\].*leave it out"),
+    ({"opt_state": 3}, ValueError, "opt_state"),
+    ({"global_step": -1}, ValueError, "global_step.*-1"),
+    ({"global_step": 1.5}, ValueError, "global_step.*1.5"),
+    ({"lower_on_leave": "no"}, ValueError, "lower_on_leave.*'no'"),
+    ({"data": 3}, TypeError, "data must be a Batches"),
+    ({"progress": 3}, TypeError, "progress must be a Progress"),
+    ({"leader_timout": 3.0}, TypeError, "Did you mean leader_timeout"),
+  ],
+)
+def test_what_can_not_be_is_refused_with_its_name(argument, error, said):
+  with pytest.raises(error, match=said):
+    coordinator.run_embedded(
+      lambda replica: None, 1, optax.adam(0.1), jnp.zeros(2), **argument
+    )
+
+
+def test_integers_of_numpy_are_integers():
+  steps = coordinator.run_embedded(
+    lambda replica: replica.step(jnp.ones(2)).global_step,
+    np.int64(1),
+    optax.sgd(0.1),
+    jnp.zeros(2),
+    global_step=np.int64(3),
+  )
+  assert steps == [4]
+
+
+def test_who_is_done_at_once_waits_until_all_embedded_replicas_are_in(
+  monkeypatch,
+):
+  done, start = threading.Event(), replicas.Replica.start
+
+  def late(replica):
+    if replica.replica:
+      done.wait(0.5)
+    return start(replica)
+
+  def train(replica):
+    outcome = replica.step(jnp.ones(2))
+    replica.leave()
+    done.set()
+    return outcome.accepted
+
+  monkeypatch.setattr(replicas.Replica, "start", late)
+  accepted = coordinator.run_embedded(
+    train, 2, optax.sgd(0.1), jnp.zeros(2), replicas_to_aggregate=1
+  )
+  assert any(accepted)

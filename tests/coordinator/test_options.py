@@ -1,7 +1,9 @@
 """Options: which deadlines follow what is seen, and which are given."""
 
+import numpy as np
 import pytest
 
+from optax_dist.coordinator import options
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol import arrivals
 
@@ -31,6 +33,51 @@ def test_what_can_not_be_is_refused_by_name(name):
     Options(**{name: 0.0})
   with pytest.raises(ValueError, match="attempt_timeout must be at most"):
     Options(timeout=5.0, attempt_timeout=6.0)
+
+
+@pytest.mark.parametrize(
+  ("name", "value"),
+  [
+    ("timeout", None),
+    ("timeout", "3"),
+    ("timeout", True),
+    ("timeout", float("inf")),  # No clock can wait for that.
+    ("timeout", float("nan")),
+    ("attempt_timeout", "3"),
+    ("leader_timeout", float("inf")),
+    ("leader_timeout", 1e-6),  # The event loop would do nothing else.
+    ("step_timeout", "3"),
+    ("stall_warning", None),
+    ("stall_warning", -1),
+    ("inline_bytes", 1.5),
+    ("inline_bytes", None),
+    ("fingerprint_every", 1.5),
+    ("fingerprint_every", True),
+    ("error_feedback", None),
+    ("journal", 3),
+    ("journal", ""),
+    ("tensorboard", 3),
+    ("config", None),
+    ("run", None),
+    ("metrics_port", "9464"),
+  ],
+)
+def test_what_is_of_another_kind_is_refused_by_name(name, value):
+  with pytest.raises(ValueError, match=f"{name} must be .*{value!r}"):
+    Options(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+  told = Options(timeout=np.float32(5), inline_bytes=np.int64(7))
+  assert (told.timeout, told.inline_bytes) == (5, 7)
+
+
+def test_what_does_not_exist_is_told_with_what_does():
+  with pytest.raises(
+    TypeError, match=r"join .*leader_timout.*leader_timeout\?"
+  ):
+    options.of("join", {"leader_timout": 3.0})
+  assert options.of("join", {"leader_timeout": 3.0}).leader_pace == 3.0
 
 
 @pytest.mark.parametrize("given", [-0.1, 1.5, float("nan")])

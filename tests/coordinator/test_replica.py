@@ -438,3 +438,53 @@ def test_a_batch_must_be_what_the_journal_can_write():
     assert replica.step(zeros, batch={"rows": np.arange(2)}).accepted
 
   coordinator.run_embedded(train, 1, optax.sgd(0.1), zeros, timeout=60.0)
+
+
+def test_a_closed_replica_says_so_at_once():
+  kept = []
+
+  def train(replica):
+    kept.append(replica)
+    raise runs.Killed
+
+  with pytest.raises(runs.Killed):
+    coordinator.run_embedded(train, 1, optax.sgd(0.1), jnp.zeros(2))
+  (replica,) = kept
+  begun = time.monotonic()
+  for use in (lambda: replica.step(jnp.ones(2)), replica.finish, replica.leave):
+    with pytest.raises(coordinator.CoordinatorError, match="closed"):
+      use()
+  assert time.monotonic() - begun < 60.0
+
+
+def test_two_threads_can_not_use_a_replica_at_once():
+  done = threading.Event()
+
+  def train(replica):
+    if replica.replica:
+      assert done.wait(60.0)
+      return replica.step(jnp.ones(2)).accepted
+    accepted = []
+    other = threading.Thread(
+      target=lambda: accepted.append(replica.step(jnp.ones(2)).accepted)
+    )
+    other.start()
+    while replica._user is None:  # Then it waits for the other replica.
+      time.sleep(0.001)
+    with pytest.raises(RuntimeError, match="Two threads"):
+      replica.step(jnp.ones(2))
+    done.set()
+    other.join()
+    return accepted[0]
+
+  found = coordinator.run_embedded(train, 2, optax.sgd(0.1), jnp.zeros(2))
+  assert found == [True, True]
+
+
+def test_who_donates_the_parameters_is_told_what_to_do():
+  def train(replica):
+    replica.params.delete()
+    replica.step(jnp.ones(2))
+
+  with pytest.raises(ValueError, match=r"donate.*jax\.tree\.map\(jnp\.copy"):
+    coordinator.run_embedded(train, 1, optax.sgd(0.1), jnp.zeros(2))

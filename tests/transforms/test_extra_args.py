@@ -28,6 +28,7 @@ MAKERS = {
     communication_period=2,
     fragments=1,
   ),
+  "sharded": lambda inner: optax_dist.sharded(inner, maps.AXIS, num_replicas=N),
 }
 every_kind = pytest.mark.parametrize("kind", MAKERS)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes
+from optax_dist.sparse.indexed_slices import is_indexed_slices
 
 
 def name_of(path: jax.tree_util.KeyPath) -> str:
@@ -26,6 +27,42 @@ def check_dtype(user: str, path: jax.tree_util.KeyPath, leaf: Any) -> None:
       f" {name_of(path)} is {dtype}. Leave it out (None, or optax.masked), or"
       " cast it."
     )
+
+
+def check_shape(
+  user: str, path: jax.tree_util.KeyPath, leaf: Any, param: Any
+) -> None:
+  """Checks that a leaf has the shape of its parameter; None has any.
+
+  Raises:
+    ValueError: if it has not; names it.
+  """
+  if leaf is None:
+    return
+  shape = leaf.dense_shape if is_indexed_slices(leaf) else jnp.shape(leaf)
+  if shape != jnp.shape(param):
+    raise ValueError(
+      f"{user}: {name_of(path)} must have the shape of its parameter,"
+      f" {jnp.shape(param)}, got {shape}."
+    )
+
+
+def check_like(user: str, updates: Any, params: Any) -> None:
+  """Checks that updates have the structure and the shapes of their parameters.
+
+  Raises:
+    ValueError: if they have not; names what is different.
+  """
+  treedef: Any
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  try:
+    leaves = treedef.flatten_up_to(updates)
+  except ValueError as error:
+    raise ValueError(
+      f"{user}: `updates` must have the structure of `params`, but {error}"
+    ) from error
+  for (path, param), leaf in zip(paths_and_leaves, leaves, strict=True):
+    check_shape(user, path, leaf, param)
 
 
 def check_own(

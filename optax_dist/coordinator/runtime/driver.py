@@ -251,13 +251,13 @@ class Driver:
     )
 
   def missing(self) -> str:
-    """What the core waits for, in words; from the training loop."""
+    """What the event loop says of itself, in words; from the training loop."""
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
     self.post(lambda: found.put(self._core.missing(time.monotonic())))
     try:
-      return found.get(timeout=1.0)
+      return f"says that it waits {found.get(timeout=1.0)}"
     except queue.Empty:
-      return "its event loop does not answer"
+      return "does not answer"
 
   def stalled(self) -> bool:
     """Whether others wait; from any thread."""

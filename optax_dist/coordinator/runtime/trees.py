@@ -40,6 +40,55 @@ def as_params(params: Any) -> Any:
   return jax.tree.map(jnp.asarray, params)
 
 
+def check_like(name: str, found: Any, wanted: Any) -> None:
+  """Checks that a tree has the leaves of another, with their shapes and dtypes.
+
+  Raises:
+    ValueError: it hasn't; names the first that differs.
+  """
+  have, want = _described(found), _described(wanted)
+  if have == want:
+    return
+  for path in [*want, *have]:
+    if have.get(path) != want.get(path):
+      raise ValueError(
+        f"{name}{path} must be {want.get(path, 'left out')}, got"
+        f" {have.get(path, 'none')}. It must be like the one of this optimizer and"
+        " these parameters; leave it out to start afresh."
+      )
+
+
+def _described(tree: Any) -> dict[str, str]:
+  return {
+    jax.tree_util.keystr(path): (
+      f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+      if hasattr(x, "dtype") or isinstance(x, int | float | complex)
+      else type(x).__name__
+    )
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def check_alive(tree: Any, error: BaseException) -> None:
+  """Says what has become of arrays that a program has given away.
+
+  Args:
+    tree: of arrays that all replicas share.
+    error: what came of using them.
+
+  Raises:
+    ValueError: one of them is deleted.
+  """
+  for path, x in jax.tree_util.tree_leaves_with_path(tree):
+    if isinstance(x, jax.Array) and x.is_deleted():
+      raise ValueError(
+        f"The replica's array {jax.tree_util.keystr(path)} has been donated or"
+        " deleted, and the next update needs it. Don't donate replica.params"
+        " (donate_argnums), or donate a copy: jax.tree.map(jnp.copy,"
+        " replica.params)."
+      ) from error
+
+
 class Template:
   """What gradients must look like.
 
@@ -76,8 +125,7 @@ class Template:
       if names != self._names:
         raise ValueError(
           "grads must have the structure of the parameters,"
-          f" {', '.join(self._names) or 'one array':.500}, got"
-          f" {', '.join(names) or 'one array':.500}."
+          f" {_shown(self._names)}, got {_shown(names)}."
         )
       grads = self.unflatten(leaves)
     for name, like, grad in zip(self._names, self.leaves, leaves, strict=True):
@@ -103,3 +151,10 @@ class Template:
         lambda tree: tree, out_shardings=self.unflatten(self._shardings)
       )
     return self._reshard(grads)
+
+
+def _shown(names: list[str]) -> str:
+  """Leaves by their paths; that of a tree which is one array is empty."""
+  if names == [""]:
+    return "one array"
+  return f"{', '.join(names):.500}" or "no array"

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.coordinator.strategies import strategy
 from optax_dist.coordinator.strategies.local_steps import LocalState, LocalSteps
 from optax_dist.transforms.elastic_exchange import elastic_exchange
@@ -36,6 +37,8 @@ class ElasticAverage(LocalSteps):
     synchronous: bool = False,
   ):
     super().__init__(inner, communication_period)
+    checks.flag("synchronous", synchronous)
+    checks.fraction("moving_rate", moving_rate)
     if not 0.0 < moving_rate < 1.0:
       raise ValueError(
         f"moving_rate must be between 0 and 1, got {moving_rate!r}."

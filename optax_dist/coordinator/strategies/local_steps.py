@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.coordinator.strategies import strategy
 
 
@@ -31,12 +32,7 @@ class LocalSteps:
   def __init__(
     self, inner: optax.GradientTransformation, communication_period: int
   ):
-    if type(communication_period) is not int or communication_period < 1:
-      raise ValueError(
-        "communication_period must be a positive integer, got "
-        f"{communication_period!r}."
-      )
-    self.period = communication_period
+    self.period = checks.count("communication_period", communication_period)
     self._init = inner.init
     self._update = strategy.applied_by(inner)
 

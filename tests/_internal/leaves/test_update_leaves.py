@@ -4,9 +4,35 @@ import jax
 import jax.numpy as jnp
 import maps
 import numpy as np
+import optax
 import pytest
 
+import optax_dist
 from optax_dist._internal.leaves import update_leaves
+
+N = 2
+MAKERS = {
+  "sync_replicas": lambda: optax_dist.sync_replicas(
+    optax.sgd(0.1), maps.AXIS, replicas_to_aggregate=N, total_num_replicas=N
+  ),
+  "elastic_average": lambda: optax_dist.elastic_average(
+    optax.sgd(0.1), maps.AXIS, num_replicas=N, rho=0.0
+  ),
+  "local_updates": lambda: optax_dist.local_sgd(
+    optax.sgd(0.1), maps.AXIS, num_replicas=N, communication_period=2
+  ),
+  "streaming_updates": lambda: optax_dist.streaming_updates(
+    optax.sgd(0.1),
+    optax.sgd(1.0),
+    maps.AXIS,
+    num_replicas=N,
+    communication_period=2,
+    fragments=1,
+  ),
+  "sharded": lambda: optax_dist.sharded(
+    optax.sgd(0.1), maps.AXIS, num_replicas=N
+  ),
+}
 
 
 def _path(tree):
@@ -65,3 +91,37 @@ def test_a_summed_leaf_is_named_with_its_axis(map_name):
 
   x = np.ones(4, np.float32)
   maps.run(map_name, step, x, maps.Replicated(x), size=4)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(
+  ("updates", "said"),
+  [
+    (
+      {"a": jnp.ones((N, 3)), "b": jnp.ones((N, 2))},
+      r"updates\['a'\] .*\(2,\)",
+    ),
+    ({"a": jnp.ones((N, 2))}, "must have the structure of `params`"),
+  ],
+  ids=["shape", "structure"],
+)
+def test_what_is_different_is_named(kind, updates, said):
+  tx = MAKERS[kind]()
+  params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+  state = tx.init(params)
+  axes = optax_dist.state_axes(state)
+  with pytest.raises(ValueError, match=f"{kind}: .*{said}"):
+    jax.vmap(
+      lambda g, s: tx.update(g, s, params),
+      in_axes=(0, axes),
+      out_axes=(0, axes),
+      axis_name=maps.AXIS,
+    )(updates, state)
+
+
+def test_sparse_updates_and_none_are_like_their_parameters():
+  slices = optax_dist.IndexedSlices(jnp.ones((1, 2)), jnp.array([0]), (3, 2))
+  params = {"a": jnp.ones((3, 2)), "b": jnp.ones(1)}
+  update_leaves.check_like("x", {"a": slices, "b": None}, params)
+  with pytest.raises(ValueError, match=r"updates\['b'\] .* got \(3, 2\)"):
+    update_leaves.check_like("x", {"a": None, "b": slices}, params)

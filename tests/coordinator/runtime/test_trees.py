@@ -90,3 +90,26 @@ def test_a_module_with_leaves_that_are_no_arrays_trains_without_them():
   params = Module(jnp.ones(3), None)
   found = _trains(params, Module(jnp.ones(3), None))
   np.testing.assert_array_equal(found.weight, jnp.full(3, -0.5))
+
+
+def test_no_gradient_at_all_is_told_as_such():
+  with pytest.raises(ValueError, match="one array, got no array"):
+    trees.Template(jnp.ones(2)).fit(None)
+  with pytest.raises(ValueError, match=r"\['a'\], got one array"):
+    trees.Template({"a": jnp.ones(2)}).fit(jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+  ("found", "said"),
+  [
+    ({"a": jnp.ones(3)}, r"x\['a'\] must be float32\[2\], got float32\[3\]"),
+    ({"a": jnp.ones(2, jnp.int32)}, r"must be float32\[2\], got int32\[2\]"),
+    ({}, r"x\['a'\] must be float32\[2\], got none"),
+    ({"a": np.ones(2, np.float32), "b": 1}, r"x\['b'\] must be left out"),
+  ],
+)
+def test_a_tree_that_is_not_like_another_is_told_by_leaf(found, said):
+  wanted = {"a": jnp.ones(2)}
+  trees.check_like("x", {"a": np.zeros(2, np.float32)}, wanted)
+  with pytest.raises(ValueError, match=said):
+    trees.check_like("x", found, wanted)

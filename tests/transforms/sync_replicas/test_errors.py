@@ -38,11 +38,24 @@ _make = functools.partial(
     ({"variable_averages": 1.5}, "`variable_averages` must be a decay"),
     ({"variables_to_average": {}}, "needs `variable_averages`"),
     ({"sparse_average": "rows"}, "'touched', 'gradients', got 'rows'"),
+    ({"reject_nonfinite": "no"}, "`reject_nonfinite` must be True or False"),
+    ({"all_arrive": "yes"}, "`all_arrive` must be True or False"),
+    ({"replicas_to_aggregate": 2**40}, "`replicas_to_aggregate` must be at m"),
   ],
 )
 def test_checked_at_construction(kwargs, words):
   with pytest.raises((TypeError, ValueError), match=words):
     _make(**kwargs)
+
+
+def test_what_is_averaged_must_be_like_the_parameters():
+  tx = _make(
+    total_num_replicas=N,
+    variable_averages=0.9,
+    variables_to_average={"x": True},
+  )
+  with pytest.raises(ValueError, match="`variables_to_average` must be a pytr"):
+    tx.init(np.ones(2, np.float32))
 
 
 def test_the_number_of_replicas_must_be_known():
