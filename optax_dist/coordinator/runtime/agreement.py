@@ -29,12 +29,15 @@ def agreement(
   state = "\n".join(_leaves(shared))
   mean = jax.eval_shape(lambda x: x, strategy.exchanged(params))
   program = str(jax.make_jaxpr(strategy.apply)(shared, mean))
-  numbers = "" if strategy.rules is None else f" {tuple(strategy.rules)}"
+  numbers = strategy.quorum._asdict()
+  if strategy.rules is not None:
+    numbers |= strategy.rules._asdict()
+  told = ", ".join(f"{name}={value}" for name, value in numbers.items())
   # Addresses of functions differ between processes.
   program = re.sub(r"0x[0-9a-f]+", "0x", program)
   return (
     ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
-    ("strategy", f"{strategy.name} {tuple(strategy.quorum)}{numbers}"),
+    ("strategy's numbers", f"{strategy.name}: {told}"),
     ("optimizer state", _digest(state)),
     ("wire", settings.wire),
     ("error feedback", str(settings.error_feedback)),

@@ -26,7 +26,7 @@ def test_what_differs_is_told_apart():
   assert agreed(wire="int4") == ours
   for name, other in {
     "parameters": agreed(params={"b": jnp.zeros(3), "w": jnp.ones((5, 30))}),
-    "strategy": agreed(k=1),
+    "strategy's numbers": agreed(k=1),
     "optimizer state": agreed(opt=optax.sgd(0.1, momentum=0.9)),
     "optimizer": agreed(opt=optax.sgd(0.2)),
     "wire": agreed(wire="int8"),
