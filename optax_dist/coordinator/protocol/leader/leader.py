@@ -845,7 +845,12 @@ class Leader:
         seat.leaving = (step, since + slept)
 
   def _let_go(self) -> None:
-    """Lets those leave whose state all others have."""
+    """Lets those leave whose state all others have.
+
+    What is decided here is written at once. Were it to wait for another record,
+    the only other member with the state could be lost in the meantime.
+    """
+    busy = self._log.pending
     for seat in self._seats_that_wait():
       if seat.leaving is None:
         continue
@@ -857,7 +862,8 @@ class Leader:
       ]
       for other in late:
         self._report(other)
-      if not late or self._now >= since + self._config.attempt_timeout:
+      waits = bool(late) or busy
+      if not waits or self._now >= since + self._config.attempt_timeout:
         self._remove(seat, "left", left=True)
         if not self._seats:
           # Nobody has the state any more: one that joins now comes too late.

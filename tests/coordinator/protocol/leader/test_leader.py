@@ -271,6 +271,27 @@ def test_who_leaves_waits_for_those_who_lack_its_state():
   assert driven.sent_to("p1", msg.NotLeader)
 
 
+def test_nobody_leaves_on_what_may_change_before_it_can_be_written():
+  """The only other with the state is lost while a record is put."""
+  driven = inline(replicas_to_aggregate=1)
+  driven.hello("p2", replica=1)  # It waits until p1 is lost.
+  driven.holds = []
+  driven.arrive("p1", payload=b"a")
+  (put,) = driven.holds
+  driven.say("p0", msg.Leave(False, "left"))
+  driven.say("p1", msg.Applied(1))  # It has all that it needs of p0.
+  driven.give(ins.PeerLost("p1", "broken", "killed"))
+  driven.holds = None
+  driven.log += put.value.entries
+  driven.give(ins.PutAnswered(put.request, "done"))
+  assert [r.left for r in driven.logged(Removed)] == [False]
+  driven.say("p2", msg.NeedsSnapshot(0, "new"))
+  assert not driven.leader.over
+  driven.say("p2", msg.Applied(1))
+  assert [r.left for r in driven.logged(Removed)] == [False, True]
+  assert driven.leader.over
+
+
 def test_a_leader_that_was_stopped_lets_nobody_go_for_that_time():
   driven = Driven(replicas_to_aggregate=1)
   driven.hello("p1")
