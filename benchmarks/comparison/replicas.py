@@ -141,6 +141,8 @@ def _replica(args: argparse.Namespace) -> None:
 
   from optax_dist import coordinator
 
+  if args.in_thread:
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
   index = int(args.role)
   params = [
     jnp.ones(args.params // args.leaves, jnp.float32)
@@ -263,6 +265,9 @@ def _parser() -> argparse.ArgumentParser:
   add("--slice", type=float, default=0.0, help="seconds between questions")
   add("--seed", type=int, default=0)
   add("--data", action="store_true", help="lease the samples of each gradient")
+  add(
+    "--in-thread", action="store_true", help="no thread of JAX's for programs"
+  )
   add("--kill", action="store_true", help="kill a replica, and time the stall")
   add("--victim", type=int, default=-1, help="which one; by default the last")
   add("--moment", type=float, default=0.0)
