@@ -155,7 +155,9 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
         "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
         "JAX_NUM_CPU_DEVICES": "1",
         # All compile the same: those who come later need not.
-        "JAX_COMPILATION_CACHE_DIR": str(data / "cache"),
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get(
+          "JAX_COMPILATION_CACHE_DIR", str(data / "cache")
+        ),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         process_plan.VARIABLE: json.dumps(told),

@@ -23,6 +23,16 @@ _SYNC = ("--strategy", "sync-replicas", "--replicas", "3")
 _LEARNERS = ("--strategy", "decoupled-diloco", "--replicas", "3")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled(tmp_path_factory):
+  """What replicas compile, for those of the next test."""
+  folder = tmp_path_factory.mktemp("compiled")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
+    yield
+  assert list(folder.iterdir())  # It was used, as a user's own would be.
+
+
 def _train(folder, *flags):
   return main.main(["train", "--output", str(folder), *_QUICK, *flags])
 
