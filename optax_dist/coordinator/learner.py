@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from optax_dist import quorum
@@ -63,6 +65,21 @@ class Learner(Replica):
         " all devices of a host."
       )
 
+  def _own(self) -> Any:
+    # An optimizer that keeps anything else than arrays begins anew everywhere.
+    leaves = jax.tree.leaves(self._local.opt_state)
+    sound = all(isinstance(x, jax.Array | np.ndarray) for x in leaves)
+    return self._local.opt_state if sound else None
+
+  def _newcomer(self) -> Any:
+    local = super()._newcomer()
+    lent = self._driver.take_borrowed()
+    # Whoever lent it may have had numbers that are of no use.
+    if lent is None or not _is_finite(lent):
+      return local
+    self._driver.lend(lent)
+    return local._replace(opt_state=lent)
+
   def _is_late(self) -> bool:
     return False
 
@@ -72,6 +89,7 @@ class Learner(Replica):
   def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
     self._batches.append(text)
     self._local = self._learning.train(self._local, grads, tokens)
+    self._driver.lend(self._own())
     return self._catch_up()
 
   def _over(self, gradients: int) -> Outcome | None:
@@ -171,3 +189,10 @@ class Learner(Replica):
         self._feedback.lose()
       self._count(reason, 1)
       self._pending = -1
+
+
+def _is_finite(tree: Any) -> bool:
+  floats = [
+    x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)
+  ]
+  return all(bool(jnp.isfinite(x).all()) for x in floats)

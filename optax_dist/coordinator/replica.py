@@ -106,7 +106,9 @@ class Replica:
     self.group = group
     self._gradient_shards = state_shards = None
     self._update = strategy.apply
-    alike = agreement.agreement(strategy, shared, params, settings, data)
+    self._local: Any = strategy.local(shared)
+    own = self._own()
+    alike = agreement.agreement(strategy, shared, params, settings, data, own)
     blocks: Any
     blocks, exchanged = jax.tree.flatten(strategy.exchanged(params))
     self._unflatten = functools.partial(jax.tree.unflatten, exchanged)
@@ -206,6 +208,7 @@ class Replica:
       of=group,
       local=state_shards,
       patience=self._config.patience,
+      own=own,
     )
     self._handover = self._driver.handover
     self._leases: leases.Leases | None = None
@@ -215,7 +218,6 @@ class Replica:
       self._leases = leases.Leases(data, unit, strategy.period, self._handover)
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._pinned, self._based_on = shared, global_step
-    self._local: Any = strategy.local(shared)
     self._admission = 0
     self._sequence = 0
     self._pending = self._taken = -1  # Sequences of submissions.
@@ -338,11 +340,19 @@ class Replica:
     except BaseException:
       self.close()
       raise
-    self._local = self._strategy.local(self._pinned)
+    self._local = self._newcomer()
     self._begin()
     if self._settings.step_timeout != 0:
       self._watchdog.start()
     return self
+
+  def _own(self) -> Any:
+    """What of the local state is lent to a replica that joins; None: nothing."""
+    return None
+
+  def _newcomer(self) -> Any:
+    """The local state of this replica, which has just been let in."""
+    return self._strategy.local(self._pinned)
 
   # What a training loop reads.
 

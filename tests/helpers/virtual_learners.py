@@ -111,8 +111,11 @@ class VirtualLearners:
     return self.shared[-1].params
 
   def join(self, number: int) -> None:
-    """A learner begins from what all share."""
+    """A learner begins from what all share, and another's own optimizer."""
     local = self.strategy.local(self.shared[self._published])
+    live = [x for x in self.learners if x is not None]
+    if live:
+      local = local._replace(opt_state=live[0].local.opt_state)
     self.learners[number] = learner = Learner(local)
     first = self._random.uniform(0, self._seconds[number])
     self._at(first, self._step, number, learner)

@@ -18,6 +18,7 @@ def agreement(
   params: Any,
   settings: options.Options,
   data: ledger.Batches | None = None,
+  own: Any = None,
 ) -> tuple[tuple[str, str], ...]:
   """What replicas must have in common, as pairs of a name and a text.
 
@@ -39,6 +40,7 @@ def agreement(
     ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
     ("strategy's numbers", f"{strategy.name}: {told}"),
     ("optimizer state", _digest(state)),
+    ("own optimizer's state", _digest("\n".join(_leaves(own)))),
     ("wire", settings.wire),
     ("error feedback", str(settings.error_feedback)),
     ("inline_bytes", str(settings.inline_bytes)),

@@ -108,6 +108,7 @@ class Driver:
     of: group.Group | None = None,
     local: shards.LocalShards | None = None,
     patience: float = math.inf,
+    own: Any = None,
   ):
     """Makes one; nothing happens before `start`.
 
@@ -131,6 +132,7 @@ class Driver:
       local: this process's shards of the state, if it spans several.
       patience: seconds that other processes of the replica may take to come to
         the same place of the program.
+      own: what `lend` is given, at the start; None: it is given nothing.
     """
     self.rejoins = 0
     # How long the latest exchange of a gradient took, and of which submission.
@@ -146,7 +148,9 @@ class Driver:
     self._background = background.Background(f"{name}-work", self.post)
     self._of = of
     post = self.post if of is not None else None
-    made = lambda work: states.States(initial, step, apply, work, local, post)
+    made = lambda work: states.States(
+      initial, step, apply, work, local, post, own
+    )
     self._states = made(None)
     if self._states.nbytes > _SMALL:
       self._states = made(self._background)
@@ -216,6 +220,15 @@ class Driver:
     """
     self.check_process()
     self.post(lambda: self._submit(submitted, memory))
+
+  def lend(self, own: Any) -> None:
+    """Says what of this replica's own goes to one that joins."""
+    self._states.lent = own
+
+  def take_borrowed(self) -> Any:
+    """What was lent to this replica when it was let in, once; or None."""
+    found, self._states.borrowed = self._states.borrowed, None
+    return found
 
   def post(self, action: Callable[[], None]) -> None:
     """Has something done by the event loop."""

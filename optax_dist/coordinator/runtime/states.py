@@ -130,6 +130,9 @@ class States:
     before: the one that was published before.
     to_save: the latest that all replicas save, or None.
     nbytes: of a state in a snapshot.
+    lent: what of this replica's own goes along with a snapshot that it serves;
+      any thread may set it.
+    borrowed: the same of whoever served the latest one that came, or None.
   """
 
   def __init__(
@@ -140,6 +143,7 @@ class States:
     background: Background | None,
     shards: LocalShards | None = None,
     post: Callable[[Callable[[], None]], None] | None = None,
+    own: Any = None,
   ):
     """Begins with a state.
 
@@ -153,6 +157,7 @@ class States:
       post: has a function called by the event loop. With it, states are
         computed by the thread that gets them first: the training loop's, where
         all processes of a replica launch the same programs in the same order.
+      own: the first of what is lent, a tree of arrays; None: nothing is.
     """
     self.published = self.before = State(step, initial)
     self.to_save: State | None = None
@@ -161,8 +166,11 @@ class States:
     self._background = background
     leaves, self._tree = jax.tree.flatten(initial)
     self._likes, self._shards, self._post = leaves, shards, post
+    self.lent, self.borrowed = own, None
+    self._own_likes, self._own_tree = jax.tree.flatten(own)
+    blocks = shards.templates if shards else [as_numpy(leaf) for leaf in leaves]
     self._place = layout.layout(
-      shards.templates if shards else [as_numpy(leaf) for leaf in leaves]
+      [*blocks, *(as_numpy(leaf) for leaf in self._own_likes)]
     )
     self.nbytes = self._place.nbytes
 
@@ -209,6 +217,7 @@ class States:
     leaves = jax.tree.leaves(state.get())
     if self._shards is not None:
       leaves = self._shards.split(leaves)
+    leaves = [*leaves, *jax.tree.leaves(self.lent)]
     means.write([as_numpy(leaf) for leaf in leaves], self._place, out)
 
   def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
@@ -253,6 +262,13 @@ class States:
     arrays = means.read(
       self._place, [raw], (0, self._place.elements), np.empty(0, np.uint8)
     )
+    if self._own_likes:
+      first = len(arrays) - len(self._own_likes)
+      arrays, theirs = arrays[:first], arrays[first:]
+      pairs = zip(theirs, self._own_likes, strict=True)
+      self.borrowed = jax.tree.unflatten(
+        self._own_tree, [_like(a, leaf) for a, leaf in pairs]
+      )
     if self._shards is not None:
       return jax.tree.unflatten(self._tree, self._shards.join(arrays))
     found = [

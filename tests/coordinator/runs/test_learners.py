@@ -182,6 +182,64 @@ def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
   assert any(owes)
 
 
+@pytest.mark.parametrize("sound", [True, False], ids=["sound", "spoilt"])
+def test_who_joins_begins_with_the_own_optimizers_state_of_another(sound):
+  """Its momentum and its schedule's count, unless they are of no use."""
+  opt = optax.chain(
+    optax.trace(0.5), optax.scale_by_schedule(lambda count: -0.05)
+  )
+  world = endpoint.World()
+  options = {
+    "k": 2,
+    "n": 3,
+    "strategy": strategies.decoupled_diloco(OUTER, fragments=2, period=6),
+    "opt": opt,
+    "params": PARAMS,
+  }
+  results = [runs.Result() for _ in range(3)]
+  far, joined, began = threading.Event(), threading.Event(), {}
+
+  def train(replica, result):
+    me = replica.replica
+    began[me] = replica._local.opt_state
+    if me == 2:
+      joined.set()
+    while not replica.finished:
+      replica.step(gradient(replica.params, me), tokens=8)
+      if replica.global_step >= 4:
+        far.set()
+        if joined.is_set() and not me:
+          replica.finish()
+    return replica.global_step
+
+  def made(number):
+    return runs.make(world, number, **options)
+
+  first = made(0)
+  threads = [runs.start(first, train, results[0])]
+  runs_until(lambda: first.is_leader)
+  threads.append(runs.start(made(1), train, results[1]))
+  runs_until(lambda: far.is_set() or any(r.error for r in results))
+  last = made(2)
+  if not sound:
+    take = last._driver.take_borrowed
+    last._driver.take_borrowed = lambda: jax.tree.map(
+      lambda x: jnp.full_like(x, jnp.nan) if x.ndim else x, take()
+    )
+  threads.append(runs.start(last, train, results[2]))
+  runs.finish(threads)
+  assert [r.error for r in results] == [None] * 3
+  equal(results)
+  fresh = opt.init(PARAMS)
+  jax.tree.map(np.testing.assert_array_equal, began[0], fresh)
+  if not sound:
+    jax.tree.map(np.testing.assert_array_equal, began[2], fresh)
+    return
+  # Four rounds take two periods of one of the two at least.
+  assert optax.tree.get(began[2], "count") > 5
+  assert np.abs(optax.tree.get(began[2], "trace")["a"]).min() > 0
+
+
 def test_a_learner_trains_on_while_the_others_are_away():
   """With a quorum of two, one alone merges nothing, and never stands still."""
   back = threading.Event()

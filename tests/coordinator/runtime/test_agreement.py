@@ -13,11 +13,13 @@ from optax_dist.coordinator.runtime import agreement, endpoint
 _SGD = optax.sgd(0.1)
 
 
-def agreed(opt=_SGD, params=runs.PARAMS, k=2, **settings):
+def agreed(opt=_SGD, params=runs.PARAMS, k=2, own=None, **settings):
   strategy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
   told = options.Options(**settings)
   return dict(
-    agreement.agreement(strategy, strategy.shared(params), params, told)
+    agreement.agreement(
+      strategy, strategy.shared(params), params, told, own=own
+    )
   )
 
 
@@ -28,6 +30,7 @@ def test_what_differs_is_told_apart():
     "parameters": agreed(params={"b": jnp.zeros(3), "w": jnp.ones((5, 30))}),
     "strategy's numbers": agreed(k=1),
     "optimizer state": agreed(opt=optax.sgd(0.1, momentum=0.9)),
+    "own optimizer's state": agreed(own=optax.adam(0.1).init(runs.PARAMS)),
     "optimizer": agreed(opt=optax.sgd(0.2)),
     "wire": agreed(wire="int8"),
     "error feedback": agreed(wire="int4", error_feedback=0.9),

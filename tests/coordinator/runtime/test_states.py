@@ -77,3 +77,28 @@ def test_a_snapshot_takes_the_place_of_what_was_not_computed():
   found.states.restore(4, raw)
   np.testing.assert_array_equal(found.states.published.get()["w"], [5, 5, 5])
   assert not found.computed
+
+
+def test_what_is_lent_goes_along_with_a_snapshot_and_is_no_part_of_the_state():
+  own = {"count": jnp.zeros([], jnp.int32), "mean": jnp.zeros(5)}
+  initial = {"w": jnp.zeros(3)}
+  made = lambda: states.States(
+    initial, 0, lambda *args: None, None, None, None, own
+  )
+  lender, borrower = made(), made()
+  assert lender.nbytes > states.States(initial, 0, None, None).nbytes
+  lender.lent = {"count": jnp.asarray(7, jnp.int32), "mean": jnp.arange(5.0)}
+  raw = np.zeros(lender.nbytes, np.uint8)
+  lender.write(states.State(4, {"w": jnp.ones(3)}), raw)
+  assert borrower.borrowed is None
+  borrower.restore(4, raw)
+  found = borrower.published
+  assert found.step == 4
+  assert list(found.get()) == ["w"]
+  np.testing.assert_array_equal(found.get()["w"], np.ones(3))
+  assert borrower.borrowed["count"].dtype == jnp.int32
+  assert int(borrower.borrowed["count"]) == 7
+  np.testing.assert_array_equal(borrower.borrowed["mean"], np.arange(5.0))
+  # It is a copy: the memory of the snapshot is used again.
+  raw[:] = 255
+  np.testing.assert_array_equal(borrower.borrowed["mean"], np.arange(5.0))
