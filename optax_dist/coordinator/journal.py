@@ -399,7 +399,10 @@ def latencies(records: Iterable[Record]) -> dict[Replica, np.ndarray]:
 
 
 def parse(line: bytes) -> tuple[Record | None, str]:
-  """Reads a line: a record or None, and what is wrong."""
+  """Reads a line: a record or None, and what is wrong.
+
+  Fields that may be unknown and are not there become null, as by `write`.
+  """
   try:
     record = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
   except UnicodeDecodeError:
@@ -411,6 +414,9 @@ def parse(line: bytes) -> tuple[Record | None, str]:
   wrong = _fault(record)
   if wrong:
     return None, wrong
+  _fill(record, KINDS.get(record["kind"], {}))
+  for member in record["members"] if record["kind"] == "commit" else ():
+    _fill(member, _MEMBER)
   if record["kind"] == "run" and record["version"] != VERSION:
     return record, f"version {record['version']}, where {VERSION} is known"
   return record, ""

@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from optax_dist.cli import errors, installed, output_files, parser
+from optax_dist.cli import errors, installed, output, output_files, parser
 
 _DESCRIPTION = """\
 Starts replicas as processes on this machine and has faults strike them: SIGKILL,
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
       folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     else:
       folder = args.output
-      folder.mkdir(parents=True, exist_ok=True)
+      output.prepare(folder, [])
     if args.processes_per_replica > 1:
       from optax_dist.cli.chaos import group_report
 

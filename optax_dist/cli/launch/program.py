@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -48,16 +49,20 @@ def command(program: Sequence[str]) -> list[str]:
       arguments.
 
   Raises:
-    errors.CommandError: there is nothing, or no such script.
+    errors.CommandError: there is nothing, or no such script or program.
 
   Example:
-    >>> command(["--", "julia", "train.jl"])
-    ['julia', 'train.jl']
+    >>> command(["--", "sh", "train.sh"])
+    ['sh', 'train.sh']
     >>> command(["-m", "package.train", "--steps", "9"])[1:]
     ['-m', 'package.train', '--steps', '9']
   """
   first = program[0] if program else ""
   if first == "--" and len(program) > 1:
+    if shutil.which(program[1]) is None:
+      raise errors.CommandError(
+        f"launch: there is no program {program[1]} that can be run"
+      )
     return list(program[1:])
   if first in ("", "--") or list(program) == ["-m"]:
     raise errors.CommandError(

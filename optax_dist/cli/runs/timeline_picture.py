@@ -145,7 +145,8 @@ def draw_waits(axes: matplotlib.axes.Axes, records: Sequence[Record]) -> None:
   axes.set_ylabel("ms")
   axes.set_yscale("symlog", linthresh=1.0)
   axes.set_ylim(bottom=0)
-  axes.legend(loc="upper left", fontsize=12)
+  if any(waits.values()):
+    axes.legend(loc="upper left", fontsize=12)
 
 
 def _rows(records: Sequence[Record]) -> dict[Any, int]:

@@ -33,7 +33,7 @@ def add_parser(commands) -> None:
   add(
     "--web",
     metavar="PORT",
-    type=int,
+    type=parser.whole_number(0, 65535),
     nargs="?",
     const=0,
     help="show it on a page in a browser, on this port or any that is free",
@@ -57,8 +57,16 @@ def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
   installed.check()
   output_files.check_writable(picture=args.save)
-  if not args.journal.exists():
-    raise errors.CommandError(f"{args.journal}: there is no such journal")
+  try:
+    args.journal.open("rb").close()
+  except FileNotFoundError:
+    raise errors.CommandError(
+      f"{args.journal}: there is no such journal"
+    ) from None
+  except OSError as error:
+    raise errors.CommandError(
+      f"{args.journal}: can't be read: {error.strerror}"
+    ) from error
   from optax_dist.cli import tables
   from optax_dist.cli.runs import summary as run_summary
   from optax_dist.cli.runs import table as run_table

@@ -125,3 +125,10 @@ def test_the_command_runs_a_case_and_prints_the_table(tmp_path, capsys):
 def test_wrong_seeds_are_refused(capsys, seeds):
   assert main.main(["chaos", f"--seeds={seeds}"]) == 2
   assert "must be FIRST:END" in capsys.readouterr().err
+
+
+def test_an_output_that_can_not_be_is_told(tmp_path, capsys):
+  taken = tmp_path / "taken"
+  taken.touch()
+  assert main.main(["chaos", "--seeds", "0:1", "--output", str(taken)]) == 2
+  assert "it is a file, not a directory" in capsys.readouterr().err

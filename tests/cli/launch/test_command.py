@@ -254,6 +254,7 @@ def test_nothing_is_left_behind(start, signals, flags, code):
   [
     ((), "what shall be launched?"),
     (("--replicas", "2", "nowhere.py"), "there is no script nowhere.py"),
+    (("--replicas", "2", "--", "no/program"), "there is no program no/program"),
     (("--secret", "x", _LIGHT), "everyone on the host can read it"),
     (("--replicas", "2", "--min-replicas", "3", _LIGHT), "is more than the 2"),
     (("--chaos", "slow:1x2", _LIGHT), "numbered 0 to 0"),

@@ -19,7 +19,8 @@ _RUN = {
 def test_many_bad_lines_are_counted(tmp_path, capsys):
   path = tmp_path / "run.jsonl"
   path.write_text(json.dumps(_RUN) + "\n" + "{\n" * 25)
-  assert journal_file.read(path) == [_RUN]
+  (run,) = journal_file.read(path)
+  assert {name: run[name] for name in _RUN} == _RUN
   lines = capsys.readouterr().err.splitlines()
   assert len(lines) == 12
   assert "run.jsonl: line 2: not JSON" in lines[0]

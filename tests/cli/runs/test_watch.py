@@ -180,6 +180,31 @@ def test_a_terminal_gets_a_table_and_a_file_gets_lines(path):
 def test_a_journal_that_is_not_there_is_told(tmp_path, capsys):
   assert main.main(["watch", str(tmp_path / "no.jsonl")]) == 2
   assert "there is no such journal" in capsys.readouterr().err
+  assert main.main(["watch", str(tmp_path), "--once"]) == 2
+  assert "can't be read: Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["-1", "70000", "abc"])
+def test_a_port_that_is_none_is_told(path, port, capsys):
+  assert main.main(["watch", str(path), "--web", port]) == 2
+  assert "from 0 to 65535" in capsys.readouterr().err
+
+
+def test_a_run_of_which_nothing_is_known_has_a_picture(tmp_path, capsys):
+  empty, picture = tmp_path / "run.jsonl", tmp_path / "run.png"
+  empty.touch()
+  args = ["watch", str(empty), "--once", "--save", str(picture)]
+  assert main.main(args) == 0
+  assert picture.stat().st_size > 1000
+  # The least that a line of each kind may tell.
+  run = {"kind": "run", "time": 0, "version": 1, "strategy": "s", "step": 0}
+  member = {"replica": 0, "local_step": 0, "count": 1}
+  member |= {"staleness": 0, "weight": 1.0}
+  commit = {"kind": "commit", "time": 1, "step": 0, "attempt": 0}
+  commit |= {"members": [member]}
+  empty.write_text(f"{json.dumps(run)}\n{json.dumps(commit)}\n")
+  assert main.main(args) == 0
+  assert "step 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
