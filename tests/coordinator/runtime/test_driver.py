@@ -99,9 +99,9 @@ def test_disconnecting_fails_what_waits_for_that_peer(driven):
 
 def test_it_says_what_the_core_waits_for(driven):
   one, _ = driven
-  assert one.missing() == "its event loop does not answer"
+  assert one.missing() == "does not answer"
   one.start()
-  assert one.missing() == "for the end of the script"
+  assert one.missing() == "says that it waits for the end of the script"
 
 
 @pytest.mark.parametrize("publishes", [False, True])
