@@ -7,6 +7,7 @@ start, on the writer's clock.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -181,9 +182,12 @@ class Journal:
       unix_clock: seconds since 1970, to tell when a run started.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: it cannot be written, or it is a device or a pipe, which has no
+        end to add to.
     """
     self.path = pathlib.Path(path)
+    if not (self.path.is_file() or self.path.is_dir()) and self.path.exists():
+      raise OSError(errno.EINVAL, "A journal is a regular file", str(self.path))
     self._clock, self._unix_clock = clock, unix_clock
     self._lock = threading.Lock()
     self._start = clock() - self._seconds_so_far()

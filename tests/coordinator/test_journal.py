@@ -1,6 +1,7 @@
 """The journal: nothing written is lost, and nothing bad goes unsaid."""
 
 import json
+import os
 import threading
 
 import numpy as np
@@ -262,3 +263,11 @@ def test_what_a_line_leaves_out_is_not_known():
   assert not wrong
   assert record["members"][0]["compute"] is None
   assert record["attempt_time"] is None
+
+
+def test_what_has_no_end_is_no_journal(tmp_path):
+  pipe = tmp_path / "pipe"
+  os.mkfifo(pipe)
+  for path in ("/dev/zero", pipe):
+    with pytest.raises(OSError, match="regular file"):
+      journal.Journal(path)
