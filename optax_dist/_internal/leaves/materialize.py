@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optax_dist._internal import axes
 
@@ -33,10 +34,12 @@ def materialize(tree: Any) -> Any:
   """
   if axes.platform() != "cpu":
     return tree
+  # The compiler drops a conditional whose branches do nothing; the barrier, which
+  # is no kernel, keeps it from seeing that.
   return axes.cond(
     _unknown_true(),
     lambda: tree,
-    lambda: jax.tree.map(jnp.zeros_like, tree),
+    lambda: jax.lax.optimization_barrier(tree),
   )
 
 
@@ -51,9 +54,11 @@ def integers(values: Sequence[int]) -> list[jax.Array]:
   """
   if not values:
     return []
-  constants = lambda: [jnp.asarray(value, jnp.int32) for value in values]
-  zeros = lambda: [jnp.zeros([], jnp.int32) for _ in values]
-  return jax.lax.cond(_unknown_true(), constants, zeros)
+  return jax.lax.cond(
+    _unknown_true(),
+    lambda: [np.int32(value) for value in values],
+    lambda: [np.int32(0)] * len(values),
+  )
 
 
 def _unknown_true() -> jax.Array:

@@ -41,7 +41,7 @@ def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
   given = [x for x in jax.tree.leaves(args) if x.dtype == jnp.int32]
   given.sort(key=lambda x: len(axes.varying_axes(x)))
   least = np.iinfo(np.int32).min
-  rounds = (jnp.ravel(given[0])[0] > least).astype(jnp.int32)
+  some = jnp.ravel(given[0])[0]
 
   def compute(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
     done, _ = carry
@@ -50,7 +50,10 @@ def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
 
   zero = jnp.zeros([], jnp.int32)
   return jax.lax.while_loop(
-    lambda carry: carry[0] < rounds, compute, (zero, results)
+    # In the condition, which is part of that kernel.
+    lambda carry: carry[0] < (some > least).astype(jnp.int32),
+    compute,
+    (zero, results),
   )[1]
 
 
