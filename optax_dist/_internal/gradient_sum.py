@@ -143,12 +143,27 @@ class Packed:
     packing = Packing.of([names] * len(lists[0]), *lists)
     return cls(treedef, packing, names)
 
-  def pack(self, tree: Any) -> Any:
-    """Returns a tree of gradients or of their sums as a list; None for None."""
-    if tree is None:
-      return None
-    leaves = self.treedef.flatten_up_to(tree)
-    return self.packing.pack([_room(self.names), *leaves])
+  def leaves(self, tree: Any) -> list[Any]:
+    """Returns the leaves of a tree of gradients or of their sums."""
+    return self.treedef.flatten_up_to(tree)
+
+  def pack(self, tree: Any, count: jax.Array | None = None) -> list[Any]:
+    """Returns a tree of gradients or of their sums as a list.
+
+    Args:
+      tree: the tree, or a list of its leaves.
+      count: a number to send with it, a scalar; an integer up to 2**24.
+    """
+    room = _room(self.names)
+    if count is not None:
+      room = axes.cast_to_varying(count.astype(jnp.float32), self.names)
+    leaves = tree if isinstance(tree, list) else self.leaves(tree)
+    return self.packing.pack([room, *leaves])
+
+  def kinds(self, leaves: Sequence[Any]) -> list[Any]:
+    """Returns a gradient for each place in such a list: one of those there."""
+    room = [_room(self.names), *leaves]
+    return [room[members[-1]] for members in self.packing.buckets]
 
   def unpack(self, buffers: Sequence[Any]) -> Any:
     """Returns the tree that a list stands for."""
@@ -158,14 +173,6 @@ class Packed:
     """Returns where the leaves of a tree lie that share a buffer."""
     leaves = [None, *self.treedef.flatten_up_to(tree)]
     return self.packing.joined(buffers, leaves)
-
-  def computed_once(self, buffers: Sequence[Any]) -> list[Any]:
-    """Returns the list, with buffers that aren't computed again for each leaf."""
-    return self.packing.computed_once(buffers)
-
-  def put_count(self, sums: Sequence[Any], count: jax.Array) -> list[Any]:
-    """Returns sums with a number, an int32 scalar, which is exact to 2**24."""
-    return self.packing.put(sums, 0, count.astype(jnp.float32))
 
   def count(self, sums: Sequence[Any]) -> jax.Array:
     """Returns the number that is in sums."""
@@ -328,7 +335,11 @@ def reduce(total: Any, like: Any, names: tuple[axes.AxisName, ...]) -> Any:
 
 
 def divide(
-  total: Any, like: Any, all_in: Any, sparse_average: str = "touched"
+  total: Any,
+  like: Any,
+  all_in: Any,
+  sparse_average: str = "touched",
+  inverse: jax.Array | None = None,
 ) -> Any:
   """Returns the average of all gradients.
 
@@ -338,8 +349,15 @@ def divide(
     all_in: how many there are; where there are none, the average is zero.
     sparse_average: ``"touched"`` divides each row of a sparse gradient by how
       many gradients touched it, ``"gradients"`` by how many there are.
+    inverse: one over how many there are, or over 1, a float32 scalar, if it is known.
   """
   divisor = jnp.maximum(all_in, 1)
+  inverses = {} if inverse is None else {inverse.dtype: inverse}
+
+  def inverse_of(kind: Any) -> jax.Array:
+    if kind not in inverses:
+      inverses[kind] = 1 / divisor.astype(kind)
+    return inverses[kind]
 
   def divide_leaf(grad, x):
     if grad is None:
@@ -353,7 +371,7 @@ def divide(
     wide = x.dtype
     if kind.itemsize < 4:
       kind = wide = jnp.dtype(jnp.float32)
-    mean = x.astype(wide) * (1 / divisor.astype(kind)).astype(wide)
+    mean = x.astype(wide) * inverse_of(kind).astype(wide)
     return mean.astype(grad.dtype)
 
   return jax.tree.map(divide_leaf, like, total, is_leaf=is_leaf)

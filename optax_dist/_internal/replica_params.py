@@ -196,14 +196,21 @@ class Replica:
 
   def all_finite(self, tree: Any) -> jax.Array:
     """Whether every element is finite, on all shards of this replica."""
-    leaves = dense_values(tree)
-    together = self.packing(leaves).pack(leaves)
-    finite = [are_finite.number(x) for x in together]
-    if not finite:
-      return jnp.asarray(True)
-    flag = are_finite.are_all(_of_one_type(finite))
-    flag = self.agree(flag, leaves)
+    finite = self._finite_numbers(dense_values(tree))
+    flag = self.agree(are_finite.are_all(finite), tree)
     return flag if len(finite) == 1 else materialize(flag)
+
+  def finite_number(self, tree: Any) -> jax.Array:
+    """As :meth:`all_finite`, but a float32 scalar: finite where all elements are."""
+    finite = are_finite.add_up(self._finite_numbers(dense_values(tree)))
+    flag = jnp.isfinite(finite)
+    agreed = self.agree(flag, tree)
+    return finite if agreed is flag else jnp.where(agreed, 0.0, jnp.nan)
+
+  def _finite_numbers(self, leaves: list) -> list:
+    together = self.packing(leaves).pack(leaves) if leaves else []
+    zero = [jnp.zeros([], jnp.float32)]
+    return _of_one_type([are_finite.number(x) for x in together] or zero)
 
   def where_finite(
     self, points: list, center: list, reject: bool

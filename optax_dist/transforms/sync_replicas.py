@@ -24,7 +24,7 @@ from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
 from optax_dist._internal.leaves.in_place import change_if
 from optax_dist._internal.leaves.keep_unless import keep_unless
 from optax_dist._internal.leaves.materialize import materialize
-from optax_dist._internal.leaves.packing import is_large
+from optax_dist._internal.leaves.packing import is_large, is_small
 from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replica, Replicas
@@ -248,33 +248,44 @@ def sync_replicas(
 
   def add_up(
     me: Replica,
-    packed: gradient_sum.Packed,
     total: list[Any] | None,
     gradient: list[Any],
-    on_time: tuple[jax.Array, jax.Array],
+    on_time: tuple[jax.Array, jax.Array, jax.Array],
     weight: jax.Array | None = None,
-  ) -> tuple[list[Any], _Verdict]:
+  ) -> tuple[list[Any], "_Judged"]:
     """1. and 2.: The gradient, added up on this replica if it counts."""
     yes = jnp.asarray(True)
     if total is None:
-      return gradient, _Verdict(yes, yes, yes, yes)
+      one = jnp.asarray(1, jnp.int32)
+      return gradient, _Judged(_Verdict(yes, yes, yes, yes), yes, one, one)
     # To clear a sum when it is next used costs nothing; at the step it would
     # cost another pass over memory.
     is_empty = me.own.num_accumulated == 0
-    at = in_place(me, packed, total, gradient) if weight is None else []
-    others = [None if i in at else x for i, x in enumerate(gradient)]
-    before = gradient_sum.clear(total, is_empty)
+    at = in_place(me, total, gradient) if weight is None else []
+    # Flat, as it is sent: from another shape it would be computed once more.
+    flat = lambda x: jnp.ravel(x) if is_small(x, names) else x
+    others = [None if i in at else flat(x) for i, x in enumerate(gradient)]
+    before = gradient_sum.clear(list(map(flat, total)), is_empty)
     held, fits = gradient_sum.add(before, others, weight)
-    verdict = _Verdict(yes, yes, yes, yes)
-    accepted = yes
+    number = jnp.zeros([], jnp.float32)
+    if reject_nonfinite and not all_arrive:
+      number = jax.lax.stop_gradient(me.finite_number(gradient))
+    judged = in_one_kernel(
+      judge,
+      me.own.num_accumulated,
+      on_time,
+      number,
+      yes if all_arrive else me.agree(fits, gradient),
+    )
     if not all_arrive:
-      finite = me.all_finite(gradient) if reject_nonfinite else yes
-      verdict = _Verdict(*on_time, finite, me.agree(fits, gradient))
-      accepted = verdict.accepted
       # A dropped gradient may hold NaN, so it is never computed with.
-      held = choose(accepted, held, before)
+      held = choose(judged.accepted, held, before)
+    held = [
+      jnp.reshape(x, like.shape) if is_small(like, names) else x
+      for x, like in zip(held, total, strict=True)
+    ]
     if not at:
-      return held, verdict
+      return held, judged
 
     def add(carry: tuple[Any, ...]) -> tuple[Any, ...]:
       xs, is_empty, zero = carry
@@ -283,52 +294,64 @@ def sync_replicas(
       ]
       held, _ = gradient_sum.add(before, xs)
       # What a loop does not change is computed outside of it, so this changes.
-      return choose(accepted, held, before), ~is_empty, -zero
+      return choose(judged.accepted, held, before), ~is_empty, -zero
 
     # The sum of a single gradient is that gradient, and takes no pass over memory.
     xs = [gradient[i].astype(total[i].dtype) for i in at]
     carry = xs, is_empty, jnp.zeros([], jnp.float32)
-    xs, *_ = change_if(~(is_empty & accepted), add, carry, names)
-    return _put_at(held, at, xs), verdict
+    xs, *_ = change_if(~(is_empty & judged.accepted), add, carry, names)
+    return _put_at(held, at, xs), judged
+
+  def judge(
+    num_accumulated: jax.Array,
+    on_time: tuple[jax.Array, jax.Array, jax.Array],
+    number: jax.Array,
+    fits: jax.Array,
+  ) -> "_Judged":
+    """Whether the gradient counts, and how many there are then."""
+    here, global_step, local_step = on_time
+    yes = jnp.asarray(True)
+    # As TensorFlow, and unlike the coordinator, which knows replicas from
+    # different runs apart: a step of the future counts as fresh.
+    fresh = yes if max_staleness is None else global_step - local_step <= bound
+    verdict = _Verdict(here, fresh, jnp.isfinite(number), fits)
+    if all_arrive:
+      verdict = _Verdict(yes, yes, yes, yes)
+    accepted = verdict.accepted
+    count = num_accumulated + accepted.astype(jnp.int32)
+    return _Judged(verdict, accepted, count, count.astype(jnp.float32))
 
   def in_place(
-    me: Replica,
-    packed: gradient_sum.Packed,
-    total: list[Any],
-    gradient: list[Any],
+    me: Replica, total: list[Any], gradient: list[Any]
   ) -> list[int]:
     """Where the gradients are that are worth a loop which mostly has no round."""
     if needed > me.size:
       return []
     return [
       i
-      for i, members in enumerate(packed.packing.buckets)
-      if len(members) == 1
-      and is_large(total[i], names)
-      and isinstance(gradient[i], jax.Array)
+      for i, x in enumerate(gradient)
+      if is_large(total[i], names) and isinstance(x, jax.Array)
     ]
 
   def keep(
     me: Replica,
-    packed: gradient_sum.Packed,
     total: list[Any],
     held: list[Any],
     gradient: list[Any],
     stepped: jax.Array,
-  ) -> Any:
+  ) -> list[Any]:
     """What adds up until there is a step; what is left over after one is as it is."""
-    sums = packed.computed_once(held)
-    at = in_place(me, packed, total, gradient) if weight_of is None else []
-    if at:
-      xs, _ = me.change_if(
-        ~stepped,
-        lambda held, _, common: (held, common),
-        [total[i] for i in at],
-        (),
-        read=[held[i] for i in at],
-      )
-      sums = _put_at(sums, at, xs)
-    return packed.unpack(sums)
+    at = in_place(me, total, gradient) if weight_of is None else []
+    if not at:
+      return held
+    xs, _ = me.change_if(
+      ~stepped,
+      lambda held, _, common: (held, common),
+      [total[i] for i in at],
+      (),
+      read=[held[i] for i in at],
+    )
+    return _put_at(held, at, xs)
 
   def update_fn(
     updates: optax.Updates,
@@ -349,11 +372,7 @@ def sync_replicas(
     check_used(_USER, inner.update, args, extra_args, _ARGUMENTS)
     here = _scalar(arrived, True, "arrived", jnp.bool_)
     step = _scalar(local_step, own.local_step, "local_step", jnp.integer)
-    late = state.global_step - step
-    # As TensorFlow, and unlike the coordinator, which knows replicas from
-    # different runs apart: a step of the future counts as fresh.
-    fresh = jnp.asarray(True) if max_staleness is None else late <= bound
-    weight = weight_of and weight_of(late)
+    weight = weight_of and weight_of(state.global_step - step)
     # Gradients that can be in by now: equal on all replicas, and exact if all
     # arrive.
     at_most = jnp.asarray(me.size, jnp.int32)
@@ -365,28 +384,44 @@ def sync_replicas(
     if own.gradient_sum is None:
       given = gradient_sum.cast(updates, dtype=accumulator_dtype)
     packed = gradient_sum.Packed.of(given, own.gradient_sum, names)
-    gradient, total = packed.pack(given), packed.pack(own.gradient_sum)
-    held, verdict = add_up(me, packed, total, gradient, (here, fresh), weight)
-    count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
+    gradient, total = packed.leaves(given), None
+    if own.gradient_sum is not None:
+      total = packed.leaves(own.gradient_sum)
+    on_time = here, state.global_step, step
+    held, judged = add_up(me, total, gradient, on_time, weight)
 
     # 3. Enough? Then aggregate once, and apply.
-    def aggregate() -> tuple[Any, Any, jax.Array]:
-      sent = held if all_arrive else packed.put_count(held, count)
-      total = gradient_sum.reduce(sent, gradient, names)
-      all_in = at_most if all_arrive else packed.count(total)
-      apply: Any = functools.partial(apply_if_enough, all_in)
+    def reduced() -> tuple[list[Any], jax.Array]:
+      sent = packed.pack(held, None if all_arrive else judged.sent)
+      total = gradient_sum.reduce(sent, packed.kinds(gradient), names)
+      return total, at_most if all_arrive else packed.count(total)
+
+    def settled(all_in: jax.Array) -> "_Settled":
+      return in_one_kernel(
+        functools.partial(_settle, needed),
+        own._replace(gradient_sum=None),
+        (state.global_step, at_most),
+        judged,
+        all_in,
+      )
+
+    def applied(
+      total: list[Any], all_in: jax.Array, enough: Any, inverse: Any = None
+    ) -> tuple[Any, Any]:
+      apply: Any = functools.partial(apply_if, enough, all_in, inverse)
       sums = packed.unpack(total)
       if own.gradient_sum is not None:
         # What is chosen for each leaf is more than the inner update itself.
         apply = fuse_leaves(apply, names, packed.joined(total, sums))
-      results = apply(sums, before)
-      return *results, all_in >= needed
+      return apply(sums, before)
 
-    def apply_if_enough(
-      all_in: jax.Array, total: Any, before: Any
+    def apply_if(
+      enough: Any, all_in: jax.Array, inverse: Any, total: Any, before: Any
     ) -> tuple[Any, Any]:
       def apply() -> tuple[Any, Any]:
-        mean = gradient_sum.divide(total, updates, all_in, sparse_average)
+        mean = gradient_sum.divide(
+          total, updates, all_in, sparse_average, inverse
+        )
         new_updates, inner_state = inner.update(
           mean, before[0], params, **extra_args
         )
@@ -395,14 +430,13 @@ def sync_replicas(
         )
         return new_updates, (inner_state, averages)
 
-      if all_arrive:
+      if enough is None:
         return apply()
       if _has_slices(updates):
         nothing = _nothing(jax.eval_shape(apply)[0]), before
-        return axes.cond(all_in >= needed, apply, lambda: nothing)
+        return axes.cond(enough, apply, lambda: nothing)
       # Chosen element by element this is joined with the inner update, and
       # with what the caller does next; a conditional would keep them apart.
-      enough = materialize(all_in >= needed)
       if not any(is_large(x, names) for x in jax.tree.leaves(before)):
         applied = apply()
         return choose(enough, applied, (_nothing(applied[0]), before))
@@ -410,36 +444,48 @@ def sync_replicas(
       return keep_unless(enough, apply, nothing, before)
 
     before = state.inner_state, state.averages
-    if needed <= me.size:
-      results = aggregate()
+    inputs = jax.tree.leaves((held, before), is_leaf=is_indexed_slices)
+    if needed <= me.size or all(is_small(x, names) for x in inputs):
+      if needed <= me.size:
+        sums, all_in = reduced()
+      else:
+        nothing = jax.tree.map(axes.zeros, jax.eval_shape(reduced))
+        # Equal on all replicas, so all of them enter the collectives or none.
+        sums, all_in = axes.cond(at_most >= needed, reduced, lambda: nothing)
+      after = settled(all_in)
+      always = all_arrive and needed <= me.size
+      enough = None if always else after.stepped
+      if not (always or axes.is_fully_manual()):
+        enough = materialize(enough)
+      results = applied(sums, all_in, enough, after.inverse)
     else:
-      # Equal on all replicas, so all of them enter the collectives or none.
+
+      def aggregate() -> tuple[Any, Any, jax.Array]:
+        sums, all_in = reduced()
+        enough = None if all_arrive else materialize(all_in >= needed)
+        return *applied(sums, all_in, enough), all_in
+
       nothing = _nothing(jax.eval_shape(aggregate)[0])
-      results = axes.cond(
+      *results, all_in = axes.cond(
         at_most >= needed,
         aggregate,
-        lambda: (nothing, before, jnp.asarray(False)),
+        lambda: (nothing, before, jnp.zeros([], jnp.int32)),
       )
-    new_updates, (inner_state, averages), stepped = results
+      after = settled(all_in)
+    new_updates, (inner_state, averages) = results
 
     # 4. Tokens.
-    if own.gradient_sum is not None:
-      own = own._replace(
-        gradient_sum=keep(me, packed, total, held, gradient, stepped)
+    sums_kept = None
+    if total is not None:
+      sums_kept = packed.treedef.unflatten(
+        keep(me, total, held, gradient, after.stepped)
       )
-    global_step, at_most, own_scalars = in_one_kernel(
-      _tokens,
-      own._replace(gradient_sum=None),
-      (state.global_step, at_most),
-      verdict,
-      (count, stepped),
-    )
     return new_updates, SyncReplicasState(
-      global_step=global_step,
-      at_most=at_most,
+      global_step=after.global_step,
+      at_most=after.at_most,
       inner_state=inner_state,
       averages=averages,
-      replica=me.leave(own_scalars._replace(gradient_sum=own.gradient_sum)),
+      replica=me.leave(after.own._replace(gradient_sum=sums_kept)),
     )
 
   def check_update(
@@ -493,21 +539,59 @@ class _Verdict(NamedTuple):
     )
 
 
-def _tokens(
+class _Judged(NamedTuple):
+  """Whether one gradient counts, and how many the replica has with it.
+
+  Attributes:
+    verdict: why it counts or not.
+    accepted: whether it does (boolean scalar).
+    count: gradients that are in since the last step (int32 scalar).
+    sent: the same, as it is sent (float32 scalar).
+  """
+
+  verdict: _Verdict
+  accepted: Any
+  count: Any
+  sent: Any
+
+
+class _Settled(NamedTuple):
+  """What a tick comes to.
+
+  Attributes:
+    stepped: whether it is a step (boolean scalar).
+    inverse: one over the gradients that are in on all replicas, or over 1 (float32
+      scalar).
+    global_step: the global step after it.
+    at_most: gradients that can be in since the last step.
+    own: the replica's counters.
+  """
+
+  stepped: Any
+  inverse: Any
+  global_step: Any
+  at_most: Any
+  own: SyncReplica
+
+
+def _settle(
+  needed: int,
   own: SyncReplica,
   common: tuple[jax.Array, jax.Array],
-  verdict: _Verdict,
-  decided: tuple[jax.Array, jax.Array],
-) -> tuple[jax.Array, jax.Array, SyncReplica]:
-  """Returns the global step, what can be in at most, and the replica's counters."""
+  judged: _Judged,
+  all_in: jax.Array,
+) -> _Settled:
+  """Decides on a step, and counts."""
   global_step, at_most = common
-  count, stepped = decided
+  stepped = all_in >= needed
   global_step += stepped.astype(jnp.int32)
-  own = verdict.tally(own)._replace(
-    num_accumulated=jnp.where(stepped, 0, count),
-    local_step=jnp.where(verdict.here, global_step, own.local_step),
+  own = judged.verdict.tally(own)._replace(
+    num_accumulated=jnp.where(stepped, 0, judged.count),
+    local_step=jnp.where(judged.verdict.here, global_step, own.local_step),
   )
-  return global_step, jnp.where(stepped, 0, at_most), own
+  inverse = 1 / jnp.maximum(all_in, 1).astype(jnp.float32)
+  at_most = jnp.where(stepped, 0, at_most)
+  return _Settled(stepped, inverse, global_step, at_most, own)
 
 
 def _put_at(xs: list[Any], at: list[int], others: list[Any]) -> list[Any]:

@@ -144,7 +144,7 @@ def _average(sums, counts):
 
   def average(x, count):
     packed = gradient_sum.Packed.of(x, x, (maps.AXIS,))
-    held = packed.put_count(packed.pack(x), count)
+    held = packed.pack(x, count)
     total = gradient_sum.reduce(held, packed.pack(x), (maps.AXIS,))
     all_in = packed.count(total)
     mean = gradient_sum.divide(packed.unpack(total), x, all_in)
@@ -181,7 +181,7 @@ def test_counts_are_sent_with_the_sums(map_name):
     gradient = {**tree, "none": None}
     total = {**tree, "none": tree["a"]}
     packed = gradient_sum.Packed.of(gradient, total, (maps.AXIS,))
-    held = packed.put_count(packed.pack(total), count)
+    held = packed.pack(total, count)
     sums = gradient_sum.reduce(held, packed.pack(gradient), (maps.AXIS,))
     found = packed.unpack(sums)
     del found["none"]

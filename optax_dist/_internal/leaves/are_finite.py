@@ -28,4 +28,9 @@ def number(x: jax.Array) -> jax.Array:
 
 def are_all(numbers: Sequence[jax.Array]) -> jax.Array:
   """Returns whether all arrays are finite, from the :func:`number` of each."""
-  return jnp.isfinite(sum(numbers[1:], numbers[0]))
+  return jnp.isfinite(add_up(numbers))
+
+
+def add_up(numbers: Sequence[jax.Array]) -> jax.Array:
+  """Returns a number that is finite where all arrays are."""
+  return sum(numbers[1:], numbers[0])
