@@ -262,7 +262,7 @@ def sync_replicas(
     # cost another pass over memory.
     is_empty = me.own.num_accumulated == 0
     at = in_place(me, total, gradient) if weight is None else []
-    # Flat, as it is sent: from another shape it would be computed once more.
+    # Flat, as it is sent: the compiler may compute another shape once more.
     flat = lambda x: jnp.ravel(x) if is_small(x, names) else x
     others = [None if i in at else flat(x) for i, x in enumerate(gradient)]
     before = gradient_sum.clear(list(map(flat, total)), is_empty)
@@ -321,9 +321,7 @@ def sync_replicas(
     count = num_accumulated + accepted.astype(jnp.int32)
     return _Judged(verdict, accepted, count, count.astype(jnp.float32))
 
-  def in_place(
-    me: Replica, total: list[Any], gradient: list[Any]
-  ) -> list[int]:
+  def in_place(me: Replica, total: list[Any], gradient: list[Any]) -> list[int]:
     """Where the gradients are that are worth a loop which mostly has no round."""
     if needed > me.size:
       return []

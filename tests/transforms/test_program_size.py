@@ -125,6 +125,15 @@ def test_the_inner_optimizer_computes_once_for_all_small_leaves(name):
   assert text.count("stablehlo.sqrt") == 1
 
 
+def test_only_sums_pass_the_conditional_of_accumulating_small_leaves():
+  """What passes a branch is copied, and is more to compile."""
+  text = _lowered(_SHARED["accumulating"], 9, False).as_text()
+  returned = re.findall(r"^ *\}\) : \(tensor<i32>\) -> (.*)$", text, re.M)
+  sums = f"tensor<{9 * 8 + 1}xf32>"
+  assert f"({sums}, tensor<i32>)" in returned
+  assert not any("tensor<8xf32>" in types for types in returned)
+
+
 def test_kernels_are_told_apart_by_their_constants_and_not_by_names():
   text = """
 %a (p.1: f32[8]) -> f32[8] {

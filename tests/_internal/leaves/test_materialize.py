@@ -1,5 +1,7 @@
 """Tests of scalars that the compiler for CPUs keeps in memory."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import maps
@@ -30,6 +32,18 @@ def test_the_values_are_the_same(map_name):
 def test_a_derivative_passes(differentiate):
   fn = lambda x: jnp.square(materialize.materialize(x))
   assert differentiate(fn)(3.0) == 6.0
+
+
+def test_what_is_kept_is_computed_once_and_nothing_is_filled():
+  def fn(x, starts):
+    kept = materialize.materialize(x + 1)
+    return [jax.lax.dynamic_slice(kept, (i,), (2,)) for i in starts]
+
+  text = jax.jit(fn).lower(jnp.ones(64), [0, 1, 2]).compile().as_text()
+  made = re.findall(r"= f32\[64\]\S* (add|broadcast)\(", text)
+  # Within the kernel that adds, one is spread out.
+  assert made.count("add") == 1
+  assert "wrapped_broadcast" not in text
 
 
 def test_other_platforms_need_none(monkeypatch):
