@@ -216,6 +216,25 @@ def test_who_has_left_calls_no_new_leader(monkeypatch):
   assert len(cluster.nodes["p2"].follower.view.members) == 1
 
 
+def test_who_comes_again_before_it_reads_that_it_has_left_is_no_member():
+  """Admitted anew it would be lost, and the others would wait for it."""
+  cluster = Cluster(2)
+  cluster.silent = (msg.Recorded,)
+  cluster.give("p1", ins.LeaveWanted())
+  members = cluster.nodes["p0"].follower.view.members
+  assert len(members) == 1
+  # It calls the leader, and reads in the store of its leave before the answer.
+  cluster.silent = (msg.Recorded, msg.Welcome)
+  cluster.give("p1", ins.PeerLost("p0", "broken", "reset"))
+  cluster.pass_time(cluster.now + 60.0)
+  assert cluster.done("p1", fx.Left)
+  cluster.silent = ()
+  cluster.give("p0", ins.PeerLost("p1", "left", "it has ended"))
+  assert len(cluster.nodes["p0"].follower.view.members) == 1
+  cluster.submit("p0", 0, 0)
+  assert cluster.done("p0", fx.Publish)
+
+
 def test_a_submission_of_an_old_admission_is_lost():
   cluster = Cluster(2)
   cluster.submit("p1", 0, 0, admission=0)

@@ -214,6 +214,8 @@ class Leader:
     self._reason_of_end = "all replicas have left"
     self._lacking_since: float | None = None
     self._has_lost = False
+    # Whom this leader has let go.
+    self._left: set[Incarnation] = set()
     self._beat_at, self._beats = -math.inf, 0
     self._retry_at = math.inf
     self._bad = 0
@@ -558,6 +560,9 @@ class Leader:
     if self._ending is not None:
       self._stream(peer, hello, -1)
       return  # It will read of the end.
+    if seat is None and self._has_left(hello):
+      self._stream(peer, hello, hello.incarnation)
+      return  # It will read that it has left; admitted, it would be lost.
     rival = self._seat_by_id(hello.replica)
     rivals = self._streams.keys() - {peer}
     if not waited and rival is not None and rival.member.process in rivals:
@@ -569,6 +574,10 @@ class Leader:
     incarnation = self._next_incarnation
     self._stream(peer, hello, incarnation)
     self._admit(Member(incarnation, hello.replica, peer, hello.address))
+
+  def _has_left(self, hello: msg.Hello) -> bool:
+    """Whether one comes that was let go, and has yet to read the record of it."""
+    return hello.incarnation in self._left and hello.position >= self._first
 
   def _ask_again(self, seat: _Seat, lease: Spans) -> None:
     known = self._quorum.replicas.get(seat.member.replica)
@@ -609,6 +618,8 @@ class Leader:
     if not self._unseat(incarnation) or self._ended:
       return
     self._has_lost = self._has_lost or not left
+    if left:
+      self._left.add(incarnation)
     self._log.add(Removed(incarnation, left, reason))
     self._note_removed(seat, left, reason)
     self._dismiss(incarnation)
