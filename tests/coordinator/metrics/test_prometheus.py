@@ -156,9 +156,10 @@ def test_the_next_leader_goes_on(tmp_path, with_journal):
   if with_journal:
     assert found["membership_changes_total", "lost"] == 1
     assert found["steps_total",] == found["step",]
-    # Who asks the next one before it knows of it may take its place at once.
+    # Who asks the next one before it knows of it may take its place at once: it
+    # reads the journal before that one's line is in it.
     leaders = [r for r in journal.read(path).records if r["kind"] == "leader"]
-    assert found["leader_changes_total",] == len(leaders) - 1 >= 1
+    assert 1 <= found["leader_changes_total",] <= len(leaders) - 1
   else:
     assert 0 < found["steps_total",] < found["step",]
 
