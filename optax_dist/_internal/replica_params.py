@@ -413,16 +413,9 @@ def _flatten_with_updates(
     raise ValueError(
       f"{of.user} needs the parameters: call update(updates, state, params)."
     )
-  treedef: Any
+  leaves = update_leaves.check_like(of.user, updates, params)
   paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-  try:
-    leaves = treedef.flatten_up_to(updates)
-  except ValueError as error:
-    raise ValueError(
-      f"{of.user}: `updates` must have the structure of `params`, but {error}"
-    ) from error
-  for (path, param), update in zip(paths_and_leaves, leaves, strict=True):
-    update_leaves.check_shape(of.user, path, update, param)
+  for (path, _), update in zip(paths_and_leaves, leaves, strict=True):
     update = update.values if is_indexed_slices(update) else update
     if update is not None:
       update_leaves.check_dtype(of.user, path, update)

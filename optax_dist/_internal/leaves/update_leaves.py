@@ -47,8 +47,11 @@ def check_shape(
     )
 
 
-def check_like(user: str, updates: Any, params: Any) -> None:
+def check_like(user: str, updates: Any, params: Any) -> list[Any]:
   """Checks that updates have the structure and the shapes of their parameters.
+
+  Returns:
+    The leaves of the updates, one for each parameter.
 
   Raises:
     ValueError: if they have not; names what is different.
@@ -63,6 +66,7 @@ def check_like(user: str, updates: Any, params: Any) -> None:
     ) from error
   for (path, param), leaf in zip(paths_and_leaves, leaves, strict=True):
     check_shape(user, path, leaf, param)
+  return leaves
 
 
 def check_own(

@@ -157,6 +157,15 @@ def test_a_leader_that_was_stopped_writes_no_step_twice(tmp_path):
   assert found[-1]["reason"] == "its last line"
 
 
+def _after_a_step(tmp_path):
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  lines.write(_commit(0))
+  return path, lines
+
+
 def _halves(path, step):
   """A line that another process is still writing."""
   other = path.with_suffix(".other")
@@ -178,11 +187,7 @@ def test_a_line_that_another_is_still_writing_is_waited_for(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(journal, "_LINE_TIMEOUT", 60.0)
-  path = tmp_path / "run.jsonl"
-  lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([])
-  lines.write(notes.RunBegins(0))
-  lines.write(_commit(0))
+  path, lines = _after_a_step(tmp_path)
   first, second = _halves(path, 0)
   with path.open("ab", buffering=0) as other:
     other.write(first)
@@ -193,11 +198,7 @@ def test_a_line_that_another_is_still_writing_is_waited_for(
 
 
 def test_a_line_that_is_whole_but_for_its_end_is_read(tmp_path):
-  path = tmp_path / "run.jsonl"
-  lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([])
-  lines.write(notes.RunBegins(0))
-  lines.write(_commit(0))
+  path, lines = _after_a_step(tmp_path)
   with path.open("ab", buffering=0) as other:
     other.write(b"".join(_halves(path, 0))[:-1])
     lines.write(_commit(1))
@@ -209,11 +210,7 @@ def test_a_line_that_is_whole_but_for_its_end_is_read(tmp_path):
 
 
 def test_a_line_that_was_cut_short_spoils_only_itself(tmp_path):
-  path = tmp_path / "run.jsonl"
-  lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([])
-  lines.write(notes.RunBegins(0))
-  lines.write(_commit(0))
+  path, lines = _after_a_step(tmp_path)
   with path.open("ab", buffering=0) as other:
     other.write(_halves(path, 0)[0])
   lines.write(_commit(1))
@@ -249,11 +246,7 @@ def test_what_others_write_between_look_and_line_is_seen_later(tmp_path):
 
 
 def test_a_leader_writes_on_where_others_have_written_less(tmp_path):
-  path = tmp_path / "run.jsonl"
-  lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([])
-  lines.write(notes.RunBegins(0))
-  lines.write(_commit(0))
+  path, lines = _after_a_step(tmp_path)
   lines.write(_commit(1))
   with journal.Journal(path) as other:
     other.write("leader", replica=0, term=1, step=1)
