@@ -69,12 +69,19 @@ def _commit(step):
   return notes.StepCommitted(commit, 1 / 7, (one.pack(), b""))
 
 
-def test_the_line_of_a_step_is_what_the_journal_would_write(tmp_path):
-  """It is made without the journal's checks, which would take longer."""
-  path, checked = tmp_path / "run.jsonl", tmp_path / "checked.jsonl"
+def _begun(tmp_path):
+  """A run's journal, and who leads it."""
+  path = tmp_path / "run.jsonl"
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
   lines.open([])
   lines.write(notes.RunBegins(0))
+  return path, lines
+
+
+def test_the_line_of_a_step_is_what_the_journal_would_write(tmp_path):
+  """It is made without the journal's checks, which would take longer."""
+  path, lines = _begun(tmp_path)
+  checked = tmp_path / "checked.jsonl"
   lines.write(_commit(0))
   lines.close()
   line = path.read_text().splitlines()[1]
@@ -96,11 +103,8 @@ def test_the_line_of_a_step_waits_for_nothing_but_what_others_wait_for(
   tmp_path,
 ):
   """A process that is killed loses one line at most, and an orderly end none."""
-  path = tmp_path / "run.jsonl"
+  path, lines = _begun(tmp_path)
   written = lambda: [r["kind"] for r in journal.read(path).records]
-  lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([])
-  lines.write(notes.RunBegins(0))
   assert not lines.pending
   lines.write(_commit(0))
   assert lines.pending
@@ -121,10 +125,7 @@ def test_the_line_of_a_step_waits_for_nothing_but_what_others_wait_for(
 
 
 def test_a_new_leader_writes_the_steps_that_the_file_lacks(tmp_path):
-  path = tmp_path / "run.jsonl"
-  first = journal_lines.JournalLines(path, {"strategy": "s"})
-  first.open([])
-  first.write(notes.RunBegins(0))
+  path, first = _begun(tmp_path)
   first.write(_commit(0))
   first.flush()
   first.write(_commit(1))
@@ -137,10 +138,7 @@ def test_a_new_leader_writes_the_steps_that_the_file_lacks(tmp_path):
 
 
 def test_a_leader_that_was_stopped_writes_no_step_twice(tmp_path):
-  path = tmp_path / "run.jsonl"
-  stopped = journal_lines.JournalLines(path, {"strategy": "s"})
-  stopped.open([])
-  stopped.write(notes.RunBegins(0))
+  path, stopped = _begun(tmp_path)
   stopped.write(_commit(0))
   stopped.write(_commit(1))  # It is stopped before the line is written.
   assert stopped.pending
@@ -155,15 +153,6 @@ def test_a_leader_that_was_stopped_writes_no_step_twice(tmp_path):
   steps = [r["step"] for r in found if r["kind"] == "commit"]
   assert steps == [0, 1, 2]
   assert found[-1]["reason"] == "its last line"
-
-
-def _after_a_step(tmp_path):
-  path = tmp_path / "run.jsonl"
-  lines = journal_lines.JournalLines(path, {"strategy": "s"})
-  lines.open([])
-  lines.write(notes.RunBegins(0))
-  lines.write(_commit(0))
-  return path, lines
 
 
 def _halves(path, step):
@@ -187,7 +176,8 @@ def test_a_line_that_another_is_still_writing_is_waited_for(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(journal, "_LINE_TIMEOUT", 60.0)
-  path, lines = _after_a_step(tmp_path)
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0))
   first, second = _halves(path, 0)
   with path.open("ab", buffering=0) as other:
     other.write(first)
@@ -198,7 +188,8 @@ def test_a_line_that_another_is_still_writing_is_waited_for(
 
 
 def test_a_line_that_is_whole_but_for_its_end_is_read(tmp_path):
-  path, lines = _after_a_step(tmp_path)
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0))
   with path.open("ab", buffering=0) as other:
     other.write(b"".join(_halves(path, 0))[:-1])
     lines.write(_commit(1))
@@ -210,7 +201,8 @@ def test_a_line_that_is_whole_but_for_its_end_is_read(tmp_path):
 
 
 def test_a_line_that_was_cut_short_spoils_only_itself(tmp_path):
-  path, lines = _after_a_step(tmp_path)
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0))
   with path.open("ab", buffering=0) as other:
     other.write(_halves(path, 0)[0])
   lines.write(_commit(1))
@@ -246,7 +238,8 @@ def test_what_others_write_between_look_and_line_is_seen_later(tmp_path):
 
 
 def test_a_leader_writes_on_where_others_have_written_less(tmp_path):
-  path, lines = _after_a_step(tmp_path)
+  path, lines = _begun(tmp_path)
+  lines.write(_commit(0))
   lines.write(_commit(1))
   with journal.Journal(path) as other:
     other.write("leader", replica=0, term=1, step=1)
