@@ -65,11 +65,15 @@ class Learner(Replica):
         " all devices of a host."
       )
 
-  def _own(self) -> Any:
-    # An optimizer that keeps anything else than arrays begins anew everywhere.
+  @functools.cached_property
+  def _lends(self) -> bool:
+    """Whether its own optimizer's state can be lent: it is made of arrays alone."""
     leaves = jax.tree.leaves(self._local.opt_state)
-    sound = all(isinstance(x, jax.Array | np.ndarray) for x in leaves)
-    return self._local.opt_state if sound else None
+    return all(isinstance(x, jax.Array | np.ndarray) for x in leaves)
+
+  def _own(self) -> Any:
+    # An optimizer that keeps anything else begins anew everywhere.
+    return self._local.opt_state if self._lends else None
 
   def _newcomer(self) -> Any:
     local = super()._newcomer()
