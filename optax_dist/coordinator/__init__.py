@@ -1,11 +1,12 @@
-"""The coordinator of replicas that are processes of their own.
+"""The coordinator for replicas that run as separate processes.
 
 Replicas on different hosts train one model: each computes gradients on its own
 devices, a step is taken from k of N fresh ones, and a replica that is slow,
-stopped or killed does not hold up the others. docs/coordinator.md tells how.
+stopped or killed does not hold up the others. See docs/coordinator.md.
 
 Example:
-  Two replicas, here as threads of one process; `join` makes a process one.
+  Two replicas, here as threads of one process; `join` makes a process a
+  replica.
 
   >>> import jax, jax.numpy as jnp, optax
   >>> from optax_dist import coordinator

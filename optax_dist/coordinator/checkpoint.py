@@ -1,7 +1,7 @@
-"""Checkpoints of what all replicas share, by orbax.
+"""Checkpoints of the state that all replicas share, written with orbax.
 
-Any replica can write one, for all hold the same; one is enough. It is restored
-on as many replicas as one likes.
+Any replica can write one, since all hold the same state; one is enough. It can
+be restored on any number of replicas.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from optax_dist._internal import durable
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.replica import Replica
 
-# Which samples are in committed steps, beside what orbax writes.
+# Which samples are in committed steps, stored beside the files orbax writes.
 _PROGRESS = "progress.json"
 
 
 def save(path: str | os.PathLike[str], replica: Replica) -> int:
-  """Writes parameters, optimizer state and step of all replicas.
+  """Writes the parameters, optimizer state and step that all replicas share.
 
-  After an `Outcome` with `save` it is the common step that is written, also by
-  a replica that has gone on meanwhile. The folder appears once all of it is on
-  the disk, and only its owner may read it. All processes of a replica that has
-  several call it, and each writes its shards, into a folder that they share.
+  After an `Outcome` with `save`, the common step is written, even by a replica
+  that has moved past it meanwhile. The folder appears once it is complete on
+  disk, and only its owner may read it. If a replica has several processes, all
+  of them call this with a shared folder, and each writes its shards.
 
   Args:
     path: a folder that does not exist yet.
-    replica: whose state is written; that of any other is the same.
+    replica: any replica; all of them hold the same state.
 
   Returns:
     The step.
@@ -54,7 +54,8 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     "global_step": step,
   }
   group = replica.group
-  # Left in this order: it must be whole before it gets its name.
+  # The contexts exit in this order: the folder must be complete before it is
+  # renamed.
   with contextlib.ExitStack() as stack:
     new = ""
     if (group is None or not group.process) and not path.exists():
@@ -66,7 +67,7 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
     with ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(pathlib.Path(new), tree)
     if replica.has_data:
-      # Beside it, once all of it is there.
+      # Written last, once everything else is there.
       told = dataclasses.asdict(replica.progress_at(step))
       (pathlib.Path(new) / _PROGRESS).write_text(json.dumps(told))
   if group is not None:
@@ -77,16 +78,16 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
 def restore(
   path: str | os.PathLike[str], params: Any, opt_state: Any
 ) -> dict[str, Any]:
-  """Reads a checkpoint of `save`.
+  """Reads a checkpoint written by `save`.
 
   Args:
     path: the folder.
-    params: arrays, or `jax.ShapeDtypeStruct` with a sharding, as they are to
-      be; for example those that the model is initialized with.
-    opt_state: the same of the optimizer, for example `opt.init(params)`.
+    params: arrays, or `jax.ShapeDtypeStruct` with a sharding, that describe the
+      result; for example the initial parameters of the model.
+    opt_state: the same for the optimizer, for example `opt.init(params)`.
 
   Returns:
-    Arguments of `join` and `run_embedded`: `params`, `opt_state` and
+    Arguments for `join` and `run_embedded`: `params`, `opt_state` and
     `global_step`; and `progress`, if samples were leased.
 
   Raises:
@@ -94,7 +95,7 @@ def restore(
     FileNotFoundError: there is no checkpoint.
 
   Example:
-    Every replica restores, and joins with what it has::
+    Every replica restores, and joins with the result::
 
       found = checkpoint.restore(path, params, opt.init(params))
       with coordinator.join(opt, found.pop("params"), **found) as replica:

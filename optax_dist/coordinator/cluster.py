@@ -1,4 +1,4 @@
-"""Where the store is, how many replicas there are, and which one this is."""
+"""Detects the store's address, the number of replicas, and this one's index."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ def detect(
   num_replicas: int | None = None,
   replica: int | None = None,
 ) -> tuple[str, int, int]:
-  """Finds the job: each part from the first source that has it.
+  """Finds each part of the job's description in the first source that has it.
 
   The sources are the arguments, the environment variables
   ``OPTAX_DIST_COORDINATOR_ADDRESS``, ``OPTAX_DIST_NUM_REPLICAS`` and
-  ``OPTAX_DIST_REPLICA``, and what JAX knows of the cluster (SLURM, GKE, TPU
+  ``OPTAX_DIST_REPLICA``, and the cluster that JAX detects (SLURM, GKE, TPU
   pods, Open MPI), where each process is a replica. A replica that spans several
-  processes has to be given by the first two.
+  processes has to use one of the first two.
 
   Args:
     coordinator_address: ``host:port`` of the store.
-    num_replicas: how many replicas the job has.
-    replica: the number of this one, from 0.
+    num_replicas: the number of replicas in the job.
+    replica: the index of this one, from 0.
 
   Returns:
-    The three.
+    The address, the number of replicas and this replica's index.
 
   Raises:
-    ValueError: no source has one of them, or they can't be right.
+    ValueError: no source has one of them, or their values are inconsistent.
 
   Example:
     >>> detect("10.0.0.1:29400", num_replicas=4, replica=1)
@@ -70,7 +70,7 @@ def detect(
 
 
 def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
-  """Asks JAX for the scheduler's address, number and index of processes.
+  """Asks JAX for the scheduler's address, process count and process index.
 
   The port is one below JAX's own, which stays free for
   `jax.distributed.initialize`.

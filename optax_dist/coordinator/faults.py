@@ -1,7 +1,7 @@
-"""Faults that a process inflicts on itself, for tests and demonstrations.
+"""Faults that a process injects into itself, for tests and demonstrations.
 
-A launched process has them if its environment says so: `coordinator.join`
-installs them. `optax_dist.coordinator.phases` tells where it is in a step.
+A launched process has them if its environment asks for them: `coordinator.join`
+installs them. `optax_dist.coordinator.phases` reports the phase of a step.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.launch import channel, environment
 
-# Phases of a step that every replica passes, whatever the sizes.
+# Phases that every replica passes in each step, whatever the sizes.
 _PHASES = ("computing", "arrived", "applied")
 
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-  """What happens: at random, or at a given gradient.
+  """Which faults happen: at random, or at a given gradient.
 
   Attributes:
-    kill: probability that a replica is killed, for each gradient.
-    kill_at: by replica, which of its first process's gradients it is killed at,
-      counted from 1.
-    stop: probability that it is stopped for a while.
-    slow: by replica, how many times longer it computes.
-    seconds: for how long it is stopped.
-    seed: of the draws.
+    kill: probability that a replica is killed, per gradient.
+    kill_at: by replica, the gradient of its first process at which it is
+      killed, counted from 1.
+    stop: probability that it is stopped for a while, per gradient.
+    slow: by replica, the factor by which its computation is slower.
+    seconds: how long it is stopped.
+    seed: seed of the random draws.
   """
 
   kill: float = 0.0
@@ -45,12 +45,12 @@ class Faults:
   seed: int = 0
 
   def dump(self) -> str:
-    """As text, for the environment."""
+    """Serializes the faults as text, for the environment."""
     return json.dumps(dataclasses.asdict(self))
 
   @classmethod
   def load(cls, text: str) -> Faults:
-    """From text."""
+    """Parses the text of `dump`."""
     fields = json.loads(text)
     for name in ("kill_at", "slow"):
       fields[name] = {int(k): v for k, v in fields[name].items()}
@@ -58,7 +58,7 @@ class Faults:
 
 
 class _Random:
-  """Draws whether something happens in this step, and in which phase."""
+  """Draws whether a fault happens in this step, and in which phase."""
 
   def __init__(self, faults: Faults, place: tuple[int, int], channel: Any):
     self._faults, self._place, self._channel = faults, place, channel
@@ -91,16 +91,17 @@ class _Random:
     if fault == "kill":
       os.kill(os.getpid(), signal.SIGKILL)
     self._channel.say("stop", seconds=self._faults.seconds)
-    # To this thread: it goes no further, while others might take a signal late.
+    # Sent to this thread so that it stops here; another thread might get the
+    # signal late.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def install(told: environment.Environment, line: channel.Channel) -> None:
-  """Installs what the environment says, if it says anything.
+  """Installs the faults that the environment asks for, if any.
 
   Args:
     told: the environment of this replica.
-    line: to the launcher, which has the process continued.
+    line: channel to the launcher, which continues the process.
   """
   if told.faults is None or told.replica is None:
     return

@@ -1,4 +1,4 @@
-"""A short digest of a tree's exact bytes, to compare replicas by."""
+"""A short digest of a tree's exact bytes, for comparing replicas."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 
 def fingerprint(tree: Any) -> str:
-  """16 hexadecimal digits: equal for trees that are bit for bit equal.
+  """Returns 16 hexadecimal digits, equal for trees that are equal bit for bit.
 
-  Of arrays that span several processes, it is of this one's shards.
+  Of arrays that span several processes, only this process's shards are hashed.
 
   Example:
     >>> fingerprint({"w": np.zeros(2)}) == fingerprint({"w": -np.zeros(2)})
@@ -34,7 +34,7 @@ def _parts(leaf: Any) -> list[np.ndarray]:
 
 
 def as_numpy(leaf: Any) -> np.ndarray:
-  """A leaf's numbers on the host; of a random key, its words."""
+  """A leaf's numbers on the host; for a random key, its words."""
   if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
     leaf.dtype, jax.dtypes.prng_key
   ):

@@ -1,8 +1,9 @@
-"""Signals that end a program, handled where a program can stop gracefully.
+"""Signals that end a program, deferred to points where it can stop gracefully.
 
-What a signal's handler raises can come up anywhere: in the midst of taking a
-lock, or where Python drops it (a finalizer, a callback of the garbage
-collector). A loop that asks now and then is neither left half-way nor missed.
+An exception raised by a signal handler can surface anywhere: while a lock is
+being taken, or where Python drops it (a finalizer, a garbage collector
+callback). A loop that polls is neither interrupted half-way nor misses a
+signal.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from typing import Any
 
 
 class Interrupts:
-  """What came so far.
+  """The signals received so far.
 
   Attributes:
-    at_once: whether a signal raises where it comes; it is remembered in any
-      case.
-    number: the last signal that asks for an end; None if there was none.
+    at_once: whether a signal raises immediately; it is recorded in any case.
+    number: the last signal that asked for an end; None if there was none.
   """
 
   def __init__(self) -> None:
@@ -30,30 +30,30 @@ class Interrupts:
     self._others: list[int] = []
 
   def take_other(self, number: int, frame: FrameType | None) -> None:
-    """A handler of signals that are only passed on."""
+    """Handles signals that are only passed on."""
     self._others.append(number)
 
   def take_others(self) -> list[int]:
-    """The signals to pass on that came since the last call."""
+    """The signals to pass on that were received since the last call."""
     found, self._others = self._others, []
     return found
 
   def forget(self) -> None:
-    """Has `check` raise at the next signal only."""
+    """Forgets the signals received; `check` raises only at the next one."""
     self.number = None
 
   def take(self, number: int, frame: FrameType | None) -> None:
-    """A handler of signals."""
+    """Handles a signal."""
     self.number = number
     if self.at_once:
       self.check()
 
   def check(self) -> None:
-    """Raises what the signal asks for, if there was one.
+    """Raises the exception for the last signal, if there was one.
 
     Raises:
       KeyboardInterrupt: after SIGINT.
-      SystemExit: after SIGTERM, with the code that shells use for it.
+      SystemExit: after SIGTERM, with the exit code that shells use for it.
     """
     if self.number == signal.SIGINT:
       raise KeyboardInterrupt
@@ -63,13 +63,14 @@ class Interrupts:
 
 @contextlib.contextmanager
 def handled(others: Sequence[int] = ()) -> Iterator[Interrupts]:
-  """Takes SIGTERM and Ctrl-C while the block runs.
+  """Handles SIGTERM and Ctrl-C while the block runs.
 
   Args:
-    others: more signals, which are only collected (`take_others`).
+    others: more signals, which are only recorded (`take_others`).
 
-  A Ctrl-C that the program ignores, or has a handler of its own for, is left to
-  it; so is everything in threads other than the main one, which get no signals.
+  If the program ignores Ctrl-C or has its own handler for it, that stays in
+  place. Threads other than the main one get no signals, so nothing changes
+  there.
 
   Example:
     >>> import os

@@ -1,4 +1,4 @@
-"""Take part in a run: as a process of its own, or as a thread."""
+"""Join a run as a process, or run replicas as threads."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
 SECRET_VARIABLE = process.SECRET_VARIABLE
-# Seconds after which a store that `join` started ends, if nobody is there.
+# Seconds after which a store that `join` started exits if it has no clients.
 _IDLE = 60.0
-# What makes strategies, and is none before it is called.
+# Factories of strategies, to recognize one that was passed without a call.
 _MAKERS = (
   strategies.elastic_average,
   strategies.local_updates,
@@ -70,73 +70,76 @@ def join(
   on_sigterm: str | None = None,
   **settings: Any,
 ) -> replicas.Replica:
-  """Makes this process a replica of a run, and waits until it is let in.
+  """Makes this process a replica of a run, and waits until it is admitted.
 
-  The replicas find each other by the store at `coordinator_address`, or by the
+  The replicas find each other through the store at `coordinator_address`, the
   environment variables that `optax-dist launch` sets (OPTAX_DIST_REPLICA and
-  others: `launch.environment.Environment`), or by what JAX knows of the cluster
-  (SLURM, GKE, TPU pods, Open MPI). Inside a replica `shard_map` and `jit` over
-  its own devices go on as they are; between replicas nothing runs but this.
+  others: `launch.environment.Environment`), or the cluster that JAX detects
+  (SLURM, GKE, TPU pods, Open MPI). Inside a replica, `shard_map` and `jit` over
+  its own devices work as usual; only this coordinator communicates between
+  replicas.
 
   Args:
-    opt: what is applied to the mean gradient; for a strategy that trains
-      locally, what each replica applies to its own.
+    opt: applied to the mean gradient; with a strategy that trains locally, what
+      each replica applies to its own gradients.
     params: a tree of arrays of floating dtypes; their shardings are kept.
     replicas_to_aggregate: gradients in a step; by default
-      OPTAX_DIST_REPLICAS_TO_AGGREGATE, or all. More than `total_num_replicas`
-      are shared out: a replica sums several.
+      OPTAX_DIST_REPLICAS_TO_AGGREGATE, or all. If it exceeds
+      `total_num_replicas`, replicas sum several gradients each.
     total_num_replicas: replicas expected at the start.
     coordinator_address: ``host:port`` of the store process.
-    store: another kind of store, ``etcd://a:2379,b:2379,c:2379``; then there is
-      no store process.
-    replica: this one's number, from 0.
+    store: URL of another kind of store, ``etcd://a:2379,b:2379,c:2379``; no
+      store process is needed then.
+    replica: the index of this replica, from 0.
     processes_per_replica: processes of this JAX program, if it has several
       (`jax.distributed`, or `coordinator.initialize_processes`); by default
       OPTAX_DIST_NUM_PROCESSES, or 1. Parameters then have a `NamedSharding`
-      over the devices of all of them, and all call everything alike.
+      over the devices of all of them, and all processes make the same calls.
     strategy: `elastic_average(...)`, `local_updates(...)` or
       `decoupled_diloco(...)`; by default gradients are averaged (sync replicas).
-    max_staleness: steps by which a gradient may be late and still count.
+    max_staleness: largest staleness, in steps, at which a gradient still
+      counts.
     staleness_weight: None, or "inverse" for 1 / max(1, staleness).
     lower_on_leave: whether replicas that leave gracefully (out of data) lower
-      the quorum to those who are left.
-    lower_on_loss: whether lost replicas lower it, too; by default if
+      the quorum to the remaining ones.
+    lower_on_loss: whether lost replicas lower it, too; by default true if
       OPTAX_DIST_MIN_REPLICAS is less than `replicas_to_aggregate`.
-    opt_state: of a checkpoint; by default `opt.init(params)`.
-    global_step: of a checkpoint.
-    data: the samples that are leased to replicas (`Replica.batches`), with local
-      steps those of a whole exchange; None: each replica has data of its own.
+    opt_state: optimizer state of a checkpoint; by default `opt.init(params)`.
+    global_step: step of a checkpoint.
+    data: the samples that are leased to replicas (`Replica.batches`), with
+      local steps those of a whole exchange; None: each replica reads its own
+      data.
     progress: of a checkpoint: which samples are in committed steps.
-    secret: of the job, at least 16 bytes; by default OPTAX_DIST_SECRET, or what
-      is in the file OPTAX_DIST_SECRET_FILE. Needed where others than this host
-      can connect.
-    certificates: files by which all that leaves this host is encrypted.
-    bind: host name or address that this process listens at; by default that of
-      OPTAX_DIST_LOCAL_ADDR, or this host only, if the store is on loopback, and
-      all addresses otherwise.
-    ports: of which one is taken, such as "29400-29499".
-    advertise: the address that others are told, as a host or ``host:port``; by
-      default OPTAX_DIST_LOCAL_ADDR, or the one by which this host reaches the
-      store.
-    start_store: whether replica 0 starts the store process, if nothing listens
-      at its address; by default, if the address is one of this host, and no
+    secret: shared secret of the job, at least 16 bytes; by default
+      OPTAX_DIST_SECRET, or the content of the file OPTAX_DIST_SECRET_FILE.
+      Required if other hosts can connect.
+    certificates: files used to encrypt all traffic that leaves this host.
+    bind: host name or address that this process listens on; by default
+      OPTAX_DIST_LOCAL_ADDR, or loopback if the store is on loopback, and all
+      addresses otherwise.
+    ports: range to take a port from, such as "29400-29499".
+    advertise: the address that others connect to, as a host or ``host:port``;
+      by default OPTAX_DIST_LOCAL_ADDR, or the address from which this host
+      reaches the store.
+    start_store: whether replica 0 starts the store process if nothing listens
+      at its address; by default true if the address belongs to this host and no
       launcher has started one.
-    on_sigterm: "leave" has the replica leave gracefully after its step when it
-      gets SIGTERM (or SIGINT of a launcher): `Outcome.finished` says so. With
-      "save" all replicas see `Outcome.save` before. By default "leave" if a
-      launcher has started this process; not where the program has a handler of
-      its own, nor outside the main thread.
+    on_sigterm: "leave" makes the replica leave gracefully after its step when
+      it gets SIGTERM (or a launcher's SIGINT): `Outcome.finished` is then set.
+      With "save" all replicas see `Outcome.save` first. Defaults to "leave" if
+      a launcher started this process, except if the program has its own
+      handler, or outside the main thread.
     **settings: fields of `Options`: deadlines, `wire`, `journal` and others; by
       default `journal` is OPTAX_DIST_JOURNAL and `run` OPTAX_DIST_RUN.
 
   Returns:
-    The replica, a context manager: leaving it takes the replica out of the
-    run gracefully; leaving it by an exception tells the others at once.
+    The replica, a context manager: exiting it takes the replica out of the run
+    gracefully; exiting it with an exception tells the others at once.
 
   Raises:
-    ValueError, TypeError: an argument is not what it must be.
+    ValueError, TypeError: an argument is invalid.
     JoinRefused: the job differs in parameters, optimizer, strategy or wire.
-    CoordinatorError: nobody answers within `timeout` seconds.
+    CoordinatorError: there is no answer within `timeout` seconds.
   """
   launched = Environment.read()
   if store is None and coordinator_address is None:
@@ -212,7 +215,7 @@ def join(
         on_sigterm = "leave"
       preempted = None
       if on_sigterm is not None:
-        # A launcher passes Ctrl-C on to replicas, who get none otherwise.
+        # Replicas get Ctrl-C only from the launcher, which passes it on.
         preempted = preemption.Preemption(
           on_sigterm, launched.grace, interrupts=line is not None
         )
@@ -275,8 +278,8 @@ def run_embedded(
   """Runs replicas as threads of this process: no server, no port.
 
   Args:
-    fn: what each replica does, given its `Replica`; called once in a thread
-      for each. When it returns the replica leaves the run.
+    fn: the training function, called once per replica with its `Replica`, in a
+      thread of its own. When it returns, the replica leaves the run.
     num_replicas: replicas, numbered from 0.
     opt: see `join`.
     params: see `join`.
@@ -290,7 +293,7 @@ def run_embedded(
     global_step: see `join`.
     data: see `join`.
     progress: see `join`.
-    world: shared by runs that are to meet; by default one of its own.
+    world: shared by several calls that form one run; by default a new one.
     **settings: fields of `Options`.
 
   Returns:
@@ -298,7 +301,7 @@ def run_embedded(
 
   Raises:
     The error of the replica that failed first; a replica whose `fn` fails is
-    lost to the others, who go on if they are enough.
+    lost to the others, which go on if enough of them are left.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -343,16 +346,17 @@ def run_embedded(
         metrics=metrics,
       )
       with one.start():
-        # Who is done at once would end the run before others are let in.
+        # Otherwise a replica that is done at once ends the run before others
+        # join.
         with contextlib.suppress(threading.BrokenBarrierError):
           started.wait()
         results[index] = fn(one)
     except BaseException as error:
       started.abort()
-      # What a replica suffers from others' failures is raised last.
+      # Errors caused by another replica's failure are raised last.
       failures.append((isinstance(error, errors.CoordinatorError), error))
 
-  # One for all: they are one process.
+  # One for all replicas, which share this process.
   metrics = _reporter(told)
   threads = [
     threading.Thread(target=run, args=(i,), name=f"optax-dist-embedded-{i}")
@@ -370,15 +374,15 @@ def run_embedded(
 
 
 def initialize_processes() -> None:
-  """Makes one JAX program of the processes of this replica.
+  """Makes the processes of this replica one JAX program.
 
-  To be called first of all in a process that `optax-dist launch
-  --processes-per-replica` has started: `jax.distributed.initialize` with the
-  replica's own address and numbers, out of the environment. Where a replica
-  has one process it does nothing.
+  Call it before anything else in a process started by `optax-dist launch
+  --processes-per-replica`: it calls `jax.distributed.initialize` with the
+  replica's address and numbers from the environment. If the replica has one
+  process, it does nothing.
 
   Raises:
-    ValueError: a variable is not what it must be.
+    ValueError: a variable is invalid.
 
   Example:
     >>> import jax
@@ -389,7 +393,7 @@ def initialize_processes() -> None:
   launched = Environment.read()
   if (launched.num_processes or 1) == 1:
     return
-  # `Environment` has checked that they are there.
+  # `Environment` has checked that these are set.
   assert launched.num_processes is not None
   assert launched.group_address is not None
   assert launched.process_index is not None
@@ -402,7 +406,7 @@ def initialize_processes() -> None:
 
 
 def _reporter(told: options.Options) -> reporter.Reporter | None:
-  """What reports metrics, if somebody is to see them."""
+  """The metrics reporter, or None if no metrics are requested."""
   wanted = told.metrics_port is not None or told.tensorboard is not None
   if not wanted and opentelemetry.provider() is None:
     return None
@@ -414,7 +418,7 @@ def _reporter(told: options.Options) -> reporter.Reporter | None:
 def _shares(
   data: ledger.Batches | None, replicas: int, told: int | None
 ) -> int | None:
-  """Micro-batches in a step, where its samples are to stay the same."""
+  """Micro-batches per step, if each step's samples are to stay the same."""
   if not isinstance(data, ledger.Batches) or not data.constant_global_batch:
     return None
   found = data.gradients_per_step(replicas)
@@ -469,7 +473,7 @@ def _say_goodbye(
 
 
 def _end(reason: str) -> None:
-  """Ends a process whose training loop is stuck; a launcher starts it again."""
+  """Ends a process whose training loop is stuck; the launcher restarts it."""
   print(f"This process ends, for it is {reason}.", file=sys.stderr, flush=True)
   os._exit(groups.EXIT_CODE)
 

@@ -1,8 +1,8 @@
-"""The journal of a run: one line of JSON for each thing that happened.
+"""The journal of a run: one line of JSON per event.
 
-The leader writes it; replay, plots and the simulator
-read it. docs/simulate.md has the records. Times are seconds since the run's
-start, on the writer's clock.
+The leader writes it; replay, plots and the simulator read it. docs/simulate.md
+describes the records. Times are seconds since the run's start, on the writer's
+clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION = 1
 
 Record = dict[str, Any]
 
-# What a field must be; with a "?" it may be null, where it is not known.
+# The type of each field; "?" marks fields that are null when unknown.
 _CHECKS: dict[str, Callable[[Any], bool]] = {
   "a whole number": lambda x: type(x) is int,
   "a number": lambda x: type(x) in (int, float) and math.isfinite(x),
@@ -93,7 +93,7 @@ KINDS: dict[str, dict[str, str]] = {
   | {"reason": _TEXT + "?", "ledger": _OBJECT + "?", "load": _NUMBER + "?"},
 }
 
-# What a contribution was made of, where its replica has told.
+# The time spent on a contribution, if its replica reported it.
 TIMINGS = (
   "start",
   "sent",
@@ -114,13 +114,13 @@ _SECONDS = frozenset(
 )
 #: To how many digits times are rounded.
 DECIMALS = 6
-# Seconds that a process may take to write a line, before it counts as cut short.
+# Seconds to wait for the rest of a line before it counts as truncated.
 _LINE_TIMEOUT = 0.1
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
 class JournalError(ValueError):
-  """A journal has lines that cannot be used; the message names each."""
+  """A journal has invalid lines; the message names each."""
 
 
 class Problem(NamedTuple):
@@ -142,8 +142,8 @@ class Contents(NamedTuple):
   """What `read` found.
 
   Attributes:
-    records: the good lines, in order, as JSON has them.
-    problems: the others.
+    records: the valid lines, in order, as parsed JSON.
+    problems: the invalid ones.
   """
 
   records: list[Record]
@@ -151,11 +151,11 @@ class Contents(NamedTuple):
 
 
 class Journal:
-  """Appends records to a file, each at once, so that none is ever lost.
+  """Appends records to a file, each immediately, so that none is ever lost.
 
-  Any thread may write. A line that a killed writer left half-written is ended
-  first, so that it spoils nothing but itself. Who takes a run over goes on
-  with its time, as well as the wall clock can tell.
+  Any thread may write. A line that a killed writer left incomplete is
+  terminated first, so that it doesn't corrupt the next. A new leader continues
+  the run's time, as accurately as the wall clock allows.
 
   Example:
     >>> import tempfile
@@ -174,16 +174,16 @@ class Journal:
     clock: Callable[[], float] = _time.monotonic,
     unix_clock: Callable[[], float] = _time.time,
   ):
-    """Opens the file, which keeps what it has.
+    """Opens the file, and keeps its content.
 
     Args:
-      path: the file; it is made where it is missing.
-      clock: seconds that never go back.
-      unix_clock: seconds since 1970, to tell when a run started.
+      path: the file; it is created if it is missing.
+      clock: a monotonic clock, in seconds.
+      unix_clock: seconds since 1970, to record when a run started.
 
     Raises:
-      OSError: it cannot be written, or it is a device or a pipe, which has no
-        end to add to.
+      OSError: it cannot be written, or it is a device or a pipe, which cannot
+        be appended to.
     """
     self.path = pathlib.Path(path)
     if not (self.path.is_file() or self.path.is_dir()) and self.path.exists():
@@ -193,7 +193,8 @@ class Journal:
     self._start = clock() - self._seconds_so_far()
     self._file = self.path.open("ab", buffering=0)
     text = self.path.read_bytes()
-    # After the last whole line; another process may be writing the next.
+    # The end of the last complete line; another process may be writing the
+    # next.
     self._end = text.rfind(b"\n") + 1
     self._torn = self._end < len(text)
 
@@ -201,12 +202,12 @@ class Journal:
     return os.fstat(self._file.fileno()).st_size
 
   def news(self) -> list[Record]:
-    """What has been appended since this was last asked, or wrote a line.
+    """Returns what was appended since the last call, or own line.
 
-    Own lines are among it where others have written in between. A line that
-    another process is still writing is waited for, a moment at most; if it
-    does not end, its writer was killed or stopped, and the next line that is
-    written here is kept apart from it.
+    It includes lines of this writer if others wrote in between. If another
+    process is still writing a line, this waits for it briefly; if the line does
+    not end, its writer was killed or stopped, and the next line written here is
+    kept separate from it.
 
     Raises:
       OSError: it cannot be read.
@@ -226,12 +227,12 @@ class Journal:
       self._end += len(text) - len(rest)
       self._torn = bool(rest)
       if rest:
-        lines.append(rest)  # It may lack no more than its end.
+        lines.append(rest)  # It may lack only its newline.
     records = [parse(line)[0] for line in lines]
     return [record for record in records if record is not None]
 
   def _seconds_so_far(self) -> float:
-    """How long the run that the file ends with has lasted."""
+    """How long the last run in the file has lasted."""
     if not self.path.exists():
       return 0.0
     records = read(self.path).records
@@ -244,24 +245,24 @@ class Journal:
     return max(latest, 0.0 if began is None else self._unix_clock() - began)
 
   def time(self) -> float:
-    """Seconds since the run's start, for the times within a record."""
+    """Seconds since the run's start, for times within a record."""
     return self._clock() - self._start
 
   def write(self, kind: str, /, **fields: Any) -> None:
     """Appends a record.
 
-    Fields that may be unknown and are not given become null. A `run` begins a
-    new time: its own is 0.
+    Optional fields that are not given become null. A `run` record restarts the
+    time at 0.
 
     Args:
       kind: a key of `KINDS`.
-      **fields: of that kind, and more where the caller likes; `time` is now
-        unless it is given.
+      **fields: those of that kind, and any others; `time` is now unless it is
+        given.
 
     Raises:
-      ValueError: the kind is unknown, a field is missing or is not what it
-        must be, or the journal is closed.
-      TypeError: a value is none that JSON has.
+      ValueError: the kind is unknown, a field is missing or invalid, or the
+        journal is closed.
+      TypeError: a value has no JSON representation.
       OSError: it cannot be written.
     """
     if kind not in KINDS:
@@ -281,10 +282,10 @@ class Journal:
       self._append(_encode(record).encode() + b"\n")
 
   def append(self, text: str) -> None:
-    """Appends a line as it is: `write`, for whoever has made it with care.
+    """Appends a line that is already serialized, without `write`'s checks.
 
     Args:
-      text: what `write` would have made of a record, or what reads the same.
+      text: the line `write` would produce for the record, or an equivalent one.
 
     Raises:
       OSError: it cannot be written.
@@ -302,7 +303,7 @@ class Journal:
       line = line[self._file.write(line) or 0 :]
     self._torn = False
     if self._file.tell() == self._end + length:
-      self._end += length  # Nobody else has written meanwhile.
+      self._end += length  # No other process has written since.
 
   def close(self) -> None:
     """Closes the file."""
@@ -317,21 +318,21 @@ class Journal:
 
 
 def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
-  """Reads a journal, whatever became of some of its lines.
+  """Reads a journal, tolerating invalid lines.
 
-  Kinds and fields that are not known are kept: a later version may have more.
+  Unknown kinds and fields are kept: a later version may have more.
 
   Args:
     path: the file.
-    strict: whether to raise an error if a line is bad.
+    strict: whether to raise an error if a line is invalid.
 
   Returns:
-    The good records, and what is wrong with the other lines. A good line of
-    another version than this one's is both: it is kept, and told.
+    The valid records, and the problems of the other lines. A valid line of
+    another journal version is both kept and reported as a problem.
 
   Raises:
     OSError: the file cannot be read.
-    JournalError: a line is bad, and `strict` is set.
+    JournalError: a line is invalid, and `strict` is set.
   """
   records: list[Record] = []
   problems: list[Problem] = []
@@ -360,7 +361,7 @@ def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
 
 
 def segments(records: Iterable[Record]) -> list[list[Record]]:
-  """The runs of a journal: a resumed job has several, each with its own time.
+  """Splits a journal into runs; a resumed job has several with separate times.
 
   Example:
     >>> [len(part) for part in segments(
@@ -376,16 +377,16 @@ def segments(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def latencies(records: Iterable[Record]) -> dict[Replica, np.ndarray]:
-  """How long each replica computed for each gradient, in the order of arrival.
+  """How long each replica computed each gradient, in the order of arrival.
 
-  A sum of several gradients counts as that many, each with its share. Dropped
-  gradients count too: leaving them out would leave out the slow ones.
+  A sum of several gradients counts as that many, each with an equal share.
+  Dropped gradients count too: excluding them would exclude the slow ones.
 
   Args:
-    records: of `read`.
+    records: the records from `read`.
 
   Returns:
-    Seconds, a float64 array for each replica whose times are known.
+    Seconds, a float64 array for each replica with known times.
   """
   found: dict[Replica, list[float]] = {}
   for record in records:
@@ -403,9 +404,9 @@ def latencies(records: Iterable[Record]) -> dict[Replica, np.ndarray]:
 
 
 def parse(line: bytes) -> tuple[Record | None, str]:
-  """Reads a line: a record or None, and what is wrong.
+  """Parses a line; returns the record or None, and what is wrong with it.
 
-  Fields that may be unknown and are not there become null, as by `write`.
+  Missing optional fields become null, as in `write`.
   """
   try:
     record = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
@@ -431,7 +432,7 @@ def _no_constant(name: str) -> None:
 
 
 def _fault(record: Record) -> str:
-  """What is wrong with a record, or ""."""
+  """What is wrong with a record; "" if it is valid."""
   if type(record.get("kind")) is not str:
     return "no kind"
   fields = KINDS.get(record["kind"], {})
@@ -475,9 +476,9 @@ def _fill(record: Record, fields: dict[str, str]) -> None:
 
 
 def _as_json(value: Any, name: Any = None) -> Any:
-  """A value as JSON has it; NumPy's and jax's scalars and arrays too.
+  """A value as JSON types; accepts NumPy and JAX scalars and arrays.
 
-  Times are rounded; a weight stays exact, for replay multiplies by it.
+  Times are rounded; a weight stays exact because replay multiplies by it.
   """
   kind = type(value)
   if kind is float:

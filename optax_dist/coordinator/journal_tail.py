@@ -1,4 +1,4 @@
-"""Reads a journal that still grows."""
+"""Reads a journal that is still being written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optax_dist.coordinator import journal
 
 
 class Tail:
-  """Gives what has been appended since it was last asked.
+  """Returns what was appended since the last call.
 
   Example:
     >>> import tempfile
@@ -24,17 +24,17 @@ class Tail:
   """
 
   def __init__(self, path: str | os.PathLike[str]):
-    """Names the file, which may be missing still."""
+    """Names the file, which need not exist yet."""
     self.path = pathlib.Path(path)
     self._offset = 0
     self.bad_lines = 0
 
   def read(self) -> list[journal.Record]:
-    """The good records in whole lines that were not read before."""
+    """The valid records in complete lines that were not read before."""
     try:
       with self.path.open("rb") as file:
         if file.seek(0, os.SEEK_END) < self._offset:
-          self._offset = 0  # It is another file by now.
+          self._offset = 0  # The file was replaced.
         file.seek(self._offset)
         text = file.read()
     except FileNotFoundError:

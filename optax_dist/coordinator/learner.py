@@ -1,4 +1,4 @@
-"""A replica that never waits: a learner, which merges a fragment at a time."""
+"""A learner: a replica that never waits, and merges one fragment at a time."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from optax_dist.coordinator.runtime import handover
 
 
 def replica_for(strategy: strategies.Strategy) -> type[Replica]:
-  """What kind of replica trains by this strategy."""
+  """The replica class for this strategy."""
   return Replica if strategy.rules is None else Learner
 
 
 class Learner(Replica):
-  """A replica whose training loop waits for nothing.
+  """A replica whose training loop never waits.
 
-  A step is one of its own optimizer. What it contributes to a round is submitted
-  when the strategy says so, and what became of it, and of the others' rounds, is
-  taken in before the first step that finds it there.
+  A step is one step of its own optimizer. Contributions are submitted when the
+  strategy says so; their outcomes and the other replicas' rounds are merged
+  before the first step that finds them complete.
   """
 
   _weighs_tokens = True
-  # What it left out of a fragment goes with that fragment.
+  # Each fragment has its own error feedback.
   _encoder_feeds_back = False
 
   @property
@@ -46,7 +46,7 @@ class Learner(Replica):
 
   @functools.cached_property
   def _feedback(self) -> ErrorFeedback | None:
-    """What it has not sent yet of each fragment; None: it sends all."""
+    """The unsent residual of each fragment; None if everything is sent."""
     settings = self._settings
     if not wire_formats.feeds_back(settings.wire):
       return None
@@ -67,18 +67,18 @@ class Learner(Replica):
 
   @functools.cached_property
   def _lends(self) -> bool:
-    """Whether its own optimizer's state can be lent: it is made of arrays alone."""
+    """Whether the inner optimizer's state can be served: it is all arrays."""
     leaves = jax.tree.leaves(self._local.opt_state)
     return all(isinstance(x, jax.Array | np.ndarray) for x in leaves)
 
   def _own(self) -> Any:
-    # An optimizer that keeps anything else begins anew everywhere.
+    # An optimizer with any other state starts fresh on every replica.
     return self._local.opt_state if self._lends else None
 
-  def _newcomer(self) -> Any:
-    local = super()._newcomer()
+  def _initial_local_state(self) -> Any:
+    local = super()._initial_local_state()
     lent = self._driver.take_borrowed()
-    # Whoever lent it may have had numbers that are of no use.
+    # The replica that served it may have had non-finite numbers.
     if lent is None or not _is_finite(lent):
       return local
     self._driver.lend(lent)
@@ -97,22 +97,22 @@ class Learner(Replica):
     return self._catch_up()
 
   def _over(self, gradients: int) -> Outcome | None:
-    return super()._over(0)  # What is not given is no contribution.
+    return super()._over(0)  # What was not submitted is no contribution.
 
   def _let_in_anew(self, gradients: int) -> Outcome | None:
-    # What it has of its own is as good as before.
+    # Its local state is as good as before.
     self._admission = self._handover.admission
     self._give_up_pending("lost")
     return None
 
   def _catch_up(self) -> Outcome:
-    """Takes in what has come, and gives what is due; waits for nothing."""
+    """Merges what has arrived and submits what is due, without waiting."""
     answer = None
     if self._pending >= 0:
       answer = self._handover.outcome(self._pending)
     published = self._handover.published
     if not published.is_ready:
-      # Also with an answer: what it was merged into is still computed.
+      # Even if there is an answer: the merged state is still being computed.
       self._begin()
       return self._outcome("", accepted=True)
     told = self._outcome("", accepted=True)
@@ -136,20 +136,20 @@ class Learner(Replica):
     return told._replace(global_step=self._based_on)
 
   def _answered(self, resolved: effects.Resolved) -> tuple[Outcome, bool]:
-    """A contribution has its outcome; and whether it was merged."""
+    """Handles a contribution's outcome; also returns whether it was merged."""
     self._handover.take(self._pending)
     self._pending = -1
     merged = not resolved.reason
     self._settle(resolved)
     self._count(resolved.reason or "applied", 1)
     if resolved.reason == quorum.Reason.NON_FINITE.value:
-      # The learner's own numbers are of no use any more.
+      # The learner's own numbers are useless now.
       self._local = self._learning.local(self._pinned)
     told = self._outcome(resolved.reason, accepted=merged)
     return told._replace(members=resolved.members), merged
 
   def _give(self, called: bool) -> None:
-    """Submits a contribution to the round that is open."""
+    """Submits a contribution to the open round."""
     self._owed = None
     if self._feedback is not None:
       fragment = self._learning.fragment(self._local)

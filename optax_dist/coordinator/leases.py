@@ -1,4 +1,4 @@
-"""The training loop's side of the ledger: samples drawn from what is leased."""
+"""The training loop's side of the ledger: draws samples from leased spans."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from optax_dist.coordinator.runtime.handover import Handover
 from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 
-# Indices are computed for so many positions at a time, for that is cheaper,
+# Indices are computed in blocks of this size, since that is cheaper,
 _BLOCK = 8192
 _BLOCKS = 4
-# unless others draw so many of them in a step: a call costs as much as these.
+# unless other replicas draw this many per step: a call costs as much as these.
 _OTHERS = 2048
 
 
 class Leases:
-  """What a replica was leased, and what it has drawn of it.
+  """The spans leased to a replica, and what it has drawn from them.
 
   Attributes:
-    data: whose samples these are.
-    out: drawn, with no gradient so far; None: nothing is.
-    left: leased for the gradient or sum that is computed, and not drawn yet.
-    drawn: the samples of each gradient in the sum; with local steps, of those of
-      a round that is complete.
-    round: the samples of the local steps of this round, so far.
+    data: the data set and how it is split into batches.
+    out: drawn, with no gradient yet; None if there are none.
+    left: leased for the gradient or sum being computed, and not drawn yet.
+    drawn: the samples of each gradient in the sum; with local steps, those of a
+      complete round.
+    round: the samples of the local steps of this round so far.
   """
 
   def __init__(
     self, data: ledger.Batches, unit: int, period: int, handover: Handover
   ):
-    """Leases of a replica.
+    """Creates the leases of a replica.
 
     Args:
-      data: whose samples these are.
+      data: the data set and how it is split into batches.
       unit: samples in what is submitted as one gradient.
-      period: local steps that it is made of.
+      period: local steps per submission.
       handover: where leases arrive.
 
     Raises:
-      ValueError: local steps don't share the samples evenly.
+      ValueError: the local steps don't divide the samples evenly.
     """
     if unit % period:
       steps = data.global_batch // unit * period
@@ -65,10 +65,11 @@ class Leases:
     return bool(spans) and incarnation == self._handover.incarnation
 
   def draw(self, anew: bool) -> Spans | None:
-    """The samples of the next gradient; None: there are none for now.
+    """The samples of the next gradient; None if there are none for now.
 
     Args:
-      anew: whether a gradient or sum begins, or the rest of a sum.
+      anew: whether this is the first part of a gradient or sum, or the rest of
+        one.
     """
     if self.out is None:
       if anew and not self.round:
@@ -82,7 +83,7 @@ class Leases:
     return self.out
 
   def submit(self) -> None:
-    """A gradient on what was drawn is part of the sum, or of the round."""
+    """Adds the gradient on the drawn samples to the sum, or to the round."""
     assert self.out is not None
     out, self.out = self.out, None
     if self._period == 1:
@@ -94,17 +95,17 @@ class Leases:
       self.round = []
 
   def latest(self, count: int) -> Spans:
-    """The samples of the latest gradients of the sum."""
+    """The samples of the last gradients of the sum."""
     if count == 1:
       return self.drawn[-1]
     return sp.join(*self.drawn[-count:]) if count else ()
 
   def clear(self) -> None:
-    """Another sum begins, or round."""
+    """Starts another sum or round."""
     self.out, self.left, self.drawn, self.round = None, (), [], []
 
   def indices(self, spans: Spans) -> np.ndarray:
-    """The samples' numbers; not to be written to."""
+    """The samples' indices, as a read-only array."""
     if self._apart:
       return self.data.indices(spans)
     parts: list[np.ndarray] = []

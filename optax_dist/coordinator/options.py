@@ -1,4 +1,4 @@
-"""The options of a run; the same on all replicas but for journal and metrics."""
+"""The options of a run; only journal and metrics may differ per replica."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.metrics import reporter
 from optax_dist.coordinator.protocol import arrivals
 
-# Where they are not given.
+# Defaults, in seconds.
 _ATTEMPT, _LEADER = 10.0, 5.0
-# Of all that are given, in seconds: some 30 years, which every clock can wait for,
-# and what an event loop needs between two heartbeats to do anything else.
+# Limits in seconds: the longest is some 30 years, which every clock can wait
+# for; the shortest lets an event loop do other work between two heartbeats.
 _LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
 
 
@@ -24,34 +24,34 @@ _LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
 class Options:
   """Deadlines in seconds, sizes in bytes; see `join`.
 
-  Deadlines that are None follow what is seen (docs/coordinator.md).
+  Deadlines that are None adapt to what is observed (docs/coordinator.md).
 
   Attributes:
-    timeout: how long the run may make no progress while someone waits.
+    timeout: how long the run may make no progress while a replica waits.
     attempt_timeout: how long one aggregation may take; None: two and a half
       times what 99 % took.
-    leader_timeout: silence of the leader after which another takes its role, and
-      of any replica after which it is lost; None: two and a half times the 99th
-      percentile of its silences, from 5 s on.
+    leader_timeout: silence of the leader after which another replica takes
+      over, and of any replica after which it is lost; None: two and a half
+      times the 99th percentile of its silences, at least 5 s.
     step_timeout: how long a step may take inside a replica until its watchdog
       gives it up; 0 for no watchdog; None: ten times the 99th percentile, while
-      others wait, where a launcher starts the replica again, and elsewhere it is
-      only printed.
-    stall_warning: waiting time after which the missing replicas are logged.
+      others wait, if a launcher restarts the replica; otherwise it is only
+      logged.
+    stall_warning: time to wait before the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
-    wire: how gradients travel; one of `wire_formats.WIRES`.
-    error_feedback: for a wire of few bits: what it left out is added to the next
-      gradient, times this decay, from 0 to 1.
+    wire: wire format of gradients; one of `wire_formats.WIRES`.
+    error_feedback: decay, from 0 to 1, of the quantization error that is added
+      to the next gradient with a low-bit wire format.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
-    journal: where the leader writes what happens; None for nowhere.
-    config: free, for the journal.
-    metrics_port: port of this host at which Prometheus finds metrics while the run
-      goes on; 0 for any that is free (`Replica.metrics_url` says which), None for
-      none. Each process needs a port of its own.
-    metrics_bind: address that the port is of; by default only this host reads it.
-    tensorboard: folder in which scalars for TensorBoard are written; None for none.
+    journal: path that the leader writes events to; None for no journal.
+    config: any JSON object to record in the journal.
+    metrics_port: port of this host on which Prometheus scrapes metrics while
+      the run goes on; 0 for any free one (`Replica.metrics_url` says which),
+      None for none. Each process needs its own port.
+    metrics_bind: address to serve metrics on; by default loopback only.
+    tensorboard: folder to write TensorBoard scalars to; None for none.
     run: a name that keeps runs on one store apart: two models that train at the
-      same time, or a job that starts anew while its store goes on.
+      same time, or a job that starts again while its store stays up.
   """
 
   timeout: float = 300.0
@@ -136,46 +136,46 @@ class Options:
         f" wire={self.wire!r} leaves out is not fed back."
       )
 
-  # What adapts, and the pace of all that doesn't.
+  # Derived values: adaptive deadlines, and the pace of fixed ones.
 
   @property
   def attempt_pace(self) -> float:
-    """How long a transfer may stand still."""
+    """How long a transfer may make no progress."""
     return self.attempt_timeout or min(_ATTEMPT, self.timeout)
 
   @property
   def leader_pace(self) -> float:
-    """By which the protocol beats, asks again and waits for answers."""
+    """The interval on which heartbeats, retries and answers are based."""
     return self.leader_timeout or min(_LEADER, self.timeout)
 
   @property
   def attempts(self) -> arrivals.Rule | None:
-    """How the deadline of an attempt follows those before; None: it doesn't."""
+    """How an attempt's deadline adapts to earlier ones; None if it is fixed."""
     return arrivals.attempts(self.timeout) if not self.attempt_timeout else None
 
   @property
   def silence(self) -> arrivals.Rule | None:
-    """How the silence that is allowed follows what was seen."""
+    """How the allowed silence adapts to what was observed."""
     return arrivals.silence(self.timeout) if not self.leader_timeout else None
 
   @property
   def steps(self) -> float | arrivals.Rule:
-    """How long a step may take inside a replica, or how that is found."""
+    """How long a step may take inside a replica, or the rule that finds it."""
     if self.step_timeout is None:
       return arrivals.steps(self.timeout)
     return self.step_timeout
 
 
 def of(user: str, settings: Mapping[str, Any]) -> Options:
-  """The options that somebody was given by name.
+  """Creates options from keyword arguments.
 
   Args:
-    user: the function that was, for the message.
+    user: the function they were passed to, for the message.
     settings: fields of `Options`.
 
   Raises:
     TypeError: there is no such field.
-    ValueError: one is not what it must be.
+    ValueError: a value is invalid.
   """
   known = [field.name for field in dataclasses.fields(Options)]
   for name in settings.keys() - known:

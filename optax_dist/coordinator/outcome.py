@@ -8,20 +8,20 @@ from optax_dist import quorum
 
 
 class Outcome(NamedTuple):
-  """What became of one call of `Replica.step`.
+  """The outcome of one call of `Replica.step`.
 
   Attributes:
-    accepted: whether the gradient was part of a committed step. For a strategy
-      that trains locally, and while gradients are summed, True as well for
-      what has not been sent yet.
+    accepted: whether the gradient was part of a committed step. Also True for
+      what has not been sent yet: with a strategy that trains locally, and while
+      gradients are summed.
     reason: why it was dropped, a value of `rules.Reason`; "" otherwise.
-    global_step: committed steps, as of the parameters that are there now.
+    global_step: committed steps that the current parameters include.
     members: the replicas whose gradients were averaged, in order; empty if
       nothing was committed.
-    staleness: steps by which the gradient was late.
-    finished: whether the run is over; further steps do nothing.
-    save: the step that all replicas save now, and None if they do not: a
-      replica that was late may be past it, and has kept its state.
+    staleness: staleness of the gradient, in steps.
+    finished: whether the run is over; further steps have no effect.
+    save: the step that all replicas save now, and None otherwise: a slow
+      replica may be past it, and has kept its state.
     waited: seconds spent waiting for the others.
   """
 

@@ -1,6 +1,6 @@
-"""Where a replica is in a step: a place for tests to stop, slow or kill it.
+"""The phases of a step: hooks for tests to stop, slow down or kill a replica.
 
-Nothing listens by default, and then a phase costs one comparison.
+There is no listener by default; a phase then costs one comparison.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _slower = 1.0
 def listen(listener: Callable[[str, object], None] | None) -> None:
   """Has `listener(phase, replica)` called whenever a replica enters a phase.
 
-  It is called in the thread that enters, and may block, raise or end the
-  process. None ends it.
+  It is called in the thread that enters the phase, and may block, raise or end
+  the process. None removes the listener.
 
   Example:
     >>> seen = []
@@ -45,11 +45,11 @@ def listen(listener: Callable[[str, object], None] | None) -> None:
 
 
 def slow_down(computed: float | None = None, factor: float = 0.0) -> None:
-  """Has replicas of this process compute longer, or waits that much longer.
+  """Makes replicas of this process compute more slowly, or waits for that time.
 
   Args:
-    computed: seconds that a gradient has taken: waits the rest.
-    factor: how many times as long all are to take, from now on.
+    computed: seconds that a gradient has taken; waits for the remaining time.
+    factor: the slow-down of all gradients from now on.
 
   Example:
     >>> slow_down(factor=2.0)
@@ -63,6 +63,6 @@ def slow_down(computed: float | None = None, factor: float = 0.0) -> None:
 
 
 def reach(phase: str, replica: object) -> None:
-  """A replica enters a phase; "committing" is entered by the leader."""
+  """Reports that a replica enters a phase; the leader enters "committing"."""
   if _listener is not None:
     _listener(phase, replica)

@@ -1,7 +1,7 @@
-"""SIGTERM as a graceful leave: the gradient at hand still counts.
+"""SIGTERM as a graceful leave: the gradient in progress still counts.
 
-Schedulers send SIGTERM and, some seconds later, SIGKILL. A replica that is asked
-so finishes its step, leaves the run, and its training loop sees
+Schedulers send SIGTERM and, some seconds later, SIGKILL. On SIGTERM a replica
+finishes its step and leaves the run, and its training loop sees
 `Outcome.finished`. If all replicas are to save first, it asks them to, and
 leaves after the common step.
 """
@@ -19,10 +19,10 @@ DEFAULT_GRACE = 10.0
 
 
 class Preemption:
-  """What a replica does about SIGTERM.
+  """How a replica reacts to SIGTERM.
 
   Attributes:
-    told: whether it came.
+    told: whether it was received.
   """
 
   def __init__(
@@ -32,13 +32,13 @@ class Preemption:
     *,
     interrupts: bool = False,
   ):
-    """Says what to do.
+    """Configures the reaction.
 
     Args:
-      mode: "leave", or "save" to have all replicas save before.
-      grace: seconds until the process is killed; after half of them it leaves
-        in any case.
-      interrupts: whether SIGINT (Ctrl-C) is taken as well.
+      mode: "leave", or "save" to have all replicas save first.
+      grace: seconds until the process is killed; the replica leaves after half
+        of them in any case.
+      interrupts: whether SIGINT (Ctrl-C) is handled as well.
 
     Raises:
       ValueError: there is no such mode.
@@ -60,11 +60,11 @@ class Preemption:
     return self._since is not None
 
   def install(self) -> bool:
-    """Takes the signals from now on.
+    """Installs the signal handlers.
 
     Returns:
-      Whether it could: not if the program has a handler of its own, and in the
-      main thread only.
+      Whether it could: it can't if the program has a handler of its own, or
+      outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
       return False
@@ -77,15 +77,15 @@ class Preemption:
     return signal.SIGTERM in self._before
 
   def remove(self) -> None:
-    """Takes them no longer."""
+    """Removes the signal handlers."""
     for number, before in self._before.items():
-      # Methods are made anew each time, so "==".
+      # A bound method is a new object each time, so compare with "==".
       if signal.getsignal(number) == self._take:
         signal.signal(number, before)
     self._before = {}
 
   def _take(self, number: int, frame: FrameType | None) -> None:
-    # No more than that: it may come in the midst of anything.
+    # Nothing more: the signal may interrupt any code.
     if self._since is None:
       self._since = time.monotonic()
 
@@ -107,9 +107,9 @@ class Preemption:
     if self._since is None:
       return False
     if time.monotonic() - self._since > self._grace / 2:
-      return not save  # Its program saves first.
+      return not save  # The program saves first.
     if self._mode == "save" and not self._saved:
-      # The step after which the program saves is one before the last.
+      # The step after which the program saves is the last but one.
       self._saved = save
       return False
     return settled

@@ -1,4 +1,4 @@
-"""One replica of a run: what a training loop calls."""
+"""One replica of a run: the object that a training loop calls."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ __all__ = ["Outcome", "Replica"]
 
 
 class Replica:
-  """One replica of a run; made by `join` and `run_embedded`.
+  """One replica of a run; created by `join` and `run_embedded`.
 
-  The parameters stay as they are between two calls of `step`, though others'
-  commits go on in the background.
+  The parameters stay as they are between two calls of `step`, even though other
+  replicas' commits go on in the background.
 
   Attributes:
     replica: its id.
     group: which process of the replica this is, if it has several.
   """
 
-  # Whether `step` is told of tokens.
+  # Whether `step` takes `tokens`.
   _weighs_tokens = False
-  # Whether the encoder adds what it left out to the next gradient.
+  # Whether the encoder adds the residual of a gradient to the next one.
   _encoder_feeds_back = True
 
   def __init__(
@@ -128,7 +128,8 @@ class Replica:
     feedback = settings.error_feedback if self._encoder_feeds_back else None
     self._encoder = encoders.Encoder(blocks, settings.wire, feedback)
     nbytes = self._encoder.place.nbytes
-    # Shards are exchanged, however small: nobody has all of a gradient.
+    # Shards are exchanged however small they are: no process has the whole
+    # gradient.
     self._inline = group is None and nbytes <= settings.inline_bytes
     self._compile(shared)
     address, digest = place.transport.address, fingerprint(shared)
@@ -222,22 +223,22 @@ class Replica:
     self._sequence = 0
     self._pending = self._taken = -1  # Sequences of submissions.
     self._total: Any = None
-    # How many gradients are in the sum, and how many of them are not submitted.
+    # Gradients in the sum, and how many of those are not submitted yet.
     self._counted = self._unsent = 0
     self._batches: list[str] = []
     self._counts: dict[str, int] = {"applied": 0}
-    # The latest step that was announced, and its state until the next outcome.
+    # The last step announced, and its state until the next outcome.
     self._saved = -1
     self._to_save: states.State | None = None
     self._left = self._closed = False
-    # The thread that is in `step`, `abandon` or `batches`.
+    # The thread that is inside `step`, `abandon` or `batches`.
     self._user: int | None = None
     self._computed = 0.0
-    # When what is computed now was begun; by then, jax's time for programs and
-    # the process's on all cores.
+    # When the current computation began; and, at that time, JAX's compile time
+    # and the process's CPU time on all cores.
     self._began = self._token_time = time.monotonic()
     self._on_stuck = on_stuck
-    # Where nobody starts it again, it is ended only if that was asked for.
+    # Without a launcher to restart it, a process is ended only on request.
     ends = bool(settings.step_timeout or on_stuck)
     self._watchdog = watchdog.Watchdog(
       settings.steps,
@@ -246,7 +247,7 @@ class Replica:
       self._give_up if ends else None,
     )
     self._compiled, self._cpu = timings.compiled(), time.process_time()
-    # Of the submission before: when it was sent, and its parts until now.
+    # For the previous submission: when it was sent, and its times so far.
     self._sent: float | None = None
     self._waited = self._apply_time = 0.0
     self._waited_in_all, self._moved = 0.0, (0, 0)
@@ -257,7 +258,7 @@ class Replica:
   def _check(
     self, settings: options.Options, group: groups.Group | None
   ) -> None:
-    """Refuses what can't go with this kind of replica."""
+    """Refuses settings that this kind of replica can't use."""
     if settings.wire in wire_formats.FEW and not self._strategy.differences:
       raise ValueError(
         f"wire={settings.wire!r} is for what replicas have learned, and"
@@ -266,7 +267,7 @@ class Replica:
       )
 
   def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
-    """What decides: in a replica of several processes, in its process 0."""
+    """The protocol core; with several processes, process 0 decides."""
     config, group = self._config, self.group
     if group is None:
       return Core(config)
@@ -295,19 +296,19 @@ class Replica:
     }
 
   def _compile(self, shared: Any) -> None:
-    """Has the update compiled now: in an attempt the others would wait."""
+    """Compiles the update ahead of attempts, which others would wait in."""
     nothing = np.zeros(self._encoder.mean_place.nbytes, np.uint8)
     members = self._strategy.quorum.replicas_to_aggregate
     self._apply(shared, self._encoder.read(nothing), members)
 
   def _apply(self, shared: Any, leaves: Any, parts: int) -> Any:
-    """The shared state after a commit; called by the event loop's side."""
+    """The shared state after a commit; called by the event loop's thread."""
     start = time.monotonic()
     if self._gradient_shards is not None:
       leaves = self._gradient_shards.join(leaves)
     mean = self._unflatten(leaves)
     strategy = self._strategy
-    # With sums, some may have left.
+    # With sums, some replicas may have left.
     full = not strategy.sums or parts == strategy.quorum.replicas_to_aggregate
     try:
       found = self._update(shared, mean, *([] if full else [parts]))
@@ -315,19 +316,19 @@ class Replica:
       trees.check_alive(shared, error)
       raise
     if not self._inline:
-      # The memory of a mean is used again; one in a message is nobody else's.
+      # The buffer of a mean is reused, unless it came inline in a message.
       jax.block_until_ready(found)
     self._apply_time = time.monotonic() - start
     return found
 
   def start(self) -> Replica:
-    """Asks to be let in, and waits until it is.
+    """Asks to join, and waits until the replica is admitted.
 
     Raises:
       JoinRefused: the job differs in parameters, optimizer or strategy.
-      RunFinished: the run has ended, and nobody is left with its final state.
-        Otherwise the replica has that, and `finished` says so.
-      CoordinatorError: nobody answers within `timeout` seconds.
+      RunFinished: the run has ended, and no replica is left to serve its final
+        state. Otherwise the replica gets that state, and `finished` is True.
+      CoordinatorError: there is no answer within `timeout` seconds.
     """
     self._driver.start()
     try:
@@ -340,21 +341,21 @@ class Replica:
     except BaseException:
       self.close()
       raise
-    self._local = self._newcomer()
+    self._local = self._initial_local_state()
     self._begin()
     if self._settings.step_timeout != 0:
       self._watchdog.start()
     return self
 
   def _own(self) -> Any:
-    """What of the local state is lent to a replica that joins; None: nothing."""
+    """The local state to serve to a joining replica; None for none."""
     return None
 
-  def _newcomer(self) -> Any:
-    """The local state of this replica, which has just been let in."""
+  def _initial_local_state(self) -> Any:
+    """The local state of this replica when it joins."""
     return self._strategy.local(self._pinned)
 
-  # What a training loop reads.
+  # Read by the training loop.
 
   @property
   def params(self) -> Any:
@@ -363,7 +364,7 @@ class Replica:
 
   @property
   def center(self) -> Any:
-    """What all replicas share, as of the last `step`."""
+    """The state all replicas share, as of the last `step`."""
     return self._pinned.params
 
   @property
@@ -373,15 +374,15 @@ class Replica:
 
   @property
   def global_step(self) -> int:
-    """The committed steps that `params` has."""
+    """The number of committed steps that `params` includes."""
     return self._based_on
 
   @property
   def is_stale(self) -> bool:
-    """Whether a gradient on `params` would be dropped by now.
+    """Whether a gradient on `params` would be dropped now.
 
-    A training step in micro-batches can ask between them, and `abandon`. All
-    processes of a replica that has several ask at the same place.
+    A training step in micro-batches can check between them, and `abandon`. If a
+    replica has several processes, all of them check at the same points.
     """
     self._handover.sync()
     return self._is_late()
@@ -392,14 +393,14 @@ class Replica:
 
   @property
   def is_leader(self) -> bool:
-    """Whether this process is the leader now."""
+    """Whether this process is the leader."""
     return self._handover.leads
 
   @property
   def finished(self) -> bool:
     """Whether the run is over, or this replica has left it.
 
-    All processes of a replica that has several ask at the same place.
+    If a replica has several processes, all of them check at the same points.
     """
     self._handover.sync()
     return self._left or self._has_finished()
@@ -414,7 +415,7 @@ class Replica:
 
   @property
   def metrics_url(self) -> str:
-    """Where Prometheus finds metrics; "" without `Options.metrics_port`."""
+    """The URL of the Prometheus metrics; "" without `Options.metrics_port`."""
     return "" if self._metrics is None else self._metrics.url
 
   def stats(self) -> dict[str, Any]:
@@ -426,7 +427,7 @@ class Replica:
     }
 
   def _numbers(self) -> list[Metric]:
-    """What is reported of this replica; any thread may ask."""
+    """The metrics of this replica; any thread may call it."""
     bytes_in, bytes_out = self._driver.moved()
     return replica_numbers.metrics(
       self.replica,
@@ -442,23 +443,24 @@ class Replica:
   def fingerprint(self) -> str:
     """A digest of the shared state: equal on all replicas at equal steps.
 
-    Of a replica of several processes, each has one of its own shards, equal to
-    that of its like in other replicas.
+    In a replica of several processes each digests its own shards, equal to
+    those of its counterpart in other replicas.
     """
     return fingerprint(self._pinned)
 
   # The data.
 
   def batches(self) -> Iterator[np.ndarray]:
-    """The samples to compute gradients on, until all data is used.
+    """Yields the samples to compute gradients on, until all data is used.
 
-    Each time it gives the numbers of the samples of one gradient, and `step` is
-    to be called with that; what has no gradient comes again. `params` may be
-    newer than before. When it ends the run is over: each sample of each epoch is
-    in exactly one committed step, but for what `report_data` names.
+    Each item holds the indices of the samples of one gradient, and the next
+    call is `step` with that gradient; samples without a gradient come again.
+    `params` may be newer than before. When it ends, the run is over: each
+    sample of each epoch is in exactly one committed step, except those named by
+    `report_data`.
 
     Yields:
-      int64 numbers, from 0 to `num_samples` - 1.
+      int64 indices, from 0 to `num_samples` - 1.
 
     Raises:
       ValueError: `join` or `run_embedded` was given no `data`.
@@ -488,7 +490,7 @@ class Replica:
       yield found.indices(spans)
 
   def report_data(self) -> tuple[ledger.EpochReport, ...]:
-    """What became of each epoch's samples, as of `params`, by their numbers.
+    """What became of each epoch's samples, as of `params`, by index.
 
     Raises:
       ValueError: `join` or `run_embedded` was given no `data`.
@@ -500,7 +502,7 @@ class Replica:
     """Which samples are in the steps before this one, for a checkpoint.
 
     Args:
-      step: that of `params`, or of `state_to_save`.
+      step: the step of `params`, or of `state_to_save`.
 
     Raises:
       ValueError: `join` or `run_embedded` was given no `data`.
@@ -529,13 +531,13 @@ class Replica:
       if self._over(0) is not None and (self._left or self.finished):
         return None
       if self._pending >= 0:
-        # A call of `step` was interrupted; its outcome counts first.
+        # A call of `step` was interrupted; its submission is resolved first.
         self._conclude(self._pending)
         continue
       self._account_for_prefetched()
       spans = found.draw(anew=self._unsent == 0)
       if spans is None:
-        # If it is let in anew, or part of its sum is decided, it looks again.
+        # A readmission or an outcome for part of its sum also ends the wait.
         admission = self._admission
         ready = lambda admission=admission: (
           found.ready
@@ -546,7 +548,7 @@ class Replica:
         continue
       fresh = not self._counted and not found.round
       if fresh and self._handover.published.step > self._based_on:
-        # What it is computed on is not to be older than it need be.
+        # Compute on the newest parameters.
         self._start_over("", 0)
         continue
       return spans
@@ -556,21 +558,22 @@ class Replica:
       self._handover.outcome(self._taken), handover.Outcome
     )
 
-  # What it does.
+  # Called by the training loop.
 
   def step(
     self, grads: Any, *, batch: Any = None, tokens: int | None = None
   ) -> Outcome:
     """Submits a gradient computed on `params`, and waits for its outcome.
 
-    With `decoupled_diloco` it does not wait: it is a step of the learner's own,
-    and the outcome that of a contribution of which it has heard by now, if any.
+    With `decoupled_diloco` it does not wait: it takes a step of the learner's
+    own optimizer, and returns the outcome of an earlier contribution, if one is
+    known.
 
     Args:
       grads: a tree of arrays like the parameters.
-      batch: a JSON value that tells the data of this gradient, for replay.
-      tokens: that it was computed on, by which `decoupled_diloco` weighs; by
-        default all steps count alike.
+      batch: a JSON value that identifies the data of this gradient, for replay.
+      tokens: the number of tokens it was computed on, the weight in
+        `decoupled_diloco`; by default all steps count alike.
 
     Returns:
       The outcome; `params` are then current.
@@ -578,9 +581,10 @@ class Replica:
     Raises:
       ValueError: the gradient's structure, shapes or dtypes differ from the
         parameters'.
-      ValueError: samples are leased, and none were drawn from `batches`.
-      ValueError: the tokens are negative, or the strategy does not weigh by them.
-      TypeError, ValueError: the batch is no JSON value.
+      ValueError: samples are leased, and none was drawn from `batches`.
+      ValueError: the tokens are negative, or the strategy does not weight by
+        them.
+      TypeError, ValueError: the batch is not a JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
     phases.slow_down(time.monotonic() - self._token_time)
@@ -608,9 +612,9 @@ class Replica:
     return self._advance(grads, text, tokens)
 
   def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
-    """Goes on by a gradient: submits it, where what it is part of is whole."""
+    """Adds a gradient, and submits the sum or round once it is complete."""
     if self._pending >= 0:
-      # An earlier call was interrupted; what it had submitted counts first.
+      # An earlier call was interrupted; its submission is resolved first.
       self._conclude(self._pending)
       return self._start_over("stale")
     if self._leases is not None and self._leases.out is None:
@@ -640,7 +644,7 @@ class Replica:
     return self._submit()
 
   def _wants_more(self) -> bool:
-    """Whether more is to be summed before it is submitted."""
+    """Whether more gradients are to be summed before submitting."""
     if self._leases is not None:
       return bool(self._leases.left)
     return self._unsent < self._handover.asked
@@ -649,7 +653,7 @@ class Replica:
     """Gives up the gradient that is being computed, and catches up.
 
     For a training step in micro-batches that finds `is_stale`: `params` are
-    current afterwards, and the time for the rest of the work is saved.
+    current afterwards, and the rest of the computation is saved.
     """
     with self._in_use():
       self._handover.sync()
@@ -657,23 +661,23 @@ class Replica:
       return self._announce(self._catch_up() if over is None else over)
 
   def _catch_up(self) -> Outcome:
-    """Gives up what is computed now."""
+    """Gives up the current computation."""
     if self._pending >= 0:
       self._conclude(self._pending)
     self._account_for_prefetched()
     if self._is_late():
       self._batches.append("null")
-      # How long it would have taken is not known.
+      # How long it would have taken is unknown.
       return self._say_it_is_stale(None)
     if not self._counted and self._handover.published.step > self._based_on:
       return self._start_over("abandoned")
-    # What is summed already is still as good as it was.
+    # The gradients already in the sum are still valid.
     self._count("abandoned", 1)
     self._begin()
     return self._outcome("abandoned")
 
   def wait_until_stale(self, timeout: float) -> bool:
-    """Waits until others have made the present work worthless, or the run ends.
+    """Waits until the current gradient is stale, or the run ends.
 
     Returns:
       Whether that happened within `timeout` seconds.
@@ -682,18 +686,19 @@ class Replica:
     return found or self._has_finished() or self._handover.failure is not None
 
   def save_soon(self) -> None:
-    """Asks all replicas to save after the same step, which `Outcome.save` announces.
+    """Asks all replicas to save after a common step; see `Outcome.save`.
 
-    To be called when this process is asked to stop (SIGTERM).
+    Call it when this process is asked to stop (SIGTERM).
     """
     self._driver.feed(inputs.SaveWanted())
 
   def state_to_save(self) -> tuple[strategies.SharedState, int]:
-    """What to save now, and its step.
+    """The state to save now, and its step.
 
-    After an `Outcome` with `save` and until the next, it is that step of all. A
-    replica that was late may have passed it without stopping there; it has kept
-    that step's state nonetheless. Otherwise it is what `params` has.
+    From an `Outcome` with `save` until the next one it is the common step of
+    all replicas. A slow replica may have passed that step without stopping
+    there; it has kept its state nonetheless. Otherwise it is the state of
+    `params`.
     """
     if self._to_save is not None:
       return self._to_save.get(), self._to_save.step
@@ -702,7 +707,8 @@ class Replica:
   def finish(self, reason: str = "finished") -> None:
     """Ends the run gracefully, for all replicas.
 
-    Their parameters are then the same; here at once, elsewhere after `step`.
+    All replicas then have equal parameters; this one at once, others after
+    `step`.
 
     Raises:
       CoordinatorError: it did not end within `timeout` seconds.
@@ -718,7 +724,7 @@ class Replica:
     """Takes this replica out of the run gracefully; the others go on.
 
     Raises:
-      CoordinatorError: nobody took note within `timeout` seconds.
+      CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
     if self._left or self.finished:
       return
@@ -729,7 +735,7 @@ class Replica:
     self._left = True
 
   def _leave_if_told(self, outcome: Outcome) -> Outcome:
-    """After SIGTERM: leaves, or has all replicas save before."""
+    """After SIGTERM: leaves, or has all replicas save first."""
     told = self._preempted
     if told is None or outcome.finished:
       return outcome
@@ -745,7 +751,7 @@ class Replica:
     return outcome._replace(finished=True)
 
   def close(self) -> None:
-    """Ends this replica's threads and waits; what it has not said is lost."""
+    """Stops this replica's threads and waits; unsent messages are lost."""
     self._closed = True
     self._watchdog.close()
     self._driver.close()
@@ -762,7 +768,7 @@ class Replica:
       if kind is None:
         self.leave()
       elif self._handover.failure is None:
-        # The others need not find out by waiting.
+        # Tell the others, so that they need not wait for a timeout.
         self._driver.feed(inputs.Aborted(f"it has raised {error!r:.200}"))
     finally:
       self.close()
@@ -770,12 +776,12 @@ class Replica:
   # Helpers.
 
   def _watch(self, now: float) -> None:
-    """The training loop computes from now on, if there is something to compute."""
+    """Starts the watchdog for the next step, if there will be one."""
     if not (self._handover.left or self._has_finished()):
       self._watchdog.steps.begin(now)
 
   def _give_up(self, reason: str, stacks: str) -> None:
-    """The watchdog's: the training loop is stuck."""
+    """Called by the watchdog: the training loop is stuck."""
     if self._left or self._has_finished() or self._handover.failure is not None:
       return
     self._driver.give_up(reason, stacks)
@@ -783,7 +789,7 @@ class Replica:
       self._on_stuck(reason)
 
   def _over(self, gradients: int) -> Outcome | None:
-    """What to say if nothing can be submitted any more."""
+    """The outcome to return if nothing can be submitted any more."""
     self._raise_failure()
     if self._left:
       self._count("finished", gradients)
@@ -795,13 +801,13 @@ class Replica:
     return None
 
   def _let_in_anew(self, gradients: int) -> Outcome | None:
-    """It was taken for dead meanwhile: what it had is worth nothing."""
+    """It was declared dead and readmitted: its work so far is worthless."""
     self._pending = self._taken = -1
-    self._encoder.lose()  # Of what is under way nobody knows.
+    self._encoder.lose()  # The outcome of what was in flight is unknown.
     return self._start_over("lost", self._counted + gradients)
 
   def _begin(self) -> None:
-    """Computing begins, or goes on."""
+    """Starts or resumes timing the computation."""
     now = self._token_time = time.monotonic()
     self._watch(now)
     if self._sent is not None:
@@ -817,7 +823,7 @@ class Replica:
     return True
 
   def _timings(self, sequence: int, now: float, encoded: float) -> bytes:
-    """What the journal tells of a submission that is sent now."""
+    """The timings of a submission sent now, for the journal."""
     exchanged, seconds = self._driver.exchanged
     waited = self._waited
     before, self._moved = self._moved, self._driver.moved()
@@ -840,7 +846,7 @@ class Replica:
     return self._conclude(*self._send(self._counted))
 
   def _send(self, total: int, work: Work | None = None) -> tuple[int, float]:
-    """Submits the sum; returns its sequence, and when that was."""
+    """Submits the sum; returns its sequence number and the time."""
     memory, payload = None, b""
     if self._inline:
       out = np.zeros(self._encoder.place.nbytes, np.uint8)
@@ -904,7 +910,7 @@ class Replica:
     return sequence
 
   def _write(self, out: np.ndarray) -> bool:
-    """Encodes what is submitted next; whether all numbers are finite."""
+    """Encodes the next submission; returns whether all numbers are finite."""
     return self._encoder.write(
       self._to_send(),
       out,
@@ -914,11 +920,11 @@ class Replica:
     )
 
   def _sizes(self) -> Sequence[int] | None:
-    """How many numbers of each leaf that is sent are read; None: all."""
+    """How many numbers of each sent leaf are read; None for all."""
     return None
 
   def _to_send(self) -> list[Any]:
-    """What this process has of the gradient."""
+    """This process's part of the gradient."""
     leaves = jax.tree.leaves(self._total)
     if self._gradient_shards is None:
       return leaves
@@ -939,7 +945,7 @@ class Replica:
           ) from None
 
   def _conclude(self, sequence: int, start: float | None = None) -> Outcome:
-    """Waits for a submission's answer, and goes on from there."""
+    """Waits for the answer to a submission, and continues from there."""
     start = time.monotonic() if start is None else start
     answered = lambda: self._handover.outcome(sequence) is not None
     self._wait(answered, "for this step's commit")
@@ -947,13 +953,13 @@ class Replica:
     self._pending = -1
     waited = time.monotonic() - start
     if isinstance(answer, effects.Taken):
-      # It is in, and its sum will be submitted again with what is asked for.
+      # It is buffered; the sum is submitted again with the gradients asked for.
       self._taken, self._unsent = sequence, 0
       self._begin()
       return self._outcome("", accepted=True, waited=waited)
     counted = self._counted
     if answer is not None and answer.resolved.apart:
-      # What was in before has an outcome of its own.
+      # The buffered part has its own outcome.
       decided = lambda: isinstance(
         self._handover.outcome(self._taken), handover.Outcome
       )
@@ -990,7 +996,7 @@ class Replica:
     )
 
   def _count_taken(self) -> int:
-    """Counts what was taken in, if it had its outcome; how many that were."""
+    """Counts buffered gradients that have an outcome; returns how many."""
     answer = self._handover.take(self._taken)
     self._taken = -1
     if not isinstance(answer, handover.Outcome):
@@ -1001,22 +1007,22 @@ class Replica:
     return sent
 
   def _account_for_prefetched(self) -> None:
-    """Where more was asked for, what was in may have its outcome by now."""
+    """Counts buffered gradients whose outcome came while more were computed."""
     if self._taken < 0 or not isinstance(
       self._handover.outcome(self._taken), handover.Outcome
     ):
       return
     self._count_taken()
-    # A sum can't be taken apart again.
+    # Gradients can't be removed from a sum.
     self._count("superseded", self._unsent)
     self._clear()
 
   def _settle(self, resolved: effects.Resolved) -> None:
-    """What was left out of a submission is kept if it counted."""
+    """Keeps a submission's residual if the submission counted."""
     self._encoder.settle(resolved.sequence, has_counted(resolved))
 
   def _say_it_is_stale(self, compute: float | None) -> Outcome:
-    """Its outcome is known; the leader need only know of it."""
+    """Reports a gradient that is known to be stale to the leader."""
     count = self._unsent + 1
     now = time.monotonic()
     sequence = self._say(compute, count, True, b"", None, -1, now)
@@ -1043,11 +1049,11 @@ class Replica:
       self._leases.clear()
 
   def _take_current(self) -> None:
-    """Goes on from what is shared now."""
+    """Continues from the current shared state."""
     if self._handover.suspended:
-      # On what it has now, every gradient would be worthless.
+      # Every gradient on the state it has now would be worthless.
       self._wait(lambda: not self._handover.suspended, "to be let in once more")
-    # In this order: it may be let in anew in between.
+    # In this order: it may be readmitted in between.
     self._admission = self._handover.admission
     published = self._handover.published
     self._pinned, self._based_on = published.get(), published.step
@@ -1055,9 +1061,9 @@ class Replica:
   def _start_over(
     self, reason: str, gradients: int = 1, waited: float = 0.0
   ) -> Outcome:
-    """What was computed is dropped; goes on from the current parameters."""
+    """Drops what was computed, and continues from the current parameters."""
     self._count(reason, gradients)
-    # What it was computed on, others get.
+    # Its samples are leased to others.
     forget = self._leases is not None and bool(
       self._leases.round or self._leases.drawn
     )
@@ -1079,7 +1085,7 @@ class Replica:
     return self._outcome(reason, waited=waited, finished=finished)
 
   def _give_up_pending(self, reason: str) -> None:
-    """What is submitted and has no outcome yet is expected no more."""
+    """Stops waiting for a submission that has no outcome yet."""
 
   def _outcome(
     self,
@@ -1097,7 +1103,7 @@ class Replica:
     )
 
   def _announce(self, outcome: Outcome) -> Outcome:
-    """Says once that the common step to save has been reached."""
+    """Announces once that the common step to save has been reached."""
     kept, self._to_save = self._handover.to_save, None
     if kept is None or not self._saved < kept.step <= self._based_on:
       return outcome
@@ -1105,7 +1111,7 @@ class Replica:
     return outcome._replace(save=kept.step)
 
   def _wait(self, ready: Callable[[], bool], what: str) -> None:
-    """Waits; the deadline is somewhat after the one that the core keeps."""
+    """Waits, slightly longer than the core's own deadline."""
     patience = self._config.patience + 1.0
     if self._closed and not ready():
       self._raise_failure()
@@ -1132,7 +1138,7 @@ class Replica:
 
   @contextlib.contextmanager
   def _in_use(self) -> Iterator[None]:
-    """Refuses a second thread: the first one's gradient would get its answer."""
+    """Refuses a second thread: it could get the first one's answer."""
     me = threading.get_ident()
     if self._user not in (None, me):
       raise RuntimeError(
@@ -1158,14 +1164,14 @@ def _check_data(
 
 
 def _cores() -> int | None:
-  """On how many cores this process may run."""
+  """The number of cores this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
 
 
 def has_counted(resolved: effects.Resolved) -> bool | None:
-  """Whether a submission is in a commit; None: nobody knows."""
+  """Whether a submission was committed; None if unknown."""
   return None if resolved.reason == "lost" else not resolved.reason
 
 
