@@ -1,1 +1,1 @@
-"""The driver: brings inputs to the protocol core, and carries its effects out."""
+"""The driver: feeds inputs to the protocol core, and executes its effects."""

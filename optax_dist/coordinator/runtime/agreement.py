@@ -1,4 +1,4 @@
-"""What replicas must have in common to train one model."""
+"""What replicas must agree on to train one model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def agreement(
   data: ledger.Batches | None = None,
   own: Any = None,
 ) -> tuple[tuple[str, str], ...]:
-  """What replicas must have in common, as pairs of a name and a text.
+  """What replicas must agree on, as pairs of a name and a text.
 
-  Trees are compared by the paths of their leaves, shapes and dtypes, for the
-  text of a tree's structure may have addresses in it. The optimizer is compared
-  by what its update computes, numbers included.
+  Trees are compared by the paths, shapes and dtypes of their leaves, since the
+  text of a tree's structure may contain addresses. The optimizer is compared by
+  the program of its update, including its constants.
   """
   shapes = ", ".join(_leaves(params))
   state = "\n".join(_leaves(shared))

@@ -1,4 +1,4 @@
-"""A thread that does what takes long, so that the event loop goes on."""
+"""A thread for slow work, so that the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Done = Callable[[BaseException | None], None]
 
 
 class Background:
-  """Does one thing after the other; there is no thread until there is work."""
+  """Runs work one item at a time; starts its thread when there is work."""
 
   def __init__(self, name: str, post: Callable[[Callable[[], None]], None]):
-    """Makes one.
+    """Creates the queue, without a thread.
 
     Args:
       name: of the thread.
-      post: has a function called by the event loop.
+      post: schedules a function on the event loop.
     """
     self._name, self._post = name, post
     self._queue: queue.SimpleQueue[tuple[Work, Done] | None] = (
@@ -28,7 +28,7 @@ class Background:
     self._thread: threading.Thread | None = None
 
   def __call__(self, work: Work, done: Done) -> None:
-    """Has `work` done; `done` is then called by the event loop."""
+    """Runs `work`, and then `done` on the event loop."""
     if self._thread is None:
       self._thread = threading.Thread(
         target=self._run, name=self._name, daemon=True
@@ -37,7 +37,7 @@ class Background:
     self._queue.put((work, done))
 
   def close(self, patience: float) -> None:
-    """Ends the thread, and waits for it, but not indefinitely."""
+    """Stops the thread, and waits for it for a limited time."""
     if self._thread is not None:
       self._queue.put(None)
       self._thread.join(patience)
@@ -51,5 +51,5 @@ class Background:
       except BaseException as raised:
         error = raised
       self._post(functools.partial(done, error))
-      # What it refers to is not kept until there is more to do.
+      # Drop references before waiting for the next item.
       del item, work, done, error

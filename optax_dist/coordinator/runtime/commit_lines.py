@@ -1,7 +1,7 @@
-"""The journal's line of a step, written as text at once.
+"""The journal's line of a step, formatted directly as text.
 
-There is one in each step, so it is made without the objects that `journal.Journal`
-would check and encode: that takes a quarter of the time.
+There is one per step, so it skips the objects that `journal.Journal` would
+check and encode: that takes a quarter of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMINGS = (
   ' "bytes_in": %d, "bytes_out": %d}'
 )
 _encode = json.JSONEncoder(allow_nan=False).encode
-# Nearly always nobody has said which batch it was.
+# Usually no batch was named.
 _BATCHES = {"": "null", "[null]": "[null]"}
 
 
@@ -36,12 +36,12 @@ def line(note: notes.StepCommitted, now: float, clocks: timings.Clocks) -> str:
   """The line, as JSON with all fields of its kind.
 
   Args:
-    note: the leader's.
-    now: when it was made, in seconds since the run's start.
-    clocks: of the replicas.
+    note: the leader's note.
+    now: time of the note, in seconds since the run's start.
+    clocks: the replicas' clocks.
   """
   commit = note.commit
-  # Those that an earlier leader has committed come without.
+  # Commits of an earlier leader have no timings.
   raw = note.timings or (b"",) * len(commit.parts)
   members = [
     _member(part, details, one, now, clocks)
@@ -84,7 +84,7 @@ def _member(
 
 
 def batches(text: str) -> Any:
-  """The batches that a member tells of; None where they are no JSON.
+  """The batches that a member reported; None if the text is not JSON.
 
   Example:
     >>> batches("[3, null]"), batches("[NaN]")

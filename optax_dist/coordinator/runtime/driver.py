@@ -1,9 +1,9 @@
-"""One thread that drives a replica: inputs to the core, effects carried out.
+"""The thread that drives a replica: inputs to the core, effects executed.
 
-Whatever happens (a message, an answer of the store, a gradient, the time) is an
-input of the protocol core; what the core wants done is done here, by transport,
-store, aggregation and the model's state. Nothing in this thread waits, except
-for the next event.
+Every event (a message, an answer from the store, a gradient, the time) is an
+input of the protocol core; its effects are executed here by the transport, the
+store, the aggregation and the model's state. This thread never blocks, except
+to wait for the next event.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
-# Seconds to wait for the end of a thread that closes.
+# Seconds to wait for a closing thread.
 _PATIENCE = 5.0
 # The same for a leader that gives itself up.
 _LAST_WORDS = 0.5
-# What processes of one replica tell each other.
+# Messages between the processes of one replica.
 _OF_GROUP = frozenset(
   (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
 )
-# States of more bytes are computed in the background.
+# States with more bytes are computed in the background.
 _SMALL = 256 << 10
 
 
@@ -60,20 +60,20 @@ class Core(Protocol):
   """The protocol core of a replica."""
 
   def step(self, given: typing.Any, now: float) -> Sequence[orders.Wanted]:
-    """Takes an input; returns what is to be done."""
+    """Processes an input; returns the effects to execute."""
     ...
 
   def deadline(self) -> float:
-    """When it is to be given `TimePassed`."""
+    """When to give it `TimePassed`."""
     ...
 
   def missing(self, now: float) -> str:
-    """What it waits for, in words."""
+    """What it is waiting for, for an error message."""
     ...
 
   @property
   def stalled(self) -> bool:
-    """Whether others wait, as far as is known here."""
+    """Whether other replicas wait, as far as this one knows."""
     ...
 
 
@@ -82,9 +82,9 @@ class Driver:
 
   Attributes:
     handover: what the training loop reads.
-    rejoins: how often the replica was let in anew.
-    exchanged: the latest submission that was exchanged, and the seconds that
-      its exchange took.
+    rejoins: how often the replica was readmitted.
+    exchanged: the last submission exchanged, and the seconds that its exchange
+      took.
   """
 
   def __init__(
@@ -110,32 +110,32 @@ class Driver:
     patience: float = math.inf,
     own: Any = None,
   ):
-    """Makes one; nothing happens before `start`.
+    """Creates the driver; nothing happens before `start`.
 
     Args:
-      core: decides.
+      core: the protocol core.
       transport: to the other replicas.
-      store: decides who was first.
+      store: the key-value store.
       replica: the replica's id.
-      nonce: names the run, should this be its first process.
-      prefix: of all keys in the store.
-      use_run: tells the transport which run it is.
-      encoder: of gradients.
-      initial: the state at the start, a tree of arrays.
-      step: how many steps it has.
+      nonce: identifies the run, if this replica is its first.
+      prefix: prefix of all keys in the store.
+      use_run: tells the transport the run's nonce.
+      encoder: encodes gradients.
+      initial: the initial state, a tree of arrays.
+      step: the step of the initial state.
       apply: see `states.States`.
       inline: whether gradients are sent in messages.
-      journal: where the leader writes.
-      attempt_timeout: seconds without a byte after which transfers have failed.
-      store_timeout: seconds after which the store's answer is unknown.
-      of: which process of its replica this is, where there are several.
+      journal: where the leader writes events.
+      attempt_timeout: seconds without a byte after which transfers fail.
+      store_timeout: seconds after which a store request has no known outcome.
+      of: which process of its replica this is, if it has several.
       local: this process's shards of the state, if it spans several.
-      patience: seconds that other processes of the replica may take to come to
-        the same place of the program.
-      own: what `lend` is given, at the start; None: it is given nothing.
+      patience: seconds that the replica's other processes may take to reach the
+        same point of the program.
+      own: the initial argument of `lend`; None for none.
     """
     self.rejoins = 0
-    # How long the latest exchange of a gradient took, and of which submission.
+    # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
     self._core, self._transport, self._store = core, transport, store
@@ -170,41 +170,41 @@ class Driver:
     self._snapshots = snapshots.Snapshots(
       transport, self._states.nbytes, self._background, attempt_timeout
     )
-    # Bytes of gradients and means that were sent in messages.
+    # Bytes of gradients and means sent inline.
     self._inline_in = self._inline_out = 0
     self._posted: collections.deque[Callable[[], None]] = collections.deque()
     self._inputs: collections.deque[orders.Given] = collections.deque()
-    # Peers whose loss is among the inputs: what needs them must not begin.
+    # Peers whose loss is in the input queue: what needs them must not start.
     self._lost: collections.Counter[str] = collections.Counter()
     self._numbers = itertools.count()
-    # What the store was asked, by its numbers: kind, and the core's number.
+    # Open store requests by number: kind, and the core's number.
     self._asked: dict[int, tuple[str, int]] = {}
     self._gradients: dict[int, reduce_scatter_gather.Gradient] = {}
-    # Attempts whose mean is being applied, and those to be dropped after that.
+    # Attempts whose mean is being applied, and those to drop afterwards.
     self._applying: collections.Counter[entries.AttemptId] = (
       collections.Counter()
     )
     self._drop_later: set[entries.AttemptId] = set()
-    # The latest message, for the same often goes to several.
+    # The last message, since the same one often goes to several peers.
     self._encoded: tuple[object, bytes] | None = None
     self._tell = False
-    # When the core is to be given the time, as of the latest `_proceed`.
+    # The core's deadline, as of the last `_proceed`.
     self._due = math.inf
     self._closing = ""
     self._closed = False
     self._process = os.getpid()
 
-  # The training loop's.
+  # Called by the training loop.
 
   def start(self) -> None:
-    """Begins: the replica looks for its run."""
+    """Starts the event loop; the replica looks for its run."""
     self._inputs.append(inputs.Started(self._nonce))
     if not self._inline:
       self._make_memory()
     self._thread.start()
 
   def feed(self, given: orders.Given) -> None:
-    """Has an input taken by the core; from any thread."""
+    """Queues an input for the core; callable from any thread."""
     self.check_process()
     self.post(lambda: self._inputs.append(given))
 
@@ -215,23 +215,23 @@ class Driver:
 
     Args:
       submitted: the submission.
-      memory: the gradient's bytes, one of `handover.memory`; None where it is
-        sent inline, or is not finite.
+      memory: the gradient's bytes, one of `handover.memory`; None if it is sent
+        inline, or is not finite.
     """
     self.check_process()
     self.post(lambda: self._submit(submitted, memory))
 
   def lend(self, own: Any) -> None:
-    """Says what of this replica's own goes to one that joins."""
+    """Sets the local state that is served to a joining replica."""
     self._states.lent = own
 
   def take_borrowed(self) -> Any:
-    """What was lent to this replica when it was let in, once; or None."""
+    """Returns, once, the local state received when joining; or None."""
     found, self._states.borrowed = self._states.borrowed, None
     return found
 
   def post(self, action: Callable[[], None]) -> None:
-    """Has something done by the event loop."""
+    """Schedules a function on the event loop."""
     self._posted.append(action)
     if not self._closed:
       self._transport.wake()
@@ -246,7 +246,7 @@ class Driver:
       )
 
   def stats(self) -> dict[str, int]:
-    """Bytes of arrays so far, and transfers under way."""
+    """Bytes of arrays so far, and transfers in progress."""
     bytes_in, bytes_out = self.moved()
     parts = (self._aggregations, self._snapshots)
     return {
@@ -256,7 +256,7 @@ class Driver:
     }
 
   def moved(self) -> tuple[int, int]:
-    """Bytes of arrays that came, and that went, those in messages included."""
+    """Bytes of arrays received and sent, including inline ones."""
     whole, states = self._aggregations, self._snapshots
     return (
       self._inline_in + whole.bytes_in + states.bytes_in,
@@ -264,7 +264,7 @@ class Driver:
     )
 
   def missing(self) -> str:
-    """What the event loop says of itself, in words; from the training loop."""
+    """What the event loop is waiting for, for an error message."""
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
     self.post(lambda: found.put(self._core.missing(time.monotonic())))
     try:
@@ -273,15 +273,15 @@ class Driver:
       return "does not answer"
 
   def stalled(self) -> bool:
-    """Whether others wait; from any thread."""
+    """Whether other replicas wait; callable from any thread."""
     return self._core.stalled
 
   def give_up(self, reason: str, stacks: str) -> None:
-    """Has others go on without this replica at once, and ends.
+    """Takes this replica out of the run at once, and stops.
 
     Args:
-      reason: in words.
-      stacks: of this process's threads, for the journal.
+      reason: for messages and logs.
+      stacks: stacks of this process's threads, for the journal.
     """
     failure = errors.CoordinatorError(
       f"Replica {self._replica!r} was given up by its watchdog: {reason}."
@@ -294,12 +294,12 @@ class Driver:
     self.post(fail)
     self.feed(inputs.Aborted(reason, stacks))
     if self.handover.leads:
-      # By then it stands in the log and in the journal.
+      # Leave time to write it to the log and the journal.
       time.sleep(_LAST_WORDS)
     self.close(reason)
 
   def close(self, reason: str = "closed") -> None:
-    """Ends all, and waits for it; what was not said by now is lost."""
+    """Stops the threads and waits for them; unsent messages are lost."""
     if os.getpid() != self._process:
       return
     self.post(lambda: setattr(self, "_closing", reason))
@@ -307,7 +307,7 @@ class Driver:
       return
     if self._thread.ident is None:
       self._end()
-    # One that is stuck in foreign code must not hold up who closes.
+    # A thread stuck in foreign code must not block the caller.
     else:
       self._thread.join(_PATIENCE)
     self._background.close(_PATIENCE)
@@ -333,7 +333,7 @@ class Driver:
         self.handover.tell()
 
   def _proceed(self) -> None:
-    """Does all that can be done without waiting."""
+    """Does everything that needs no waiting."""
     self._aggregations.check()
     self._snapshots.check()
     while True:
@@ -361,12 +361,12 @@ class Driver:
       self.handover.tell()
 
   def _flush(self) -> None:
-    """Sends what others wait for, and then writes the journal's line of a step."""
+    """Sends what others wait for; then writes the journal's line of a step."""
     self._transport.flush()
     self._journal.flush()
 
   def _timeout(self) -> float | None:
-    """How long to wait for an event at most."""
+    """The longest time to wait for an event."""
     if self._posted:
       return 0.0
     found = self._due - time.monotonic()
@@ -425,10 +425,10 @@ class Driver:
       case transports.PeerUp():
         pass
       case _:
-        # One that nobody knows any more was given up.
+        # An unknown attempt was abandoned.
         if not self._aggregations.handle(event):
           self._snapshots.handle(event)
-        # In the order in which things happened, before a peer's loss.
+        # Keeps the order of events: answers before a peer's loss.
         self._take_answers()
 
   def _take_answers(self) -> None:
@@ -488,7 +488,7 @@ class Driver:
     self._inputs.append(submitted)
 
   def _make_memory(self) -> None:
-    """Has memory ready for the next gradient."""
+    """Allocates memory for the next gradient."""
     nbytes = self._encoder.place.nbytes
     self.handover.memory.put(self._transport.allocate(nbytes))
 
@@ -496,7 +496,7 @@ class Driver:
 
   def _carry_out(self, effect: orders.Wanted) -> None:
     match effect:
-      # Those of every step come first: one after the other is looked at.
+      # The effects of every step come first, since cases are tried in order.
       case fx.Send(peer, message):
         if isinstance(message, messages.Hello):
           phases.reach("joining", self._replica)
@@ -506,8 +506,8 @@ class Driver:
       case fx.WriteJournal(note):
         self._journal.write(note)
       case fx.Publish(step, save):
-        # If this process is stopped from here on, a new leader writes the line, and
-        # this one would again when it wakes up.
+        # If this process is stopped here, a new leader writes the line, and
+        # this one would write it again when it resumes.
         if self._journal.pending:
           self._flush()
         self._states.publish(step, save)
@@ -686,7 +686,7 @@ class Driver:
     self._aggregations.begin(effect, gradient)
 
   def _apply(self, effect: fx.Apply) -> None:
-    # Others compute the same meanwhile.
+    # The others compute the same meanwhile.
     self._transport.flush()
     if effect.inline:
       raw = effect.mean
@@ -714,7 +714,7 @@ class Driver:
     self._change(published=self._states.published, to_save=self._states.to_save)
 
   def _change(self, **fields: typing.Any) -> None:
-    """Changes what the training loop sees."""
+    """Updates what the training loop sees."""
 
     def change(seen: handover.Handover) -> None:
       for name, value in fields.items():
@@ -740,7 +740,7 @@ class Driver:
     self._tell = True
 
   def _resolve(self, resolved: fx.Resolved) -> None:
-    # A sum contains what was submitted before.
+    # A sum includes the earlier submissions.
     for sequence in [s for s in self._gradients if s <= resolved.sequence]:
       if sequence == resolved.sequence or not resolved.apart:
         self._gradients.pop(sequence).resolve()
@@ -754,7 +754,7 @@ class Driver:
     state.then(lambda: self._states.fingerprint(state, taken))
 
   def _end_group(self, reason: str) -> None:
-    """A process of this replica is lost, and so all of it is."""
+    """Ends this process: the replica is lost with any of its processes."""
     assert self._of is not None
     _log.error("%s", reason)
     failure = self.handover.failure

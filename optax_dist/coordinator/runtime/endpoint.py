@@ -1,4 +1,4 @@
-"""How a replica reaches the others: in this process, or over sockets."""
+"""How a replica reaches the others: within this process, or over sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Endpoint:
 
   Attributes:
     transport: to the other replicas.
-    store: decides who was first.
+    store: the key-value store.
     use_run: tells the transport the nonce of its run.
   """
 
@@ -32,13 +32,13 @@ class Endpoint:
   use_run: Callable[[str], None] = lambda nonce: None
 
   def close(self) -> None:
-    """Closes both."""
+    """Closes the transport and the store."""
     self.store.close()
     self.transport.close()
 
 
 class World:
-  """Where replicas that are threads of one process meet."""
+  """Connects replicas that are threads of one process."""
 
   def __init__(self) -> None:
     self._hub = local_transport.Hub()
@@ -56,11 +56,11 @@ class Network:
   """Where a process listens.
 
   Attributes:
-    bind: host name or IP address to listen on; None: this host only, if the
-      store is on loopback, and all addresses otherwise.
-    ports: the first free one of them is taken.
-    advertise: what other hosts use instead, a host or ``host:port``.
-    certificates: encrypt all that leaves this host.
+    bind: host name or IP address to listen on; None: loopback if the store is
+      on loopback, and all addresses otherwise.
+    ports: ports to try; the first free one is used.
+    advertise: the address that other hosts use, a host or ``host:port``.
+    certificates: encrypt all traffic that leaves this host.
   """
 
   bind: str | None = None
@@ -76,18 +76,18 @@ def connect(
   network: Network,
   silence: float | arrivals.Rule,
 ) -> Endpoint:
-  """An endpoint over sockets.
+  """Creates an endpoint over sockets.
 
   Args:
-    place: of the store.
+    place: address of the store.
     replica: the replica's id.
-    secret: of the job; may be empty where nobody but this host gets through.
+    secret: of the job; may be empty if only this host can connect.
     network: where to listen.
-    silence: seconds without a byte after which a peer is lost, or how these
-      follow what is seen.
+    silence: seconds without a byte after which a peer is lost, or the rule that
+      adapts them.
 
   Raises:
-    ValueError: an option can't be; the message says why.
+    ValueError: an option is invalid; the message says why.
     OSError: no port is free.
   """
   name = process_name(replica)
@@ -117,7 +117,7 @@ def connect(
   try:
     match place:
       case urls.Tcp(address):
-        # The store outlives runs, and knows no nonce.
+        # The store outlives runs, so it has no nonce.
         store = client.StoreClient(transport, address)
       case urls.Etcd():
         store = etcd.EtcdStore(place, secret, "runs", transport.wake)
@@ -143,7 +143,7 @@ def store_host(place: urls.Place) -> str:
 
 
 def process_name(replica: object) -> str:
-  """A name for a process, of which there is no second one.
+  """A unique name for a process.
 
   Example:
     >>> process_name("a") == process_name("a")
@@ -154,7 +154,7 @@ def process_name(replica: object) -> str:
 
 
 def key_prefix(run: str) -> str:
-  """What all keys of a run begin with; several runs may share a store.
+  """The prefix of a run's keys; several runs may share a store.
 
   Example:
     >>> key_prefix("")
@@ -162,5 +162,5 @@ def key_prefix(run: str) -> str:
   """
   if not run:
     return "run/"
-  # A digest, for a name may have any characters.
+  # A digest, since a name may contain any characters.
   return f"run-{hashlib.sha256(run.encode()).hexdigest()[:16]}/"

@@ -1,8 +1,8 @@
-"""A replica of several processes, from one of them.
+"""A replica of several processes, as seen by one of them.
 
-`Group` says which process this is. `GroupHandover` has the training loops of all
-processes see the same events at the same places of the program: process 0's
-looks, and tells how far; the others look as far.
+`Group` says which process this is. `GroupHandover` lets the training loops of
+all processes see the same events at the same points of the program: process 0
+reads its events and announces how many; the others read that many.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.runtime import handover
 from optax_dist.coordinator.runtime.states import State
 
-# What a process tells the others as it begins: name, address and a digest.
+# Largest text a process sends at the start: name, address and a digest.
 _TEXT = 4096
-# Seconds that a program has to end by itself when its replica can't go on.
+# Seconds for a program to end by itself when its replica can't continue.
 _GRACE = 5.0
-# Of the process then: a launcher starts the replica again.
+# Exit code of the process then: the launcher restarts the replica.
 EXIT_CODE = 75
 
 
@@ -37,12 +37,12 @@ class Group:
   """Which process of its replica this is.
 
   Attributes:
-    process: its number, from 0.
-    count: how many there are.
-    gather: given a text, returns those of all processes, in order; called by
-      all of them at the same place of the program.
-    on_loss: called when a process of the replica is lost: what is left of it
-      can't go on.
+    process: its index, from 0.
+    count: the number of processes.
+    gather: given a text, returns those of all processes, in order; all of them
+      call it at the same point of the program.
+    on_loss: called when a process of the replica is lost, since the rest of it
+      can't continue.
   """
 
   process: int
@@ -59,10 +59,10 @@ class Group:
 
 
 def of_this_program(count: int) -> Group | None:
-  """The processes of this JAX program, as those of one replica.
+  """The processes of this JAX program, as one replica.
 
   Args:
-    count: how many there are to be; None is returned for 1.
+    count: the expected number of processes; for 1, None is returned.
 
   Raises:
     ValueError: the program has another number of processes.
@@ -90,7 +90,7 @@ def _gather(text: str) -> list[str]:
 
 
 def _end_soon(reason: str) -> None:
-  """Ends this process, should it hang in a collective of one that is gone."""
+  """Ends this process, in case it hangs in a collective with a lost process."""
 
   def end() -> None:
     time.sleep(_GRACE)
@@ -101,7 +101,7 @@ def _end_soon(reason: str) -> None:
 
 
 class GroupHandover(handover.Handover):
-  """A handover that changes only where all training loops look at it."""
+  """A handover that changes only at points common to all training loops."""
 
   def __init__(
     self,
@@ -109,13 +109,13 @@ class GroupHandover(handover.Handover):
     tell: Callable[[orders.Advance], None] | None,
     patience: float,
   ):
-    """Makes one.
+    """Creates the handover.
 
     Args:
       published: the first state.
-      tell: tells the other processes, in process 0; None in the others.
-      patience: seconds that another process may take to come to the same place
-        of the program.
+      tell: sends to the other processes, in process 0; None in the others.
+      patience: seconds that another process may take to reach the same point of
+        the program.
     """
     super().__init__(published)
     self._tell_others, self._patience = tell, patience
@@ -126,16 +126,16 @@ class GroupHandover(handover.Handover):
     self._seen = self._calls = 0
     self._closed = False
 
-  # The event loop's.
+  # Called by the event loop.
 
   def change(self, action: Callable[[handover.Handover], None]) -> None:
     self._changes.append(action)
 
   def advance(self, order: orders.Advance) -> None:
-    """Process 0's training loop has looked; `tell` follows."""
+    """Process 0's training loop has advanced; `tell` follows."""
     self._advances.append(order)
 
-  # The training loop's.
+  # Called by the training loop.
 
   def sync(self) -> None:
     self.agree(False)
@@ -170,14 +170,14 @@ class GroupHandover(handover.Handover):
     return ready()
 
   def _look(self, flag: bool) -> None:
-    """Process 0 looks at all that has happened so far."""
+    """Process 0 applies all events so far."""
     assert self._tell_others is not None
     events = self._seen + len(self._changes)
     self._tell_others(orders.Advance(self._calls, events, flag))
     self._take(events)
 
   def _follow(self, patience: float) -> bool:
-    """Looks as far as process 0; returns what that has decided."""
+    """Applies as many events as process 0 did; returns its decision."""
     with self._changed:
       self._changed.wait_for(
         lambda: bool(self._advances) or self.failure is not None, patience
@@ -205,5 +205,6 @@ class GroupHandover(handover.Handover):
     while self._seen < events:
       self._changes.popleft()(self)
       self._seen += 1
-    # All processes do so here, and someone may wait for it.
+    # All processes do this at the same point, and another thread may wait for
+    # it.
     self.published.get()

@@ -1,4 +1,4 @@
-"""What the event loop and the training loop tell each other."""
+"""The state shared by the event loop and the training loop."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from optax_dist.coordinator.protocol import effects
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.ledger import Progress, Spans
 
-# Steps whose progress is kept: more than a replica may be behind.
+# Steps whose progress is kept: more than a replica can be behind.
 _KEPT = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-  """What became of a submission.
+  """The outcome of a submission.
 
   Attributes:
-    resolved: in the protocol's words.
-    before: the state before the commit that it was part of.
+    resolved: the protocol's outcome.
+    before: the state before the commit that included it.
   """
 
   resolved: effects.Resolved
@@ -35,19 +35,19 @@ class Handover:
   or waits in `wait`.
 
   Attributes:
-    published: the state that all share.
-    to_save: the latest state that all replicas save; None: none so far.
-    admission: counts the times at which the replica was let in; 0: not yet.
-    suspended: whether the replica is no member at present.
-    asked: how many gradients a submission sums.
-    called: the step to whose round others have given; -1: none so far.
-    left: whether the replica has left, as was wanted.
-    finished: why the run has ended well; None: it has not.
-    failure: why the run can't go on for this replica.
+    published: the state that all replicas share.
+    to_save: the last state that all replicas save; None if there is none yet.
+    admission: number of times the replica was admitted; 0 before the first.
+    suspended: whether the replica is currently not a member.
+    asked: how many gradients to sum into a submission.
+    called: the last step whose round has contributions of others; -1: none yet.
+    left: whether the replica has left on its own request.
+    finished: why the run has finished; None if it has not.
+    failure: the error that ends the run for this replica.
     leads: whether this process is leader.
-    memory: buffers that the event loop has made for gradients.
+    memory: buffers for gradients, allocated by the event loop.
     lease: the membership that samples are leased to, and the samples.
-    incarnation: of the membership; -1: none so far.
+    incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
   """
 
@@ -69,23 +69,23 @@ class Handover:
     self._changed = threading.Condition()
     self._outcomes: dict[int, Outcome | effects.Taken] = {}
 
-  # The event loop's.
+  # Called by the event loop.
 
   def change(self, action: Callable[[Handover], None]) -> None:
-    """Something has happened that the training loop decides by."""
+    """Changes a field that the training loop depends on."""
     action(self)
 
   def tell(self) -> None:
-    """What waits looks again."""
+    """Wakes up the waiting threads."""
     with self._changed:
       self._changed.notify_all()
 
   def resolve(self, sequence: int, outcome: Outcome | effects.Taken) -> None:
-    """Has an answer to a submission; `tell` follows."""
+    """Stores the answer to a submission; `tell` follows."""
     self._outcomes[sequence] = outcome
 
   def progressed(self, step: int, progress: Progress) -> None:
-    """So much is committed with this step."""
+    """Stores which samples are committed as of this step."""
     self.progress[step] = progress
     if len(self.progress) > _KEPT:
       saved = -1 if self.to_save is None else self.to_save.step
@@ -93,29 +93,29 @@ class Handover:
         if old != saved:
           del self.progress[old]
 
-  # The training loop's.
+  # Called by the training loop.
 
   def sync(self) -> None:
-    """Looks at what has happened; where there is one process, it sees it."""
+    """Applies events so far; a single process sees them directly."""
 
   def agree(self, flag: bool) -> bool:
-    """What process 0 says, where there are several."""
+    """Process 0's value of the flag, if there are several processes."""
     return flag
 
   def close(self) -> None:
-    """Nothing will happen any more."""
+    """Marks that nothing will change any more."""
 
   def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-    """Waits until it is ready, or the run is over; returns whether it is."""
+    """Waits until `ready` or the run's end; returns whether it is ready."""
     over = lambda: self.failure is not None or self.finished is not None
     with self._changed:
       self._changed.wait_for(lambda: ready() or over(), timeout)
     return ready()
 
   def outcome(self, sequence: int) -> Outcome | effects.Taken | None:
-    """The answer to a submission, if it is there."""
+    """The answer to a submission, if there is one."""
     return self._outcomes.get(sequence)
 
   def take(self, sequence: int) -> Outcome | effects.Taken | None:
-    """The same, once."""
+    """Removes and returns the answer."""
     return self._outcomes.pop(sequence, None)

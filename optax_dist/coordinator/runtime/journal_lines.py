@@ -1,7 +1,7 @@
-"""The leader's journal: its notes as lines of the file.
+"""The leader's journal: writes its notes as lines of the file.
 
-The line of a step is written by `flush`, once what other replicas wait for is on its
-way, and before this one goes on; all others are written at once.
+The line of a step is written by `flush`, after what other replicas wait for has
+been sent and before this one continues; all others are written at once.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 
 class Observer(Protocol):
-  """Is given what the leader notes, as the journal has it."""
+  """Receives the leader's notes in the journal's form."""
 
   def begin(self, owner: object, records: Iterable[journal.Record]) -> None:
-    """The owner leads from now on; the records are those before it, if known."""
+    """The owner leads from now on; the records are earlier ones, if known."""
     ...
 
   def take(self, line: str) -> None:
-    """Something has happened; its line of the journal."""
+    """Takes the journal line of an event."""
     ...
 
   def end(self, owner: object) -> None:
-    """The owner leads no more."""
+    """The owner no longer leads."""
     ...
 
 
 class JournalLines:
-  """Writes what the leader notes; a file that fails never ends training.
+  """Writes what the leader notes; a failing file never ends training.
 
   Attributes:
     pending: whether the line of a step waits for `flush`.
@@ -50,13 +50,13 @@ class JournalLines:
     silences: Callable[[], Mapping[str, float]] = dict,
     observer: Observer | None = None,
   ):
-    """Opens nothing yet.
+    """Creates the writer, without opening the file.
 
     Args:
-      path: of the file; None for no journal.
-      describe: what the first line of a run tells besides its step.
-      silences: how long each process may be silent at present.
-      observer: is given the same.
+      path: the file; None for no journal.
+      describe: fields of a run's first line besides its step.
+      silences: how long each process may currently be silent.
+      observer: receives the same lines.
     """
     self._path, self._describe = path, describe
     self._silences = silences
@@ -65,9 +65,9 @@ class JournalLines:
     self._clocks = timings.Clocks()
     self._observer = observer
     self._start = time.monotonic()
-    # The latest step, and when it was noted.
+    # The last step, and when it was noted.
     self._step: tuple[notes.StepCommitted, float] | None = None
-    # The latest step whose line another leader has written since `open`.
+    # The last step whose line another leader has written since `open`.
     self._theirs = -1
 
   @property
@@ -75,7 +75,7 @@ class JournalLines:
     return self._step is not None
 
   def open(self, commits: Sequence[entries.Committed]) -> None:
-    """Opens the file, if it can be, and writes the commits that it lacks."""
+    """Opens the file, if possible, and writes the commits missing from it."""
     self._theirs = -1
     found: list[journal.Record] = []
     if self._path is not None:
@@ -96,7 +96,7 @@ class JournalLines:
     self.flush()
 
   def _open(self, path: str | os.PathLike[str]) -> list[journal.Record]:
-    """Opens the file; returns what is in it."""
+    """Opens the file; returns its records."""
     try:
       self._file = journal.Journal(path)
       return journal.read(path).records
@@ -109,7 +109,7 @@ class JournalLines:
       return []
 
   def write(self, note: notes.Note) -> None:
-    """Writes a line, if there is a journal; that of a step with `flush`."""
+    """Writes a line, if there is a journal; a step's waits for `flush`."""
     if self._file is None and self._observer is None:
       return
     self.flush()
@@ -120,7 +120,7 @@ class JournalLines:
       return
     now = self._time()
     kind, fields = self._line(note, now)
-    if kind == "run":  # A new time begins.
+    if kind == "run":  # The time restarts.
       self._start, now = time.monotonic(), 0.0
     if self._observer is not None:
       record = {"kind": kind, "time": _rounded(now), **fields}
@@ -133,7 +133,7 @@ class JournalLines:
       self._give_up(error)
 
   def flush(self) -> None:
-    """Writes what waits: to be called once what others wait for is sent."""
+    """Writes the pending line: call it once what others wait for is sent."""
     if self._step is None:
       return
     (note, now), self._step = self._step, None
@@ -143,8 +143,8 @@ class JournalLines:
     if self._file is None:
       return
     try:
-      # Who was stopped since the step was noted may lead no more, and then the
-      # new leader has written it.
+      # If this process was stopped since it noted the step, another may lead
+      # now, and has written the line.
       for record in self._file.news():
         if record["kind"] == "commit":
           self._theirs = max(self._theirs, record["step"])
@@ -163,7 +163,7 @@ class JournalLines:
     return time.monotonic() - self._start
 
   def close(self) -> None:
-    """Writes what waits, and closes the file."""
+    """Writes the pending line, and closes the file."""
     self.flush()
     if self._observer is not None:
       self._observer.end(self)
@@ -259,7 +259,7 @@ class JournalLines:
     }
 
   def _changed(self, note: notes.DeadlinesSeen) -> bool:
-    """Whether deadlines are so far from those in the journal that it matters."""
+    """Whether deadlines differ enough from those last written."""
     found = [note.attempt, *self._silence(note.members).values()]
     old, same = self._deadlines, len(found) == len(self._deadlines)
     if same and all(
@@ -279,7 +279,7 @@ class JournalLines:
     return {key: _rounded(x) for key, x in aligned._asdict().items()}
 
 
-# All notes but that of a step.
+# All notes except that of a step.
 _Unhurried: TypeAlias = (
   notes.RunBegins
   | notes.LeaderBegins
@@ -301,10 +301,10 @@ def _member(replica: Any, incarnation: int, step: int) -> dict[str, Any]:
 
 
 def _load() -> float | None:
-  """Programs that ran, or waited for a core, on average of the last minute."""
+  """The average number of running or waiting programs in the last minute."""
   try:
     return os.getloadavg()[0]
-  except (AttributeError, OSError):  # Not on every system.
+  except (AttributeError, OSError):  # Not available on every system.
     return None
 
 

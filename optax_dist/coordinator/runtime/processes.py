@@ -1,4 +1,4 @@
-"""Makes one JAX program of the processes of a replica, on one host or several."""
+"""Makes the processes of a replica one JAX program, on one or several hosts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from optax_dist.coordinator.transport import addresses
 def initialize(
   address: str, count: int, index: int, local_addr: str | None = None
 ) -> None:
-  """Calls `jax.distributed.initialize`, and listens nowhere but there.
+  """Calls `jax.distributed.initialize`, and restricts where it listens.
 
-  JAX's service would listen on all addresses, and gloo, the collectives of CPUs,
-  on that of the host's name, which may be one that no other host reaches
-  (127.0.1.1). On loopback nothing leaves this host.
+  JAX's service would listen on all addresses, and gloo, the CPU collectives, on
+  that of the host's name, which other hosts may not reach (127.0.1.1). On
+  loopback nothing leaves this host.
 
   Args:
-    address: ``host:port`` at which the processes meet.
-    count: how many there are.
+    address: ``host:port`` of process 0.
+    count: the number of processes.
     index: which one this is.
-    local_addr: the address of this host that its collectives are to use; by
-      default the one by which it reaches the meeting.
+    local_addr: the address of this host for its collectives; by default the one
+      from which it reaches process 0.
   """
   (place,) = addresses.parse(address)
   own = local_addr or _own_address(place.host)
-  # It would take SIGTERM, by which a replica leaves, and a process ends.
+  # It would handle SIGTERM, which makes a replica leave and a process end.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     coordinator_address=address,
@@ -40,14 +40,14 @@ def initialize(
 
 
 def _bind_address(place: addresses.Endpoint) -> str:
-  """The address itself; all of them where a name stands for loopback only."""
+  """The address itself; all addresses if a name resolves to loopback only."""
   if not addresses.is_ip(place.host):
     place = place._replace(host=addresses.bound(place.host)[1])
   return str(place)
 
 
 def _own_address(host: str) -> str | None:
-  """The one from which this process reaches the meeting; None: no such."""
+  """The address from which this process reaches process 0; None if unknown."""
   if addresses.is_loopback(host):
     return host
   try:
@@ -65,7 +65,7 @@ def _keep_gloo_on(host: str) -> None:
     state = distributed.global_state
     make, gloo = xla_bridge.make_cpu_client, _jax.make_gloo_tcp_collectives
   except (ImportError, AttributeError):
-    return  # In a JAX that is made otherwise, gloo chooses by itself.
+    return  # A JAX built otherwise lets gloo choose by itself.
 
   def client() -> object:
     return make(gloo(distributed_client=state.client, hostname=host))

@@ -1,7 +1,7 @@
-"""A process's own part of arrays that are sharded over several processes.
+"""One process's part of arrays that are sharded over several processes.
 
 Every process exchanges the distinct shards that its own devices hold, as if
-they were small arrays; what other processes hold it never sees.
+they were small arrays; it never sees those of other processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist.coordinator.aggregation import wire_formats
 
-# Where a shard lies: start and stop in each dimension.
+# A shard's position: start and stop in each dimension.
 _Index = tuple[tuple[int, int], ...]
 
 
@@ -24,11 +24,11 @@ class _Leaf(NamedTuple):
   """How one array is sharded.
 
   Attributes:
-    shape: of the whole array; of a random key, of its words.
+    shape: of the whole array; for a random key, of its words.
     sharding: of the same.
     key: the implementation of a random key; None for other arrays.
-    indices: of the distinct shards of this process's devices, in order.
-    on: for each of these devices, which of the shards it holds.
+    indices: distinct shards on this process's devices, in order.
+    on: for each of these devices, the shard it holds.
   """
 
   shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class _Leaf(NamedTuple):
 
 
 class LocalShards:
-  """Takes sharded arrays apart, into this process's shards, and joins them.
+  """Splits sharded arrays into this process's shards, and joins them again.
 
   Attributes:
     templates: shapes and dtypes of the shards, as `jax.ShapeDtypeStruct`s.
@@ -53,7 +53,7 @@ class LocalShards:
   """
 
   def __init__(self, leaves: Sequence[jax.Array]):
-    """Remembers how arrays are sharded; `split` and `join` take others alike."""
+    """Records the shardings; `split` and `join` expect arrays sharded alike."""
     self._leaves = [_look_at(leaf) for leaf in leaves]
     self.templates = [
       jax.ShapeDtypeStruct(shard.shape, shard.dtype)
@@ -73,10 +73,10 @@ class LocalShards:
     return found
 
   def join(self, shards: Sequence[np.ndarray]) -> list[jax.Array]:
-    """Whole arrays, of which this process holds these shards.
+    """Whole arrays, from the shards that this process holds.
 
-    No process sees another's shards. Shards may be of another dtype than the
-    arrays that were split; numpy's memory is copied.
+    Shards may have another dtype than the arrays that were split; NumPy memory
+    is copied.
     """
     found: list[jax.Array] = []
     first = 0
@@ -111,9 +111,9 @@ def _index(index: tuple[slice, ...], shape: tuple[int, ...]) -> _Index:
 
 
 def spread(tree: Any, mesh: jax.sharding.Mesh) -> Any:
-  """Arrays of this process's devices alone become arrays of all: replicated.
+  """Replicates arrays of this process's devices over all devices of the mesh.
 
-  An optimizer's counters, say, which every process has made for itself.
+  For example an optimizer's counters, which each process created for itself.
   """
 
   def one(leaf: Any) -> jax.Array:
@@ -139,7 +139,7 @@ def mesh_of(params: Any) -> jax.sharding.Mesh:
 
   Raises:
     ValueError: a parameter has another kind of sharding, is on another mesh, or
-      is not on all processes' devices; it is named.
+      is not on all processes' devices; the message names it.
   """
   found: jax.sharding.Mesh | None = None
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -171,7 +171,7 @@ def mesh_of(params: Any) -> jax.sharding.Mesh:
 
 
 def agreement(params: Any) -> tuple[tuple[str, str], ...]:
-  """What replicas must have in common for shards to fit, by name."""
+  """What replicas must agree on so that their shards match, by name."""
   mesh = mesh_of(params)
   where = [int(d.process_index) for d in mesh.devices.flat]
   pairs = [("mesh", f"{dict(mesh.shape)} over processes {where}")]
@@ -185,11 +185,11 @@ def agreement(params: Any) -> tuple[tuple[str, str], ...]:
 
 
 def check_wire(params: Any, wire: str) -> None:
-  """Checks that what several processes hold alike stays alike.
+  """Checks that shards replicated over processes stay equal.
 
   Raises:
-    ValueError: a wire of few bits rounds a number by what lies beside it, and
-      that differs between processes, for a parameter that several of them hold.
+    ValueError: a low-bit wire format rounds a number depending on its
+      neighbors, which differ between processes that hold the same parameter.
   """
   if not wire_formats.feeds_back(wire):
     return

@@ -1,7 +1,7 @@
-"""The model's state: published, and computed ahead of its commit.
+"""The model's state: published, and computed before its commit.
 
-The protocol core counts steps; here are the arrays. A state may still be
-computed when it is published: its readers wait.
+The protocol core counts steps; the arrays are here. A state may be published
+before it is computed: its readers wait.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from optax_dist.coordinator.runtime.shards import LocalShards
 
 
 class State:
-  """What all replicas share after so many steps; perhaps still computed.
+  """The state all replicas share at a step; it may still be being computed.
 
   Attributes:
-    step: how many steps it has.
+    step: its step.
   """
 
   def __init__(self, step: int, value: Any = None):
-    """Makes one that is there, or one that is to be computed (None)."""
+    """Creates a state that is ready, or one to be computed (None)."""
     self.step = step
     self._value = value
     self._error: BaseException | None = None
     self._ready = None if value is not None else threading.Event()
-    # Of one that its first reader computes.
+    # For a state that its first reader computes.
     self._base: State | None = None
     self._work: Callable[[], Any] | None = None
     self._done: weakref.finalize | None = None
@@ -59,25 +59,25 @@ class State:
     done: Callable[[], None],
     post: Callable[[Callable[[], None]], None],
   ) -> None:
-    """It is computed by the thread that gets it first.
+    """Lets the first thread that gets it compute it.
 
     Args:
-      base: the state before, which `work` gets.
+      base: the previous state, the argument of `work`.
       work: computes it.
-      done: called by the event loop once it is computed, or dropped.
-      post: has a function called by the event loop.
+      done: called on the event loop once it is computed, or dropped.
+      post: schedules a function on the event loop.
     """
     self._base, self._work, self._post = base, work, post
     self._actions = []
-    # Also if nobody ever gets it.
+    # Also called if no thread ever gets it.
     self._done = weakref.finalize(self, post, done)
     self._done.atexit = False
 
   def then(self, action: Callable[[], None]) -> None:
-    """Has something done by the event loop, which calls, once it is there.
+    """Runs a function on the event loop, the caller, once the state is ready.
 
-    At once, unless the state was deferred: what is computed in the background
-    may be used there, after it.
+    A deferred state runs it at once: work in the background may use the state,
+    in order after it.
     """
     with self._lock:
       if self._actions is not None:
@@ -87,13 +87,13 @@ class State:
 
   @property
   def is_ready(self) -> bool:
-    """Whether it is there, so that `get` does not wait."""
+    """Whether it is computed, so that `get` does not wait."""
     return self._ready is None or self._ready.is_set()
 
   def get(self) -> Any:
-    """The state, as soon as it is there."""
+    """Returns the state, waiting until it is computed."""
     if self._work is not None:
-      # One after the other, for there may be many.
+      # Iterative, since the chain may be long.
       chain: list[State] = []
       state: State | None = self
       while state is not None and state._work is not None:
@@ -126,13 +126,12 @@ class States:
   """The published state, and at most one that is computed ahead.
 
   Attributes:
-    published: what the log has decided.
-    before: the one that was published before.
-    to_save: the latest that all replicas save, or None.
-    nbytes: of a state in a snapshot.
-    lent: what of this replica's own goes along with a snapshot that it serves;
-      any thread may set it.
-    borrowed: the same of whoever served the latest one that came, or None.
+    published: the state that the log has decided.
+    before: the one published before it.
+    to_save: the last state that all replicas save, or None.
+    nbytes: size of a state in a snapshot.
+    lent: the local state served along with a snapshot; any thread may set it.
+    borrowed: the same from the last snapshot received, or None.
   """
 
   def __init__(
@@ -145,19 +144,19 @@ class States:
     post: Callable[[Callable[[], None]], None] | None = None,
     own: Any = None,
   ):
-    """Begins with a state.
+    """Starts with an initial state.
 
     Args:
       initial: a tree of arrays.
-      step: how many steps it has.
-      apply: computes from a state, the leaves of a mean, and the number of
-        its parts the state after it, and waits until it is there.
-      background: computes what takes long; None: all is computed at once.
+      step: its step.
+      apply: computes the next state from a state, the leaves of a mean and the
+        number of its parts, and waits until it is computed.
+      background: runs slow work; None: everything is computed at once.
       shards: of a state whose arrays span several processes.
-      post: has a function called by the event loop. With it, states are
-        computed by the thread that gets them first: the training loop's, where
-        all processes of a replica launch the same programs in the same order.
-      own: the first of what is lent, a tree of arrays; None: nothing is.
+      post: schedules a function on the event loop. With it, the first thread
+        that gets a state computes it: the training loop's, where all processes
+        of a replica launch the same programs in the same order.
+      own: the initial value of `lent`, a tree of arrays; None for none.
     """
     self.published = self.before = State(step, initial)
     self.to_save: State | None = None
@@ -183,9 +182,9 @@ class States:
     """Computes the state after the published one.
 
     Args:
-      read: gives the leaves of the mean.
-      parts: how many gradients or sums are in it.
-      done: called by the event loop when the mean is of no use any more.
+      read: returns the leaves of the mean.
+      parts: how many gradients or sums it includes.
+      done: called on the event loop when the mean is no longer needed.
     """
     base = self.published
     after = self._ahead = State(base.step + 1)
@@ -193,7 +192,7 @@ class States:
     self._compute(after, base, work, done)
 
   def publish(self, step: int, save: bool) -> None:
-    """What was computed is decided."""
+    """Publishes the state computed ahead: it is committed."""
     assert self._ahead is not None
     assert self._ahead.step == step
     self.before, self.published = self.published, self._ahead
@@ -202,11 +201,11 @@ class States:
       self.to_save = self.published
 
   def discard(self) -> None:
-    """What was computed was not to be."""
+    """Discards the state computed ahead."""
     self._ahead = None
 
   def restore(self, step: int, raw: np.ndarray) -> None:
-    """Goes on from what `write` has written elsewhere."""
+    """Continues from the bytes that `write` wrote on another replica."""
     self._ahead = None
     self.before = self.published
     after = self.published = State(step)
@@ -221,7 +220,7 @@ class States:
     means.write([as_numpy(leaf) for leaf in leaves], self._place, out)
 
   def fingerprint(self, state: State, done: Callable[[str], None]) -> None:
-    """Computes a digest; `done` is called by the event loop."""
+    """Computes a digest; `done` is called on the event loop."""
     found: list[str] = []
 
     def finish(error: BaseException | None) -> None:
@@ -278,15 +277,16 @@ class States:
 
 
 def _like(array: np.ndarray, leaf: Any) -> Any:
-  """An array as the same kind of leaf: on the same devices, a key as a key."""
+  """Puts an array on the devices of a leaf; a key becomes a key."""
   if not isinstance(leaf, jax.Array):
     return array.copy()
   if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     implementation = jax.random.key_impl(leaf)
     key = jax.random.wrap_key_data(jax.numpy.array(array), impl=implementation)
     return jax.device_put(key, leaf.sharding)
-  # A copy: what jax may take for its own must not be a view. Committed to a
-  # device only if the leaf is: programs would be compiled anew for it.
+  # A copy, since JAX may take over the memory, which must not be a view.
+  # Committed to a device only if the leaf is: otherwise programs would be
+  # recompiled.
   where = leaf.sharding if leaf.committed else None
   return jax.device_put(array.copy(), where)
 

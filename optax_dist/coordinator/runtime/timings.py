@@ -1,7 +1,7 @@
-"""What a step is made of: measured by each replica, sent with its submission.
+"""Where a step's time goes: measured by each replica, sent when it submits.
 
-The protocol passes these on as bytes that it does not read; the leader's journal
-writes them, on its own clock.
+The protocol passes these on as opaque bytes; the leader writes them to its
+journal, on its own clock.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _COMPILING = "/jax/core/compile/"
 class Timings(NamedTuple):
   """How a replica spent its time up to a submission.
 
-  Seconds. `start` and `sent` are on the replica's own clock, which never goes
-  back. What comes after a submission can only be sent with the next one: the
-  last three are of the submission before, and 0 if there was none.
+  In seconds. `start` and `sent` are on the replica's own monotonic clock. What
+  follows a submission can only be sent with the next one: `waited`, `exchanged`
+  and `applied` refer to the previous submission, and are 0 if there was none.
 
   Attributes:
-    start: when computing began.
+    start: when the computation began.
     sent: when it was submitted.
-    compiled: of the time since `start`, what jax took to trace and compile.
-    cpu: of all of the process's threads meanwhile; more than the time that has
-      passed where several cores were busy.
-    encoded: for writing the gradient as bytes.
-    waited: from the submission before until computing could begin again.
-    exchanged: of that, from the exchange's begin until its mean was there.
-    applied: of that, for the update.
-    bytes_in: bytes of means and states that came since the submission before.
-    bytes_out: bytes of gradients, means and states that went.
+    compiled: time since `start` that JAX spent tracing and compiling.
+    cpu: CPU time of all of the process's threads since then; more than the
+      elapsed time if several cores were busy.
+    encoded: time to encode the gradient as bytes.
+    waited: from the previous submission until the computation could continue.
+    exchanged: part of that, from the start of the exchange to its mean.
+    applied: part of that, for the update.
+    bytes_in: bytes of means and states received since the last submission.
+    bytes_out: bytes of gradients, means and states sent since then.
 
   Example:
     >>> timings = Timings(10.0, 10.5, 0.25, 0.375, 0.0, 0.5, 0.25, 0.125, 8, 8)
@@ -55,27 +55,27 @@ class Timings(NamedTuple):
   bytes_out: int = 0
 
   def pack(self) -> bytes:
-    """As bytes."""
+    """Serializes the timings."""
     return _FORMAT.pack(*self)
 
   @classmethod
   def unpack(cls, raw: bytes) -> Timings | None:
-    """What `pack` has made; None for any other bytes."""
+    """Parses the bytes of `pack`; None for any others."""
     if len(raw) != _FORMAT.size:
       return None
     numbers = _FORMAT.unpack(raw)
-    # One that is not finite makes the sum so; and a sum is quick.
+    # Any non-finite number makes the sum non-finite, and a sum is quick.
     if not math.isfinite(sum(numbers)):
       return None
     return cls._make(numbers)
 
 
 class Clocks:
-  """Brings the replicas' clocks to the leader's.
+  """Aligns the replicas' clocks with the leader's.
 
-  A message takes some time, never less than none: of all arrivals of a
-  membership, the one that took least tells the difference of the two clocks best.
-  So a replica's times are late by the shortest way of a message.
+  A message takes a time of zero or more, so the fastest arrival of a membership
+  gives the best estimate of the clocks' difference. A replica's times are thus
+  late by the shortest latency of a message.
 
   Example:
     >>> clocks = Clocks()
@@ -98,11 +98,11 @@ class Clocks:
 
     Args:
       incarnation: of the sender's membership.
-      timings: the sender's.
+      timings: the sender's timings.
       arrived: when they arrived, on the leader's clock.
 
     Returns:
-      The same, with `start` and `sent` on the leader's clock.
+      The timings, with `start` and `sent` on the leader's clock.
     """
     start, sent = timings.start, timings.sent
     behind = arrived - sent
@@ -118,7 +118,7 @@ class Clocks:
     )
 
   def forget(self, incarnation: int) -> None:
-    """The membership has ended."""
+    """Forgets a membership that has ended."""
     self._least.pop(incarnation, None)
 
 
@@ -131,9 +131,9 @@ _listener = threading.Event()
 
 
 def compiled() -> float:
-  """Seconds that jax has spent on tracing and compiling in this thread.
+  """Seconds that JAX has spent tracing and compiling in this thread.
 
-  Counted from the first call in any thread on.
+  Counted from the first call in any thread.
   """
   if not _listener.is_set():
     _listener.set()

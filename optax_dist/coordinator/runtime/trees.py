@@ -1,4 +1,4 @@
-"""What parameters and gradients must be; errors name what is not."""
+"""Checks of parameters and gradients; errors name the leaf that is wrong."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def as_params(params: Any) -> Any:
   """The parameters as a tree of JAX arrays.
 
   Raises:
-    TypeError: a leaf is no array of a floating dtype.
-    ValueError: there is none.
+    TypeError: a leaf is not an array of a floating dtype.
+    ValueError: there are no leaves.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
   if not leaves:
@@ -44,7 +44,7 @@ def check_like(name: str, found: Any, wanted: Any) -> None:
   """Checks that a tree has the leaves of another, with their shapes and dtypes.
 
   Raises:
-    ValueError: it hasn't; names the first that differs.
+    ValueError: they differ; the message names the first difference.
   """
   have, want = _described(found), _described(wanted)
   if have == want:
@@ -70,14 +70,14 @@ def _described(tree: Any) -> dict[str, str]:
 
 
 def check_alive(tree: Any, error: BaseException) -> None:
-  """Says what has become of arrays that a program has given away.
+  """Raises a clear error if arrays were donated to another program.
 
   Args:
-    tree: of arrays that all replicas share.
-    error: what came of using them.
+    tree: arrays that all replicas share.
+    error: the error from using them.
 
   Raises:
-    ValueError: one of them is deleted.
+    ValueError: an array is deleted.
   """
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
     if isinstance(x, jax.Array) and x.is_deleted():
@@ -90,11 +90,11 @@ def check_alive(tree: Any, error: BaseException) -> None:
 
 
 class Template:
-  """What gradients must look like.
+  """The structure, shapes and dtypes that gradients must have.
 
   Attributes:
     leaves: of the parameters, as `jax.ShapeDtypeStruct`s.
-    is_local: whether this process has all of the parameters.
+    is_local: whether this process holds all of the parameters.
   """
 
   def __init__(self, params: Any):
@@ -102,21 +102,21 @@ class Template:
     self._names = [jax.tree_util.keystr(path) for path, _ in found]
     self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in found]
     self.is_local = all(x.is_fully_addressable for _, x in found)
-    # Of arrays that span several processes; gradients are to lie alike.
+    # For arrays that span several processes; gradients get the same shardings.
     self._shardings = [] if self.is_local else [x.sharding for _, x in found]
     self._reshard: Any = None
 
   def unflatten(self, leaves: Any) -> Any:
-    """A tree like the parameters."""
+    """A tree with the structure of the parameters."""
     return jax.tree.unflatten(self._tree, leaves)
 
   def fit(self, grads: Any) -> Any:
-    """A gradient as a tree like the parameters.
+    """A gradient as a tree with the structure of the parameters.
 
-    Other containers with the same keys will do.
+    Other containers with the same keys are accepted.
 
     Raises:
-      ValueError: it is not like the parameters.
+      ValueError: it does not match the parameters.
     """
     leaves, tree = jax.tree.flatten(grads)
     if tree != self._tree:  # type: ignore[operator]
@@ -154,7 +154,7 @@ class Template:
 
 
 def _shown(names: list[str]) -> str:
-  """Leaves by their paths; that of a tree which is one array is empty."""
+  """Leaves by their paths; the path of a tree that is one array is empty."""
   if names == [""]:
     return "one array"
   return f"{', '.join(names):.500}" or "no array"

@@ -1,7 +1,8 @@
-"""Notices a training loop that is alive but stuck, and says where it stands.
+"""Detects a training loop that is alive but stuck, and reports where it is.
 
-A collective that waits indefinitely, or a data loader that blocks, can't be seen from
-outside: heartbeats go on. A thread looks how long the present step has taken.
+A collective that waits indefinitely, or a data loader that blocks, can't be
+seen from outside, since heartbeats go on. A thread checks how long the current
+step has taken.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from collections.abc import Callable
 
 from optax_dist.coordinator.protocol import arrivals
 
-# A step that nobody waits for may be an evaluation, or a pause in a notebook.
+# A step that no one waits for may be an evaluation, or a pause in a notebook.
 _UNHURRIED = 3600.0
-# Characters of the stacks that go into the journal.
+# Characters of the stacks written to the journal.
 _MOST = 16_000
 
 
 class Steps:
-  """How long steps take, and whether the present one takes too long.
+  """How long steps take, and whether the current one takes too long.
 
-  Pure: it is given times. A step is what the training loop does from getting
-  parameters, or samples, until its gradient is submitted.
+  Pure: the times are arguments. A step lasts from when the training loop gets
+    parameters, or samples, until it submits its gradient.
 
   Attributes:
     thread: that of the training loop.
   """
 
   def __init__(self, limit: float | arrivals.Rule):
-    """No step has begun.
+    """Starts without a step.
 
     Args:
-      limit: the seconds that a step may take, or how they follow those before.
+      limit: the seconds a step may take, or the rule that adapts them.
     """
     self._seen: arrivals.Arrivals | None = None
     self._limit = 0.0
@@ -51,32 +52,32 @@ class Steps:
     return self._limit if self._seen is None else self._seen.deadline
 
   def begin(self, now: float) -> None:
-    """The training loop computes from now on."""
+    """The training loop starts to compute."""
     self._began = now
     self.thread = threading.get_ident()
 
   def submitted(self, now: float) -> None:
-    """Its gradient is submitted."""
+    """Its gradient was submitted."""
     if self._seen is not None and self._began is not None:
       self._seen.add(now - self._began)
     self._began = None
 
   def wait(self) -> None:
-    """It waits for others, which has deadlines of its own."""
+    """It waits for others, which has its own deadlines."""
     self._began = None
 
   def stood_still(self, seconds: float) -> None:
-    """The whole process did not run for so long, which is not the step's fault."""
+    """The whole process was suspended this long; it isn't the step's fault."""
     if self._began is not None:
       self._began += seconds
 
   def lasts(self, now: float) -> float:
-    """How long the present step has taken; 0.0 if there is none."""
+    """How long the current step has taken; 0.0 if there is none."""
     began = self._began
     return 0.0 if began is None else max(0.0, now - began)
 
   def is_stuck(self, now: float, awaited: bool) -> bool:
-    """Whether it takes so long that it is to be given up.
+    """Whether it takes so long that the replica should be given up.
 
     Args:
       now: the time.
@@ -89,10 +90,10 @@ class Steps:
 
 
 class Watchdog:
-  """A thread that looks at `Steps`, prints where one is stuck, and gives it up.
+  """A thread that checks `Steps`, logs a stuck one, and gives the replica up.
 
   Attributes:
-    steps: told of what the training loop does.
+    steps: records what the training loop does.
   """
 
   def __init__(
@@ -102,14 +103,14 @@ class Watchdog:
     awaited: Callable[[], bool],
     evict: Callable[[str, str], None] | None,
   ):
-    """Watches nothing before `start`.
+    """Creates the watchdog; `start` starts it.
 
     Args:
       limit: see `Steps`.
-      name: of the replica, in words.
+      name: name of the replica, for messages.
       awaited: whether other replicas wait.
-      evict: gives the replica up, given the reason and the stacks of its
-        threads; None: it is only printed.
+      evict: gives the replica up, given the reason and its threads' stacks;
+        None: it is only logged.
     """
     self.steps = Steps(limit)
     self._name, self._awaited, self._evict = name, awaited, evict
@@ -120,11 +121,11 @@ class Watchdog:
     )
 
   def start(self) -> None:
-    """Begins."""
+    """Starts the thread."""
     self._thread.start()
 
   def close(self) -> None:
-    """Ends it."""
+    """Stops the thread."""
     self._closed.set()
     current = threading.current_thread()
     if self._thread.ident is not None and self._thread is not current:
@@ -143,7 +144,7 @@ class Watchdog:
         continue
       lasts = steps.lasts(now)
       if told or not lasts:
-        continue  # It is known, or was submitted just now.
+        continue  # It was reported, or submitted just now.
       told = True
       reason = f"stuck: its step has taken {lasts:.1f} s so far"
       found = stacks(steps.thread)
