@@ -1,1 +1,1 @@
-"""The replicated key-value store: what must be decided once is put there."""
+"""The replicated key-value store, for what must be decided exactly once."""

@@ -1,7 +1,7 @@
-"""What a store process runs; `process.start` starts one.
+"""The program of a store process; `process.start` starts one.
 
-``python -m optax_dist.coordinator.store --bind 0.0.0.0 --port 29300`` is one, with
-the job's secret in OPTAX_DIST_SECRET.
+Run it as ``python -m optax_dist.coordinator.store --bind 0.0.0.0 --port
+29300``, with the job's secret in OPTAX_DIST_SECRET.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from optax_dist.coordinator.store import process, server, wire
 from optax_dist.coordinator.transport import channels, sockets
 
-# Seconds without a client after which it ends, once it was asked to drain.
+# Seconds without a client after which a draining store exits.
 _DRAINED = 1.0
 
 
@@ -82,7 +82,7 @@ def _main(arguments: list[str] | None = None) -> int:
 def _end_with_stdin(drained: threading.Event) -> None:
   while os.read(sys.stdin.fileno(), 4096):
     drained.set()
-  # At once: who started the store is gone, and so is the job.
+  # Immediately: the parent is gone, and so is the job.
   os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""A client of a store process, which outlives every cut of its connection."""
+"""A client of a store process; it survives broken connections."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 from optax_dist.coordinator.store import interface, wire
 from optax_dist.coordinator.transport import interface as transports
 
-_PAUSES = (0.05, 0.3)  # Before it connects again, from and to.
+_PAUSES = (0.05, 0.3)  # Shortest and longest pause before reconnecting.
 
 
 @dataclasses.dataclass
 class _Pending:
   request: interface.Request
-  number: int  # Of the caller's.
+  number: int  # The caller's number.
   began: float
   timeout: float
 
@@ -25,24 +25,24 @@ class _Pending:
 class StoreClient:
   """A client of a store process; see `interface.Store`.
 
-  Its connection is one of the transport that its owner polls, who passes
-  events on to `handle`. Requests that have no answer when a connection breaks
-  are sent again over the next one, in their order, until their timeouts are
-  over.
+  Its connection belongs to the transport that its owner polls; the owner passes
+  events to `handle`. Requests without an answer when a connection breaks are
+  sent again over the next one, in order, until they time out.
   """
 
   def __init__(
     self, transport: transports.Transport, address: str, run: bytes = b""
   ):
-    """Begins to connect.
+    """Starts to connect.
 
     Args:
-      transport: its owner's, with the name of this process and the job's secret.
-      address: where the store listens, as `transport.connect` takes it.
+      transport: the owner's, with the name of this process and the job's
+        secret.
+      address: address of the store, for `transport.connect`.
       run: the name under which the store was started.
 
     Raises:
-      ValueError: the address is not one.
+      ValueError: the address is invalid.
     """
     self.address = f"tcp://{address}"
     self._transport, self._where, self._run = transport, address, run
@@ -57,7 +57,7 @@ class StoreClient:
 
   def ask(self, request: interface.Request, timeout: float) -> None:
     interface.check(request)
-    # Its own number, for the caller may use the same again after an `Unknown`.
+    # Renumbered, since the caller may reuse its number after an `Unknown`.
     number = next(self._numbers)
     numbered = dataclasses.replace(request, request=number)
     self._pending[number] = _Pending(

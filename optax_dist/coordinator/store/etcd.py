@@ -1,11 +1,11 @@
 """The store on an etcd cluster, which survives the loss of any of its servers.
 
-Over etcd's JSON gateway, with nothing but the standard library: the kept
+It uses etcd's JSON gateway and only the standard library, since the maintained
 Python clients know one server each. Each request is tried at one server after
-the other until its timeout is over; all can be repeated safely.
+another until it times out; all can be repeated safely.
 
-A process that can write to the cluster could write keys of a run as well. So values
-are signed with the job's secret: what no member has written ends the run.
+Another process with access to the cluster could write keys of a run. So values
+are signed with the job's secret: a value that no member wrote ends the run.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-# Seconds that one server is given for an answer before the next one is asked, at
-# first and at most.
+# Shortest and longest time in seconds to wait for one server before asking the
+# next one.
 _ATTEMPT = 0.5, 2.0
 _BACKOFF = 0.05, 0.3
 _TAG = 32
-# Codes of gRPC's.
+# gRPC status codes.
 _INVALID, _DENIED, _EXHAUSTED, _UNAUTHENTICATED = 3, 7, 8, 16
 
 
 class _Failed(Exception):
-  """An attempt gave no answer; another one may."""
+  """An attempt got no answer; a retry may."""
 
 
 class _Rejected(Exception):
-  """The cluster won't do it, however often it is asked."""
+  """The cluster refuses the request, and would refuse a retry."""
 
 
 @dataclasses.dataclass
@@ -65,16 +65,16 @@ class EtcdStore:
     run: str,
     wake: interface.Wake = lambda: None,
   ):
-    """Begins to connect, in a thread of its own.
+    """Starts to connect, in its own thread.
 
     Args:
       place: the cluster.
-      secret: the job's.
-      run: a name of the run, whose keys are kept apart from those of others.
-      wake: called from any thread when there is something to poll.
+      secret: the job's secret.
+      run: a name of the run, to keep its keys apart from those of others.
+      wake: called from any thread when there are events to poll.
 
     Raises:
-      ValueError: the name or the prefix can't be part of a key.
+      ValueError: the name or the prefix is not valid in a key.
       OSError: a certificate can't be read.
     """
     interface.check_key(place.prefix)
@@ -97,7 +97,7 @@ class EtcdStore:
     )
     self._thread.start()
 
-  # What its owner calls.
+  # Called by its owner.
 
   def ask(self, request: interface.Request, timeout: float) -> None:
     interface.check(request)
@@ -128,7 +128,7 @@ class EtcdStore:
     self._closed = True
     self._thread.join(5.0)
 
-  # Its thread.
+  # In its own thread.
 
   def _run(self) -> None:
     with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -139,10 +139,10 @@ class EtcdStore:
     await self._ended.wait()
     work.cancel()
     await asyncio.wait([work])
-    await asyncio.sleep(0)  # Closing a connection takes one more round.
+    await asyncio.sleep(0)  # Closing a connection takes one more iteration.
 
   def _call(self, function: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # The loop has just been closed.
+    with contextlib.suppress(RuntimeError):  # The loop was closed a moment ago.
       if not self._closed:
         self._loop.call_soon_threadsafe(function)
 
@@ -170,7 +170,7 @@ class EtcdStore:
     self._wake()
 
   async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
-    """Has what ends the work told."""
+    """Runs the work, and reports the error that ends it."""
     try:
       await work
     except Exception as error:
@@ -179,7 +179,7 @@ class EtcdStore:
       self._lose(str(error) or repr(error))
 
   async def _work(self) -> None:
-    """Carries requests out, one after the other."""
+    """Executes requests one after the other."""
     with _Servers(self) as servers:
       await self._work_at(servers)
 
@@ -262,16 +262,16 @@ class EtcdStore:
     return value
 
   def check_header(self, header: dict[str, Any], asked_at: int) -> None:
-    """Raises `_Forged` unless it is the cluster that was asked before."""
+    """Raises `_Forged` unless it is still the same cluster."""
     revision = int(header.get("revision", 0))
     self._cluster = self._cluster or header["cluster_id"]
     if header["cluster_id"] != self._cluster or revision < asked_at:
-      raise _Forged("the cluster was made anew, and what it knew is gone")
+      raise _Forged("the cluster was re-created, and its data is gone")
     self._revision = max(self._revision, revision)
 
 
 class _Forged(Exception):
-  """The cluster holds something else than what this run has put there."""
+  """The cluster holds something that this run did not write."""
 
 
 class _Servers:
@@ -280,7 +280,7 @@ class _Servers:
   def __init__(self, store: EtcdStore):
     self._store = store
     self._endpoints = list(store._place.endpoints)
-    # Not all clients ask the same one.
+    # Spreads the clients over the servers.
     random.shuffle(self._endpoints)
     self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None
     self._streams = None
@@ -293,7 +293,7 @@ class _Servers:
     self.drop()
 
   async def next(self) -> None:
-    """Turns to the next server, after a pause that grows."""
+    """Switches to the next server, after a growing pause."""
     self.drop()
     self._endpoints.append(self._endpoints.pop(0))
     await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))
@@ -308,7 +308,7 @@ class _Servers:
 
   @contextlib.asynccontextmanager
   async def _attempt(self) -> AsyncIterator[None]:
-    """Raises what goes wrong in it as `_Failed`."""
+    """Raises connection errors inside the block as `_Failed`."""
     try:
       async with asyncio.timeout(self._patience):
         yield
@@ -318,7 +318,7 @@ class _Servers:
       raise _Failed(f"{self._endpoints[0]}: {text}") from error
 
   async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One request and its answer."""
+    """Sends one request and returns its answer."""
     asked_at = self._store._revision
     async with self._attempt():
       await self._log_in()

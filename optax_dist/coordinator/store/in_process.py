@@ -10,7 +10,7 @@ from optax_dist.coordinator.transport import interface as transports
 
 
 class InProcessStore:
-  """What the clients of one process share.
+  """A store shared by the clients of one process.
 
   Example:
     >>> store = InProcessStore()
@@ -22,12 +22,12 @@ class InProcessStore:
   """
 
   def __init__(self, quota: table.Quota | None = None):
-    """An empty store."""
+    """Creates an empty store."""
     self.lock = threading.Lock()
     self.table = table.Table(quota)
 
   def connect(self, name: str) -> InProcessClient:
-    """A client; its name is that of whose quota it uses."""
+    """Creates a client; its name determines whose quota it uses."""
     return InProcessClient(self, name)
 
 

@@ -1,7 +1,7 @@
-"""What the coordinator asks of a key-value store, and how the store answers.
+"""The key-value store interface: requests, answers, and the client protocol.
 
-Requests return at once; nothing here ever waits. What comes of them is returned by
-`Store.poll`, as a list of events:
+Requests return at once; nothing here ever waits. `Store.poll` returns what came
+of them, as a list of events:
 
   store.ask(PutIfAbsent(7, "log/12", record), timeout=5.0)
   for event in store.poll():
@@ -10,11 +10,11 @@ Requests return at once; nothing here ever waits. What comes of them is returned
       case Conflict(request, value): ...
       case Unknown(request, reason): ...
 
-Every request ends in exactly one `Answer`, at the latest when its timeout is
-over. Where an answer was lost, for instance with a connection that was cut, the
-store asks again by itself. So that a process is not beaten by its own earlier
-try, a `PutIfAbsent` is done where the key has exactly that value already:
-values of different writers must differ.
+Every request ends in exactly one `Answer`, at the latest when it times out. If
+an answer was lost, for example with a broken connection, the store retries by
+itself. So that a process doesn't conflict with its own earlier try, a
+`PutIfAbsent` succeeds if the key already has exactly that value: values of
+different writers must differ.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from optax_dist.coordinator.transport import interface as transports
 # The longest key, in characters, and the largest value, in bytes.
 MAX_KEY = 200
 MAX_VALUE = 1 << 20
-# How many keys one `delete` may name; etcd takes no more in a transaction.
+# How many keys one `delete` may name; etcd allows no more in a transaction.
 MAX_KEYS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PutIfAbsent:
-  """Puts a value where none is: `Done` or `Conflict`.
+  """Puts a value if the key has none: `Done` or `Conflict`.
 
   Attributes:
     request: its number.
-    key: where.
+    key: the key.
     value: at most `MAX_VALUE` bytes; no other writer puts the same.
   """
 
@@ -49,10 +49,10 @@ class PutIfAbsent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Put:
-  """Puts a value whether there is one or not: `Done`.
+  """Puts a value whether or not there is one: `Done`.
 
-  If its answer is lost it is put again, perhaps over what another one has put
-  in the meantime: it is for hints.
+  If its answer is lost it is put again, perhaps over a value that another
+  writer has put in the meantime: use it for hints.
   """
 
   request: int
@@ -70,7 +70,7 @@ class Get:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Delete:
-  """Removes keys, whether they are there or not: `Done`.
+  """Removes keys, whether or not they exist: `Done`.
 
   A removed key can be put again.
 
@@ -88,14 +88,14 @@ Request: TypeAlias = PutIfAbsent | Put | Get | Delete
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-  """What was asked for has happened, and lasts."""
+  """The request was executed durably."""
 
   request: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conflict:
-  """The key has another value already; nothing was changed.
+  """The key already has another value; nothing was changed.
 
   Attributes:
     request: the number of a `PutIfAbsent`.
@@ -123,13 +123,13 @@ class Absent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unknown:
-  """The timeout is over, and no answer has come.
+  """The request timed out without an answer.
 
-  What was asked for may have happened, and may even happen later. Put the same
-  value again, or get the key, to find out.
+  It may have been executed, and may even be executed later. Put the same value
+  again, or get the key, to find out.
 
   Attributes:
-    request: whatever it was.
+    request: the number of any request.
     reason: the key, the store's address and the time waited, for people.
   """
 
@@ -139,11 +139,11 @@ class Unknown:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refused:
-  """The store will not do it, and has not: its quota is used up, for instance.
+  """The store refuses the request, for example because of its quota.
 
   Attributes:
-    request: whatever it was.
-    reason: in words, for people.
+    request: the number of any request.
+    reason: explanation for people.
   """
 
   request: int
@@ -152,13 +152,13 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoreLost:
-  """The store is of no use any more; no other event follows.
+  """The store can't be used any more; no other event follows.
 
-  It was started anew without its keys, for instance, or knows another secret.
-  That it can't be reached for a while is no such loss.
+  For example it was restarted without its keys, or has another secret. Being
+  unreachable for a while does not count.
 
   Attributes:
-    reason: in words, with the store's address, for people.
+    reason: explanation with the store's address, for people.
   """
 
   reason: str
@@ -171,46 +171,45 @@ Event: TypeAlias = Answer | StoreLost
 class Store(Protocol):
   """A client of a key-value store.
 
-  One thread owns it and calls everything. What comes over the owner's own
-  transport is passed on by `handle`; a client with a thread of its own calls
-  the `wake` that it was made with, from that thread, whenever there is
-  something to poll.
+  One thread owns it and makes all calls. Events of the owner's own transport
+  are passed on by `handle`; a client with its own thread calls the `wake` it
+  was created with, from that thread, whenever there are events to poll.
 
-  Keys are paths such as ``log/17``, of letters, digits and ``_.-``. Requests take
-  effect one after the other, in the order in which they were made.
+  Keys are paths such as ``log/17``, of letters, digits and ``_.-``. Requests
+  take effect one after the other, in the order in which they were made.
 
   Attributes:
-    address: for people; without passwords.
+    address: for messages; without passwords.
   """
 
   address: str
 
   def ask(self, request: Request, timeout: float) -> None:
-    """Asks for something; ends in one `Answer`.
+    """Makes a request; ends in one `Answer`.
 
     Args:
-      request: what; its number is that of no request without an answer.
+      request: the request; its number must not be that of an open request.
       timeout: seconds until it is `Unknown`.
 
     Raises:
-      ValueError: a key is no key, or a value is too large.
+      ValueError: a key is invalid, or a value is too large.
     """
     ...
 
   def handle(self, event: transports.Event) -> bool:
-    """Takes an event of its owner's transport; whether it was meant here."""
+    """Takes an event of the owner's transport; returns whether it is for it."""
     ...
 
   def deadline(self) -> float | None:
-    """In how many seconds to poll; None: when there is an event, or a wake."""
+    """Seconds until the next poll is due; None: at the next event or wake."""
     ...
 
   def poll(self) -> list[Event]:
-    """What has happened since it was last called; never waits."""
+    """Returns the events since the last call; never waits."""
     ...
 
   def close(self) -> None:
-    """Ends it; requests without an answer get none."""
+    """Closes it; open requests get no answer."""
     ...
 
 
@@ -222,7 +221,7 @@ _PLAIN = frozenset(
 
 
 def check_key(key: str) -> None:
-  """Raises `ValueError` unless it is a key.
+  """Raises `ValueError` unless it is a valid key.
 
   Example:
     >>> check_key("log/17")
@@ -240,7 +239,7 @@ def check_key(key: str) -> None:
 
 
 def check(request: Request) -> None:
-  """Raises `ValueError` unless it is a request that a store can carry out."""
+  """Raises `ValueError` unless a store can execute the request."""
   match request:
     case Delete(_, keys):
       if len(keys) > MAX_KEYS:
@@ -259,7 +258,7 @@ def check(request: Request) -> None:
 
 
 def describe(request: Request) -> str:
-  """A request in words.
+  """Describes a request for messages.
 
   Example:
     >>> describe(Get(7, "log/12"))

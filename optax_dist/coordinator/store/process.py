@@ -1,4 +1,4 @@
-"""A store process: `start` starts one."""
+"""A store process, and `start`, which starts one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from optax_dist.coordinator.transport import channels
 
 PORT = 29300
 SECRET_VARIABLE = "OPTAX_DIST_SECRET"
-# What it prints before its address.
+# Printed before its address.
 READY = "ready "
 
 
 class StoreProcess:
-  """A process that keeps a store; a context manager that ends it.
+  """A process that runs a store; a context manager that stops it.
 
   Attributes:
-    address: where clients reach it.
+    address: address that clients connect to.
     process: the process.
   """
 
@@ -32,7 +32,7 @@ class StoreProcess:
     self.address, self.process = address, process
 
   def stop(self) -> None:
-    """Ends it; its clients are told."""
+    """Stops it; its clients are told."""
     self.process.terminate()
     try:
       self.process.wait(5.0)
@@ -44,13 +44,13 @@ class StoreProcess:
         stream.close()
 
   def drain(self, timeout: float) -> bool:
-    """Has it end once it has no clients any more; needs a lifeline.
+    """Makes it exit once it has no clients; needs a lifeline.
 
     Args:
-      timeout: seconds to wait for that.
+      timeout: seconds to wait for the exit.
 
     Returns:
-      Whether it has ended.
+      Whether it has exited.
     """
     assert self.process.stdin is not None
     with contextlib.suppress(OSError):
@@ -89,18 +89,18 @@ def start(
   """Starts a store process, and waits until it is ready.
 
   Args:
-    secret: the job's; without one it listens on loopback only.
+    secret: the job's secret; without one it listens on loopback only.
     run: the run's name; clients of another run are refused.
     bind: the host or address to listen on.
-    port: the port; 0 takes a free one.
-    advertise: the host that others are told, if it isn't `bind`.
-    certificates: encrypts all that leaves this host.
-    lifeline: whether it ends when this process ends, however that ends.
-    idle: seconds without a client after which it ends by itself.
+    port: the port; 0 for any free one.
+    advertise: the host that others connect to, if it isn't `bind`.
+    certificates: encrypts all traffic that leaves this host.
+    lifeline: whether it exits when this process ends, however that happens.
+    idle: seconds without a client after which it exits by itself.
     timeout: seconds to wait until it is ready.
 
   Raises:
-    RuntimeError: it has ended, for instance as the port is taken.
+    RuntimeError: it has exited, for example because the port is taken.
     TimeoutError: it is not ready in time.
   """
   command = [sys.executable, "-m", __package__, "--bind", bind]
@@ -110,7 +110,7 @@ def start(
     command += ["--certificates", *dataclasses.astuple(certificates)]
   command += [] if idle is None else ["--idle", str(idle)]
   command += ["--lifeline"] if lifeline else []
-  # Not on the command line, which others of the host can read.
+  # Not on the command line, which other users of the host can read.
   env = os.environ | {SECRET_VARIABLE: secret.hex(), "JAX_PLATFORMS": "cpu"}
   with tempfile.TemporaryFile() as said:
     process = subprocess.Popen(
@@ -119,7 +119,7 @@ def start(
       stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
       stdout=subprocess.PIPE,
       stderr=said,
-      start_new_session=True,  # Ctrl-C is for who started it to handle.
+      start_new_session=True,  # Ctrl-C is handled by the parent.
     )
     made = StoreProcess("", process)
     watchdog = threading.Timer(timeout, process.kill)
@@ -135,11 +135,11 @@ def start(
     if line.startswith(READY):
       made.address = line.removeprefix(READY).strip()
       if not lifeline:
-        # Nobody need end it: the pipe is closed here, and its end waited for.
+        # Closing the pipe ends it; only its exit status is awaited.
         process.stdout.close()
         threading.Thread(target=process.wait, daemon=True).start()
       return made
-    late = process.wait() == -signal.SIGKILL  # By the watchdog.
+    late = process.wait() == -signal.SIGKILL  # Killed by the watchdog.
     made.stop()
     said.seek(0)
     words = said.read().decode(errors="replace").strip()

@@ -1,9 +1,8 @@
-"""What a store process does: it keeps keys for the members of one job.
+"""The server of a store process: it keeps keys for the members of one job.
 
-It listens to members of the job alone: the transport's handshake keeps out who
-does not know the secret, and a quota bounds what a member can fill. What it
-keeps is in memory only; a run that must survive the loss of this process uses
-etcd.
+Only members of the job can connect: the transport's handshake rejects processes
+that don't know the secret, and a quota limits what a member can fill. All data
+is in memory only; a run that must survive the loss of this process uses etcd.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 
 class StoreServer:
-  """Answers the clients that connect to a transport.
+  """Answers clients that connect to a transport.
 
   Attributes:
     clients: how many are connected.
-    refused: how many messages were none that a client sends.
+    refused: how many invalid messages were received.
   """
 
   def __init__(
     self, transport: transports.Transport, quota: table.Quota | None = None
   ):
-    """A store without keys.
+    """Creates a store without keys.
 
     Args:
-      transport: named `wire.STORE`; it is the server's from now on.
-      quota: what it holds at most.
+      transport: named `wire.STORE`; the server owns it from now on.
+      quota: the most it may hold.
     """
     self._transport = transport
     self._table = table.Table(quota)
@@ -46,7 +45,7 @@ class StoreServer:
     return len(self._clients)
 
   def poll(self, timeout: float | None) -> None:
-    """Answers what has come, and waits for more if nothing has."""
+    """Answers requests, and waits for more if there are none."""
     for event in self._transport.poll(timeout):
       match event:
         case transports.PeerUp(peer):

@@ -1,4 +1,4 @@
-"""The keys of a store and their values, within a quota; pure."""
+"""The keys and values of a store, within a quota; pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ class _QuotaExceeded(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Quota:
-  """What a store holds at most.
+  """Limits on what a store holds.
 
-  One client may use up half of it, so that one that floods the store does not
-  end the run of the others.
+  One client may use up half of it, so that a client that floods the store does
+  not end the others' run.
 
-  Attributes:
-    keys: how many keys there may be.
-    nbytes: how many bytes there may be in keys and values.
+  keys: the largest number of keys.
+    nbytes: the largest number of bytes in keys and values.
   """
 
   keys: int = 100_000
@@ -44,11 +43,11 @@ class Quota:
 
 
 class Entry(NamedTuple):
-  """A value.
+  """A stored value.
 
   Attributes:
     value: its bytes.
-    client: who put it.
+    client: the client that put it.
   """
 
   value: bytes
@@ -73,13 +72,13 @@ class Table:
   """
 
   def __init__(self, quota: Quota | None = None):
-    """An empty table."""
+    """Creates an empty table."""
     self._quota = quota or Quota()
     self._entries: dict[str, Entry] = {}
     self._all, self._by_client = _Usage(), dict[str, _Usage]()
 
   def answer(self, client: str, request: interface.Request) -> Reply:
-    """Carries a request out."""
+    """Executes a request."""
     number = request.request
     if isinstance(request, interface.Delete):
       self._delete(request.keys)
@@ -120,7 +119,7 @@ class Table:
     ):
       keys, nbytes = usage.keys, usage.nbytes
       if before is not None and (share == 1 or before.client == client):
-        # What is overwritten makes room.
+        # The overwritten value makes room.
         keys, nbytes = keys - 1, nbytes - len(key) - len(before.value)
       most, most_bytes = self._quota.keys // share, self._quota.nbytes // share
       if keys >= most or nbytes + size > most_bytes:

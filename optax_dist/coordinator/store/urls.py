@@ -1,4 +1,4 @@
-"""Where a store is, as people write it."""
+"""Store URLs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tcp:
   """A store process.
 
   Attributes:
-    address: where it listens, as the transport writes it.
+    address: its address, as the transport writes it.
   """
 
   address: str
@@ -32,14 +32,14 @@ class Etcd:
 
   Attributes:
     endpoints: its servers, as host:port.
-    user: whom to log in as; "" for nobody.
+    user: user to log in as; "" for none.
     password: of the user.
     tls: whether connections are encrypted.
-    ca: path of the certificates that the servers' are signed with; "" for the
+    ca: path of the certificates that sign the servers' ones; "" for the
       system's.
-    cert: path of this client's certificate, where the servers ask for one.
+    cert: path of this client's certificate, if the servers ask for one.
     key: path of its key.
-    prefix: of all keys, so that others can use the cluster as well.
+    prefix: prefix of all keys, so that the cluster can be shared.
   """
 
   endpoints: tuple[str, ...]
@@ -56,14 +56,14 @@ Place: TypeAlias = InProcess | Tcp | Etcd
 
 
 def parse(url: str) -> Place:
-  """Reads ``in-process``, ``tcp://host:port`` or ``etcd://a:2379,b:2379``.
+  """Parses ``in-process``, ``tcp://host:port`` or ``etcd://a:2379,b:2379``.
 
-  An ``etcd://`` may have ``user:password@`` before its servers, and options
+  An ``etcd://`` URL may have ``user:password@`` before its servers, and options
   after them, as in ``etcds://a,b,c?ca=ca.pem&cert=me.pem&key=me.key``; with
   ``etcds://`` connections are encrypted.
 
   Raises:
-    ValueError: it is none of these.
+    ValueError: it is not a store URL.
 
   Example:
     >>> parse("etcd://a,b:23790").endpoints
@@ -112,7 +112,7 @@ def _endpoint(url: str, text: str, scheme: str) -> str:
 
 
 def _wrong(url: str, why: str) -> ValueError:
-  # There may be a password in it.
+  # Don't show a password.
   shown = url.rpartition("@")[2]
   return ValueError(
     "A store is in-process, tcp://host:port or"

@@ -1,4 +1,4 @@
-"""What the clients of a store process and that process send each other."""
+"""The messages between a store process and its clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import interface
 
-# The name of a store process to the transport; clients have other names.
+# The transport name of a store process; clients have other names.
 STORE = "store"
 
 
@@ -17,8 +17,8 @@ class Welcome:
   """The first message to a client.
 
   Attributes:
-    store: names this process and what it knows. After a restart it is another
-      one, for the keys are gone.
+    store: identifies this process and its data. It changes with a restart,
+      since the keys are lost.
   """
 
   store: str

@@ -1,9 +1,9 @@
-"""Where a process listens, and the address that it tells others.
+"""The address a process listens on, and the one it advertises.
 
-An address is text such as ``10.0.0.3:29400,unix:3f9a``: the ways to a process,
-of which a peer takes the first one that leads there. A ``unix:`` name is one of
-Linux's abstract sockets: it is reachable from the same network namespace only,
-so whether two processes share a host is tried, and never guessed.
+An address is text such as ``10.0.0.3:29400,unix:3f9a``: a list of endpoints, of
+which a peer uses the first one that works. A ``unix:`` name is an abstract
+socket of Linux: it is reachable only from the same network namespace, so
+whether two processes share a host is tested, never guessed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import socket
 import sys
 from typing import NamedTuple
 
-# Below those that systems hand out by themselves, and below this library's own.
+# Below the ephemeral ports of common systems, and below this library's
+# defaults.
 _QUIET_PORTS = range(20000, 29000)
-# A documentation range: no packet is sent there, only a route looked up.
+# A documentation range: only a route is looked up, and no packet is sent.
 _ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 class Endpoint(NamedTuple):
-  """One way to a process: a host and port, or a name on this host.
+  """One endpoint of a process: a host and port, or a name on this host.
 
   Attributes:
     host: IP address or host name; "" for a socket of this host.
@@ -44,10 +45,10 @@ class Endpoint(NamedTuple):
 
 
 def parse(address: str) -> list[Endpoint]:
-  """The ways in an address, those of this host first.
+  """The endpoints in an address, local ones first.
 
   Raises:
-    ValueError: it isn't one.
+    ValueError: it is not an address.
 
   Example:
     >>> [str(way) for way in parse("[::1]:29400,unix:3f9a")]
@@ -70,7 +71,7 @@ def parse(address: str) -> list[Endpoint]:
 
 
 def parse_ports(text: str) -> range:
-  """A port, or a range of ports.
+  """Parses a port or a range of ports.
 
   Example:
     >>> parse_ports("29400"), parse_ports("29400-29499")
@@ -85,12 +86,12 @@ def parse_ports(text: str) -> range:
 
 
 def has_unix() -> bool:
-  """Whether this system has abstract names."""
+  """Whether this system has abstract Unix sockets."""
   return sys.platform == "linux"
 
 
 def is_ip(host: str) -> bool:
-  """Whether a host is written as an IP address."""
+  """Whether a host is given as an IP address."""
   try:
     ipaddress.ip_address(host.partition("%")[0])
   except ValueError:
@@ -99,7 +100,7 @@ def is_ip(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-  """Whether a host, as it is written, can only be this one."""
+  """Whether a host name or address always means this host."""
   if not is_ip(host):
     return host == "localhost"
   return ipaddress.ip_address(host.partition("%")[0]).is_loopback
@@ -108,11 +109,11 @@ def is_loopback(host: str) -> bool:
 def bound(host: str) -> tuple[socket.AddressFamily, str]:
   """The family and IP address to listen on.
 
-  In its own tables a host's name often stands for loopback (127.0.1.1), where
-  no other host would get through; all addresses are taken then.
+  On many hosts, their own name resolves to loopback (127.0.1.1), which other
+  hosts could not reach; then all addresses are used.
 
   Raises:
-    ValueError: the host is not known.
+    ValueError: the host is unknown.
   """
   try:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -126,7 +127,7 @@ def bound(host: str) -> tuple[socket.AddressFamily, str]:
 
 
 def is_own(host: str) -> bool:
-  """Whether this process could listen at a host's address."""
+  """Whether this process can listen on a host's address."""
   try:
     family, ip = bound(host)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -137,12 +138,12 @@ def is_own(host: str) -> bool:
 
 
 def advertised(ip: str, towards: str | None = None) -> str:
-  """The IP address at which others reach a process that listens on `ip`.
+  """The IP address that others use to reach a process listening on `ip`.
 
   Args:
-    ip: what it listens on; perhaps all addresses.
-    towards: host name or IP address of something that all replicas reach, such
-      as the store. The address from which this host reaches it is a good one.
+    ip: the address it listens on; may be the wildcard address.
+    towards: host name or IP address that all replicas reach, such as the
+      store's. The address from which this host reaches it is advertised.
 
   Raises:
     ValueError: this host has only loopback addresses.
@@ -164,17 +165,17 @@ def advertised(ip: str, towards: str | None = None) -> str:
 
 
 def free_ports(count: int = 1) -> list[int]:
-  """Ports of loopback for servers that are started later.
+  """Returns loopback ports for servers that are started later.
 
-  The system hands out none of these by itself. Of those that it does, one that is
-  free now may be the near end of somebody's connection by then, even of a
-  connection to itself, made by who dials it before the server is there.
+  The system does not assign these on its own. Of the ephemeral ports, one that
+  is free now may be the local end of a connection by then, even of a connection
+  to itself, made by a client that dials before the server is up.
 
   Args:
-    count: how many.
+    count: the number of ports.
 
   Raises:
-    OSError: there are not so many.
+    OSError: there are not enough.
 
   Example:
     >>> one, two = free_ports(2)

@@ -11,23 +11,23 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 _FILES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
-# From linux/tcp.h; Python has no names for them.
+# From linux/tcp.h; Python does not define them.
 _THIN_LINEAR_TIMEOUTS, _RTO_MAX_MS = 16, 44
-_UNSENT = 256 << 10  # In the kernel: what a small message may have to wait for.
-_JOINED = 16 << 10  # A record of TLS.
+_UNSENT = 256 << 10  # In the kernel: a small message may have to wait for it.
+_JOINED = 16 << 10  # The size of a TLS record.
 
 Buffers: TypeAlias = Sequence[memoryview | bytes]
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificates:
-  """Files with which both sides of a connection prove who they are by TLS 1.3.
+  """Files with which both sides of a connection authenticate by TLS 1.3.
 
   Attributes:
     certificate: this replica's certificate, in PEM.
     key: its private key, in PEM.
-    authority: the certificates of the job's own authority, in PEM: a process that has
-      one signed by it is let in.
+    authority: certificate of the job's own authority, in PEM: any process with
+      a certificate signed by it is accepted.
   """
 
   certificate: str
@@ -35,12 +35,12 @@ class Certificates:
   authority: str
 
   def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For the accepting side, and for the one that dials."""
+    """TLS contexts for the accepting side and for the dialing side."""
     found = []
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
       context = ssl.SSLContext(protocol)
       context.minimum_version = ssl.TLSVersion.TLSv1_3
-      # The authority is the job's own, so its signature says enough.
+      # The authority belongs to the job, so its signature is enough.
       context.check_hostname = False
       context.verify_mode = ssl.CERT_REQUIRED
       context.load_verify_locations(self.authority)
@@ -54,10 +54,10 @@ class Plain:
 
   Attributes:
     sock: the socket.
-    passes_files: whether descriptors may come; others are dropped unseen.
-    drains: whether less than there was room for means that no more is there.
+    passes_files: whether descriptors are accepted; others are dropped.
+    drains: whether a short read means that there is nothing more to read.
     reads_when_writable: whether reading waits until the socket is writable.
-    writes_when_readable: the other way round; both happen with TLS alone.
+    writes_when_readable: the converse; both occur only with TLS.
   """
 
   drains = True
@@ -69,7 +69,7 @@ class Plain:
     self.files: list[int] = []
 
   def receive(self, room: Sequence[memoryview]) -> int | None:
-    """Reads; None: nothing is there, 0: the other side has closed it."""
+    """Reads; returns None if there is nothing, 0 if the peer has closed it."""
     try:
       if self.passes_files:
         got, extra, _, _ = self.sock.recvmsg_into(
@@ -88,14 +88,14 @@ class Plain:
       return None
 
   def take_files(self) -> Sequence[int]:
-    """Descriptors that came with what was read."""
+    """Descriptors received with the data."""
     if not self.files:
       return ()
     files, self.files = self.files, []
     return files
 
   def send(self, output: Buffers, file: int | None = None) -> int | None:
-    """Writes; None: there is no room."""
+    """Writes; returns None if there is no room."""
     try:
       if file is not None:
         rights = (
@@ -112,7 +112,7 @@ class Plain:
 
 
 class Tls(Plain):
-  """A socket with TLS; its handshake happens with the first bytes."""
+  """A socket with TLS; the handshake happens with the first bytes."""
 
   drains = False
 
@@ -152,10 +152,10 @@ def open_channel(
   server_side: bool,
   silence: float,
 ) -> Channel:
-  """Makes a channel of a connected socket.
+  """Creates a channel for a connected socket.
 
   Args:
-    sock: it; the channel may have another object for it.
+    sock: the socket; the channel may replace the object.
     tls: contexts of `Certificates`.
     server_side: whether it was accepted.
     silence: seconds after which the kernel gives up on unacknowledged bytes.
@@ -179,7 +179,7 @@ def _tune(sock: socket.socket, silence: float) -> None:
   options = {
     getattr(socket, "TCP_USER_TIMEOUT", None): int(silence * 1000),
     getattr(socket, "TCP_NOTSENT_LOWAT", None): _UNSENT,
-    # After a cut, ask again soon instead of twice as late each time.
+    # After an outage, retry at a constant interval instead of backing off.
     _THIN_LINEAR_TIMEOUTS: 1,
     _RTO_MAX_MS: 1000,
   }

@@ -1,4 +1,4 @@
-"""How two processes prove to each other who they are, before anything else.
+"""The handshake by which two processes authenticate each other.
 
     dialer                                        acceptor
     HELLO  nonce, name, wanted name, last   -->
@@ -6,13 +6,13 @@
     PROOF  tag over all so far              -->
            <--   USE  tag over all so far, if the acceptor decides
 
-A tag is HMAC-SHA256 under a key made of the job's secret and the run's nonce.
-Both sides put a nonce into what is signed, so nothing that was recorded, in
-this run or another, is of use again. If two dial each other at once, the one
-with the smaller name decides which connection is used: as dialer by its PROOF,
-as acceptor by its USE.
+A tag is HMAC-SHA256 under a key derived from the job's secret and the run's
+nonce. Both sides contribute a nonce, so recorded messages can't be replayed, in
+this run or another. If two dial each other at once, the one with the smaller
+name decides which connection is used: as dialer by its PROOF, as acceptor by
+its USE.
 
-No sockets here: bytes in, bytes out.
+There are no sockets here: bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ TWICE = "connected already"
 
 
 class Refused(ConnectionError):
-  """The other side is not one to talk to; the message says why."""
+  """The other side was rejected, or rejects this one; the message says why."""
 
 
 class AlreadyConnected(Refused):
-  """The other side has another connection with this one, and uses that."""
+  """The other side uses another connection with this one."""
 
 
 class Keys(NamedTuple):
-  """What both sides have in common after a handshake.
+  """Keys that both sides share after a handshake.
 
   Attributes:
     send: signs what this side sends.
     receive: signs what it receives.
-    session: names the connection.
+    session: identifies the connection.
   """
 
   send: bytes
@@ -60,41 +60,42 @@ def job_key(secret: bytes, run: bytes) -> bytes:
   """The key of a job's run.
 
   Raises:
-    ValueError: the secret is too short to withstand guessing.
+    ValueError: the secret is too short to be safe.
   """
   if 0 < len(secret) < 16:
     raise ValueError(
       f"A secret has at least 16 bytes, got {len(secret)}. Make one with"
       " python -c 'import secrets; print(secrets.token_hex())'."
     )
-  # Hashed first: HMAC takes keys that differ by zeros at their end for equal.
+  # Hashed first: HMAC pads keys with zeros, so keys with trailing zeros
+  # collide.
   key = hashlib.sha256(secret).digest()
   return hmac.digest(key, b"optax-dist transport\0" + run, "sha256")
 
 
 class Handshake:
-  """One side of it.
+  """One side of a handshake.
 
   Attributes:
-    output: bytes to be sent; the sender takes them away.
-    peer: the other side's name; believed only once `undecided` or `done`.
-    last: the connection that a dialer has had with this side before.
+    output: bytes to send; the sender removes them.
+    peer: the other side's name; authenticated once `undecided` or `done`.
+    last: the dialer's previous connection with this side.
     undecided: whether `use` or `refuse` must be called.
-    done: whether it is over and the connection is used.
-    keys: if it is done.
-    rest: bytes that came after it.
+    done: whether the handshake is complete and the connection is used.
+    keys: the keys, once done.
+    rest: bytes received after the handshake.
   """
 
   def __init__(
     self, key: bytes, name: str, wanted: str = "", last: bytes = NO_SESSION
   ):
-    """Begins it.
+    """Starts a handshake.
 
     Args:
       key: see `job_key`.
-      name: this side's.
-      wanted: the name of the one dialed; "" on the side that accepts.
-      last: the last connection this side has had with it.
+      name: name of this side.
+      wanted: name of the peer dialed; "" on the accepting side.
+      last: this side's previous connection with it.
     """
     self._key = key
     self._name = check_name(name)
@@ -113,10 +114,10 @@ class Handshake:
       self._send(_HELLO, nonce + last + _text(name) + _text(wanted))
 
   def feed(self, data: bytes) -> None:
-    """Takes bytes of the other side.
+    """Processes bytes from the other side.
 
     Raises:
-      Refused: they are not those of a peer.
+      Refused: they are not a peer's handshake.
     """
     self._buffer += data
     while not (self.done or self.undecided):
@@ -139,13 +140,13 @@ class Handshake:
     self.rest, self._buffer = bytes(self._buffer), bytearray()
 
   def use(self) -> None:
-    """Decides for this connection."""
+    """Accepts this connection."""
     self.undecided = False
     self._send(_PROOF if self._wanted else _USE)
     self._finish()
 
   def refuse(self, reason: str) -> None:
-    """Tells the other side why this connection comes to an end."""
+    """Rejects this connection, and tells the other side why."""
     told = reason.encode()[:_MAX_BODY]
     self.output += _PREFIX.pack(_MAGIC, VERSION, _REFUSE, len(told)) + told
 
@@ -219,7 +220,7 @@ class Handshake:
 
 
 def check_name(name: str) -> str:
-  """The name, if it can be one.
+  """Returns the name if it is valid.
 
   Raises:
     ValueError: it is empty or too long.

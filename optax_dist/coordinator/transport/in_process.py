@@ -1,4 +1,4 @@
-"""Transports of threads of one process; what is allocated is lent, not copied."""
+"""Transports between threads of one process, without copies of arrays."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from optax_dist.coordinator.transport import (
   session,
 )
 
-_FULL = 8 << 20  # Bytes that wait for one who does not poll.
+_FULL = 8 << 20  # Unread bytes after which a peer counts as full.
 _numbers = itertools.count(1)
 
 
 class Hub:
-  """A place where transports of one process find each other.
+  """Connects the transports of one process.
 
   Example:
     >>> hub = Hub()
@@ -47,22 +47,22 @@ class Hub:
 
 @dataclasses.dataclass(eq=False)
 class _Link:
-  """What two have in common while they are connected."""
+  """The shared state of two connected transports."""
 
   ends: tuple[InProcessTransport, InProcessTransport]
   open: bool = True
-  stalled: bool = False  # Whether one waits until the other has read.
+  stalled: bool = False  # Whether one waits for the other to read.
 
   def other(self, one: InProcessTransport) -> InProcessTransport:
     return self.ends[self.ends[0] is one]
 
 
 class InProcessTransport(peers.Peers):
-  """See `interface.Transport`; a thread that stops is not noticed as silent.
+  """See `interface.Transport`; a stopped thread is not detected as silent.
 
   Attributes:
-    name: of this thread's side.
-    address: text by which others of the hub connect to it.
+    name: name of this thread's side.
+    address: address at which others of the hub connect to it.
   """
 
   def __init__(
@@ -73,9 +73,9 @@ class InProcessTransport(peers.Peers):
     self._hub = hub
     self._links: dict[str, _Link] = {}
     self._dials: dict[str, tuple[str, float]] = {}
-    self._met: set[str] = set()  # Who was ever connected.
+    self._met: set[str] = set()  # Every peer connected so far.
     self._changed = threading.Condition()
-    # What has come: bytes, or what has happened to the link.
+    # Received items: bytes, or changes of the link.
     self._inbox: collections.deque[tuple[_Link, bytes | str]] = (
       collections.deque()
     )
@@ -85,7 +85,7 @@ class InProcessTransport(peers.Peers):
       others = list(hub.members.values())
       hub.members[self.address] = self
     for other in others:
-      other.wake()  # It may have been dialing this one.
+      other.wake()  # It may have been dialing this transport.
 
   def connect(self, peer: str, address: str, run: bytes | None = None) -> None:
     self._check_open()
@@ -149,7 +149,7 @@ class InProcessTransport(peers.Peers):
     self._closed = True
 
   def kill(self) -> None:
-    """Ends it as a crash would: peers lose it without a goodbye."""
+    """Stops it as a crash would: peers lose it without a goodbye."""
     self._vanish()
     for link in self._links.values():
       self._end(link)
@@ -157,7 +157,7 @@ class InProcessTransport(peers.Peers):
     self.close()
 
   def _vanish(self) -> None:
-    """Nobody finds this one any more; those who have are known."""
+    """Removes it from the hub; returns the peers still connected."""
     with self._hub.lock:
       self._hub.members.pop(self.address, None)
     self._read()
@@ -225,7 +225,7 @@ class InProcessTransport(peers.Peers):
         found = self._sessions.setdefault(peer, self._new_session(peer))
         found.start(None, near=True)
       elif self._links.get(peer) is not link:
-        continue  # The connection has ended here.
+        continue  # The connection ended here.
       elif data == "ended":
         self._lose(peer, "broken", "it has ended")
       elif isinstance(data, bytes):

@@ -1,7 +1,7 @@
-"""What carries messages and arrays between replicas, and reports lost peers.
+"""The transport interface: messages, arrays and detection of lost peers.
 
-A process has one `Transport`, and one connection to each peer it talks to. All
-that happens comes out of `Transport.poll`, as a list of events:
+A process has one `Transport`, and one connection to each peer it talks to.
+`Transport.poll` returns all events as a list:
 
   transport.connect("b", address_of_b)
   transport.send("b", b"hello")
@@ -12,9 +12,9 @@ that happens comes out of `Transport.poll`, as a list of events:
       case ArrayReceived(peer, transfer, data): ...
       case PeerLost(peer, how, reason): ...
 
-Arrays travel beside messages. The sender calls `send_array`, the receiver
+Arrays travel alongside messages. The sender calls `send_array`, the receiver
 `expect`, in either order and with the same transfer id; small messages overtake
-large arrays. A connection that breaks is a lost peer, reported at once.
+large arrays. A broken connection is a lost peer, reported at once.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-# What can be sent: any contiguous bytes, such as `bytes`, `memoryview`, or an
-# array's `.data`.
+# Anything contiguous can be sent, such as `bytes`, `memoryview`, or an array's
+# `.data`.
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# The largest message, in bytes: part of the protocol, so alike everywhere.
+# The largest message, in bytes; part of the protocol, so it is fixed.
 MAX_MESSAGE = 4 << 20
 
 How: TypeAlias = Literal[
-  "left",  # It said goodbye; the reason is its own.
-  "broken",  # The connection was closed or reset: most likely it has died.
-  "silent",  # Not a byte for `Limits.silence`: stopped, or cut off.
+  "left",  # It said goodbye, with its reason.
+  "broken",  # The connection was closed or reset: most likely it died.
+  "silent",  # No byte for `Limits.silence`: stopped, or cut off.
   "unreachable",  # No connection could be made within `Limits.connect`.
   "refused",  # It has another secret, run, version or name.
-  "faulty",  # It sent what no peer of this version sends.
-  "overflow",  # It did not read, and too much was waiting for it.
-  "replaced",  # It has connected anew; a `PeerUp` follows.
+  "faulty",  # It violated the protocol.
+  "overflow",  # It did not read, and too much was queued for it.
+  "replaced",  # It has reconnected; a `PeerUp` follows.
 ]
 
 
@@ -47,13 +47,14 @@ class Limits:
   """Bounds on time and memory. Times are in seconds.
 
   Attributes:
-    heartbeat: a peer that was sent nothing for so long is sent a heartbeat.
-    silence: a peer of which no byte came for so long is lost. A transfer that
-      is slow but moves is not silent.
-    connect: how long `Transport.connect` tries.
-    handshake: how long a stranger may take to prove who it is.
-    max_queued: bytes of messages that may wait for a peer which does not read.
-    max_strangers: connections that may be in their handshake at a time.
+    heartbeat: a peer to which nothing was sent for this long gets a heartbeat.
+    silence: a peer that sent no byte for this long is lost. A slow transfer
+      that makes progress is not silent.
+    connect: how long `Transport.connect` retries.
+    handshake: how long an unknown process may take to authenticate.
+    max_queued: bytes of messages that may be queued for a peer that doesn't
+      read.
+    max_strangers: number of connections that may be in their handshake.
   """
 
   heartbeat: float = 1.0
@@ -76,19 +77,19 @@ class Limits:
 
 
 class Gaps(Protocol):
-  """Learns how long a peer is silent between what it sends."""
+  """Learns how long a peer is silent between two messages."""
 
   @property
   def deadline(self) -> float:
     """Seconds without a byte after which the peer is lost."""
 
   def add(self, seconds: float) -> None:
-    """It was silent for so long, and went on."""
+    """Records that the peer was silent for this long."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerUp:
-  """A peer is connected, and has proved who it is.
+  """A peer is connected and authenticated.
 
   Attributes:
     peer: its name.
@@ -102,14 +103,14 @@ class PeerUp:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerLost:
-  """A peer is connected no longer, or could not be connected to.
+  """A peer is no longer connected, or could not be connected to.
 
-  All transfers with it have failed, each by an event before this one.
+  All transfers with it have failed; those events come before this one.
 
   Attributes:
     peer: its name.
-    how: what kind of loss it is.
-    reason: the same in words, for people.
+    how: the kind of loss.
+    reason: explanation for people.
   """
 
   peer: str
@@ -118,7 +119,7 @@ class PeerLost:
 
 
 class Message(NamedTuple):
-  """A message has come. A peer's messages come once each, in their order."""
+  """A message was received. Each is delivered once, in order per peer."""
 
   peer: str
   payload: bytes
@@ -126,14 +127,14 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArrayReceived:
-  """An array that was expected is here, whole.
+  """An expected array has been received completely.
 
   Attributes:
     peer: its sender.
     transfer: its transfer id.
-    data: its bytes: the memory given to `Transport.expect`, or, if none was
-      given, memory of the transport's choice, not to be written. It may be the
-      sender's own memory; then it is lent until `Transport.release`.
+    data: its bytes: the memory passed to `Transport.expect`, or, if there was
+      none, read-only memory of the transport's choice. It may be the sender's
+      own memory, which is lent until `Transport.release`.
   """
 
   peer: str
@@ -143,13 +144,13 @@ class ArrayReceived:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArrayPart:
-  """The front of an array that was expected in parts is here.
+  """The front of an array that was expected in parts has been received.
 
   Attributes:
     peer: its sender.
     transfer: its transfer id.
     data: the memory of the whole array.
-    received: how many bytes of it are here.
+    received: how many bytes of it have been received.
   """
 
   peer: str
@@ -160,9 +161,9 @@ class ArrayPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArraySent:
-  """An array has left: its memory is the caller's again.
+  """An array was sent: its memory belongs to the caller again.
 
-  It has left this process; that it arrived only the receiver can tell.
+  It has left this process; only the receiver knows that it arrived.
   """
 
   peer: str
@@ -171,13 +172,13 @@ class ArraySent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArrayFailed:
-  """A transfer has failed: by the peer's loss, its refusal, or a wrong size.
+  """A transfer failed: the peer was lost or refused it, or the size was wrong.
 
   Attributes:
     peer: the other side.
     transfer: its transfer id.
-    sending: whether it was to be sent; otherwise it was expected.
-    reason: in words, for people.
+    sending: whether it was outgoing; otherwise it was expected.
+    reason: explanation for people.
   """
 
   peer: str
@@ -199,11 +200,11 @@ Event: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-  """How far an expected array has come.
+  """How much of an expected array was received.
 
   Attributes:
-    received: bytes that are here.
-    idle: seconds since the last of them came, or since it was expected.
+    received: bytes received.
+    idle: seconds since the last byte, or since it was expected.
   """
 
   received: int
@@ -213,69 +214,69 @@ class Progress:
 class Transport(Protocol):
   """One process's connections to its peers.
 
-  One thread owns it and calls everything; only `wake` may be called from any
-  thread, and from signal handlers. If that thread is the main one, an exception
-  that a signal handler raises (Ctrl-C) while bytes are moved costs the
-  connection they belong to, and no other. Nothing but `poll` ever waits. A deadline
-  on an array belongs on `progress(...).idle`, so that it cuts off what stands
-  still and not what is merely long.
+  One thread owns it and makes all calls, except `wake`, which may be called
+  from any thread and from signal handlers. If that thread is the main one, an
+  exception that a signal handler raises (Ctrl-C) while bytes are moved costs
+  the connection they belong to, and no other. Only `poll` ever waits. Base a
+  deadline for an array on `progress(...).idle`: it then ends transfers that are
+  stuck, not those that are merely long.
 
-  Peers are known by names, which a process takes anew whenever it starts: a
-  restarted process is another peer. Both ends may call `connect`; one
-  connection comes of it.
+  Peers are known by names, which are new whenever a process starts: a restarted
+  process is another peer. Both ends may call `connect`; they get one
+  connection.
 
   Attributes:
-    name: this process's.
-    address: text by which peers `connect` to it; it may name several ways.
+    name: name of this process.
+    address: address that peers `connect` to; it may list several endpoints.
   """
 
   name: str
   address: str
 
   def connect(self, peer: str, address: str, run: bytes | None = None) -> None:
-    """Begins to connect; ends in `PeerUp` or `PeerLost`.
+    """Starts to connect; ends in `PeerUp` or `PeerLost`.
 
-    It is tried again, with pauses, until `Limits.connect` has passed; at once
-    it is lost if it was connected before and nobody listens there any more, for
-    then its process has ended. Messages
-    and arrays may be sent at once, and wait until the peer is up. Nothing
-    happens if it is connected already, or being so.
+    It retries, with pauses, until `Limits.connect` has passed. A peer that was
+    connected before is lost at once if its address no longer accepts
+    connections, since its process has ended. Messages and arrays may be sent at
+    once, and wait until the peer is up. If it is already connected or
+    connecting, nothing happens.
 
     Args:
-      peer: its name.
-      address: what its own `address` is.
-      run: the nonce of its run, if that is another than this process's.
+      peer: name of the peer.
+      address: the peer's `address`.
+      run: the nonce of its run, if it differs from this process's.
 
     Raises:
-      ValueError: the address is not one.
+      ValueError: the address is invalid.
     """
     ...
 
   def disconnect(self, peer: str, reason: str = "") -> None:
-    """Says goodbye once the messages sent before have gone out.
+    """Says goodbye once the messages sent before have been written.
 
-    The peer gets a `PeerLost` of kind "left" with the reason, and this end no
-    event: whatever was going on with the peer is dropped, arrays included.
+    The peer gets a `PeerLost` of kind "left" with the reason; this end gets no
+    event. Everything in progress with the peer is dropped, arrays included.
     """
     ...
 
   def peers(self) -> Sequence[str]:
-    """Names of those who are connected."""
+    """Names of the connected peers."""
     ...
 
   def silences(self) -> Mapping[str, float]:
-    """How long each of them may be silent, in seconds, where that is noticed."""
+    """How long each peer may be silent, in seconds, if silence is detected."""
     ...
 
   def send(self, peer: str, payload: Sequence[Buffer]) -> bool:
-    """Sends a message; its parts are joined, and are the caller's again.
+    """Sends a message; its parts are copied, and may be reused.
 
-    It never waits: what is sent goes out with the next `poll` or `flush`.
+    It never waits: the message is written by the next `poll` or `flush`.
 
     Returns:
-      Whether it was taken. It isn't if there is no such peer, for it may have
+      Whether it was queued. It isn't if there is no such peer, which may have
       been lost a moment ago, with the event still to be polled. If more than
-      `Limits.max_queued` bytes would wait for it, the peer is lost.
+      `Limits.max_queued` bytes are queued for it, the peer is lost.
 
     Raises:
       ValueError: it is larger than `MAX_MESSAGE`.
@@ -283,20 +284,20 @@ class Transport(Protocol):
     ...
 
   def send_all(self, peers: Sequence[str], payload: Sequence[Buffer]) -> None:
-    """Sends one message to several, and perhaps at once; see `send`."""
+    """Sends one message to several peers, perhaps immediately; see `send`."""
     ...
 
   def allocate(self, nbytes: int) -> memoryview:
-    """Memory from which peers that are near can read without a copy.
+    """Allocates memory that near peers can read without a copy.
 
-    It is not cleared, and starts at a multiple of 64 bytes.
+    It is not zeroed, and is aligned to 64 bytes.
     """
     ...
 
   def free(self, memory: memoryview) -> None:
-    """Gives back what `allocate` gave.
+    """Returns memory from `allocate`.
 
-    It is not given out again while a peer still reads from it.
+    It is not reused while a peer still reads from it.
     """
     ...
 
@@ -305,23 +306,23 @@ class Transport(Protocol):
   ) -> None:
     """Sends an array; ends in one `ArraySent` or `ArrayFailed`.
 
-    It must not be written to until then. The first MiB goes out at once, what
-    is left when the receiver expects it.
+    It must not be written to until then. The first MiB is sent at once, the
+    rest when the receiver expects it.
 
     Args:
-      peer: who expects it, now or later.
-      transfer: from 0 to 2**63 - 1, and never used before between these two in
+      peer: the receiver, which expects it now or later.
+      transfer: from 0 to 2**63 - 1, and not used before between these two in
         this direction.
       data: contiguous bytes, which are not copied.
-      filled: so many bytes at its front are there as yet; the others may be
-        written until `fill` has told of them. None: all.
+      filled: how many bytes at its front are ready; the others may be written
+        until `fill` reports them. None: all.
     """
     ...
 
   def fill(self, peer: str, transfer: int, filled: int) -> None:
-    """So many bytes at the front of an array are there now, and may go.
+    """Reports that more bytes at the front of an array are ready to send.
 
-    Nothing happens if the transfer has ended.
+    Does nothing if the transfer has ended.
     """
     ...
 
@@ -333,67 +334,66 @@ class Transport(Protocol):
     into: Buffer | None = None,
     in_parts: bool = False,
   ) -> None:
-    """Is ready for an array; ends in one `ArrayReceived` or `ArrayFailed`.
+    """Expects an array; ends in one `ArrayReceived` or `ArrayFailed`.
 
     Args:
       peer: its sender.
       transfer: its transfer id.
-      nbytes: its size; another one is a failure.
-      into: contiguous and writable, of `nbytes` bytes: where it shall go. None:
-        wherever it costs least, which for peers that are near is where it lies.
-      in_parts: whether `ArrayPart` tells of what is here, now and then, until
-        it is whole.
+      nbytes: its size; an array of another size fails.
+      into: contiguous writable memory of `nbytes` bytes for the result. None:
+        wherever it is cheapest, which for near peers is where it already is.
+      in_parts: whether to report progress by `ArrayPart` until it is complete.
     """
     ...
 
   def progress(self, peer: str, transfer: int) -> Progress | None:
-    """How far an expected array has come; None if it isn't expected (now)."""
+    """How much of an expected array was received; None if none is expected."""
     ...
 
   def release(self, peer: str, transfer: int) -> bool:
-    """Ends reading an `ArrayReceived` to which no memory was given.
+    """Stops reading an `ArrayReceived` for which no memory was given.
 
-    To be called once for each, after the last look at its bytes.
+    Call it once for each, after the last access to its bytes.
 
     Returns:
-      Whether the bytes were whole all along. False: the lender was lost in the
-      meantime and may have overwritten them, so what was computed from them
-      must be dropped.
+      Whether the bytes were valid throughout. False: the peer that lent them
+      was lost in the meantime and may have overwritten them, so anything
+      computed from them must be dropped.
     """
     ...
 
   def cancel(self, peer: str, transfer: int) -> None:
-    """Gives up sending or expecting an array, in both directions.
+    """Cancels sending or expecting an array, in both directions.
 
-    No event follows here; at the peer the transfer fails, now or when it is
-    begun. A sender of an array that is not going to be expected any more
-    cancels it too, or the first bytes of it stay with the peer.
+    No event follows here; at the peer the transfer fails, now or when it
+    starts. The sender of an array that will not be expected must cancel it too,
+    or the peer keeps its first bytes.
     """
     ...
 
   def poll(self, timeout: float | None) -> list[Event]:
-    """Does what there is to do, and returns what has happened.
+    """Makes progress, and returns the events.
 
     Args:
       timeout: how long to wait for the first event; None: until there is one.
 
     Returns:
-      Events; those of one peer in the order in which they happened. None after
-      the timeout or a `wake`.
+      Events, in order for each peer. An empty list after the timeout or a
+      `wake`.
     """
     ...
 
   def flush(self) -> None:
-    """Writes what was sent, as far as that needs no waiting.
+    """Writes what was sent, as far as possible without waiting.
 
-    To be called before something that takes long; `poll` does it anyway.
+    Call it before slow work; `poll` includes it.
     """
     ...
 
   def wake(self) -> None:
-    """Lets a `poll` that waits, or else the next one, return at once."""
+    """Makes the current `poll`, or else the next one, return at once."""
     ...
 
   def close(self, reason: str = "") -> None:
-    """Says goodbye to all peers without waiting for them, and frees all."""
+    """Says goodbye to all peers without waiting, and frees all resources."""
     ...

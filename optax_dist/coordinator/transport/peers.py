@@ -1,4 +1,4 @@
-"""What all transports do alike: one session for each peer, and their events."""
+"""The common part of all transports: one session per peer, and their events."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from optax_dist.coordinator.transport import (
 
 
 class Peers:
-  """The part of `interface.Transport` that needs no connection.
+  """The part of `interface.Transport` that does not depend on connections.
 
   Attributes:
-    name: this process's.
+    name: name of this process.
   """
 
   def __init__(
@@ -26,25 +26,25 @@ class Peers:
     self._closed = False
     self._events: list[interface.Event] = []
     self._pool = shared_memory.Pool(self._region_dropped, share_memory)
-    # Of those who are connected, or being connected to.
+    # For peers that are connected or connecting.
     self._sessions: dict[str, session.Session] = {}
     self._lent: dict[tuple[str, int], session.Session] = {}
 
-  # What is different for each kind.
+  # Implemented by each kind of transport.
 
   def _to_write(self, peer: str) -> None:
-    """There may be something to write to it."""
+    """Called when there may be data to write to a peer."""
     raise NotImplementedError
 
   def _is_connected(self, peer: str) -> bool:
-    """Whether it has not lost or left this process, as of now."""
+    """Whether the peer is still connected."""
     raise NotImplementedError
 
   def _disconnected(self, peer: str) -> None:
-    """Ends what leads to it; all that it has lent is its own again."""
+    """Closes the peer's connection; memory that it lent is its own again."""
     raise NotImplementedError
 
-  # What is the same.
+  # Common to all transports.
 
   def send(self, peer: str, payload: Sequence[interface.Buffer]) -> bool:
     self._check_open()
@@ -144,13 +144,13 @@ class Peers:
       self._lent[event.peer, event.transfer] = lender
 
   def _lose(self, peer: str, how: interface.How, reason: str) -> None:
-    # Before lent memory is given out again, so that its readers can tell.
+    # Before lent memory is reused, so that its readers can tell.
     self._disconnected(peer)
     self._sessions.pop(peer).close(f"{peer!r} is lost: {reason}")
     self._events.append(interface.PeerLost(peer, how, reason))
 
   def _forget(self, peer: str) -> session.Session:
-    """Drops a peer, and what has happened with it and was not polled yet."""
+    """Drops a peer, and its events that were not polled yet."""
     for event in self._events:
       if event.peer == peer and isinstance(event, interface.ArrayReceived):
         self._lent.pop((peer, event.transfer), None)

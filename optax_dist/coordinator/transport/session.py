@@ -1,9 +1,9 @@
-"""What goes over one connection once both sides know each other.
+"""The frames of one connection, after the handshake.
 
-Frames of messages and of pieces of arrays, in turn; bytes in and bytes out, no
+Frames carry messages and pieces of arrays in turn; bytes in and bytes out, no
 sockets. Each frame is a header (length, kind, id), a tag if frames are signed,
-and a body. The tag is HMAC-SHA256 over the frame's place in the sequence, its
-header and its body; of an array's pieces the body is left out.
+and a body. The tag is HMAC-SHA256 over the frame's sequence number, its header
+and its body; for an array's pieces the body is left out.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 
 from optax_dist.coordinator.transport import interface, shared_memory
 
-EAGER = 1 << 20  # Bytes of an array that may go before it is expected.
+EAGER = 1 << 20  # Bytes of an array that may be sent before it is expected.
 _BUDGET = 4 * EAGER  # The same for all arrays of a connection.
-_LEAST = 4096  # What even the smallest array counts for there.
+_LEAST = 4096  # The minimum that each array counts for there.
 CHUNK = 256 << 10
-_REMEMBERED = 16384  # Transfers that a side may know of beforehand.
+_REMEMBERED = 16384  # Transfers to remember before both halves are known.
 _REGIONS = 1024
 STAGING = 64 << 10
-_APART = 8 << 10  # Bytes of a message that is written without being copied.
-_AHEAD = 128  # Bytes read beyond a piece of an array: the next header.
+_APART = 8 << 10  # Messages from this size on are written without being copied.
+_AHEAD = 128  # Bytes to read beyond a piece of an array: the next header.
 
 _HEADER = struct.Struct("<IBQ")
 _WORD = struct.Struct("<Q")
@@ -39,24 +39,23 @@ _TAG = 16
   _MESSAGE,
   _PING,
   _BYE,
-  _ARRAY,  # An array begins; its size.
+  _ARRAY,  # An array starts; its size.
   _CHUNK,
   _READY,  # An array is expected.
   _CANCEL,
-  _REGION,  # A buffer's descriptor comes with this frame; its size and inode.
-  _UNMAPPED,  # It could not be mapped: send what was offered in it.
-  _DROP,  # A buffer is gone.
-  _OFFER,  # An array lies in a buffer; which, where, how long.
+  _REGION,  # A buffer's descriptor is attached; its size and inode.
+  _UNMAPPED,  # The buffer could not be mapped: send the arrays offered in it.
+  _DROP,  # A buffer was freed.
+  _OFFER,  # An array is in a buffer; which, where, how long.
   _RELEASE,
 ) = range(12)
 
 
 def message_frame(body: bytes) -> bytes | None:
-  """A message as it is written where nothing is signed: the same for all.
+  """A message as an unsigned frame, which is the same for all peers.
 
-  It may be written where a session has no other output; what is left of it is
-  given to `Session.go_on`.
-  None where it is too large to be sent.
+  It may be written directly if a session has no other output; pass the
+  unwritten part to `Session.go_on`. None if it is too large.
   """
   if len(body) > interface.MAX_MESSAGE:
     return None
@@ -64,31 +63,31 @@ def message_frame(body: bytes) -> bytes | None:
 
 
 class Faulty(Exception):
-  """The peer sent what no peer of this version sends."""
+  """The peer violated the protocol."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Incoming:
-  """An array that is expected, or has begun to come before that."""
+  """An array that is expected, or whose first bytes came before that."""
 
   nbytes: int
-  memory: memoryview | None  # Where it goes; None: where it lies.
+  memory: memoryview | None  # The destination; None: use it in place.
   expected: bool
-  in_parts: bool = False  # Whether its front is told of.
+  in_parts: bool = False  # Whether to report its front.
   begun: bool = False
   received: int = 0
   moved: float = 0.0
-  lent: tuple[int, int] | None = None  # The peer's buffer, and where in it.
+  lent: tuple[int, int] | None = None  # The peer's buffer, and the offset.
 
 
 @dataclasses.dataclass(slots=True)
 class _Outgoing:
   data: memoryview
   ready: bool
-  filled: int  # Bytes that are there.
+  filled: int  # Bytes that are ready.
   begun: bool = False
-  taken: int = 0  # Bytes that have been handed over to be written.
-  region: shared_memory.Region | None = None  # If it is lent.
+  taken: int = 0  # Bytes that were handed over for writing.
+  region: shared_memory.Region | None = None  # Set if it is lent.
   cancelled: bool = False
 
 
@@ -121,19 +120,19 @@ class Session:
     connected: Callable[[], bool] = lambda: True,
     staging: memoryview | None = None,
   ):
-    """Makes one that waits for its connection.
+    """Creates a session that waits for its connection.
 
     Args:
       peer: the other side's name.
-      pool: what is lent comes from here.
-      emit: is called with each event.
-      see: finds a peer's buffer, by its number, if it is in this process;
+      pool: buffers that can be lent.
+      emit: called with each event.
+      see: finds a peer's buffer by its number if it is in this process;
         otherwise descriptors come with the frames.
-      connected: whether the peer is not lost, as of now: what lies in its
-        memory is whole for so long.
-      staging: of `STAGING` bytes, where it reads to while nothing of a frame is
-        left over. Several may have the same, if one after the other reads: with
-        hundreds of peers it stays in the processor's cache.
+      connected: whether the peer is currently not lost; its memory is valid for
+        as long.
+      staging: a buffer of `STAGING` bytes to read into while there is no
+        partial frame. Sessions that read one after the other may share it: with
+        hundreds of peers it then stays in the processor's cache.
     """
     self.peer = peer
     self.near = self._lends = False
@@ -161,7 +160,7 @@ class Session:
     if staging is None:
       staging = memoryview(bytearray(STAGING))
     self._staging = self._common = staging
-    # For what is left over, once there is any.
+    # For a partial frame, once there is one.
     self._own: memoryview | None = None
     self._empty = [staging]
     self._start = self._end = 0
@@ -174,16 +173,16 @@ class Session:
     self._lent: dict[int, np.ndarray] = {}
     self._mapped: dict[int, np.ndarray | None] = {}
     self._files: collections.deque[int] = collections.deque()
-    # Ids that came before their other half did: expected, or cancelled.
+    # Ids that were expected or cancelled before the sender's frame came.
     self._ready: dict[int, None] = {}
     self._dead: dict[int, None] = {}
 
   def start(self, keys: tuple[bytes, bytes] | None, near: bool) -> None:
-    """The connection is up.
+    """Starts the session: the connection is up.
 
     Args:
-      keys: to sign what is sent, and check what comes; None: neither.
-      near: whether both processes are on one host.
+      keys: to sign outgoing frames and check incoming ones; None for neither.
+      near: whether both processes are on the same host.
     """
     self._keys, self.near, self._lends = keys, near, near
     self._started = True
@@ -191,7 +190,7 @@ class Session:
       if self._offer(transfer, out):
         self._turns.remove(transfer)
 
-  # What the driver asks for.
+  # Called by the transport.
 
   def send(self, payload: Sequence[interface.Buffer]) -> None:
     """Queues a message."""
@@ -204,20 +203,20 @@ class Session:
     self._put(_MESSAGE, 0, body)
 
   def go_on(self, rest: memoryview) -> None:
-    """So much of a frame is still to be written.
+    """Queues the unwritten rest of a frame.
 
-    Who has written the rest of it saw to it that nothing is signed, and that
-    there was no other output.
+    The caller wrote the start of it directly, having checked that frames are
+    not signed and that there was no other output.
     """
     self._writing.append(rest)
 
   def ping(self) -> None:
-    """Queues a heartbeat, unless something is on its way anyway."""
+    """Queues a heartbeat, unless other output is queued."""
     if not (self._frames or self._writing):
       self._put(_PING, 0)
 
   def say_goodbye(self, reason: str) -> None:
-    """Queues the last frame; arrays are dropped."""
+    """Queues the last frame; drops all arrays."""
     for transfer in list(self._outgoing):
       self._forget(transfer)
     self._put(_BYE, 0, reason.encode()[:500])
@@ -228,7 +227,7 @@ class Session:
     """See `Transport.send_array`."""
     view = memoryview(data).cast("B")
     if transfer in self._outgoing:
-      raise ValueError(f"Transfer {transfer} to {self.peer!r} is under way.")
+      raise ValueError(f"Transfer {transfer} to {self.peer!r} is in progress.")
     if transfer in self._dead:
       del self._dead[transfer]
       self._fail(transfer, True, "the receiver does not want it")
@@ -296,7 +295,7 @@ class Session:
     return interface.Progress(found.received, time.monotonic() - found.moved)
 
   def release(self, transfer: int) -> None:
-    """The driver has read what was lent to it."""
+    """Called when this side has finished reading an array lent to it."""
     if self._lent.pop(transfer, None) is not None:
       self._put(_RELEASE, transfer)
 
@@ -307,13 +306,13 @@ class Session:
     self._put(_CANCEL, transfer)
 
   def drop_region(self, number: int) -> None:
-    """A buffer of this process is gone."""
+    """Tells the peer that a buffer of this process was freed."""
     if number in self._shown:
       self._shown.remove(number)
       self._put(_DROP, number)
 
   def close(self, reason: str, silently: bool = False) -> None:
-    """Fails what is under way, and gives back what was lent."""
+    """Fails all transfers, and returns lent buffers."""
     for transfer, out in list(self._outgoing.items()):
       self._end_lending(out)
       if not (silently or out.cancelled):
@@ -335,17 +334,17 @@ class Session:
   # Writing.
 
   def output(self) -> list[memoryview | bytes]:
-    """What is to be written next; see `sent`."""
+    """The next bytes to write; see `sent`."""
     if not self._writing and self._started and (self._frames or self._turns):
       self._gather()
     return self._writing
 
   def has_output(self) -> bool:
-    """Whether there may be something to write."""
+    """Whether there may be bytes to write."""
     return bool(self._frames or self._turns or self._writing)
 
   def sent(self, nbytes: int) -> None:
-    """So many bytes of `output` have been written."""
+    """Reports how many bytes of `output` were written."""
     self.file = None
     writing = self._writing
     while nbytes:
@@ -364,7 +363,7 @@ class Session:
 
   def _gather(self) -> None:
     if len(self._frames) == 1 and not self._turns:
-      # Most often: a leader has one for each of its followers.
+      # The usual case: a leader has one for each of its followers.
       kind, number, body, self.file = self._frames.popleft()
       self.backlog -= len(body) + _HEADER.size
       head = self._seal(kind, number, len(body), body)
@@ -378,14 +377,14 @@ class Session:
       kind, number, body, file = self._frames[0]
       if file is not None:
         if small:
-          break  # A descriptor goes with the first byte of a write.
+          break  # A descriptor is sent with the first byte of a write.
         self.file = file
       self._frames.popleft()
       self.backlog -= len(body) + _HEADER.size
       small.append(self._seal(kind, number, len(body), body))
       small.append(body)
       if len(body) >= _APART:
-        # It may be the same for hundreds of peers.
+        # The body may be shared by hundreds of peers.
         self._writing += [b"".join(small[:-1]), body]
         small = []
         break
@@ -398,7 +397,7 @@ class Session:
         break
 
   def _gather_piece(self, transfer: int) -> bool:
-    """Takes a piece of the array, if one may be sent."""
+    """Queues a piece of the array, if one may be sent."""
     out = self._outgoing[transfer]
     size = out.data.nbytes
     if out.filled < size and self._lends and size >= shared_memory.LEAST:
@@ -429,7 +428,7 @@ class Session:
     return True
 
   def _offer(self, transfer: int, out: _Outgoing) -> bool:
-    """Lends the array instead of sending it, if it lies where it can be."""
+    """Lends the array instead of sending it, if its memory can be shared."""
     size = out.data.nbytes
     if not self._lends or size < shared_memory.LEAST or out.filled < size:
       return False
@@ -466,21 +465,21 @@ class Session:
   # Reading.
 
   def room(self) -> list[memoryview]:
-    """Where the next bytes are to be put; see `received`."""
+    """The buffers for the next bytes; see `received`."""
     if self._left:
       return [self._sink_room(), self._staging[:_AHEAD]]
     return [self._staging[self._end :]] if self._end else self._empty
 
   def received(self, nbytes: int, files: Sequence[int] = ()) -> None:
-    """So many bytes have been put there, and descriptors came with them.
+    """Processes bytes that were read, and descriptors that came with them.
 
     Raises:
-      Faulty: they are not what a peer sends.
+      Faulty: they violate the protocol.
     """
     if files:
       self._files.extend(files)
     elif not (self._left or self._end) and nbytes > _HEADER.size:
-      # Most often it is one small message: a leader reads hundreds a step.
+      # Usually it is one small message: a leader reads hundreds in each step.
       length, kind, _ = _HEADER.unpack_from(self._staging)
       if (
         kind == _MESSAGE
@@ -509,7 +508,7 @@ class Session:
       self._start, self._end = 0, len(rest)
 
   def feed(self, data: bytes) -> None:
-    """Takes bytes that were read with the handshake."""
+    """Processes bytes that were read with the handshake."""
     while data:
       room = self.room()[0]
       taken = min(len(data), room.nbytes)
@@ -551,7 +550,7 @@ class Session:
       self._emit(interface.Message(self.peer, body))
 
   def _parse(self) -> bool:
-    """Takes one frame, or the part of it that is here; False: too little."""
+    """Processes one frame, or the available part of it; False if too short."""
     start = self._start
     length, kind, number = _HEADER.unpack_from(self._staging, start)
     body = start + _HEADER.size
@@ -583,7 +582,7 @@ class Session:
     else:
       self._sink = _Body(*self._head(start, body), length)
       self._left = length
-    # The rest is read right to where it belongs.
+    # The rest is read directly into its destination.
     taken = min(here, self._left)
     if taken:
       self._sink_room()[:taken] = self._staging[body : body + taken]
@@ -596,7 +595,7 @@ class Session:
     return bytes(self._staging[start:end]), bytes(self._staging[end:body])
 
   def _check(self, head: bytes, tag: bytes, body: bytes) -> None:
-    if self._keys is None:  # Nothing is signed.
+    if self._keys is None:  # Frames are not signed.
       return
     text = _WORD.pack(self._received_frames) + head + body
     self._received_frames += 1
@@ -674,7 +673,7 @@ class Session:
     self._check_whole(transfer, found)
 
   def _move(self, found: _Incoming, memory: memoryview | None) -> None:
-    """Lets an array go on where it belongs, with what is here of it."""
+    """Moves an array to its destination, with the bytes received so far."""
     if found.lent is not None:
       found.memory = memory
       return
@@ -729,7 +728,7 @@ class Session:
       raise Faulty("an offer in an unknown buffer")
     region = self._mapped[number]
     if region is None:
-      return  # It comes in pieces, as the sender has been told.
+      return  # It comes in pieces, as requested from the sender.
     if start + nbytes > region.size:
       raise Faulty("an offer beyond its buffer")
     if transfer in self._dead:
@@ -763,7 +762,7 @@ class Session:
       memory = found.memory
       np.copyto(np.frombuffer(memory, np.uint8), data)
       if not self._connected():
-        # It may have used the memory for something else meanwhile.
+        # It may have reused the memory meanwhile.
         self._fail(transfer, False, "its sender was lost as it was read")
         return
       self._put(_RELEASE, transfer)
@@ -778,7 +777,7 @@ class Session:
       self._emit(interface.ArraySent(self.peer, transfer))
 
   def _send_instead(self, number: int) -> None:
-    """The peer can't map the buffer: what was offered in it is sent."""
+    """The peer can't map the buffer: send the arrays offered in it."""
     self._lends = False
     for transfer, out in list(self._outgoing.items()):
       if out.region is not None and out.region.number == number:

@@ -1,8 +1,8 @@
-"""Memory of one process that others of its host read where it lies.
+"""Memory of one process that others on its host read in place.
 
 Each buffer is a file in memory. A peer gets its descriptor over their socket,
-so that only those who were given it can map it, for reading alone, and nothing
-is left behind by a process that is killed.
+so only processes that were given it can map it, read-only, and a killed process
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-LEAST = 64 << 10  # Smaller arrays are sent even where memory is shared.
-_KEPT = 8  # Free buffers that are kept for the next one who asks.
-# From fcntl.h; Python 3.11 has no names for them everywhere.
+LEAST = 64 << 10  # Smaller arrays are sent even if memory is shared.
+_KEPT = 8  # Free buffers kept for reuse.
+# From fcntl.h; Python 3.11 does not define them on every system.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 
@@ -26,12 +26,12 @@ class Region:
   """A buffer that can be lent.
 
   Attributes:
-    number: names it to peers.
-    file: its descriptor; -1 where memory can't be shared.
-    inode: tells it from other files; 0 where it can't be shared.
+    number: identifies it to peers.
+    file: its descriptor; -1 if memory can't be shared.
+    inode: its file's inode; 0 if it can't be shared.
     array: its bytes.
     lent: how many readers it has.
-    free: whether its owner has given it back.
+    free: whether its owner has returned it.
   """
 
   def __init__(self, number: int, nbytes: int, shared: bool):
@@ -45,7 +45,7 @@ class Region:
     self.free = False
 
   def close(self) -> None:
-    """Ends sharing it; the bytes stay for those who have them."""
+    """Stops sharing it; existing views stay valid."""
     if self.file >= 0:
       os.close(self.file)
       self.file = -1
@@ -55,7 +55,7 @@ class Pool:
   """The buffers of a process.
 
   Attributes:
-    dropped: is called with the number of a buffer that is gone.
+    dropped: called with the number of a buffer that was freed.
   """
 
   def __init__(
@@ -79,7 +79,7 @@ class Pool:
       region = min(fitting, key=lambda r: r.array.size)
     else:
       whole = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
-      # What is never lent needs no descriptors.
+      # Memory that is never lent needs no descriptor.
       shared = self._shared and nbytes >= LEAST
       region = Region(next(self._numbers), whole, shared)
       self._regions[region.number] = region
@@ -95,7 +95,7 @@ class Pool:
     self._trim()
 
   def find(self, memory: memoryview) -> Region | None:
-    """The buffer that these bytes lie in."""
+    """The buffer that contains these bytes."""
     start = _address(np.frombuffer(memory, np.uint8)) if memory.nbytes else 0
     for region in self._regions.values():
       if 0 <= start - region.start < region.array.size:
@@ -103,13 +103,13 @@ class Pool:
     return None
 
   def seen(self, number: int) -> np.ndarray:
-    """A buffer as others see it: for reading."""
+    """A read-only view of a buffer, as peers see it."""
     array = self._regions[number].array.view()
     array.flags.writeable = False
     return array
 
   def returned(self, region: Region) -> None:
-    """A reader has done with it, or is lost."""
+    """Called when a reader has finished with it, or is lost."""
     region.lent -= 1
     self._trim()
 
@@ -121,18 +121,18 @@ class Pool:
       self.dropped(region.number)
 
   def close(self) -> None:
-    """Ends sharing."""
+    """Stops sharing all buffers."""
     for region in self._regions.values():
       region.close()
     self._regions.clear()
 
 
 def map_file(file: int, nbytes: int, inode: int) -> np.ndarray:
-  """A peer's buffer, for reading; the descriptor stays the caller's.
+  """Maps a peer's buffer read-only; the caller still owns the descriptor.
 
   Raises:
-    OSError: it can't be mapped, is another one, or could shrink while it is
-      read, which would end the reader's process.
+    OSError: it can't be mapped, is another file, or could shrink while it is
+      read, which would kill the reader's process.
   """
   if os.fstat(file).st_ino != inode:
     raise OSError("the descriptor is of another file")
@@ -143,7 +143,7 @@ def map_file(file: int, nbytes: int, inode: int) -> np.ndarray:
 
 
 def address_within(memory: memoryview, region: Region) -> int:
-  """Where in a buffer these bytes begin."""
+  """The offset of these bytes in a buffer."""
   return _address(np.frombuffer(memory, np.uint8)) - region.start
 
 

@@ -1,7 +1,7 @@
-"""Connections over sockets: of this host where there are such, TCP otherwise.
+"""Connections over sockets: Unix sockets on the same host, TCP otherwise.
 
-One event loop, which is `SocketTransport.poll`, serves all of them; nothing in
-it blocks, and there are no threads but those that look up host names.
+One event loop, `SocketTransport.poll`, serves all of them; nothing in it
+blocks, and the only threads look up host names.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from optax_dist.coordinator.transport import (
 
 DEFAULT_PORTS = range(29400, 29500)
 
-_TURN = 2 << 20  # Bytes read or written before others have their turn.
-_PAUSES = (0.05, 0.3)  # Between attempts to connect, from and to.
+_TURN = 2 << 20  # Bytes to read or write before other connections get a turn.
+_PAUSES = (0.05, 0.3)  # Shortest and longest pause between attempts.
 _FORGOTTEN = 1024  # Ended connections whose names are kept.
 
 
 @dataclasses.dataclass(eq=False)
 class _Link:
-  """A socket, from its beginning to its end."""
+  """A socket, from dialing or accepting it until it is closed."""
 
   channel: channels.Channel | None  # None while it is connecting.
   sock: socket.socket
-  until: float  # When its handshake, or its goodbye, must be over.
+  until: float  # Deadline of its handshake or its goodbye.
   source: str = ""
   handshake: handshake.Handshake | None = None
   session: session.Session | None = None
-  takes_frames: bool = False  # Whether they are neither signed nor encrypted.
+  takes_frames: bool = False  # Whether frames are neither signed nor encrypted.
   peer: str = ""
   endpoint: addresses.Endpoint | None = None
   heard: float = 0.0
-  quiet: float = 0.0  # How long it was silent when that was looked at last.
+  quiet: float = 0.0  # How long it was silent at the last check.
   sent: float = 0.0
   mask: int = 0
   leaving: bool = False
@@ -69,18 +69,18 @@ class _Dial:
   index: int = 0
   link: _Link | None = None
   reason: str = "no attempt was made"
-  key: bytes | None = None  # If it is of another run.
-  found: list[addresses.Endpoint] | None = None  # What a name stands for.
-  refusals: int = 0  # Ways in a row at which nobody listens.
+  key: bytes | None = None  # Set if it belongs to another run.
+  found: list[addresses.Endpoint] | None = None  # The addresses of a host name.
+  refusals: int = 0  # Endpoints in a row that refused the connection.
 
 
 class SocketTransport(peers.Peers):
   """See `interface.Transport`.
 
   Attributes:
-    name: this process's.
-    address: text by which peers connect to it.
-    port: the port it listens on; None: it listens to this host only.
+    name: name of this process.
+    address: address that peers connect to.
+    port: the port it listens on; None: it only accepts local connections.
   """
 
   def __init__(
@@ -97,27 +97,27 @@ class SocketTransport(peers.Peers):
     limits: interface.Limits | None = None,
     gaps: Callable[[], interface.Gaps] | None = None,
   ):
-    """Begins to listen.
+    """Starts to listen.
 
     Args:
-      name: of this process, and of no other one in this run; at most 64 bytes.
-      secret: what all replicas of the job know, of at least 16 bytes. Without
-        certificates it is needed where others than this host get through.
-      run: a nonce of this run; peers of another one are refused.
+      name: name of this process, unique in this run; at most 64 bytes.
+      secret: known to all replicas of the job, at least 16 bytes. Without
+        certificates it is required if other hosts can connect.
+      run: a nonce of this run; peers of other runs are refused.
       bind: host name or IP address to listen on, such as "0.0.0.0" or "::" for
-        all. None: only this host can connect.
-      ports: the first of them that is free is taken; 0 is any.
+        all addresses. None: only this host can connect.
+      ports: the first one that is free is used; 0 is any.
       advertise: what other hosts use instead of `bind`: a host, or
-        ``host:port`` where ports are mapped.
-      towards: a host that all replicas reach; it helps to find out the address
-        to advertise.
-      certificates: encrypts all that leaves this host.
+        ``host:port`` if ports are mapped.
+      towards: a host that all replicas reach, to determine the address to
+        advertise.
+      certificates: encrypts all traffic that leaves this host.
       limits: bounds on time and memory.
-      gaps: makes what learns how long a peer may be silent; by default
-        `Limits.silence` holds for all.
+      gaps: creates what learns how long a peer may be silent; by default
+        `Limits.silence` applies to all.
 
     Raises:
-      ValueError: an option can't be; the message says why.
+      ValueError: an option is invalid; the message says why.
       OSError: no port is free.
 
     Example:
@@ -141,7 +141,7 @@ class SocketTransport(peers.Peers):
     self._dials: dict[str, _Dial] = {}
     self._links: set[_Link] = set()
     self._strangers: dict[_Link, None] = {}
-    # In order: what was sent first, others wait for most.
+    # In order, since others wait longest for what was sent first.
     self._dirty: collections.OrderedDict[_Link, None] = (
       collections.OrderedDict()
     )
@@ -152,7 +152,7 @@ class SocketTransport(peers.Peers):
     self._deaf: list[tuple[float, socket.socket]] = []
     self._listeners: list[socket.socket] = []
     self._next_check = self._polled = time.monotonic()
-    self._absent = 0.0  # Seconds in which this process did not listen.
+    self._absent = 0.0  # Seconds in which this process did not poll.
     self._staging = memoryview(bytearray(session.STAGING))
     self._woken = False
     self.port: int | None = None
@@ -217,10 +217,10 @@ class SocketTransport(peers.Peers):
     some = f"{ports[0]} to {ports[-1]}" if ports else "(none)"
     raise OSError(errno.EADDRINUSE, f"No free port on {ip} of {some}.")
 
-  # What the driver asks for.
+  # Called by the driver.
 
   def use_run(self, run: bytes) -> None:
-    """From now on peers of another run than this are refused.
+    """Refuses peers of other runs from now on.
 
     Args:
       run: the run's nonce.
@@ -259,10 +259,10 @@ class SocketTransport(peers.Peers):
         self.send(peer, [body])
 
   def _send_at_once(self, link: _Link, frame: bytes, now: float) -> bool:
-    """Writes a message to one for whom nothing else waits; False: it does.
+    """Writes a message directly if nothing is queued; returns whether it did.
 
-    A leader does this for each of its followers in each step, so it does no more
-    than it must.
+    A leader does this for each of its followers in each step, so it does as
+    little as possible.
     """
     found, shake = link.session, link.handshake
     assert found is not None
@@ -275,7 +275,7 @@ class SocketTransport(peers.Peers):
         self._dirty[link] = None
       link.sent = now
     except OSError:
-      return False  # It is full, or it is found out where it is written again.
+      return False  # It is full; any error surfaces when it is written again.
     except BaseException:
       self._end(link, "broken", "interrupted on this side")
       raise
@@ -318,8 +318,7 @@ class SocketTransport(peers.Peers):
     _living.discard(self)
     for link in list(self._links):
       if link.leaving and not link.closed:
-        # What has not been read would reset the connection, and the goodbye
-        # with it.
+        # Unread input would reset the connection, and lose the goodbye.
         with contextlib.suppress(OSError, ValueError):
           link.sock.shutdown(socket.SHUT_WR)
           for _ in range(64):
@@ -355,7 +354,7 @@ class SocketTransport(peers.Peers):
           self._guarded(link, selectors.EVENT_READ)
       now = time.monotonic()
       if now - self._polled > self._limits.heartbeat:
-        # Nobody is silent just because nobody listened.
+        # No peer is silent just because this process did not poll.
         self._absent += now - self._polled
       self._polled = now
       if now >= self._next_check:
@@ -366,10 +365,10 @@ class SocketTransport(peers.Peers):
         events, self._events = self._events, []
         return events
 
-  # The loop.
+  # The event loop.
 
   def _come(self, source: object) -> bool:
-    """Somebody wants to connect, or else to wake this thread."""
+    """Handles a new connection, or a call of `wake`."""
     if source is not self._wake_read:
       assert isinstance(source, socket.socket)
       self._accept(source)
@@ -380,7 +379,7 @@ class SocketTransport(peers.Peers):
     return True
 
   def _guarded(self, link: _Link, mask: int) -> None:
-    """Reads and writes; whatever goes wrong ends this connection alone."""
+    """Reads and writes; any error ends only this connection."""
     if link.closed:
       return
     try:
@@ -400,14 +399,14 @@ class SocketTransport(peers.Peers):
       self._end(link, "twice", str(error))
     except handshake.Refused as error:
       with contextlib.suppress(OSError):
-        self._write(link)  # It may learn why.
+        self._write(link)  # The reason may be among the unread bytes.
       self._end(link, "refused", str(error))
     except (session.Faulty, struct.error, ValueError) as error:
       self._end(link, "faulty", f"it sent {error}")
     except OSError as error:
       self._end(link, "broken", str(error))
     except BaseException:
-      # Bytes may have been lost between two lines; never go on with the rest.
+      # Bytes may be lost when interrupted between two lines; don't continue.
       self._end(link, "broken", "interrupted on this side")
       raise
 
@@ -497,7 +496,7 @@ class SocketTransport(peers.Peers):
       self._selector.modify(link.sock, mask, link)
 
   def _check(self, now: float) -> None:
-    """What is due by the clock: heartbeats, silence, deadlines, attempts."""
+    """Does what is due by now: heartbeats, silence, deadlines, attempts."""
     limits = self._limits
     self._next_check = now + limits.heartbeat / 4
     for link in list(self._links):
@@ -509,7 +508,7 @@ class SocketTransport(peers.Peers):
       gaps = self._gaps.get(link.peer)
       if gaps is not None:
         if silent < link.quiet:
-          # Something has come since, at some time between the two looks.
+          # A byte came at some time between the two checks.
           gaps.add(link.quiet + limits.heartbeat / 4)
         link.quiet = silent
       if silent > (limits.silence if gaps is None else gaps.deadline):
@@ -535,7 +534,7 @@ class SocketTransport(peers.Peers):
         self._deaf.remove((until, listener))
         self._selector.register(listener, selectors.EVENT_READ)
 
-  # Beginnings.
+  # Opening connections.
 
   def _accept(self, listener: socket.socket) -> None:
     for _ in range(64):
@@ -543,7 +542,7 @@ class SocketTransport(peers.Peers):
         sock, place = listener.accept()
       except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-          # No descriptors: the loop would only turn here.
+          # Out of descriptors: otherwise the loop would spin here.
           self._selector.unregister(listener)
           self._deaf.append((time.monotonic() + 0.5, listener))
         return
@@ -558,7 +557,7 @@ class SocketTransport(peers.Peers):
       self._strangers[link] = None
       self._guarded_open(link, server_side=True)
       if len(self._strangers) > self._limits.max_strangers:
-        # Hosts with many strangers make room for the others.
+        # Hosts with many unauthenticated connections make room for others.
         counts = collections.Counter(s.source for s in self._strangers)
         source = counts.most_common(1)[0][0]
         self._end(
@@ -572,7 +571,7 @@ class SocketTransport(peers.Peers):
       if all(w.unix or addresses.is_ip(w.host) for w in dial.ways):
         dial.found = dial.ways
       else:
-        dial.at = dial.until  # `poll` is woken before.
+        dial.at = dial.until  # `poll` is woken before that.
         _look_up(weakref.ref(self), dial)
         return
     if not dial.found:
@@ -592,7 +591,7 @@ class SocketTransport(peers.Peers):
     sock.setblocking(False)
     link = self._add(sock, dial.until, selectors.EVENT_WRITE)
     link.peer, link.endpoint, dial.link = peer, way, link
-    # With more ways to try, none may take all the time.
+    # With several endpoints left, none may use up all the time.
     share = (dial.until - time.monotonic()) / 2
     link.until = time.monotonic() + max(0.5, min(share, self._limits.handshake))
     code = sock.connect_ex(place)
@@ -626,7 +625,7 @@ class SocketTransport(peers.Peers):
       )
       link.sock = link.channel.sock
       link.mask = selectors.EVENT_READ
-      # TLS has made an object of its own for the descriptor.
+      # TLS has created another object for the descriptor.
       self._selector.modify(link.channel.sock, link.mask, link)
       self._write(link)
     except OSError as error:
@@ -674,10 +673,10 @@ class SocketTransport(peers.Peers):
     found.feed(shake.rest)
     self._dirty[link] = None
 
-  # Ends.
+  # Closing connections.
 
   def _end(self, link: _Link, how: str, reason: str) -> None:
-    """A connection, or an attempt at one, has come to its end."""
+    """Handles the end of a connection, or of an attempt."""
     if self._up_links.get(link.peer) is link:
       if how in ("refused", "twice"):
         how = "broken"
@@ -689,7 +688,7 @@ class SocketTransport(peers.Peers):
       self._failed(link.peer, dial, how, reason)
 
   def _failed(self, peer: str, dial: _Dial, how: str, reason: str) -> None:
-    """An attempt has failed: the next one, or no more."""
+    """Handles a failed attempt: tries again, or gives up."""
     dial.link, dial.reason = None, reason
     dial.index += 1
     dial.at = time.monotonic()
@@ -698,8 +697,8 @@ class SocketTransport(peers.Peers):
         self._lose(peer, "refused", reason)
         return
       if dial.refusals >= dial.index and peer in self._last:
-        # A process listens for as long as it lives, at an address of its own.
-        reason = f"it has ended: nobody listens at its address ({reason})"
+        # A process listens at its own address for as long as it lives.
+        reason = f"it has ended: its address refuses connections ({reason})"
         self._lose(peer, "unreachable", reason)
         return
       dial.index, dial.found, dial.refusals = 0, None, 0
@@ -743,7 +742,7 @@ class SocketTransport(peers.Peers):
       link.session.close("", silently=True)
 
   def _close_files(self) -> None:
-    """Closes all descriptors, without notice."""
+    """Closes all descriptors without saying goodbye."""
     for link in self._links:
       link.sock.close()
     for sock in (*self._listeners, self._wake_read, self._wake_write):
@@ -751,13 +750,13 @@ class SocketTransport(peers.Peers):
     self._selector.close()
 
   def _in_child(self) -> None:
-    """In a forked child: the connections are the parent's alone."""
+    """In a forked child: the connections belong to the parent."""
     self._closed = True
     self._close_files()
     self._pool.close()
     self._links.clear()
 
-  # Small things.
+  # Helpers.
 
   def _new_session(self, peer: str) -> session.Session:
     return session.Session(
@@ -774,7 +773,7 @@ class SocketTransport(peers.Peers):
 
 
 def _look_up(transport: weakref.ref[SocketTransport], dial: _Dial) -> None:
-  """Looks up host names in a thread, as that may take any time."""
+  """Looks up host names in a thread, since that may take long."""
 
   def look() -> None:
     found = []
@@ -805,7 +804,7 @@ def _is_own_user(sock: socket.socket) -> bool:
 
 
 def _is_cut(sock: socket.socket) -> bool:
-  """Whether the other side has closed it, whatever is still to be read."""
+  """Whether the other side has closed it, even if input is unread."""
   poll = select.poll()
   poll.register(sock, getattr(select, "POLLRDHUP", 0))
   return bool(poll.poll(0))
