@@ -1,1 +1,1 @@
-"""Starts a job's replicas on this host, and minds them: see `launcher`."""
+"""Starts and supervises a job's replicas on this host: see `launcher`."""

@@ -1,4 +1,4 @@
-"""Writes a launcher's notice into the job's store, and reads those of others."""
+"""Writes a launcher's notice to the job's store, and reads the others'."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from optax_dist.coordinator.transport import sockets
 
 _log = logging.getLogger("optax_dist.coordinator")
 
-_TIMEOUT = 5.0  # Of a request; it is made again then.
-_AGAIN = 1.0  # Before a store that was lost is connected to again.
+_TIMEOUT = 5.0  # For a request; it is repeated then.
+_AGAIN = 1.0  # Before reconnecting to a lost store.
 
 
 class Board:
-  """One launcher's; nothing in it waits, but for `close`.
+  """One launcher's notice board; only `close` ever waits.
 
   Attributes:
-    trouble: why the store can't be read, in words; "" while it can.
+    trouble: why the store can't be read; "" while it can.
   """
 
   def __init__(
@@ -38,16 +38,16 @@ class Board:
     beat: float = 0.5,
     pause: float = 0.2,
   ):
-    """Begins to connect.
+    """Starts to connect.
 
     Args:
-      place: of the store.
-      secret: of the job.
-      run: the name of the run, where several share the store.
-      host: this one.
-      hosts: whose notices are to be read.
+      place: address of the store.
+      secret: the job's secret.
+      run: the name of the run, if several share the store.
+      host: the index of this host.
+      hosts: the hosts whose notices are read.
       beat: seconds after which a notice is written again, with a new beat.
-      pause: seconds between two looks at another's notice.
+      pause: seconds between two reads of another host's notice.
     """
     self._place, self._secret, self._host = place, secret, host
     self._keys = {h: f"{endpoint.key_prefix(run)}launch/{h}" for h in hosts}
@@ -58,26 +58,26 @@ class Board:
     self._write_at = -math.inf
     self._read_at = dict.fromkeys(self._keys, -math.inf)
     self._next = 0
-    # Requests without an answer: a host whose notice is read, or None.
+    # Open requests: the host whose notice is read, or None for a write.
     self._asked: dict[int, int | None] = {}
     self.trouble = ""
     self._connect()
 
   def publish(self, notice: notices.Notice) -> None:
-    """Has a notice written as soon as can be."""
+    """Writes a notice as soon as possible."""
     self._notice = notice
 
   def poll(
     self, timeout: float = 0.0
   ) -> list[tuple[int, notices.Notice | None]]:
-    """Does what there is to do.
+    """Makes progress, and returns the notices that were read.
 
     Args:
       timeout: seconds to wait for an answer.
 
     Returns:
-      Of hosts whose notices were read: the host, and its notice if it has
-      written one.
+      The hosts whose notices were read, each with its notice, or None if it has
+      not written one.
     """
     if self._store is None:
       if time.monotonic() < self._connect_at:
@@ -97,7 +97,7 @@ class Board:
         case interface.Unknown() | interface.Refused():
           self.trouble = event.reason
           if host is None:
-            self._written = None  # Once more.
+            self._written = None  # Write it once more.
         case interface.Absent() if host is not None:
           self.trouble = ""
           found.append((host, None))
@@ -110,13 +110,13 @@ class Board:
     return found
 
   def close(self, timeout: float) -> bool:
-    """Sees to it that the last notice is written, and ends.
+    """Ensures that the last notice is written, and closes the board.
 
     Args:
-      timeout: seconds for that.
+      timeout: seconds to wait for that.
 
     Returns:
-      Whether it is written.
+      Whether it was written.
     """
     end = time.monotonic() + timeout
     while not (done := self._is_written()) and time.monotonic() < end:
@@ -145,7 +145,7 @@ class Board:
       self._transport.close()
       raise
     self._asked.clear()
-    # In another store nothing is written.
+    # Nothing is written in the new store yet.
     self._written, self._write_at = None, -math.inf
 
   def _lose(self, reason: str) -> None:
@@ -162,7 +162,7 @@ class Board:
   def _ask(self) -> None:
     now = time.monotonic()
     due = self._notice != self._written or now >= self._write_at
-    # One after the other: an older one must not come later.
+    # One write at a time, so that an older one can't arrive later.
     if self._notice is not None and due and None not in self._asked.values():
       self._beats += 1
       beating = dataclasses.replace(self._notice, beat=self._beats)

@@ -1,7 +1,7 @@
-"""The line to the launcher, as the launched process has it.
+"""The launched process's side of the channel to its launcher.
 
-It is a socket that the process inherits; both sides write lines of JSON. What a
-process prints is its own affair.
+It is an inherited socket, on which both sides write lines of JSON. It is
+independent of the process's output.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _open: dict[int, Channel] = {}
 
 
 class Channel:
-  """The process's own side; see `current` for a program that joins a run.
+  """The process's side; a program that joins a run uses `current`.
 
-  Made first of all, it ends the process with its launcher, be that by SIGKILL.
+  Once created, it ends the process with its launcher, even after a SIGKILL.
   """
 
   def __init__(self, *, ends_with_launcher: bool = True) -> None:
-    """Takes the socket that the environment names.
+    """Opens the socket that the environment names.
 
     Args:
       ends_with_launcher: whether this process ends as soon as its launcher
-        does, even where that has no time to see to it.
+        does, even if the launcher can't clean up.
 
     Raises:
       ValueError: this process was not launched.
@@ -51,25 +51,25 @@ class Channel:
         f" {variable('channel')} in its environment."
       )
     self._socket = socket.socket(fileno=number)
-    # What this process starts has no business here.
+    # Child processes must not inherit it.
     os.set_inheritable(number, False)
     self._lock = threading.Lock()
     self._received: queue.Queue[Event] = queue.Queue()
     _open[os.getpid()] = self
     if ends_with_launcher:
-      # Works while native code holds the interpreter, too.
+      # Also works while native code holds the interpreter lock.
       faulthandler.register(signal.SIGUSR1, all_threads=True)
       _end_with_launcher()
       threading.Thread(target=self._read, name="launcher", daemon=True).start()
 
   def say(self, event: str, **fields: Any) -> None:
-    """Tells the launcher something; in vain if it has ended."""
+    """Sends an event to the launcher; no effect if it has ended."""
     line = json.dumps({"event": event} | fields).encode() + b"\n"
     with self._lock, contextlib.suppress(OSError):
       self._socket.sendall(line)
 
   def receive(self, timeout: float | None = None) -> Event:
-    """Waits for what the launcher says.
+    """Waits for a message from the launcher.
 
     Raises:
       TimeoutError: nothing came in time.
@@ -90,7 +90,7 @@ class Channel:
 
 
 def current() -> Channel | None:
-  """The channel of this process; None if no launcher has started it.
+  """The channel of this process; None if it was not started by a launcher.
 
   Example:
     >>> print(current())
@@ -104,10 +104,10 @@ def current() -> Channel | None:
 
 
 def take_place(channel: Channel) -> tuple[int, int]:
-  """Waits until this process is given a place, if it was started in advance.
+  """Waits for a replica's place, if this process was started in advance.
 
   Returns:
-    The replica's number, which `coordinator.join` finds in the environment
+    The replica's index, which `coordinator.join` reads from the environment
     from now on, and how often it was started before.
   """
   if Environment.read().replica is None:
@@ -125,7 +125,7 @@ def _is_socket(number: int) -> bool:
 
 
 def _end_with_launcher() -> None:
-  # A process that is stopped can't notice that its socket has been closed.
+  # A stopped process can't notice that its socket was closed.
   with contextlib.suppress(OSError, AttributeError):
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   launcher = os.environ.get(LAUNCHER_VARIABLE)

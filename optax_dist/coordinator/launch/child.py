@@ -1,4 +1,4 @@
-"""A launched process, as its launcher sees it; see `channel` for its own side."""
+"""The launcher's view of a launched process; see `channel` for its own side."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TAIL = 12
 
 
 class Child:
-  """A process in a group of its own, with a line to it.
+  """A process in its own process group, with a channel to it.
 
   Attributes:
     name: for messages.
     popen: the process.
-    log: the file of what it prints; None if `printed` takes it.
-    printed: takes what it prints line by line, if it is not for a file.
+    log: the file for its output; None if `printed` takes it.
+    printed: receives its output, if it does not go to a file.
   """
 
   def __init__(
@@ -39,15 +39,15 @@ class Child:
     *,
     printed: output.Printed | None = None,
   ):
-    """Starts it.
+    """Starts the process.
 
     Args:
       name: for messages.
-      command: the program; one that makes a `Channel`, or calls
-        `coordinator.join`, can speak with its launcher.
-      log: the file of what it prints; it is made.
+      command: the program; if it creates a `Channel`, or calls
+        `coordinator.join`, it can send messages to its launcher.
+      log: the file for its output; it is created.
       env: variables to add to this process's own.
-      printed: takes what it prints; instead of a file.
+      printed: receives its output, instead of a file.
     """
     self.name, self.log, self.printed = name, log, printed
     self._socket, theirs = socket.socketpair()
@@ -69,7 +69,7 @@ class Child:
         stdout=out,
         stderr=subprocess.STDOUT if log is not None else subprocess.PIPE,
         pass_fds=[theirs.fileno()],
-        start_new_session=True,  # Ctrl-C is for the launcher to handle.
+        start_new_session=True,  # Ctrl-C is handled by the launcher.
       )
     for stream in self._streams():
       os.set_blocking(stream.fileno(), False)
@@ -77,20 +77,20 @@ class Child:
 
   @property
   def pid(self) -> int:
-    """The process's id, which is its group's as well."""
+    """The process id, which is also that of its group."""
     return self.popen.pid
 
   def fileno(self) -> int:
-    """What to wait for, with `select`, to `read`."""
+    """The descriptor to `select` on before `read`."""
     return self._socket.fileno()
 
   def files(self) -> list[int]:
-    """All that tells of news: what it says, and what it prints."""
+    """All descriptors to select on: messages and output."""
     found = [self._socket.fileno(), *(s.fileno() for s in self._streams())]
     return [number for number in found if number >= 0]
 
   def read(self) -> tuple[list[Event], bool]:
-    """What it has said since, and whether it can say no more."""
+    """Returns new messages, and whether the channel has ended."""
     ended = False
     while not ended:
       try:
@@ -113,7 +113,7 @@ class Child:
     return events, ended
 
   def read_prints(self) -> None:
-    """Hands on what it has printed since."""
+    """Passes on new output."""
     for stream in self._streams():
       error = stream is self.popen.stderr
       with contextlib.suppress(BlockingIOError):
@@ -123,25 +123,25 @@ class Child:
         stream.close()
 
   def send(self, message: Mapping[str, Any]) -> None:
-    """Tells it something; in vain if it has ended."""
+    """Sends it a message; no effect if it has ended."""
     with contextlib.suppress(OSError):
       self._socket.sendall(json.dumps(message).encode() + b"\n")
 
   def has_ended(self) -> bool:
-    """Whether the process has; its group may live on until `kill`."""
+    """Whether the process has ended; its group may live on until `kill`."""
     if self.popen.returncode is not None:
       return True
     how = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, self.pid, how) is not None
 
   def signal(self, number: int) -> None:
-    """Sends it a signal; in vain if it has ended."""
-    # Its id is not another's while nobody has waited for it.
+    """Sends it a signal; no effect if it has ended."""
+    # Its id can't be reused until it was waited for.
     if self.popen.returncode is None:
       os.kill(self.pid, number)
 
   def kill(self) -> None:
-    """Ends it at once, with all that it has started."""
+    """Kills it, with all processes that it started."""
     if self.popen.returncode is None:
       with contextlib.suppress(ProcessLookupError):
         os.killpg(self.pid, signal.SIGKILL)
@@ -154,11 +154,11 @@ class Child:
     self._socket.close()
 
   def ending(self) -> str:
-    """How it ended, in words."""
+    """A description of how it ended."""
     return ending(self.popen)
 
   def where(self) -> str:
-    """What it does now: the stack of each of its threads."""
+    """The stacks of its threads, to show where it is."""
     if self.log is None:
       return ""
     before = self.log.stat().st_size
@@ -169,7 +169,7 @@ class Child:
       return file.read().decode(errors="replace")
 
   def tail(self, lines: int = _TAIL) -> str:
-    """The last lines that it printed."""
+    """The last lines of its output."""
     if self.printed is not None:
       return self.printed.tail(lines)
     try:
@@ -185,7 +185,7 @@ class Child:
 
 
 def ending(process: subprocess.Popen) -> str:
-  """How a process ended, in words."""
+  """A description of how a process ended."""
   code = process.poll()
   if code is None:
     return "still runs"

@@ -1,7 +1,7 @@
-"""What a launched process is told: the environment variables `OPTAX_DIST_*`.
+"""The environment variables `OPTAX_DIST_*` of a launched process.
 
-`optax-dist launch` sets them, and `coordinator.join` takes from them what it is
-not given. Other launchers can set them, too.
+`optax-dist launch` sets them, and `coordinator.join` uses them as defaults of
+its arguments. Other launchers can set them, too.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ PREFIX = "OPTAX_DIST_"
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-  """The variables of one process; what is None is not set.
+  """The variables of one process; None means not set.
 
-  A field's variable is its name in capitals, after ``OPTAX_DIST_``.
+  A field's variable is its name in capitals, prefixed by ``OPTAX_DIST_``.
 
   Attributes:
     coordinator_address: ``host:port`` of the store process.
     store: another kind of store, ``etcd://a:2379,b:2379,c:2379``.
-    secret: of the job, at least 16 bytes.
+    secret: secret of the job, at least 16 bytes.
     secret_file: a file with the secret, if it is not in the environment.
     run: a name that keeps runs on one store apart.
-    num_replicas: replicas of the job.
-    replica: the number of this one, from 0.
+    num_replicas: number of replicas in the job.
+    replica: the index of this one, from 0.
     replicas_to_aggregate: gradients in a step.
-    min_replicas: replicas with which the job still goes on.
+    min_replicas: smallest number of replicas with which the job continues.
     restarts: how often this replica was started before.
     num_processes: processes of each replica.
-    process_index: the number of this process in its replica, from 0.
-    group_address: ``host:port`` at which the processes of this replica meet,
-      for `jax.distributed.initialize`; set if there are several.
-    local_addr: the address of this host at which its processes listen, and which
-      they tell those of other hosts.
-    output: the folder of the job, for example for checkpoints.
-    journal: the file in which the leader writes what happens.
+    process_index: index of this process in its replica, from 0.
+    group_address: ``host:port`` of this replica's process 0, for
+      `jax.distributed.initialize`; set if there are several processes.
+    local_addr: the address of this host that its processes listen on, and that
+      processes on other hosts use.
+    output: output folder of the job, for example for checkpoints.
+    journal: the file that the leader writes events to.
     grace: seconds from SIGTERM to SIGKILL.
     step_timeout: seconds after which a stuck step is ended; 0 for never.
-    faults: to inflict, for tests; see `optax_dist.coordinator.faults`.
-    channel: the number of the file descriptor that leads to the launcher.
+    faults: faults to inject, for tests; see `optax_dist.coordinator.faults`.
+    channel: the number of the file descriptor of the channel to the launcher.
 
   Example:
     >>> told = Environment(num_replicas=4, replica=2)
@@ -104,10 +104,10 @@ class Environment:
     """Reads the variables; empty ones count as not set.
 
     Args:
-      environ: by default those of this process.
+      environ: the environment; by default that of this process.
 
     Raises:
-      ValueError: a variable is not what it must be; its name is in the error.
+      ValueError: a variable is invalid; the message names it.
     """
     environ = os.environ if environ is None else environ
     found: dict[str, Any] = {}
@@ -118,7 +118,7 @@ class Environment:
     return cls(**found)
 
   def variables(self) -> dict[str, str]:
-    """The variables, as the environment of a process has them."""
+    """The variables, as entries of a process's environment."""
     values = dataclasses.asdict(self)
     return {
       variable(name): f"{value:g}" if isinstance(value, float) else str(value)
@@ -127,7 +127,7 @@ class Environment:
     }
 
   def find_secret(self) -> str | None:
-    """The secret, out of its variable or its file.
+    """The secret, from its variable or its file.
 
     Raises:
       ValueError: the file can't be read, or is empty.
@@ -148,7 +148,7 @@ def variable(field: str) -> str:
 
 
 def read_secret(path: str | os.PathLike[str]) -> str:
-  """The secret in a file, without the white space around it.
+  """The secret in a file, without surrounding white space.
 
   Raises:
     ValueError: it can't be read, or is empty.

@@ -1,10 +1,10 @@
-"""Starts a job's replicas as processes of this host, and minds them.
+"""Starts a job's replicas as processes of this host, and supervises them.
 
-The job gets a store and a secret, unless it has them. A replica that dies is
-started again if asked for; when the run can't go on, the error says
-which replica failed, with the last lines of its output. Nothing outlives the
-launcher, however it ends. About a replica that is on several hosts their launchers
-agree: see `spread`.
+The launcher creates a store and a secret unless the job has them. A replica
+that dies is restarted if requested; when the run can't continue, the error says
+which replica failed, with the last lines of its output. No process outlives the
+launcher, however it ends. The launchers of a replica on several hosts
+coordinate: see `spread`.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from optax_dist.coordinator.transport import addresses
 _log = logging.getLogger("optax_dist.coordinator")
 
 _SLICE = 0.1
-# Seconds for which the store waits for replicas of other hosts, at the end.
+# Seconds that the store waits for replicas of other hosts, at the end.
 _LAST_CLIENTS = 30.0
-# Seconds to tell other hosts that a replica which they share has ended.
+# Seconds to tell other hosts that a shared replica has ended.
 _LAST_WORDS = 3.0
-# Where the processes of a replica on several hosts meet: the first free one.
+# Ports for process 0 of a replica on several hosts: the first free one.
 MEETING_PORTS = range(29500, 29600)
-_LONGEST_TAIL = 4096  # Characters that are told to other hosts.
-# For glibc: memory that is freed stays with the process. Fresh pages cost as much
-# as all the copies of an exchange.
+_LONGEST_TAIL = 4096  # Characters sent to other hosts.
+# Makes glibc keep freed memory in the process: fresh pages cost as much as all
+# the copies of an exchange.
 _KEEP_MEMORY = {
   "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
   "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
-# The arguments: replica, how often it was started before, what it said.
+# The arguments: replica, its restarts so far, its message.
 OnEvent = Callable[[int, int, child.Event], None]
 
 
@@ -71,12 +71,12 @@ class _Group:
 
 
 class Launcher:
-  """The replicas of one run on this host; see the module.
+  """The replicas of one run on this host; see the module docstring.
 
-  A replica is a program that calls `coordinator.join`, which finds in the
-  environment what it is not given. One that makes a `channel.Channel` can say
-  more: it goes to `on_event`; "stop" with "seconds" has the process continued
-  when it has stopped itself.
+  A replica is a program that calls `coordinator.join`, which takes defaults
+  from the environment. If it creates a `channel.Channel`, its other messages go
+  to `on_event`; after "stop" with "seconds", the launcher continues the
+  process, which has stopped itself.
   """
 
   def __init__(
@@ -102,35 +102,35 @@ class Launcher:
     on_event: OnEvent = lambda *told: None,
     on_tick: Callable[[], None] = lambda: None,
   ):
-    """Says what to launch; `run` does.
+    """Configures the launch; `run` starts it.
 
     Args:
       command: a replica's program and its arguments.
-      replicas: of the run, on all hosts together.
-      folder: where the files of their output go; it is made. None keeps none.
-      told: more for `coordinator.join`, such as `replicas_to_aggregate`; with
-        `secret` or `store`, these are not made.
-      env: variables to add to this process's own. Of itself, it has glibc keep
-        memory that is freed, unless these say otherwise.
-      node: which host of several this is; by default the only one.
-      processes: of each replica: if one dies, the replica starts again.
-      nodes_per_replica: hosts over which these are shared out; by default 1, or
-        with fewer replicas than hosts as many as there are for each.
+      replicas: replicas of the run, on all hosts together.
+      folder: where their output files go; it is created. None for no files.
+      told: more variables for `coordinator.join`, such as
+        `replicas_to_aggregate`; if it has `secret` or `store`, none is created.
+      env: variables to add to this process's own. By default glibc is
+        configured to keep freed memory, unless these variables say otherwise.
+      node: this host, if there are several; by default the only one.
+      processes: processes of each replica: if one dies, the replica restarts.
+      nodes_per_replica: hosts over which these are spread; by default 1, or,
+        with fewer replicas than hosts, as many as there are for each.
       patience: how long launchers of replicas on several hosts wait for each
         other.
-      needed: how many replicas must be there for the run to go on.
-      restarts: how many may be started in place of others that have died.
-      spares: processes that are started in advance for that; then programs have
-        to call `channel.take_place`.
-      deadline: seconds that the run may take; None for any.
-      silence: seconds during which nobody says anything, after which the run
-        is given up; None for never.
-      grace: seconds that processes get after SIGTERM or Ctrl-C, which are passed
-        on to them; 0 ends them at once.
-      linger: seconds that processes get to end by themselves, once the run is
-        over; None for any time.
-      echo: is given what they print, line by line; None: it goes to files.
-      on_event: called with replica, restarts and what it said.
+      needed: how many replicas the run needs to continue.
+      restarts: how many replacements may be started for replicas that died.
+      spares: processes that are started in advance for that; their programs
+        must call `channel.take_place`.
+      deadline: seconds that the run may take; None for no limit.
+      silence: seconds without any message after which the run is given up; None
+        for never.
+      grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
+        the processes; 0 kills them at once.
+      linger: seconds for processes to exit by themselves once the run is over;
+        None for no limit.
+      echo: called with each line of output; None: output goes to files.
+      on_event: called with the replica, its restarts and its message.
       on_tick: called several times a second.
 
     Raises:
@@ -166,7 +166,7 @@ class Launcher:
     self._echo = echo
     self._on_event, self._on_tick = on_event, on_tick
     told = told or Environment()
-    # A fresh secret for each job, which other users of this host can't see.
+    # A new secret for each job, which other users of this host can't see.
     self._told = dataclasses.replace(
       told,
       secret=told.find_secret() or secrets.token_hex(16),
@@ -177,7 +177,7 @@ class Launcher:
     )
     self._token = secrets.token_hex(8)
     self._env = {**(env or {}), watcher.TOKEN_VARIABLE: self._token}
-    # What the caller has set stays as it is.
+    # Variables set by the caller take precedence.
     for name, value in _KEEP_MEMORY.items():
       self._env.setdefault(name, os.environ.get(name, value))
     self._supervisor = supervisor.Supervisor(
@@ -194,7 +194,7 @@ class Launcher:
     self._agreed: collections.deque[spread.Effect] = collections.deque()
     self._agreeing = False
     self._settled: set[int] = set(followed)
-    # Not all launchers of a host try the same one first.
+    # In random order, since the launchers of a host would collide.
     ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
     self._ports = itertools.cycle(ports)
     self._groups: dict[int, _Group] = {}
@@ -211,29 +211,29 @@ class Launcher:
 
   @property
   def processes(self) -> dict[int, child.Child]:
-    """The first process of each replica that lives, by replica."""
+    """The first process of each running replica, by replica."""
     return {i: g.processes[0] for i, g in self._groups.items()}
 
   @property
   def store(self) -> store_process.StoreProcess:
-    """The process that keeps what replicas must decide once.
+    """The store process.
 
     Raises:
-      ValueError: this launcher has not started one.
+      ValueError: this launcher did not start one.
     """
     if self._store is None:
       raise ValueError("This launcher has not started a store.")
     return self._store
 
   def run(self) -> Report:
-    """Launches, and waits until all has ended.
+    """Launches the replicas, and waits until all processes have ended.
 
     Returns:
-      The report; its `code` is that of the job.
+      The report; its `code` is the job's exit code.
 
     Raises:
-      LaunchError: the run can't go on; it names what failed.
-      KeyboardInterrupt: at Ctrl-C, unless there is a `grace`; SIGTERM raises a
+      LaunchError: the run can't continue; the message names what failed.
+      KeyboardInterrupt: after Ctrl-C, unless there is a `grace`; SIGTERM raises
         SystemExit.
     """
     if self._folder is not None:
@@ -288,7 +288,7 @@ class Launcher:
     self._carry_out(self._supervisor.start(time.monotonic()))
 
   def _begin_to_agree(self) -> None:
-    """Reads and writes the notices of hosts with which it shares replicas."""
+    """Connects to the launchers with which it shares replicas."""
     assert self._told.secret is not None
     self._spread = spread.Spread(
       self._node.rank,
@@ -306,7 +306,7 @@ class Launcher:
     )
 
   def _where(self) -> urls.Place:
-    """Of the store."""
+    """The address of the store."""
     told = self._told
     return urls.parse(told.store or f"tcp://{told.coordinator_address}")
 
@@ -324,12 +324,12 @@ class Launcher:
         )
 
   def _agree(self, given: spread.Input) -> None:
-    """Takes something that concerns replicas on several hosts."""
+    """Processes an event of replicas on several hosts."""
     if self._spread is None:
       return
     self._agreed += self._spread.step(given, time.monotonic())
     if self._agreeing:
-      return  # What is done leads to more; in order.
+      return  # An effect may cause new inputs; they are processed in order.
     self._agreeing = True
     try:
       while self._agreed:
@@ -365,12 +365,12 @@ class Launcher:
         self._run_is_over()
       case spread.Clash(words):
         if self._board is not None:
-          self._board.close(0.0)  # The place on it is the other one's.
+          self._board.close(0.0)  # Its place is the other launcher's.
           self._board = None
         raise LaunchError("", words)
 
   def _leave(self, words: str) -> None:
-    """Tells other hosts what they need know when this one ends."""
+    """Tells other hosts that this one ends, and why."""
     if self._board is None or self._spread is None:
       return
     made, self._board = self._board, None
@@ -385,7 +385,7 @@ class Launcher:
     made.publish(self._spread.notice)
     made.close(_LAST_WORDS)
     if self._store is not None and (words or self._code):
-      self._store.drain(_LAST_WORDS)  # They have to read it.
+      self._store.drain(_LAST_WORDS)  # Other hosts still have to read it.
 
   def _carry_out(self, effects: Sequence[supervisor.Effect]) -> None:
     for effect in effects:
@@ -412,7 +412,7 @@ class Launcher:
     return len(self._places[replica].hosts) > 1
 
   def _meeting_address(self) -> str:
-    """Where processes of several hosts can meet on this one."""
+    """An address of this host for process 0 of a replica on several hosts."""
     host = endpoint.store_host(self._where())
     if self._node.local_addr is not None:
       family, ip = addresses.bound(self._node.local_addr)
@@ -449,7 +449,7 @@ class Launcher:
     self._groups[replica] = group
 
   def _begin_processes(self, replica: int, restarts: int, address: str) -> None:
-    """Starts those of a replica's processes that are on this host."""
+    """Starts the processes of a replica that belong on this host."""
     made = [
       self._spawn(
         dataclasses.replace(
@@ -466,7 +466,7 @@ class Launcher:
     self._groups[replica] = _Group(made, restarts)
 
   def _spawn(self, told: Environment | None) -> child.Child:
-    """Starts a process: of a replica, or a spare one if it is given nothing."""
+    """Starts a process: of a replica, or a spare one if `told` is None."""
     number = len(self._everyone)
     name, file = f"process {number}", f"process-{number}.log"
     if told is not None:
@@ -492,7 +492,7 @@ class Launcher:
       self._spares.append(self._spawn(None))
 
   def _look(self) -> None:
-    """Waits a little for news, and deals with them."""
+    """Waits briefly for events, and handles them."""
     live = [p for g in self._groups.values() for p in g.processes]
     files = [f for p in (*live, *self._spares) for f in p.files()]
     deadline = self._supervisor.deadline()
@@ -607,7 +607,7 @@ class Launcher:
     self._step(supervisor.RunOver())
 
   def _pass_on(self, told: interrupts.Interrupts) -> None:
-    """Passes signals on; the second Ctrl-C, or a lack of grace, ends all."""
+    """Passes signals on; a second Ctrl-C, or no grace period, ends all."""
     for number in told.take_others():
       self._signal_all(number)
     if not self._grace or self._stop_at is not None:
@@ -626,12 +626,12 @@ class Launcher:
         process.signal(number)
 
   def _error(self, what: str) -> LaunchError:
-    # Who died first, of those who were not replaced, began it.
+    # The first replica to die without a replacement is the cause.
     final = {}
     for loss in self._losses:
       if loss.restarts == self._supervisor.restarts_of(loss.replica):
         final[loss.replica] = loss
-    if not final:  # It has not been there at all, or is another host's to tell.
+    if not final:  # It never started, or another host reports it.
       return LaunchError("", f"{what}.")
     by_itself = [x for x in final.values() if "exit code" not in x.ending]
     first = (by_itself or list(final.values()))[0]
@@ -652,7 +652,7 @@ class Launcher:
     host = self._store.process
     if host.poll() is None or self._stop_at is not None:
       return
-    # They may have words of their own.
+    # Their own output may explain more.
     end = time.monotonic() + (self._linger or self._grace)
     live = [p for g in self._groups.values() for p in g.processes]
     while time.monotonic() < end and not all(p.has_ended() for p in live):
@@ -700,7 +700,7 @@ class Launcher:
     return "".join(said)
 
   def _end_all(self) -> None:
-    # In this order: the watcher is last, whatever fails before.
+    # Exit callbacks run in reverse: the watcher is stopped last in any case.
     with contextlib.ExitStack() as stack:
       if self._watcher is not None:
         stack.callback(self._watcher.stop)
@@ -711,7 +711,7 @@ class Launcher:
 
 
 def _free_address() -> str:
-  # Who is to listen there imports JAX before.
+  # The process that listens there has to import JAX first.
   (port,) = addresses.free_ports()
   return f"127.0.0.1:{port}"
 

@@ -1,4 +1,4 @@
-"""Which host of a job this is, and where its hosts meet."""
+"""The hosts of a job: which one this is, and which processes it runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RANK, NODES, ADDRESS, LOCAL_ADDR = (
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """What of a replica is on a host.
+  """The part of a replica that runs on a host.
 
   Attributes:
-    replica: its number.
-    processes: the numbers of those of its processes that are on this host.
-    hosts: the numbers of all hosts on which it has processes; the first of them
-      decides about its starts.
+    replica: its index.
+    processes: the indices of its processes on this host.
+    hosts: all hosts on which it has processes; the first of them decides when
+      it starts.
   """
 
   replica: int
@@ -35,13 +35,12 @@ class Node:
   """One host of a job.
 
   Attributes:
-    rank: its number, from 0; the store is on host 0.
-    count: how many hosts there are.
+    rank: its index, from 0; the store is on host 0.
+    count: the number of hosts.
     address: ``host:port`` of the store, as all hosts reach it; None for a free
       port of this host.
-    local_addr: this host's address in the network by which replicas are to reach
-      each other, for a host with several; None for that by which it reaches the
-      store.
+    local_addr: this host's address in the network that replicas use, if it has
+      several; None for the address from which it reaches the store.
   """
 
   rank: int = 0
@@ -66,19 +65,19 @@ class Node:
   def places(
     self, replicas: int, processes: int = 1, nodes: int | None = None
   ) -> list[Place]:
-    """What of the job's replicas is on this host.
+    """The parts of the job's replicas that run on this host.
 
-    Replicas are shared out in order, and so are the processes of a replica
+    Replicas are distributed in order, and so are the processes of a replica
     over its hosts.
 
     Args:
-      replicas: of the job.
-      processes: of each replica.
-      nodes: hosts of each replica; by default 1, or with fewer replicas than
-        hosts as many as there are for each.
+      replicas: number of replicas in the job.
+      processes: processes of each replica.
+      nodes: hosts of each replica; by default 1, or, with fewer replicas than
+        hosts, as many as there are for each.
 
     Raises:
-      ValueError: they can't be shared out.
+      ValueError: they can't be distributed evenly.
 
     Example:
       >>> [[p.replica for p in Node(rank, 2).places(5)] for rank in (0, 1)]
@@ -113,8 +112,8 @@ class Node:
       return "127.0.0.1", 0
     host, _, port = self.address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    # A name or address that stands for this host without being one of its own
-    # (a service, a mapped port) is reached at one of its addresses.
+    # A name or address of this host that isn't an address of its own (a
+    # service, a mapped port) leads to one of its addresses.
     return (host if addresses.is_own(host) else "0.0.0.0"), int(port)
 
 
@@ -125,15 +124,15 @@ def find(
   environ: Mapping[str, str] | None = None,
   local_addr: str | None = None,
 ) -> Node:
-  """Finds out which host this is: each part from the first source that has it.
+  """Finds out which host this is, each part from the first source that has it.
 
   The sources are the arguments, the variables OPTAX_DIST_NODE_RANK,
-  OPTAX_DIST_NODES, OPTAX_DIST_ADDRESS and OPTAX_DIST_LOCAL_ADDR, and what JAX
-  knows of the cluster (SLURM, GKE, TPU pods, Open MPI), where each launcher is one
-  process. Without any of them this is the only host.
+  OPTAX_DIST_NODES, OPTAX_DIST_ADDRESS and OPTAX_DIST_LOCAL_ADDR, and the
+  cluster that JAX detects (SLURM, GKE, TPU pods, Open MPI), where each launcher
+  is one process. Without any of them this is the only host.
 
   Raises:
-    ValueError: a part is missing, or can't be right.
+    ValueError: a part is missing, or inconsistent with the others.
 
   Example:
     >>> find(1, 2, "10.0.0.1:29300", {})

@@ -1,7 +1,7 @@
-"""What launchers tell each other about replicas that are on several hosts.
+"""The notices that launchers exchange about replicas on several hosts.
 
 Each launcher writes one notice, under its own key of the job's store, and reads
-those of the hosts it shares replicas with. Nobody writes another's.
+those of the hosts it shares replicas with.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from optax_dist.coordinator.protocol import codec
 
 
 class Stage:
-  """How far a replica, or a host's part of it, is: texts, for the wire.
+  """The stage of a replica, or of a host's part of it: texts, for the wire.
 
   Attributes:
-    RUNS: it was started, and nothing is known of its end.
-    ENDED: with an error; it may be started again.
-    DONE: it has ended well.
+    RUNS: it was started, and is not known to have ended.
+    ENDED: it ended with an error; it may be restarted.
+    DONE: it finished successfully.
     ABSENT: it was given up.
   """
 
@@ -29,14 +29,15 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What the first host of a replica has decided.
+  """A decision of a replica's first host.
 
   Attributes:
-    replica: its number.
+    replica: its index.
     start: how often it was started before.
-    address: where its processes meet, ``host:port``.
-    launchers: those that take part, one for each of its hosts, in order.
-    stage: one of those of `Stage`.
+    address: the address of its process 0, ``host:port``.
+    launchers: the launchers that take part, one for each of its hosts, in
+      order.
+    stage: a value of `Stage`.
     words: why it has ended or was given up.
   """
 
@@ -50,16 +51,16 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """What has become of a host's processes of a replica.
+  """The state of a host's processes of a replica.
 
   Attributes:
-    replica: its number.
-    decider: the launcher that has decided on this start.
+    replica: its index.
+    decider: the launcher that decided on this start.
     start: how often the replica was started before.
-    stage: one of those of `Stage`, but not `ABSENT`.
-    code: of the process that failed first, the negative for a signal.
-    words: which one it was, and how it ended.
-    tail: the last lines that it printed.
+    stage: a value of `Stage`, but not `ABSENT`.
+    code: exit code of the process that failed first, negative for a signal.
+    words: which process it was, and how it ended.
+    tail: the last lines of its output.
   """
 
   replica: int
@@ -73,15 +74,15 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-  """All that a launcher tells the others.
+  """What a launcher tells the others.
 
   Attributes:
-    launcher: a name of its own, of which there is no second one.
-    beat: grows while it lives.
+    launcher: its unique name.
+    beat: increases while it lives.
     over: whether it knows that the run is over.
-    signal: the number of the signal that it was asked to end by; 0 for none.
-    plans: of the replicas whose first host it is on.
-    parts: of all replicas that it shares.
+    signal: the signal that asked it to end; 0 for none.
+    plans: plans for the replicas whose first host it is on.
+    parts: its parts of all replicas that it shares.
   """
 
   launcher: str
@@ -92,11 +93,11 @@ class Notice:
   parts: tuple[Part, ...] = ()
 
   def plan(self, replica: int) -> Plan | None:
-    """That of a replica, if there is one."""
+    """The plan of a replica, if there is one."""
     return next((p for p in self.plans if p.replica == replica), None)
 
   def part(self, replica: int, decider: str, start: int) -> Part | None:
-    """That of a replica's start, if there is one."""
+    """The part in one start of a replica, if there is one."""
     wanted = (replica, decider, start)
     same = lambda p: (p.replica, p.decider, p.start) == wanted
     return next((p for p in self.parts if same(p)), None)

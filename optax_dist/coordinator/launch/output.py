@@ -1,4 +1,4 @@
-"""What launched processes print: labelled, in one stream, and kept in files."""
+"""The output of launched processes: labelled in one stream, and in files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import BinaryIO, TypeAlias
 Echo: TypeAlias = Callable[[str, str, bool], None]
 
 _KEPT = 50  # Lines.
-_LONGEST = 64 << 10  # A line without an end is cut there.
+_LONGEST = 64 << 10  # Longer lines are cut.
 
 
 def echo(label: str, line: str, error: bool) -> None:
@@ -24,10 +24,10 @@ def echo(label: str, line: str, error: bool) -> None:
 
 
 class Printed:
-  r"""What one process prints.
+  r"""The output of one process.
 
-  Lines are handed on whole, so those of several processes don't mix. Of a line
-  that is written over and over (a progress bar) the last state is handed on.
+  Whole lines are passed on, so those of several processes don't mix. Of a line
+  that is overwritten repeatedly (a progress bar) the last state is passed on.
 
   Example:
     >>> printed = Printed("replica 2", echo=echo)
@@ -40,12 +40,12 @@ class Printed:
   def __init__(
     self, label: str, *, file: pathlib.Path | None = None, echo: Echo = echo
   ):
-    """Names it.
+    """Creates it.
 
     Args:
-      label: before each line.
-      file: what is printed is added to it, as it is.
-      echo: what is done with each line.
+      label: put before each line.
+      file: file that the output is appended to, unchanged.
+      echo: called with each line.
     """
     self._label, self._echo = label, echo
     self._rest = {False: b"", True: b""}
@@ -57,7 +57,7 @@ class Printed:
       self._file.write(f"--- {label}, started {now}\n".encode())
 
   def take(self, data: bytes, error: bool) -> None:
-    """Takes what was read from one of its streams."""
+    """Processes data that was read from one of its streams."""
     if self._file is not None:
       self._file.write(data)
     *lines, rest = (self._rest[error] + data).split(b"\n")
@@ -68,7 +68,7 @@ class Printed:
       self._hand_on(line, error)
 
   def end(self) -> None:
-    """Hands on what has no end of line; it prints no more."""
+    """Passes on an incomplete last line, at the end of the output."""
     for error, rest in self._rest.items():
       if rest:
         self._hand_on(rest, error)

@@ -1,4 +1,4 @@
-"""How a launched run has ended."""
+"""The results of a launched run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 
 class LaunchError(RuntimeError):
-  """A launched run can't go on.
+  """A launched run can't continue.
 
   Attributes:
-    failed: what failed: "replica 2", "the store", or "" where that
-      is not known.
+    failed: what failed: "replica 2", "the store", or "" if unknown.
     code: the exit code of what failed.
   """
 
@@ -25,12 +24,12 @@ class Loss:
   """A replica that ended before the run did.
 
   Attributes:
-    replica: its number.
+    replica: its index.
     restarts: how often it had been started before.
-    ending: how it ended, in words.
+    ending: a description of how it ended.
     tail: the last lines of its output.
-    seconds: when, since the launch.
-    code: its exit code, as a shell has it.
+    seconds: time of the end, since the launch.
+    code: its exit code, as in a shell.
   """
 
   replica: int
@@ -43,14 +42,14 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """A run that has ended.
+  """The result of a run that has ended.
 
   Attributes:
     seconds: how long it took.
-    losses: replicas that ended on the way.
-    restarts: how many were started in place of others.
-    code: the exit code of the job: 0 if it ended well, 128 and its number after
-      a signal, that of a replica which failed after the run was over.
+    losses: replicas that ended before the run did.
+    restarts: how many replacements were started.
+    code: the exit code of the job: 0 on success, 128 plus the signal's number
+      after a signal, that of a replica that failed after the run was over.
   """
 
   seconds: float

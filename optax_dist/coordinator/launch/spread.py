@@ -1,11 +1,11 @@
-"""Has replicas that are on several hosts start, end and start again as a whole.
+"""Starts, ends and restarts replicas on several hosts as a whole.
 
-The launchers of a replica's hosts agree by the notices that they write
-(`notices`): the first host decides, by the same rules as about its own replicas
+The launchers of a replica's hosts coordinate through their notices (`notices`):
+the first host decides, by the same rules as for its own replicas
 (`supervisor`), and starts the replica once the launchers of all its hosts are
-there; the others follow. A process that dies on any host ends the replica on all of
-them, and so does a host that is not heard of for too long. A pure state machine:
-it takes one input and the time, and returns effects.
+there; the others follow. A process that dies on any host ends the replica on
+all of them, and so does a host that is silent for too long. A pure state
+machine: it takes one input and the time, and returns effects.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Heard:
   """Input: a host's notice was read.
 
   Attributes:
-    host: its number.
-    notice: what it says; None: it has not said anything so far.
+    host: its index.
+    notice: its notice; None if it has not written one.
   """
 
   host: int
@@ -34,12 +34,12 @@ class Heard:
 
 @dataclasses.dataclass(frozen=True)
 class StartWanted:
-  """Input: a replica that this host decides about is to start.
+  """Input: a replica that this host decides about should start.
 
   Attributes:
-    replica: its number.
+    replica: its index.
     start: how often it was started before.
-    address: where its processes can meet.
+    address: the address of its process 0.
   """
 
   replica: int
@@ -49,13 +49,13 @@ class StartWanted:
 
 @dataclasses.dataclass(frozen=True)
 class PartEnded:
-  """Input: none of this host's processes of a replica is left.
+  """Input: this host's processes of a replica have all ended.
 
   Attributes:
-    replica: its number.
-    code: 0, or that of the one that failed first, the negative for a signal.
-    words: which one it was, and how it ended.
-    tail: the last lines that it printed.
+    replica: its index.
+    code: 0, or that of the process that failed first, negative for a signal.
+    words: which process it was, and how it ended.
+    tail: the last lines of its output.
   """
 
   replica: int
@@ -66,18 +66,18 @@ class PartEnded:
 
 @dataclasses.dataclass(frozen=True)
 class EndWanted:
-  """Input: a replica is to end, for it comes too late for the run."""
+  """Input: a replica should end, because the run is over."""
 
   replica: int
 
 
 @dataclasses.dataclass(frozen=True)
 class NoMoreStarts:
-  """Input: a replica that this host decides about is not started again.
+  """Input: a replica that this host decides about is not restarted.
 
   Attributes:
-    replica: its number.
-    words: why it was given up; "" if it has ended well.
+    replica: its index.
+    words: why it was given up; "" if it finished successfully.
   """
 
   replica: int
@@ -86,12 +86,12 @@ class NoMoreStarts:
 
 @dataclasses.dataclass(frozen=True)
 class RunOver:
-  """Input: the run has ended, well."""
+  """Input: the run has finished successfully."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostStops:
-  """Input: this host is to end; its own processes have got the signal."""
+  """Input: this host was asked to stop; its processes have got the signal."""
 
   number: int
 
@@ -118,9 +118,9 @@ class StartPart:
   """Effect: start this host's processes of a replica; a `PartEnded` follows.
 
   Attributes:
-    replica: its number.
+    replica: its index.
     start: how often it was started before.
-    address: where its processes meet.
+    address: the address of its process 0.
   """
 
   replica: int
@@ -130,7 +130,7 @@ class StartPart:
 
 @dataclasses.dataclass(frozen=True)
 class KillPart:
-  """Effect: end this host's processes of a replica; no `PartEnded` follows."""
+  """Effect: kill this host's processes of a replica; no `PartEnded` follows."""
 
   replica: int
 
@@ -148,11 +148,11 @@ class ReplicaEnded:
   """Effect: a replica has ended on all hosts, or is about to.
 
   Attributes:
-    replica: its number.
+    replica: its index.
     start: how often it was started before.
     code: 0, or that of the process that failed first.
-    words: which one it was, and how it ended.
-    tail: the last lines that it printed.
+    words: which process it was, and how it ended.
+    tail: the last lines of its output.
   """
 
   replica: int
@@ -164,11 +164,11 @@ class ReplicaEnded:
 
 @dataclasses.dataclass(frozen=True)
 class CannotStart:
-  """Effect: a replica is not started again.
+  """Effect: a replica is not restarted.
 
   Attributes:
-    replica: its number.
-    words: why.
+    replica: its index.
+    words: the reason.
   """
 
   replica: int
@@ -177,12 +177,12 @@ class CannotStart:
 
 @dataclasses.dataclass(frozen=True)
 class RunOverElsewhere:
-  """Effect: another host says that the run is over."""
+  """Effect: another host reports that the run is over."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Clash:
-  """Effect: another launcher has this one's place.
+  """Effect: another launcher runs as this host.
 
   Attributes:
     words: which one, for people.
@@ -207,9 +207,9 @@ class Patience:
   """How long hosts wait for each other, in seconds.
 
   Attributes:
-    meet: until all hosts of a replica are there, at first.
-    silence: for which a host may not be heard of; as long is waited for it to
-      come back.
+    meet: initial wait for all hosts of a replica.
+    silence: how long a host may be silent; and how long to wait for it to come
+      back.
   """
 
   meet: float = 300.0
@@ -224,11 +224,12 @@ class Patience:
 
 @dataclasses.dataclass
 class _Host:
-  """Another host, as it was heard of last."""
+  """The last known state of another host."""
 
   notice: Notice | None = None
   asked: bool = False
-  # When its notice last changed: what lies there unchanged may be of old.
+  # When its notice last changed: an unchanged one may be from an earlier
+  # launch.
   changed: float = -math.inf
 
 
@@ -236,8 +237,8 @@ class _Host:
 class _Replica:
   place: Place
   wanted: StartWanted | None = None
-  until: float = 0.0  # When `wanted`, or its first host, must be there.
-  plan: Plan | None = None  # If this host decides.
+  until: float = 0.0  # Deadline of `wanted`, or for its first host.
+  plan: Plan | None = None  # Set if this host decides.
   part: Part | None = None
   settled: bool = False
   signalled: bool = False
@@ -245,12 +246,12 @@ class _Replica:
 
   @property
   def runs(self) -> bool:
-    """Whether there are processes of it on this host."""
+    """Whether it has processes on this host."""
     return self.part is not None and self.part.stage == Stage.RUNS
 
 
 class Spread:
-  """The state machine; see the module.
+  """The state machine; see the module docstring.
 
   Example:
     >>> places = [Place(0, range(1), range(2))]
@@ -280,12 +281,12 @@ class Spread:
     patience: Patience,
     now: float,
   ):
-    """Knows nothing of other hosts so far.
+    """Starts without knowledge of other hosts.
 
     Args:
-      host: this one.
-      launcher: a name of this launcher, of which there is no second one.
-      places: of the replicas that this host shares with others.
+      host: the index of this host.
+      launcher: the unique name of this launcher.
+      places: the replicas that this host shares with others.
       patience: how long hosts wait for each other.
       now: the time.
     """
@@ -304,12 +305,12 @@ class Spread:
 
   @property
   def hosts(self) -> list[int]:
-    """Whose notices it wants to be told, its own included."""
+    """The hosts whose notices it reads, including this one."""
     return sorted([self._host, *self._others])
 
   @property
   def notice(self) -> Notice:
-    """What the others are to read; its beat is for who writes it."""
+    """The notice for the others; the writer adds the beat."""
     every = self._replicas.values()
     return Notice(
       self._launcher,
@@ -320,7 +321,7 @@ class Spread:
     )
 
   def step(self, given: Input, now: float) -> list[Effect]:
-    """Takes an input, and says what is to be done."""
+    """Processes an input; returns the effects."""
     effects: list[Effect] = []
     match given:
       case Heard(host, notice) if host == self._host:
@@ -357,7 +358,7 @@ class Spread:
     return effects
 
   def decides(self, replica: int) -> bool:
-    """Whether this host is the first one of a replica."""
+    """Whether this host is a replica's first, which decides about it."""
     return self._decides(self._replicas[replica])
 
   def _decides(self, one: _Replica) -> bool:
@@ -374,7 +375,7 @@ class Spread:
           " host has a --node-rank of its own, and one launcher."
         )
       ]
-    # An earlier launcher of this host may have left one.
+    # It may come from an earlier launcher of this host.
     self._written = self._written or mine
     return []
 
@@ -387,7 +388,7 @@ class Spread:
       return []
     if before is not None and before.launcher == notice.launcher:
       if notice.beat < before.beat:
-        return []  # It was on its way for long.
+        return []  # It was delayed for long.
       changed = notice.beat > before.beat
     else:
       changed = asked
@@ -407,7 +408,7 @@ class Spread:
   def _notice(self, host: int) -> Notice | None:
     return self.notice if host == self._host else self._others[host].notice
 
-  # What the processes here do.
+  # The processes on this host.
 
   def _ended(self, one: _Replica, given: PartEnded) -> list[Effect]:
     assert one.part is not None
@@ -421,7 +422,7 @@ class Spread:
       tail=given.tail,
     )
     if self._over or self._signal:
-      return self._gone(one, one.part)  # Nobody is started again.
+      return self._gone(one, one.part)  # Nothing is restarted.
     return []
 
   def _end_unwanted(self, one: _Replica) -> list[Effect]:
@@ -431,7 +432,7 @@ class Spread:
     return self._gone(one, None)
 
   def _close(self) -> list[Effect]:
-    """Nobody starts any more; what runs ends by itself."""
+    """Stops all starts; running processes end by themselves."""
     effects: list[Effect] = []
     for one in self._replicas.values():
       if not (one.settled or one.runs):
@@ -449,7 +450,7 @@ class Spread:
     return [KillPart(one.place.replica)]
 
   def _gone(self, one: _Replica, part: Part | None) -> list[Effect]:
-    """It has ended; what comes after is up to the supervisor."""
+    """It has ended; the supervisor decides what comes next."""
     if one.plan is not None and one.plan.stage == Stage.RUNS:
       words = "" if part is None else part.words
       one.plan = dataclasses.replace(one.plan, stage=Stage.ENDED, words=words)
@@ -467,7 +468,7 @@ class Spread:
       CannotStart(one.place.replica, words),
     ]
 
-  # On the first host of a replica.
+  # On a replica's first host.
 
   def _decide(self, one: _Replica, now: float) -> list[Effect]:
     if one.wanted is not None:
@@ -517,7 +518,7 @@ class Spread:
   def _end(self, one: _Replica, part: Part) -> list[Effect]:
     return [*self._kill(one, part.words), *self._gone(one, part)]
 
-  # On the others.
+  # On its other hosts.
 
   def _follow(self, one: _Replica, now: float) -> list[Effect]:
     first = one.place.hosts[0]
@@ -547,14 +548,14 @@ class Spread:
       case Stage.ABSENT:
         return self._give_up(one, plan.words)
       case Stage.DONE:
-        one.closing = True  # What is left of it ends by itself.
+        one.closing = True  # The remaining processes end by themselves.
         return [] if one.runs else self._gone(one, None)
     effects = [] if same else self._kill(one, "another start of it was decided")
     if not same and self._launcher in plan.launchers and not self._signal:
       effects += self._begin(one, notice.launcher, plan)
     return effects
 
-  # On all of them.
+  # On all its hosts.
 
   def _begin(self, one: _Replica, decider: str, plan: Plan) -> list[Effect]:
     one.part = Part(plan.replica, decider, plan.start)
@@ -562,7 +563,7 @@ class Spread:
     return [StartPart(plan.replica, plan.start, plan.address)]
 
   def _pass_on(self, one: _Replica) -> list[Effect]:
-    """A replica leaves as a whole when any of its hosts is to end."""
+    """A replica leaves as a whole when any of its hosts has to stop."""
     if not one.runs or one.signalled or self._signal:
       return []
     for host in one.place.hosts:
@@ -573,7 +574,7 @@ class Spread:
     return []
 
   def _counts(self, one: _Replica, notice: Notice) -> bool:
-    """Whether a launcher takes part in the start that is on."""
+    """Whether a launcher takes part in the current start."""
     assert one.part is not None
     part = one.part
     mine = notice.part(part.replica, part.decider, part.start)

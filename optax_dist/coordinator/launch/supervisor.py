@@ -1,4 +1,4 @@
-"""Decides which replicas are started again, and how a launch ends.
+"""Decides which replicas are restarted, and how a launch ends.
 
 A pure state machine: it takes one input and the time, and returns effects.
 """
@@ -13,21 +13,21 @@ from typing import TypeAlias
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-  """Input: a replica has been let into the run."""
+  """Input: a replica has joined the run."""
 
   replica: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Struck:
-  """Input: a replica is about to inflict a fault on itself, as it was asked to."""
+  """Input: a replica is about to inject a fault into itself, as requested."""
 
   replica: int
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOver:
-  """Input: the run has ended, well."""
+  """Input: the run has finished successfully."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ReplicaEnded:
   """Input: a replica's processes have ended.
 
   Attributes:
-    replica: its number.
-    code: the exit code; of a signal, its negative.
+    replica: its index.
+    code: the exit code; negative for a signal.
   """
 
   replica: int
@@ -45,17 +45,17 @@ class ReplicaEnded:
 
 @dataclasses.dataclass(frozen=True)
 class LauncherStops:
-  """Input: a signal has asked the launcher to end; it is passed on already."""
+  """Input: a signal asked the launcher to end; it was passed on."""
 
   number: int
 
 
 @dataclasses.dataclass(frozen=True)
 class StartedElsewhere:
-  """Input: a replica that another host decides about has been started.
+  """Input: a replica that another host decides about was started.
 
   Attributes:
-    replica: its number.
+    replica: its index.
     restarts: how often it was started before.
   """
 
@@ -65,11 +65,11 @@ class StartedElsewhere:
 
 @dataclasses.dataclass(frozen=True)
 class CannotStart:
-  """Input: a replica can't be started any more.
+  """Input: a replica can't be started again.
 
   Attributes:
-    replica: its number.
-    words: why.
+    replica: its index.
+    words: the reason.
   """
 
   replica: int
@@ -78,7 +78,7 @@ class CannotStart:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-  """Input: the time of `deadline` has come."""
+  """Input: the `deadline` was reached."""
 
 
 Input: TypeAlias = (
@@ -98,7 +98,7 @@ class StartReplica:
   """Effect: start a replica.
 
   Attributes:
-    replica: its number.
+    replica: its index.
     restarts: how often it was started before.
   """
 
@@ -108,17 +108,17 @@ class StartReplica:
 
 @dataclasses.dataclass(frozen=True)
 class EndReplica:
-  """Effect: end a replica that has no place in the run any more."""
+  """Effect: end a replica that is no longer part of the run."""
 
   replica: int
 
 
 @dataclasses.dataclass(frozen=True)
 class GiveUpRun:
-  """Effect: the run can't go on.
+  """Effect: the run can't continue.
 
   Attributes:
-    reason: why, in words.
+    reason: explanation for people.
   """
 
   reason: str
@@ -126,7 +126,7 @@ class GiveUpRun:
 
 @dataclasses.dataclass(frozen=True)
 class JobEnded:
-  """Effect: all has ended.
+  """Effect: all replicas have ended.
 
   Attributes:
     code: the exit code of the job.
@@ -140,19 +140,20 @@ Effect: TypeAlias = StartReplica | EndReplica | GiveUpRun | JobEnded
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """What is done about replicas that end with an error.
+  """What to do about replicas that end with an error.
 
   Attributes:
-    needed: replicas that must be there for the run to go on.
-    restarts: how many may be started in place of others, in all.
-    pauses: seconds before a restart, from and to: the pause doubles while a
-      replica keeps failing; the first restart after a signal is at once.
-    settle: seconds for the others after one has ended with an error: where all
-      fail alike, starting again is of no use.
-    healthy: seconds after which a replica counts as one that does not keep
-      failing.
-    whole: whether all replicas of the run are here: when none is left, nobody
-      has the parameters.
+    needed: how many replicas the run needs to continue.
+    restarts: how many restarts are allowed in all.
+    pauses: shortest and longest pause before a restart, in seconds: it doubles
+      while a replica keeps failing; the first restart after a signal is
+      immediate.
+    settle: seconds to wait for the others after one has ended with an error: if
+      all fail in the same way, restarting is useless.
+    healthy: seconds after which a replica no longer counts as failing
+      repeatedly.
+    whole: whether all replicas of the run are here: if none is left, the
+      parameters are lost.
   """
 
   needed: int = 1
@@ -164,7 +165,7 @@ class Policy:
 
 
 class State(enum.Enum):
-  """What a replica does."""
+  """The state of a replica."""
 
   RUNNING = "running"
   WAITING = "waiting for its restart"
@@ -184,10 +185,10 @@ class _Place:
 
 
 class Supervisor:
-  """The state machine; see the module.
+  """The state machine; see the module docstring.
 
   Attributes:
-    restarts: how many were started in place of others.
+    restarts: how many replicas were restarted.
   """
 
   def __init__(
@@ -196,13 +197,13 @@ class Supervisor:
     policy: Policy,
     followed: Collection[int] = (),
   ):
-    """Nothing has been started yet.
+    """Starts before any replica was started.
 
     Args:
-      replicas: those on this host.
-      policy: what is done about those that end with an error.
-      followed: those of them about which another host decides: they are
-        started, and started again, when that host says so.
+      replicas: the replicas on this host.
+      policy: what to do about those that end with an error.
+      followed: those about which another host decides: they are started and
+        restarted when that host says so.
     """
     self._places = {replica: _Place() for replica in replicas}
     self._followed = frozenset(followed)
@@ -215,33 +216,33 @@ class Supervisor:
     self.restarts = 0
 
   def state(self, replica: int) -> State:
-    """What a replica does."""
+    """The state of a replica."""
     return self._places[replica].state
 
   def restarts_of(self, replica: int) -> int:
-    """How often a replica was started in place of itself."""
+    """How often a replica was restarted."""
     return self._places[replica].restarts
 
   @property
   def restarts_left(self) -> int:
-    """How many more may be started in place of others."""
+    """How many more restarts are allowed."""
     return self._policy.restarts - self.restarts
 
   def start(self, now: float) -> list[Effect]:
-    """The first effects: all replicas are started."""
+    """The first effects: start all replicas."""
     for place in self._places.values():
       place.began = now
     return [StartReplica(r, 0) for r in self._places if r not in self._followed]
 
   def deadline(self) -> float | None:
-    """When it wants a `Tick`; None for never."""
+    """When it needs a `Tick`; None for never."""
     if self._over or self._stopped is not None:
       return self._end_late_at
     waiting = (p for p in self._places.values() if p.state is State.WAITING)
     return min((p.due for p in waiting), default=None)
 
   def step(self, given: Input, now: float) -> list[Effect]:
-    """Takes an input, and says what is to be done."""
+    """Processes an input; returns the effects."""
     if self._ended:
       return []
     effects: list[Effect] = []
@@ -279,12 +280,12 @@ class Supervisor:
   def _run_over(self, now: float) -> None:
     if not self._over:
       self._over = True
-      # That a replica has joined may be known a little later.
+      # The message that a replica has joined may come a little later.
       self._end_late_at = now + self._policy.settle
       self._settle_waiting()
 
   def _end_late(self, now: float) -> list[Effect]:
-    """Replicas that come too late for the run need not find out by trying."""
+    """Ends replicas that are too late for the run."""
     if self._end_late_at is None or now < self._end_late_at:
       return []
     self._end_late_at = None
@@ -306,7 +307,7 @@ class Supervisor:
       return []
     if self._over:
       place.state = State.DONE
-      if place.joined:  # Others came too late to take part.
+      if place.joined:  # The others came too late to take part.
         self._code = self._code or exit_code(code)
       return []
     place.state = State.WAITING
@@ -344,7 +345,7 @@ class Supervisor:
     return effects
 
   def _give_up(self, replica: int, words: str = "") -> list[Effect]:
-    """Goes on without a replica, if the others are enough."""
+    """Goes on without a replica, if enough are left."""
     self._places[replica].state = State.ABSENT
     left = len(self._places) - self._count(State.ABSENT)
     needed = self._policy.needed
@@ -361,7 +362,7 @@ class Supervisor:
 
 
 def exit_code(code: int) -> int:
-  """A process's code as a shell has it.
+  """A process's exit code, as in a shell.
 
   Example:
     >>> exit_code(3), exit_code(-9)

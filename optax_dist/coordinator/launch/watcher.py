@@ -1,8 +1,8 @@
-"""Ends what a launcher has started, should the launcher be killed.
+"""Kills the processes of a launcher, should the launcher be killed.
 
-A program of its own, which needs nothing but Python: `start` starts it. It reads
-process groups from its standard input, ``+123`` and ``-123``, and when that
-ends, kills the groups, and all else that has the launch's token in its
+A separate program, which needs only Python: `start` starts it. It reads process
+groups from its standard input, ``+123`` and ``-123``, and when that ends, kills
+the groups, and all other processes with the launch's token in their
 environment.
 """
 
@@ -20,13 +20,13 @@ _SECONDS = 5.0
 
 
 class Watcher:
-  """The watcher, as its launcher sees it."""
+  """The launcher's view of the watcher."""
 
   def __init__(self, token: str):
-    """Starts it.
+    """Starts the watcher.
 
     Args:
-      token: what all processes of the launch have as OPTAX_DIST_LAUNCH.
+      token: the value of OPTAX_DIST_LAUNCH in all processes of the launch.
     """
     self.process = subprocess.Popen(
       [sys.executable, "-I", "-S", __file__, token],
@@ -37,15 +37,15 @@ class Watcher:
     )
 
   def add(self, group: int) -> None:
-    """Names a process group."""
+    """Adds a process group."""
     self._say(f"+{group}\n")
 
   def remove(self, group: int) -> None:
-    """Says that a group has ended: its number may become another's."""
+    """Removes a group that has ended, since its id may be reused."""
     self._say(f"-{group}\n")
 
   def stop(self) -> None:
-    """Has it do its work, and waits."""
+    """Makes it kill the processes, and waits."""
     assert self.process.stdin is not None
     with contextlib.suppress(OSError):
       self.process.stdin.close()
@@ -76,7 +76,7 @@ def _main(token: str) -> None:
     with contextlib.suppress(OSError):
       os.killpg(group, signal.SIGKILL)
   end = time.monotonic() + _SECONDS
-  # One that was starting a process when it was killed may have left it.
+  # A process killed while forking may have left a child without a group.
   while time.monotonic() < end and (left := _with(token)):
     for pid in left:
       with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def _main(token: str) -> None:
 
 
 def _with(token: str) -> list[int]:
-  """Processes with the token in their environment."""
+  """The processes with the token in their environment."""
   wanted = f"{TOKEN_VARIABLE}={token}".encode()
   found = []
   with contextlib.suppress(OSError):
