@@ -1,1 +1,1 @@
-"""What a run tells of itself while it goes on: numbers, and where they go."""
+"""Metrics of a run in progress, and their exporters."""

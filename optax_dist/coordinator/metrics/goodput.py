@@ -1,11 +1,11 @@
-"""Where every second of every replica went: eight categories that add up to all."""
+"""Goodput: the time of all replicas, split into eight categories."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# In the order in which tables and pictures have them.
+# In the order of tables and plots.
 CATEGORIES = {
   "useful": "computing that became part of the model",
   "waiting": "for the other replicas of a step",
@@ -22,7 +22,7 @@ class Goodput(NamedTuple):
   """Replica-seconds (or chip-seconds) by category.
 
   Attributes:
-    seconds: of each of `CATEGORIES`; they add up to all there were.
+    seconds: time in each of `CATEGORIES`; they add up to the total.
 
   Example:
     >>> goodput = make({"useful": 6.0, "waiting": 2.0})
@@ -43,7 +43,7 @@ class Goodput(NamedTuple):
     return self.share("useful")
 
   def share(self, category: str) -> float:
-    """The share of a category in all seconds; 0 where there are none."""
+    """The share of a category in all seconds; 0 if there are none."""
     total = self.total
     return self.seconds[category] / total if total else 0.0
 
@@ -57,16 +57,16 @@ class Goodput(NamedTuple):
 
 
 def make(seconds: Mapping[str, float]) -> Goodput:
-  """Fills in the categories that are missing with 0.
+  """Creates a goodput, with 0 for missing categories.
 
   Args:
-    seconds: of some of `CATEGORIES`.
+    seconds: time in some of `CATEGORIES`.
 
   Returns:
-    All of them.
+    The time in all of them.
 
   Raises:
-    ValueError: a category is not known.
+    ValueError: a category is unknown.
   """
   unknown = sorted(set(seconds) - set(CATEGORIES))
   if unknown:

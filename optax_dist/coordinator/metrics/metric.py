@@ -1,4 +1,4 @@
-"""One metric, as every exporter takes it."""
+"""Metrics, independent of the exporter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PREFIX = "optax_dist_"
 
 
 class Distribution:
-  """Counts values by size, as a histogram of Prometheus does.
+  """Counts values by size, like a Prometheus histogram.
 
   Attributes:
-    bounds: the upper bounds of the buckets; above the last is one more.
-    counts: values in each bucket, not added up.
+    bounds: the upper bounds of the buckets; one more is above the last.
+    counts: values in each bucket, not cumulative.
     total: the sum of all values.
 
   Example:
@@ -33,13 +33,13 @@ class Distribution:
     self.total = 0.0
 
   def add(self, value: float, times: int = 1) -> None:
-    """Counts a value, or several that are equal."""
+    """Counts a value, or several equal ones."""
     self.counts[bisect.bisect_left(self.bounds, value)] += times
     self.total += value * times
 
   @property
   def count(self) -> int:
-    """How many values there were."""
+    """How many values were counted."""
     return sum(self.counts)
 
 
@@ -47,8 +47,8 @@ class Sample(NamedTuple):
   """A value of a metric.
 
   Attributes:
-    value: a number; of a histogram its `Distribution`.
-    labels: what tells it from the metric's other values.
+    value: a number; for a histogram, its `Distribution`.
+    labels: distinguish it from the metric's other values.
   """
 
   value: float | Distribution
@@ -59,11 +59,12 @@ class Metric(NamedTuple):
   """A metric and all its values.
 
   Attributes:
-    name: in Prometheus' style, without `PREFIX`; a counter's without `_total`.
-    kind: a counter never falls, but to 0 when its run begins anew.
-    what: it is, in a sentence.
-    samples: its values as of now.
-    unit: such as "seconds"; the name ends with it.
+    name: in Prometheus' style, without `PREFIX`; for a counter, without
+      `_total`.
+    kind: a counter never decreases, except to 0 when its run restarts.
+    what: a sentence that describes it.
+    samples: its current values.
+    unit: such as "seconds"; the suffix of the name.
   """
 
   name: str
@@ -80,7 +81,7 @@ def one(
   value: float | Distribution,
   unit: str = "",
 ) -> Metric:
-  """A metric that has one value."""
+  """Creates a metric with one value."""
   return Metric(name, kind, what, (Sample(value),), unit)
 
 
@@ -92,7 +93,7 @@ def by_label(
   values: Mapping[str, float],
   unit: str = "",
 ) -> Metric:
-  """A metric that has a value for each value of a label."""
+  """Creates a metric with one value per value of a label."""
   samples = tuple(
     Sample(value, {label: str(key)}) for key, value in values.items()
   )

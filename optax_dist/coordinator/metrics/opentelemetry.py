@@ -1,8 +1,8 @@
-"""Metrics for OpenTelemetry, where a program has set it up.
+"""Metrics for OpenTelemetry, if the program has set it up.
 
-Nothing is to be asked for: where the program, or ``opentelemetry-instrument``,
-has set a `MeterProvider` of opentelemetry-sdk, its readers see the same metrics as
-Prometheus does. A histogram is two counters there, of values and of their sum.
+There is no option: if the program, or ``opentelemetry-instrument``, has set a
+`MeterProvider` of opentelemetry-sdk, its readers get the same metrics as
+Prometheus. A histogram becomes two counters, of values and of their sum.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from optax_dist.coordinator.metrics.metric import Metric
 Collect = Callable[[], Sequence[Metric]]
 
 _lock = threading.Lock()
-# OpenTelemetry can't forget an instrument, so there is one for each name, and
-# what it observes changes.
+# OpenTelemetry can't remove an instrument, so there is one per name, and its
+# source changes.
 _meters: weakref.WeakKeyDictionary[Any, _Meter] = weakref.WeakKeyDictionary()
 
 
 def provider() -> Any:
-  """The provider of meters that the program has set; None if there is none.
+  """The meter provider that the program has set; None if there is none.
 
-  What the program has not imported is not imported here either.
+  If the program has not imported OpenTelemetry, it is not imported here.
   """
   api = sys.modules.get("opentelemetry.metrics")
   sdk = sys.modules.get("opentelemetry.sdk.metrics")
@@ -38,13 +38,13 @@ def provider() -> Any:
 
 
 class Observed:
-  """Has a provider's readers see metrics until it is closed."""
+  """Exposes metrics to a provider's readers until it is closed."""
 
   def __init__(self, collect: Collect, to: Any):
-    """Begins.
+    """Starts.
 
     Args:
-      collect: the metrics as of now; called in threads of the readers.
+      collect: returns the current metrics; called in threads of the readers.
       to: the provider.
     """
     with _lock:
@@ -55,12 +55,12 @@ class Observed:
     self._meter.sources.append(collect)
 
   def know(self, metrics: Sequence[Metric]) -> None:
-    """Tells which metrics there are: each must be known to be seen."""
+    """Registers metrics: a metric is only visible once it is known."""
     with _lock:
       self._meter.know(metrics)
 
   def close(self) -> None:
-    """They are seen no more."""
+    """Removes the metrics."""
     self._meter.sources.remove(self._collect)
 
 
@@ -98,7 +98,7 @@ class _Meter:
 
 
 def _scalars(metrics: Sequence[Metric]) -> Iterator[Metric]:
-  """The same, with two counters for each histogram."""
+  """The metrics, with two counters for each histogram."""
   for one in metrics:
     if one.kind != "histogram":
       yield one

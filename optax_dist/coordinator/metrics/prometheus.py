@@ -1,4 +1,4 @@
-"""Metrics as Prometheus' text, at a port of this host."""
+"""Metrics in Prometheus' text format, on a port of this host."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ NEEDS = "prometheus_client"
 
 
 class Server:
-  """Serves what `collect` returns, each time somebody asks, until it is closed.
+  """Serves what `collect` returns, on each request, until it is closed.
 
   Attributes:
-    url: where.
+    url: the address of the metrics.
   """
 
   def __init__(
     self, collect: Callable[[], Sequence[Metric]], bind: str, port: int
   ):
-    """Listens.
+    """Starts to listen.
 
     Args:
-      collect: the metrics as of now; called in threads of the server.
-      bind: address to listen at.
-      port: 0 for any that is free.
+      collect: returns the current metrics; called in threads of the server.
+      bind: address to listen on.
+      port: the port; 0 for any free one.
 
     Raises:
-      OSError: the address can't be listened at.
+      OSError: it can't listen on the address.
       ModuleNotFoundError: prometheus-client is not installed.
     """
     import prometheus_client
@@ -45,7 +45,7 @@ class Server:
         return families(collect())
 
       def describe(self) -> Iterable[prometheus_client.Metric]:
-        return ()  # Those of a replica come and go.
+        return ()  # A replica's metrics change over time.
 
     found = prometheus_client.CollectorRegistry(auto_describe=False)
     found.register(_Collector())
@@ -64,7 +64,7 @@ class Server:
     self._thread.join()
 
   def leave_to_parent(self) -> None:
-    """In a forked child: the port is the parent's alone."""
+    """In a forked child: the port belongs to the parent."""
     self._server.socket.close()
 
 
@@ -82,7 +82,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def families(
   metrics: Iterable[Metric],
 ) -> Iterator[prometheus_client.Metric]:
-  """The same in the classes of the library."""
+  """Converts metrics to the classes of prometheus-client."""
   from prometheus_client import core
 
   kinds: dict[str, Any] = {
@@ -106,7 +106,7 @@ def families(
 
 
 def _buckets(found: metric.Distribution) -> list[tuple[str, float]]:
-  """Upper bounds, and how many values are at most as large."""
+  """Upper bounds, and how many values are at most that large."""
   bounds = [*(f"{bound:g}" for bound in found.bounds), "+Inf"]
   so_far, buckets = 0, []
   for bound, count in zip(bounds, found.counts, strict=True):

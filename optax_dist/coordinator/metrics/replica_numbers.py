@@ -1,4 +1,4 @@
-"""What is reported of one replica: its own counts, whoever leads."""
+"""Metrics of one replica: its own counts, regardless of who leads."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def metrics(
   waited: float,
   rejoins: int,
 ) -> list[Metric]:
-  """The metrics of a replica.
+  """Creates the metrics of a replica.
 
   Args:
-    replica: its number.
-    step: of its parameters.
+    replica: its index.
+    step: the step of its parameters.
     leads: whether it is the leader.
-    gradients: how many it has computed, by outcome.
-    bytes_in: bytes of means and states that came.
-    bytes_out: bytes of gradients, means and states that went.
-    waited: seconds from its submissions until it could compute on.
-    rejoins: how often it was let in anew.
+    gradients: number of gradients it has computed, by outcome.
+    bytes_in: bytes of means and states received.
+    bytes_out: bytes of gradients, means and states sent.
+    waited: seconds from its submissions until it could continue.
+    rejoins: how often it was readmitted.
 
   Example:
     >>> found = metrics(2, step=3, leads=False, gradients={"applied": 3},

@@ -1,4 +1,4 @@
-"""Reports metrics while a run goes on: at a port, in event files, by OpenTelemetry."""
+"""Reports a run's metrics: over HTTP, in event files, by OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from optax_dist.coordinator.metrics.run_numbers import RunNumbers
 _log = logging.getLogger("optax_dist.coordinator")
 
 EXTRA = "metrics"
-# Seconds between points in event files; records are counted as often, at least.
+# Seconds between points in event files, and at most between counting records.
 _PERIOD = 1.0
-# So many of them in a row, and seconds until the next ones: the training loop
-# would have to wait for Python's lock, 5 ms each time.
+# Records to count in a row, and the pause in seconds before the next ones: the
+# training loop would otherwise wait for Python's lock, 5 ms each time.
 _IN_A_ROW, _PAUSE = 8, 0.0005
-# By what each of these modules is installed.
+# The packages that provide each of these modules.
 _PACKAGES = {
   prometheus.NEEDS: "prometheus-client",
   tensorboard.NEEDS: "tensorboardX",
@@ -38,15 +38,16 @@ _PACKAGES = {
 
 
 def check(port: int | None, folder: object | None) -> None:
-  """Raises an error if what is asked for can't be had.
+  """Raises an error if the requested metrics are not available.
 
   Args:
-    port: for Prometheus; None for none.
-    folder: for TensorBoard; None for none.
+    port: port for Prometheus; None for none.
+    folder: folder for TensorBoard; None for none.
 
   Raises:
-    ModuleNotFoundError: a package is not installed; names it and the extra.
-    ValueError: the port is none.
+    ModuleNotFoundError: a package is not installed; the message names the
+      extra.
+    ValueError: the port is invalid.
   """
   if port is not None and not 0 <= port <= 65535:
     raise ValueError(f"metrics_port must be from 0 to 65535, got {port!r}.")
@@ -62,12 +63,12 @@ def check(port: int | None, folder: object | None) -> None:
 
 
 class Reporter:
-  """Counts a run's records, and reports them with whatever else it is given.
+  """Counts a run's records, and reports them along with other metrics.
 
-  Records are counted in a thread of its own, or by whoever asks for the metrics.
+  Records are counted in its own thread, or when metrics are requested.
 
   Attributes:
-    url: of the metrics for Prometheus; "" without a port.
+    url: URL of the metrics for Prometheus; "" without a port.
   """
 
   def __init__(
@@ -78,25 +79,25 @@ class Reporter:
     folder: str | os.PathLike[str] | None = None,
     follow: str | os.PathLike[str] | None = None,
   ):
-    """Begins to report.
+    """Starts to report.
 
     Args:
-      port: for Prometheus; 0 for any that is free, None for none.
-      bind: the address that the port is of.
-      folder: for TensorBoard's event files; None for none.
+      port: port for Prometheus; 0 for any free one, None for none.
+      bind: the address to listen on.
+      folder: folder for TensorBoard's event files; None for none.
       follow: a journal whose records are counted as it grows; None if they are
-        given to `take`.
+        passed to `take`.
 
     Raises:
       ValueError, ModuleNotFoundError: see `check`.
-      OSError: the port can't be listened at, or the folder can't be written.
+      OSError: it can't listen on the port, or can't write to the folder.
     """
     check(port, folder)
     self._tail = None if follow is None else journal_tail.Tail(follow)
     self._lock = threading.Lock()
     self._numbers: RunNumbers | None = None
     self._owner: object = None
-    # Lines, or what has been read of a file.
+    # Lines, or records read from a file.
     self._pending: collections.deque[str | journal.Record] = collections.deque()
     self._sources: list[Callable[[], Sequence[Metric]]] = []
     self._closing = threading.Event()
@@ -134,31 +135,31 @@ class Reporter:
         " port of its own, or 0 for any",
       ) from error
 
-  # What it reports.
+  # Sources of the metrics.
 
   def begin(self, owner: object, records: Iterable[journal.Record]) -> None:
-    """The owner reports on the run from now on.
+    """Starts the owner's reports on the run.
 
     Args:
-      owner: whoever will call `take`; a leader.
-      records: what has happened so far, where it is known.
+      owner: the caller of `take`; a leader.
+      records: earlier records, if known.
     """
     with self._lock:
       self._count()
       self._owner = owner
       numbers = self._numbers or RunNumbers()
       for i, record in enumerate(records):
-        # What other leaders have counted is all in there.
+        # It includes what other leaders have counted.
         numbers = RunNumbers() if not i else numbers
         numbers.update(record)
       self._numbers = numbers
 
   def take(self, line: str) -> None:
-    """Something has happened; its line of a journal is counted soon."""
+    """Takes the journal line of an event, to be counted soon."""
     self._pending.append(line)
 
   def end(self, owner: object) -> None:
-    """The owner reports no more, unless the run is over: it is another's turn."""
+    """Ends the owner's reports, unless the run is over."""
     with self._lock:
       self._count()
       over = self._numbers is not None and self._numbers.finished
@@ -166,14 +167,14 @@ class Reporter:
         self._owner = None
 
   def add(self, source: Callable[[], Sequence[Metric]]) -> None:
-    """Reports what a function returns, too; it may be called in any thread."""
+    """Adds a source of metrics; it may be called in any thread."""
     if self._observed is not None:
       self._observed.know(source())
     with self._lock:
       self._sources.append(source)
 
   def collect(self) -> list[Metric]:
-    """All metrics as of now."""
+    """The current metrics."""
     with self._lock:
       self._read()
       self._count()
@@ -188,7 +189,7 @@ class Reporter:
     return _merged(found)
 
   def _read(self) -> None:
-    """Takes what the journal that it follows has got."""
+    """Reads new records from the journal that it follows."""
     if self._tail is None:
       return
     self._numbers = self._numbers or RunNumbers()
@@ -198,7 +199,7 @@ class Reporter:
       _log.debug("the journal can't be read: %s", error)
 
   def _count(self, most: float = math.inf) -> None:
-    """Counts what is pending, or so many of it."""
+    """Counts pending records, up to a number."""
     while self._pending and most > 0:
       most -= 1
       found = self._pending.popleft()
@@ -206,7 +207,7 @@ class Reporter:
         record = json.loads(found) if isinstance(found, str) else found
         self._numbers.update(record)
 
-  # Its thread.
+  # In its own thread.
 
   def _run(self) -> None:
     while not self._closing.wait(_PERIOD):
@@ -223,11 +224,11 @@ class Reporter:
         self._written = step
         self._scalars.write(found, step)
     except Exception as error:
-      # Metrics never end a training.
+      # Metrics must never end a training run.
       _log.warning("Metrics can't be reported: %s", error)
 
   def _count_in_turns(self) -> None:
-    """Counts what is pending, and lets other threads run meanwhile."""
+    """Counts pending records, and lets other threads run in between."""
     with self._lock:
       self._read()
     while self._pending:
@@ -247,7 +248,7 @@ class Reporter:
 
 
 def _step(metrics: Sequence[Metric]) -> int:
-  """Where the run stands: its step, or that of the replica that is furthest."""
+  """The run's step, or that of the replica that is furthest ahead."""
   steps = [
     value
     for one in metrics
@@ -258,7 +259,7 @@ def _step(metrics: Sequence[Metric]) -> int:
 
 
 def _merged(metrics: Sequence[Metric]) -> list[Metric]:
-  """One metric for each name: several replicas report the same."""
+  """One metric per name: several replicas report the same ones."""
   found: dict[str, Metric] = {}
   for one in metrics:
     before = found.get(one.name)

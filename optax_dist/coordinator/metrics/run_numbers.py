@@ -1,4 +1,4 @@
-"""What is reported of a run as a whole: counted from its journal's records."""
+"""Metrics of a run as a whole, counted from its journal's records."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _STALENESS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 class RunNumbers:
-  """Counts what a run's journal says; a resumed run counts from its start.
+  """Counts the records of a run's journal; a resumed run counts from its start.
 
-  It reads no clock and no file: records go in, metrics come out.
+  It uses no clock and no file: records in, metrics out.
 
   Attributes:
     step: committed steps of the model.
@@ -47,23 +47,24 @@ class RunNumbers:
     self._staleness = metric.Distribution(_STALENESS)
     self._dropped: collections.Counter[str] = collections.Counter()
     self._members: set[Replica] = set()
-    # Who has joined or gone as far as the records go: the rest was there before.
+    # Replicas that joined or left in these records; the others were there
+    # before.
     self._known: set[Replica] = set()
     self._came = dict.fromkeys(("joined", "left", "lost"), 0)
     self._leader: Replica | None = None
     self._leader_changes = 0
     self._bytes_in = self._bytes_out = 0
-    # Of the latest commit; and how long the present step has stalled.
+    # Time of the last commit; and how long the current step has stalled.
     self._committed: float | None = None
     self._stalled = 0.0
     self._times = TimeLedger()
 
   def update(self, record: journal.Record) -> None:
-    """Takes the next record into account."""
+    """Processes the next record."""
     match record["kind"]:
       case "commit":
         if record["step"] < self.step:
-          return  # A new leader has written it again.
+          return  # A new leader has repeated it.
         self._commit(record)
       case "drop":
         self._dropped[record["reason"]] += record["count"]
@@ -88,7 +89,7 @@ class RunNumbers:
       case "abandon":
         self._abandoned += 1
       case "stall":
-        # It is told again and again; one stall is one step that took too long.
+        # It is reported repeatedly; one stall is one step that took too long.
         self._stalls += not self._stalled
         self._stalled = record["waited"]
       case "finish":
@@ -112,14 +113,14 @@ class RunNumbers:
       self._move(member)
 
   def _move(self, gradient: journal.Record) -> None:
-    """Counts the bytes that its replica moved since the one before."""
+    """Counts the bytes that its replica moved since its last one."""
     timings = gradient.get("timings")
     if timings is not None:
       self._bytes_in += timings.get("bytes_in") or 0
       self._bytes_out += timings.get("bytes_out") or 0
 
   def metrics(self) -> list[Metric]:
-    """All of them, as of the latest record."""
+    """All metrics, as of the last record."""
     one, by_label = metric.one, metric.by_label
     moved = {"in": self._bytes_in, "out": self._bytes_out}
     return [

@@ -1,7 +1,8 @@
-"""Metrics as scalars in an event file of TensorBoard.
+"""Metrics as scalars in a TensorBoard event file.
 
-By tensorboardX: it is kept, and needs protobuf and NumPy alone. TensorBoard's own
-package brings its web server and gRPC; what flax and clu write with is TensorFlow.
+It uses tensorboardX, which is maintained and only needs protobuf and NumPy.
+TensorBoard's own package brings its web server and gRPC; flax and clu use
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ NEEDS = "tensorboardX"
 
 
 class Scalars:
-  """Writes metrics at the steps that a run has come to.
+  """Writes metrics at the steps that a run has reached.
 
-  Counters are written as they are; of a histogram the mean of what was added since
-  the point before. A label's value is part of the tag:
+  Counters are written as they are; for a histogram, the mean of the values
+  added since the last point. A label's value is part of the tag:
   ``optax_dist/gradients_dropped/stale``.
   """
 
   def __init__(self, folder: str | os.PathLike[str]):
-    """Makes the folder and a new event file in it.
+    """Creates the folder and a new event file in it.
 
     Raises:
       OSError: it can't be written.
@@ -33,7 +34,7 @@ class Scalars:
     from tensorboardX import SummaryWriter
 
     os.makedirs(folder, exist_ok=True)
-    # Two processes that begin within a second would write the same file.
+    # Two processes that start within a second would write the same file.
     self._writer = SummaryWriter(
       str(folder), flush_secs=10, filename_suffix=f".{os.getpid()}"
     )
@@ -43,8 +44,8 @@ class Scalars:
     """Writes a point of each metric.
 
     Args:
-      metrics: as of now.
-      step: where they stand on the axis.
+      metrics: the current metrics.
+      step: their position on the axis.
     """
     for one in metrics:
       for value, labels in one.samples:
@@ -53,7 +54,7 @@ class Scalars:
           now = value.count, value.total
           count, total = self._before.get(tag, (0, 0.0))
           if now[0] < count:
-            count, total = 0, 0.0  # The run has begun anew.
+            count, total = 0, 0.0  # The run has restarted.
           self._before[tag] = now
           if now[0] == count:
             continue
@@ -61,7 +62,7 @@ class Scalars:
         self._writer.add_scalar(tag, value, step)
 
   def close(self) -> None:
-    """Writes the rest, and closes the file."""
+    """Writes pending points, and closes the file."""
     self._writer.close()
 
 

@@ -1,6 +1,6 @@
-"""Where every second of every replica went, from the records of a journal.
+"""How every replica spent its time, computed from a journal's records.
 
-`of` tells it of a run as a whole; `TimeLedger` keeps count while it goes on.
+`of` computes it for a whole run; `TimeLedger` updates it record by record.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from optax_dist.quorum.events import Replica
 
 
 class Span(NamedTuple):
-  """A stretch of a replica's time.
+  """An interval of a replica's time.
 
   Attributes:
-    replica: whose.
+    replica: the replica.
     begin, end: seconds since the run's start.
-    category: of `goodput.CATEGORIES`.
+    category: one of `goodput.CATEGORIES`.
   """
 
   replica: Replica
@@ -35,9 +35,9 @@ class Ledger(NamedTuple):
   """The whole time of all replicas of a run.
 
   Attributes:
-    spans: of each replica, without gap or overlap, from 0 to `seconds`.
+    spans: for each replica, without gap or overlap, from 0 to `seconds`.
     seconds: how long the run took.
-    replicas: in the order of tables.
+    replicas: the replicas, in the order of tables.
   """
 
   spans: tuple[Span, ...]
@@ -45,7 +45,7 @@ class Ledger(NamedTuple):
   replicas: tuple[Replica, ...]
 
   def goodput(self, replica: Replica | None = None) -> Goodput:
-    """Replica-seconds by category: of all, or of one replica."""
+    """Replica-seconds by category: of all replicas, or of one."""
     total = dict.fromkeys(goodput.CATEGORIES, 0.0)
     for span in self.spans:
       if replica is None or span.replica == replica:
@@ -53,14 +53,14 @@ class Ledger(NamedTuple):
     return goodput.make(total)
 
   def over_time(self, bins: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """How many replicas were at what, on average, in each stretch of time.
+    """How many replicas are in each category, on average, in each interval.
 
     Args:
-      bins: how many stretches of equal length.
+      bins: the number of intervals of equal length.
 
     Returns:
-      The ends of the stretches, float64 `[bins + 1]`, and for each category
-      replicas, float64 `[bins]`; they add up to all replicas.
+      The edges of the intervals, float64 `[bins + 1]`, and for each category a
+      number of replicas, float64 `[bins]`; they add up to all replicas.
     """
     edges = np.linspace(0.0, self.seconds, bins + 1)
     width = self.seconds / bins
@@ -75,7 +75,7 @@ class Ledger(NamedTuple):
 
 
 class _Replica:
-  """One replica's time so far: everything up to `now` has its category."""
+  """One replica's time so far: all of it up to `now` has a category."""
 
   __slots__ = ("now", "replica", "seconds", "spans", "then", "waits_until")
 
@@ -83,13 +83,13 @@ class _Replica:
     self.replica, self.spans = replica, spans
     self.seconds = dict.fromkeys(goodput.CATEGORIES, 0.0)
     self.now = 0.0
-    # What the time until its next computation is.
+    # The category of the time until its next computation.
     self.then = "start"
-    # When the step that it waits for had all it needed.
+    # When the step that it waits for had all the gradients it needed.
     self.waits_until: float | None = None
 
   def until(self, time: float, category: str) -> None:
-    """Books the time up to a moment; what is booked already stays."""
+    """Books the time up to a moment, from where the booked time ends."""
     if time > self.now:
       if self.spans is not None:
         self.spans.append(Span(self.replica, self.now, time, category))
@@ -97,7 +97,7 @@ class _Replica:
       self.now = time
 
   def begin(self, start: float) -> None:
-    """Books the time until a computation begins."""
+    """Books the time until the start of a computation."""
     if self.waits_until is not None:
       self.until(min(self.waits_until, start), "waiting")
       self.waits_until = None
@@ -105,7 +105,7 @@ class _Replica:
     self.then = "exchanging"
 
   def rest(self, end: float) -> tuple[float, float]:
-    """What would be booked if the run ended: seconds of waiting, and idle."""
+    """What to book if the run ended: seconds of waiting, and idle."""
     waits = 0.0
     if self.waits_until is not None:
       waits = max(0.0, min(self.waits_until, end) - self.now)
@@ -115,10 +115,10 @@ class _Replica:
 class TimeLedger:
   """Counts replica-seconds by category, record by record.
 
-  Of a run that was resumed, the latest part counts.
+  For a resumed run, its last part counts.
 
   Attributes:
-    end: time of the latest record, in seconds since the run's start.
+    end: time of the last record, in seconds since the run's start.
 
   Example:
     >>> times = TimeLedger()
@@ -132,7 +132,7 @@ class TimeLedger:
     """Starts before the first record.
 
     Args:
-      keep_spans: whether each stretch of time is kept, for `ledger`.
+      keep_spans: whether to keep each interval, for `ledger`.
     """
     self._keep_spans = keep_spans
     self._begin()
@@ -142,7 +142,7 @@ class TimeLedger:
     self.end = 0.0
 
   def update(self, record: journal.Record) -> None:
-    """Takes the next record into account."""
+    """Processes the next record."""
     kind, now = record["kind"], record["time"]
     if kind == "run":
       self._begin()
@@ -170,7 +170,8 @@ class TimeLedger:
         left.then = "idle"
       case "lost":
         lost = self._one(record["replica"])
-        # What it was at went with it; the gradient that had come has a `drop`.
+        # Its current work was lost with it; a gradient that had arrived has a
+        # `drop`.
         if lost.waits_until is not None:
           lost.until(min(lost.waits_until, now), "waiting")
           lost.waits_until = None
@@ -186,7 +187,7 @@ class TimeLedger:
     return found
 
   def booked(self) -> dict[str, float]:
-    """Replica-seconds whose category is known; none of them ever falls."""
+    """Replica-seconds with a known category; none of them ever decreases."""
     total = dict.fromkeys(goodput.CATEGORIES, 0.0)
     for one in self._replicas.values():
       for category, seconds in one.seconds.items():
@@ -203,7 +204,7 @@ class TimeLedger:
     return goodput.make(total)
 
   def ledger(self) -> Ledger:
-    """All stretches of time, of a run that ends with the latest record.
+    """All intervals, for a run that ends with the last record.
 
     Raises:
       ValueError: no replica took part for any time, or no spans were kept.
@@ -231,12 +232,12 @@ class TimeLedger:
 
 
 def of(records: Iterable[journal.Record]) -> Ledger:
-  """Where the time of a recorded run went.
+  """How a recorded run spent its time.
 
-  Of a run that was resumed, the latest part counts.
+  For a resumed run, its last part counts.
 
   Args:
-    records: of `journal.read`.
+    records: the records from `journal.read`.
 
   Returns:
     The ledger.
@@ -267,10 +268,10 @@ def _book(
     start, sent = told["start"], told["sent"]
     compiled, encoded = told["compiled"], told["encoded"]
   if member.get("reason") == "lost":
-    # Its replica is gone by now, and this was booked as `dropped` up to then.
+    # Its replica is lost by now, and this time was already booked as `dropped`.
     return
   if compute is None and told is None:
-    # It was called off: all since the last thing known was for nothing.
+    # It was aborted: the time since the last known event was wasted.
     replica.until(sent, "dropped")
   else:
     replica.begin(start)

@@ -1,4 +1,4 @@
-"""Learners on clocks of their own, who merge a fragment at a time."""
+"""Decoupled DiLoCo: learners on their own clocks merge a fragment at a time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import optax
 from optax_dist import decoupled_diloco as dd
 from optax_dist.coordinator.strategies import strategy
 
-# Rounds in a row without a learner after which it doesn't wait to be called.
+# After missing this many rounds in a row, a learner doesn't wait to be called.
 _MISSED = 2
 
 
 class FragmentsState(NamedTuple):
-  """The optimizer's part of what all learners share.
+  """The optimizer's part of the state that all learners share.
 
   Attributes:
-    round: merges so far, int32; the fragment of the next one is this number
-      modulo the number of fragments.
+    round: merges so far, int32; modulo the number of fragments, it is the
+      fragment of the next round.
     outer: the outer optimizer's state of each fragment.
   """
 
@@ -34,19 +34,19 @@ class FragmentsState(NamedTuple):
 
 
 class LearnerState(NamedTuple):
-  """What a learner keeps for itself.
+  """The local state of a learner.
 
   Attributes:
     params: its own parameters.
-    opt_state: of its own optimizer.
-    round: merges of the shared state that it has last seen.
-    taken: which version of each fragment it took in.
-    steps: its own since then, of each fragment.
-    tokens: the same.
-    local_step: how many steps it has made.
-    gave: the step at which it last gave something.
-    ready: the step from which it is its turn to begin the round that is open.
-    missed: rounds that were merged without it, since the last with it.
+    opt_state: state of its own optimizer.
+    round: the last merge of the shared state that it has seen.
+    taken: the version of each fragment that it last merged.
+    steps: its own steps since then, for each fragment.
+    tokens: its tokens since then, for each fragment.
+    local_step: how many steps it has taken.
+    gave: the step at which it last contributed.
+    ready: the step from which it may begin the open round.
+    missed: rounds merged without it, since the last one with it.
   """
 
   params: Any
@@ -62,14 +62,14 @@ class LearnerState(NamedTuple):
 
 
 class Given(NamedTuple):
-  """A contribution to the round that is open.
+  """A contribution to the open round.
 
   Attributes:
-    payload: what is exchanged, as `exchanged` says.
-    tokens: that were trained on since the version it began from.
-    steps: the learner's own, since then.
+    payload: what is exchanged, with the structure of `exchanged`.
+    tokens: tokens since the version it started from.
+    steps: the learner's own steps since then.
     late: rounds of the fragment since then.
-    begins: whether the round is under way with it.
+    begins: whether it begins the round.
   """
 
   payload: tuple[jax.Array, ...]
@@ -80,23 +80,23 @@ class Given(NamedTuple):
 
 
 class DecoupledDiloco:
-  """Learners on clocks of their own, who merge a fragment at a time.
+  """Learners on their own clocks, which merge a fragment at a time.
 
-  Fragments take turns: the round that is open, a step of the coordinator, is of
-  one of them. So a learner has one contribution under way at most.
+  Fragments take turns: the open round, a step of the coordinator, is for one of
+  them. So a learner has at most one contribution in flight.
 
-  Source: Douillard et al. 2026, Decoupled DiLoCo; the mixing and the turns are
-  of Douillard et al. 2025, Streaming DiLoCo.
+  Source: Douillard et al. 2026, Decoupled DiLoCo; the mixing and the order of
+    fragments are those of Douillard et al. 2025, Streaming DiLoCo.
 
   Attributes:
-    rules: the numbers of the run.
-    size: of the longest fragment, in numbers; known after `shared`.
+    rules: the rules' configuration.
+    size: size of the largest fragment, in numbers; known after `shared`.
   """
 
   name = "decoupled_diloco"
   sums = alone = False
   differences = True
-  # A step of its own is merged a fragment at a time.
+  # Each of its own steps is merged a fragment at a time.
   period = None
 
   def __init__(
@@ -109,7 +109,7 @@ class DecoupledDiloco:
     alpha: float = 0.25,
     merge: Literal["radial", "mean"] = "radial",
   ):
-    """Makes one; `decoupled_diloco` tells of the arguments."""
+    """Creates the strategy; `decoupled_diloco` documents the arguments."""
     n, k = quorum.total_num_replicas, quorum.replicas_to_aggregate
     if k > n:
       raise ValueError(
@@ -139,7 +139,7 @@ class DecoupledDiloco:
     self._outer = optax.with_extra_args_support(
       outer_optimizer or optax.sgd(0.7, momentum=0.9, nesterov=True)
     )
-    # Of each fragment, the indices of its leaves.
+    # For each fragment, the indices of its leaves.
     self._leaves: list[list[int]] = []
     self._sizes: list[list[int]] = []
     self.size = self._norms = 0
@@ -150,7 +150,7 @@ class DecoupledDiloco:
     self._mix = jax.jit(functools.partial(dd.mix, alpha=alpha))
 
   def shared(self, params: Any) -> strategy.SharedState:
-    """The shared state at the start."""
+    """The initial shared state."""
     leaves = jax.tree.leaves(params)
     fragments = self.rules.fragments
     dealt = jax.tree.leaves(dd.balanced_fragments(params, fragments))
@@ -168,10 +168,10 @@ class DecoupledDiloco:
     return strategy.SharedState(params, state)
 
   def exchanged(self, params: Any) -> Any:
-    """What learners send: a fragment, as long as the longest one.
+    """What learners send: a fragment, padded to the largest one.
 
-    With "radial" it is directions, and the norm of each array beside them: the
-    sum of both is the mean of directions and norms.
+    With "radial" it is directions, along with the norm of each array: their sum
+    gives the mean of directions and norms.
     """
     fragment = jax.ShapeDtypeStruct((self.size,), jnp.float32)
     if not self._radial:
@@ -179,7 +179,7 @@ class DecoupledDiloco:
     return fragment, strategy.Exact((self._norms,), np.dtype(np.float32))
 
   def sizes(self, fragment: int) -> tuple[int, ...]:
-    """How many numbers of each array that is sent are of this fragment."""
+    """How many numbers of each sent array belong to this fragment."""
     size = sum(self._sizes[fragment])
     return (size, self._norms) if self._radial else (size,)
 
@@ -201,22 +201,22 @@ class DecoupledDiloco:
     )
 
   def params(self, shared: strategy.SharedState, local: LearnerState) -> Any:
-    """The learner's own."""
+    """The learner's own parameters."""
     return local.params
 
   def contribute(
     self, shared: Any, local: LearnerState, grads: Any
   ) -> tuple[Any, LearnerState]:
-    """Takes a step of a token; what there is to give, `give` says."""
+    """Takes a step of one token; `give` returns what to contribute."""
     return None, self.train(local, grads, 1)
 
   def train(self, local: LearnerState, grads: Any, tokens: int) -> LearnerState:
-    """The learner's own step.
+    """Takes a step of the learner's own optimizer.
 
     Args:
-      local: before it.
-      grads: like its parameters.
-      tokens: that they were computed on.
+      local: the state before it.
+      grads: a tree like its parameters.
+      tokens: the number of tokens they were computed on.
     """
     own = strategy.SharedState(local.params, local.opt_state)
     after = self._update(own, grads)
@@ -229,14 +229,14 @@ class DecoupledDiloco:
     )
 
   def is_due(self, local: LearnerState, called: bool) -> bool:
-    """Whether the learner gives its part of the round that is open.
+    """Whether the learner should contribute to the open round.
 
     Args:
-      local: of the learner.
-      called: whether others have given theirs.
+      local: the learner's state.
+      called: whether others have contributed.
     """
     fragment = self.fragment(local)
-    # One that is too slow to come when it is called waits there for the others.
+    # A learner too slow to come when called contributes early, and waits there.
     ready = self._begins(local, called) or local.missed >= _MISSED
     return ready and local.steps[fragment] > 0
 
@@ -244,7 +244,7 @@ class DecoupledDiloco:
     return called or local.local_step >= local.ready
 
   def fragment(self, local: LearnerState) -> int:
-    """Which fragment the round that is open is of."""
+    """The fragment of the open round."""
     return local.round % self.rules.fragments
 
   def give(
@@ -254,18 +254,18 @@ class DecoupledDiloco:
     called: bool,
     owed: Any = None,
   ) -> tuple[Given, LearnerState]:
-    """The learner's contribution to the round that is open.
+    """The learner's contribution to the open round.
 
-    It is counted from what all share now, not from what the learner began from:
-    a round that others have merged meanwhile is in there already, and would be
-    made a second time.
+    It is relative to the current shared state, not to the one that the learner
+    started from: that state already includes a round that others have merged
+    meanwhile, which would otherwise be applied twice.
 
     Args:
-      shared: what all share now.
-      local: of the learner.
-      called: whether others have given theirs.
-      owed: what of this fragment earlier contributions left out, float32 of
-        `size`; None where they leave nothing out.
+      shared: the current shared state.
+      local: the learner's state.
+      called: whether others have contributed.
+      owed: the residual of this fragment's earlier contributions, float32 of
+        `size`; None without error feedback.
     """
     fragment = self.fragment(local)
     payload = self._pack(
@@ -283,32 +283,32 @@ class DecoupledDiloco:
   def sent(
     self, fragment: int, payload: Any, heard: Any, owed: Any
   ) -> tuple[Any, jax.Array]:
-    """What is told beside a contribution, and kept, on a wire that leaves some out.
+    """The payload to send with a lossy wire format, and the residual to keep.
 
-    The merge is that of what was heard: norms are of that, too. Of what was left
-    out, `alpha` is still in the learner's own parameters after the merge, and is
-    given again with them; the rest is to be kept.
+    The merge uses the decoded values, and so must the norms. Of the residual,
+    `alpha` is still in the learner's own parameters after the merge, and is
+    contributed again with them; the rest is to be kept.
 
     Args:
-      fragment: what was given is of.
-      payload: of `give`.
-      heard: what the others read of its first array.
-      owed: what was given to `give`.
+      fragment: the fragment of the contribution.
+      payload: the payload from `give`.
+      heard: the first array as the others decode it.
+      owed: the argument of `give`.
 
     Returns:
-      The payload to send, and what to keep if it counts, like `owed`.
+      The payload to send, and the residual to keep if it counts, like `owed`.
     """
     return self._hear(fragment, payload, heard, owed)
 
   def take_in(
     self, shared: strategy.SharedState, local: LearnerState, merged: bool
   ) -> LearnerState:
-    """Goes on from what the others have merged.
+    """Merges the others' rounds into the learner's parameters.
 
     Args:
-      shared: what all share now.
-      local: of the learner.
-      merged: whether its own contribution is in; it was to `local.round`.
+      shared: the current shared state.
+      local: the learner's state.
+      merged: whether its contribution was merged, in round `local.round`.
     """
     rules, round_ = self.rules, int(shared.opt_state.round)
     mine = local.round % rules.fragments if merged else -1
@@ -319,7 +319,7 @@ class DecoupledDiloco:
       for f in range(rules.fragments)
       if new[f] > old[f] and (f == mine or new[f] - old[f] > most)
     ]
-    # A merge that was under way for long does not put the next one off.
+    # A merge that took long does not delay the next one.
     own = merged and round_ == local.round + 1
     began = local.gave if own else local.local_step
     turn = dd.turn(rules, round_ % rules.fragments)
@@ -336,14 +336,14 @@ class DecoupledDiloco:
     local: LearnerState,
     mine: bool,
   ) -> LearnerState:
-    """Drops what the learner has of its own, but for its optimizer's state."""
+    """Drops the learner's local state, except for its optimizer's state."""
     fresh = self.local(after)
     return fresh._replace(opt_state=local.opt_state)
 
   def forget(
     self, shared: strategy.SharedState, local: LearnerState
   ) -> LearnerState:
-    """The same."""
+    """The same as `settle`."""
     return self.settle(shared, shared, local, mine=False)
 
   def _took(
@@ -353,7 +353,7 @@ class DecoupledDiloco:
     fragment: int,
     version: int,
   ) -> LearnerState:
-    """The learner has mixed a fragment with its own."""
+    """Mixes a merged fragment into the learner's own parameters."""
     new = self._of(fragment, shared.params)
     mixed = self._mix(self._of(fragment, local.params), new)
     return local._replace(
@@ -364,7 +364,7 @@ class DecoupledDiloco:
     )
 
   def _versions(self, round_: int) -> tuple[int, ...]:
-    """How often each fragment was merged in so many rounds."""
+    """How often each fragment was merged in this many rounds."""
     n = self.rules.fragments
     return tuple((round_ - fragment + n - 1) // n for fragment in range(n))
 
@@ -378,9 +378,9 @@ class DecoupledDiloco:
       leaves[i] = leaf
     return jax.tree.unflatten(treedef, leaves)
 
-  # What is exchanged: outer gradients, or directions and norms. Directions are as
-  # long as they have numbers, so that those of all arrays are alike in size and a
-  # wire of few bits can send them together.
+  # What is exchanged: outer gradients, or directions and norms. Directions are
+  # scaled by their number of elements, so that all arrays have similar
+  # magnitudes and a low-bit wire format can send them together.
 
   def _packed(
     self, base: tuple[Any, ...], own: tuple[Any, ...], owed: Any
@@ -405,7 +405,8 @@ class DecoupledDiloco:
     for number, (leaf, gap) in enumerate(zip(like, gaps, strict=True)):
       if self._radial:
         length = _norm(gap)
-        # What is left of opposite directions is rounding, and no direction.
+        # The mean of opposite directions is rounding error, and not a
+        # direction.
         sound = length > 1e-6 * _root(leaf.size)
         gap = gap * (mean[1][number] / jnp.where(sound, length, 1.0))
         gap = jnp.where(sound, gap, 0.0)
@@ -453,18 +454,18 @@ class DecoupledDiloco:
 
 
 def _at(numbers: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
-  """The numbers with one of them changed."""
+  """The numbers with one of them replaced."""
   return (*numbers[:index], value, *numbers[index + 1 :])
 
 
 def _split(flat: Any, sizes: Sequence[int]) -> list[jax.Array]:
-  """The arrays of a fragment, flat."""
+  """The flat arrays of a fragment."""
   ends = list(itertools.accumulate(sizes))
   return [flat[end - n : end] for n, end in zip(sizes, ends, strict=True)]
 
 
 def _joined(arrays: Sequence[jax.Array], size: int) -> jax.Array:
-  """The reverse of `_split`, padded."""
+  """The inverse of `_split`, padded."""
   flat = jnp.concatenate(arrays)
   return jnp.pad(flat, (0, size - flat.size))
 
@@ -495,29 +496,30 @@ def decoupled_diloco(
 ) -> strategy.Factory:
   """Decoupled DiLoCo, as the `strategy` of `join` and `run_embedded`.
 
-  `Replica.step` never waits: a learner trains on, gives a fragment of what it has
-  learned when its own clock says so, and takes in what was merged when it is
-  there. A round is merged by those who are in it once `replicas_to_aggregate`
-  are, its quorum, and the grace window is over, or all who live are in.
+  `Replica.step` never waits: a learner trains on, contributes a fragment of its
+  progress when its own clock says so, and mixes in merged fragments when they
+  are there. A round is merged with the learners that have contributed, once the
+  quorum of `replicas_to_aggregate` is reached and either the grace window is
+  over or all live learners have contributed.
 
   Args:
-    outer_optimizer: is given the merged ``old - new`` of a fragment; by default
-      SGD with a rate of 0.7 and Nesterov's momentum of 0.9.
+    outer_optimizer: applied to the merged ``old - new`` of a fragment; by
+      default SGD with a learning rate of 0.7 and Nesterov momentum of 0.9.
     fragments: parts of the parameters that take turns.
     period: steps of the fastest learner between two rounds of a fragment; when
-      it begins one, the others give what they have by then.
-    alpha: what a learner keeps of its own when it takes a fragment in.
-    overlap: own steps that a merge may take; the window is a part of these.
-    safety: which part, from 0 to 1.
-    late: what becomes of a learner's progress on a fragment whose round it has
-      missed: it is carried into the fragment's next one, where it counts for
-      1 / (1 + rounds late) of its weight, or dropped for what was merged.
-    max_staleness: rounds by which what is carried may be late.
-    merge: "radial" averages norms and directions of each array apart, "mean" the
-      numbers.
+      it begins one, the others contribute what they have by then.
+    alpha: the share of its own parameters that a learner keeps in the mixing.
+    overlap: own steps that a merge may take; the grace window is part of these.
+    safety: the fraction of it, from 0 to 1.
+    late: what happens to a learner's progress on a fragment whose round it has
+      missed: it is carried into the fragment's next one, with its weight
+      divided by 1 + rounds missed, or dropped in favor of what was merged.
+    max_staleness: largest staleness, in rounds, of carried progress.
+    merge: "radial" averages the norms and directions of each array separately,
+      "mean" the numbers.
 
   Raises:
-    ValueError: an argument is out of range (told by `join`).
+    ValueError: an argument is out of range (raised by `join`).
 
   Source: Douillard et al. 2026, `Decoupled DiLoCo
   <https://arxiv.org/abs/2604.21428>`_.

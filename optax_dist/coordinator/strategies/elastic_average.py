@@ -1,4 +1,4 @@
-"""Elastic averaging: replica and center pull at each other."""
+"""Elastic averaging: replica and center move towards each other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from optax_dist.coordinator.strategies import strategy
 from optax_dist.coordinator.strategies.local_steps import LocalState, LocalSteps
 from optax_dist.transforms.elastic_exchange import elastic_exchange
 
-# A center takes an exchange however old the parameters are.
+# The center accepts an exchange however old the parameters are.
 _ANY_STALENESS = 2**31 - 1
 
 
 class ElasticAverage(LocalSteps):
-  """Elastic averaging: replica and center pull at each other.
+  """Elastic averaging: replica and center move towards each other.
 
   Source: Zhang, Choromanska and LeCun 2015, Deep learning with Elastic
   Averaging SGD, algorithm 1.
@@ -96,18 +96,18 @@ def elastic_average(
   """Elastic averaging, as the `strategy` of `join` and `run_embedded`.
 
   Every `communication_period` steps a replica exchanges with the center:
-  ``diff = params - center; params -= moving_rate * diff; center +=
-  moving_rate * diff``, the exchanges of several replicas one at a time.
+  ``diff = params - center; params -= moving_rate * diff; center += moving_rate
+  * diff``; the exchanges of several replicas are sequential.
 
   Args:
-    moving_rate: how far both move, between 0 and 1; with `synchronous` at most
-      1 / number of replicas is sound.
+    moving_rate: how far both move, between 0 and 1; with `synchronous`, at most
+      1 / number of replicas is stable.
     communication_period: steps from one exchange to the next.
     synchronous: whether all replicas exchange at the same time; otherwise each
       does so on its own clock.
 
   Raises:
-    ValueError: an argument is out of range (told by `join`).
+    ValueError: an argument is out of range (raised by `join`).
 
   Source: Zhang, Choromanska and LeCun 2015, Deep learning with Elastic
   Averaging SGD; `tf.contrib.opt.ElasticAverageOptimizer`.

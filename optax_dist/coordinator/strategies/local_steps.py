@@ -1,4 +1,4 @@
-"""Replicas that train alone between two exchanges."""
+"""Replicas that train locally between two exchanges."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from optax_dist.coordinator.strategies import strategy
 
 
 class LocalState(NamedTuple):
-  """What a replica that trains alone keeps.
+  """The local state of a replica between exchanges.
 
   Attributes:
     params: its own parameters.
-    opt_state: of its own optimizer.
-    steps: how many steps it has made since it last met the others.
+    opt_state: state of its own optimizer.
+    steps: steps taken since its last exchange.
   """
 
   params: Any
@@ -25,7 +25,7 @@ class LocalState(NamedTuple):
 
 
 class LocalSteps:
-  """Replicas that train alone for some steps."""
+  """Replicas that train locally for some steps."""
 
   rules = None
 

@@ -57,7 +57,7 @@ class LocalUpdates(LocalSteps):
     local: LocalState,
     mine: bool,
   ) -> LocalState:
-    # A late replica begins again from where the others are.
+    # A replica that is behind restarts from the shared parameters.
     return LocalState(after.params, local.opt_state, 0)
 
 
@@ -68,13 +68,13 @@ def local_updates(
 ) -> strategy.Factory:
   """Local updates, as the `strategy` of `join` and `run_embedded`.
 
-  A replica makes `communication_period` steps with the optimizer alone; then
-  the outer optimizer is given the mean of ``center - params`` over
-  `replicas_to_aggregate` replicas, and all go on from the new center.
+  A replica takes `communication_period` steps with its own optimizer; then the
+  outer optimizer is applied to the mean of ``center - params`` over
+  `replicas_to_aggregate` replicas, and all continue from the new center.
 
   Args:
-    outer_optimizer: for the center; by default SGD with a rate of 1, which
-      makes the center the mean of the replicas.
+    outer_optimizer: for the center; by default SGD with a learning rate of 1,
+      which makes the center the mean of the replicas.
     communication_period: steps from one round to the next.
 
   Source: McMahan et al. 2017, FedAvg; Douillard et al. 2023, DiLoCo.

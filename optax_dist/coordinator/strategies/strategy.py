@@ -1,7 +1,7 @@
-"""What replicas agree on, what each keeps for itself, and what they send.
+"""The strategy interface: shared state, local state, and what replicas send.
 
-A strategy has a *shared* state, bit-identical on all replicas and changed only by
-commits, and a *local* one. The coordinator knows no more of a strategy.
+A strategy has a *shared* state, bit-identical on all replicas and changed only
+by commits, and a *local* one. The coordinator knows nothing else about it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from optax_dist import decoupled_diloco, quorum
 
 
 class Quorum(NamedTuple):
-  """The numbers of the rules; see `optax_dist.quorum.init`.
+  """The configuration of the quorum's rules; see `optax_dist.quorum.init`.
 
   Attributes:
     replicas_to_aggregate: gradients in a step.
     total_num_replicas: replicas expected at the start.
-    max_staleness: steps by which a gradient may be late.
+    max_staleness: largest staleness of a gradient, in steps.
     weight: None, or "inverse" for 1 / max(1, staleness).
-    lower_on_leave: whether orderly leaves lower the quorum.
+    lower_on_leave: whether graceful leaves lower the quorum.
     lower_on_loss: whether lost replicas lower it too.
   """
 
@@ -38,7 +38,7 @@ class Quorum(NamedTuple):
   lower_on_loss: bool = False
 
   def initial(self, global_step: int, two_phase: bool = True) -> quorum.State:
-    """The rules' first state."""
+    """The initial state of the rules."""
     if self.weight not in (None, "inverse"):
       raise ValueError(
         f"staleness_weight must be None or 'inverse', got {self.weight!r}."
@@ -55,14 +55,14 @@ class Quorum(NamedTuple):
 
 
 class Strategy(Protocol):
-  """What the coordinator asks of a strategy.
+  """The interface between the coordinator and a strategy.
 
   Attributes:
-    name: in the journal.
-    quorum: the numbers of the rules.
+    name: its name in the journal.
+    quorum: the configuration of the rules.
     sums: whether `apply` gets the number of gradients in the mean.
     alone: whether no two replicas may take part in one step.
-    differences: whether what is sent is what was learned, and not parameters.
+    differences: whether differences are sent, and not parameters.
   """
 
   name: str
@@ -73,35 +73,35 @@ class Strategy(Protocol):
 
   @property
   def period(self) -> int | None:
-    """Gradients that what is sent is made of: local steps, or 1.
+    """Gradients per submission: the number of local steps, or 1.
 
-    None where one gradient is part of several steps.
+    None if one gradient is part of several steps.
     """
     ...
 
   @property
   def rules(self) -> decoupled_diloco.Config | None:
-    """The numbers of rounds that nobody waits for; None: replicas wait."""
+    """The rules of rounds that no replica waits for; None: replicas wait."""
     ...
 
   def shared(self, params: Any) -> Any:
-    """The shared state at the start."""
+    """The initial shared state."""
     ...
 
   def exchanged(self, params: Any) -> Any:
-    """What is sent, and what a mean is like: a tree of shapes and dtypes."""
+    """The structure of what is sent, and of its mean: shapes and dtypes."""
     ...
 
   def local(self, shared: Any) -> Any:
-    """The local state of one who has just joined."""
+    """The local state of a joining replica."""
     ...
 
   def params(self, shared: Any, local: Any) -> Any:
-    """The parameters that the replica computes its next gradient on."""
+    """The parameters to compute the next gradient on."""
     ...
 
   def contribute(self, shared: Any, local: Any, grads: Any) -> tuple[Any, Any]:
-    """What to send (None: nothing this time), and the local state then."""
+    """What to send (None: nothing this time), and the new local state."""
     ...
 
   def apply(self, shared: Any, mean: Any, members: Any = None) -> Any:
@@ -109,23 +109,23 @@ class Strategy(Protocol):
     ...
 
   def settle(self, before: Any, after: Any, local: Any, mine: bool) -> Any:
-    """The local state after a commit, in which the replica took part or not."""
+    """The local state after a commit, with or without this replica's part."""
     ...
 
   def forget(self, shared: Any, local: Any) -> Any:
     """The local state without the steps since the last exchange.
 
-    Where samples are leased: these are another replica's then.
+    For leased samples, which go to another replica then.
     """
     ...
 
 
 class SharedState(NamedTuple):
-  """What every replica holds alike.
+  """The state that all replicas share.
 
   Attributes:
     params: the model's parameters, or the center.
-    opt_state: of the optimizer that is applied at commits.
+    opt_state: state of the optimizer that is applied at commits.
   """
 
   params: Any
@@ -134,7 +134,7 @@ class SharedState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Exact:
-  """An array, among what is sent, that no wire shortens.
+  """A sent array that wire formats must not compress.
 
   Attributes:
     shape: of the array.
@@ -149,7 +149,7 @@ class Exact:
 def applied_by(
   optimizer: optax.GradientTransformation,
 ) -> Callable[..., SharedState]:
-  """A compiled function that applies a gradient, or the mean of some."""
+  """Compiles a function that applies a gradient, or the mean of several."""
   tx = optax.with_extra_args_support(optimizer)
 
   def apply(state: SharedState, grads: Any) -> SharedState:
@@ -161,10 +161,10 @@ def applied_by(
 
 
 def owned(mean: Any, params: Any) -> Any:
-  """The mean as numbers of the parameters' dtypes, in memory of their own.
+  """Copies the mean to new arrays with the parameters' dtypes.
 
-  It arrives in memory of the exchange. Were a leaf handed through as it is
-  (say, kept in an optimizer's state), it would change with the next step.
+  It arrives in memory of the exchange. A leaf passed on as it is (for example,
+  kept in an optimizer's state) would change with the next step.
   """
 
   def one(x: jax.Array, p: jax.Array) -> jax.Array:
