@@ -924,7 +924,7 @@ class Replica:
     return None
 
   def _to_send(self) -> list[Any]:
-    """This process's part of the gradient."""
+    """The part of the gradient that this process holds."""
     leaves = jax.tree.leaves(self._total)
     if self._gradient_shards is None:
       return leaves
