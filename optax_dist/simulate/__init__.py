@@ -1,6 +1,6 @@
-"""Simulates strategies in virtual time, before paying for the machines.
+"""Simulates strategies in virtual time, for capacity planning.
 
-docs/simulate.md says what is simulated and how well it fits.
+docs/simulate.md describes what is simulated and how accurate it is.
 """
 
 from optax_dist.coordinator.metrics import goodput

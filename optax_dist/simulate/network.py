@@ -1,4 +1,4 @@
-"""What links replicas: how long an exchange over a network takes."""
+"""The network between replicas: how long an exchange takes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """What replicas, or groups of chips, exchange over.
+  """The network between replicas, or between groups of chips.
 
   Attributes:
-    latency: seconds that a message takes one way, however short.
-    bandwidth: bytes a second into and out of each of them.
+    latency: seconds that a message of any size takes one way.
+    bandwidth: bytes per second into and out of each of them.
 
   Raises:
     ValueError: a number is out of range.
@@ -34,9 +34,9 @@ class Network:
       raise ValueError(f"bandwidth must be above 0, got {self.bandwidth!r}.")
 
   def all_reduce(self, nbytes: float, members: int) -> float:
-    """Seconds until each of n members has the mean of all: scatter, gather.
+    """Seconds until n members have the mean, by reduce-scatter and all-gather.
 
-    Each sends and receives (n - 1) / n of the bytes twice, to all others at once.
+    Each sends and receives (n - 1) / n of the bytes twice, in parallel.
     """
     if members < 2:
       return 0.0
@@ -44,7 +44,7 @@ class Network:
 
 
 def moved(nbytes: float, members: int) -> float:
-  """Bytes that each of n members sends, and receives, in an all-reduce.
+  """Bytes that each of n members sends and receives in an all-reduce.
 
   Example:
     >>> moved(1e6, 4)

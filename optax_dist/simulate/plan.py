@@ -1,4 +1,4 @@
-"""How many gradients should a step take, for these latencies?"""
+"""Recommends how many gradients to aggregate, for given latencies."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from optax_dist.simulate.latency.hosts import Scaled
 from optax_dist.simulate.latency.recording import Recording
 from optax_dist.simulate.strategy import Strategy
 
-# Replicas in all simulations that go side by side.
+# Replicas in all simulations that run side by side.
 _AT_ONCE = 200_000
 _LEVEL = 95
 
 
 class Candidate(NamedTuple):
-  """A number of gradients in a step, and what becomes of it.
+  """A number of gradients to aggregate, and its simulated results.
 
   Attributes:
-    replicas_to_aggregate: the number.
-    steps_per_second: the mean over the repetitions, as all that follow.
-    gradients_per_second: that were applied.
-    wasted: the share of all replicas' time that went into dropped gradients.
-    progress: steps per second, each weighed by the gradients in it.
-    low, high: between which the progress is in 95 % of the repetitions.
-    best: the share of the repetitions in which this one is the best.
+    replicas_to_aggregate: the number of gradients.
+    steps_per_second: the mean over the repetitions, like all that follow.
+    gradients_per_second: applied gradients per second.
+    wasted: the share of all replicas' time spent on dropped gradients.
+    progress: steps per second, weighted by `weight_of_step`.
+    low, high: the interval of the progress in 95 % of the repetitions.
+    best: the share of the repetitions in which it is the best candidate.
   """
 
   replicas_to_aggregate: int
@@ -43,19 +43,19 @@ class Candidate(NamedTuple):
 
 
 class Plan(NamedTuple):
-  """A recommendation, and how sure it is.
+  """A recommendation, and its uncertainty.
 
   Attributes:
-    replicas: how many there are.
-    noise_scale: by which steps were weighed.
+    replicas: number of replicas.
+    noise_scale: the noise scale used for the weights.
     candidates: in rising order.
-    recommended: the one with the most progress.
-    best_low, best_high: between which the best number is in 95 % of the
+    recommended: the candidate with the most progress.
+    best_low, best_high: the interval of the best number in 95 % of the
       repetitions.
-    repetitions: how many there were.
-    resampled: whether each had recorded times of its own, drawn from those
-      recorded (a bootstrap), so that the interval has the doubt about them in
-      it, and not only that about the simulation.
+    repetitions: number of repetitions.
+    resampled: whether each drew its times from the recorded ones (a bootstrap),
+      so that the interval includes the uncertainty of the recording, and not
+      only that of the simulation.
   """
 
   replicas: int
@@ -69,13 +69,13 @@ class Plan(NamedTuple):
 
   @property
   def runner_up(self) -> Candidate | None:
-    """The one with the most progress but for the recommended; None if alone."""
+    """The candidate with the next most progress; None if there is one only."""
     others = [c for c in self.candidates if c is not self.recommended]
     return max(others, key=lambda c: c.progress, default=None)
 
   @property
   def reason(self) -> str:
-    """Why not the runner-up, in words."""
+    """Why the runner-up was not recommended, in words."""
     best, other = self.recommended, self.runner_up
     if other is None:
       return "there is nothing else"
@@ -104,16 +104,16 @@ class Plan(NamedTuple):
 def weight_of_step(
   gradients: np.ndarray, replicas: int, noise_scale: float
 ) -> np.ndarray:
-  """What a step from so many gradients is worth, one from all being worth 1.
+  """The value of a step with this many gradients; 1 with all replicas.
 
-  A step from k gradients makes k / (k + B) of the progress of a noiseless one,
-  where B, the noise scale, is the number of gradients at which their noise is as
-  large as their mean. Far below B twice the gradients are worth two steps, far
-  above B they are worth one.
+  A step with k gradients makes k / (k + B) of the progress of a noiseless one,
+  where B, the noise scale, is the number of gradients at which their noise is
+  as large as their mean. Far below B, doubling the gradients doubles the
+  progress; far above B, it changes little.
 
   Args:
-    gradients: in the step.
-    replicas: from whom a step has weight 1.
+    gradients: number of gradients in the step.
+    replicas: number of gradients at which a step has weight 1.
     noise_scale: B, in gradients of one replica; infinite to count gradients.
 
   Returns:
@@ -147,23 +147,24 @@ def plan(
   seed: int = 0,
   progress: Callable[[float], None] = lambda share: None,
 ) -> Plan:
-  """Recommends how many gradients a step should take.
+  """Recommends how many gradients to aggregate in a step.
 
   Args:
-    latency: how long a gradient takes on each host; recorded times are drawn
-      anew for each repetition.
-    replicas: how many there are.
+    latency: how long a gradient takes on each host; recorded times are
+      resampled for each repetition.
+    replicas: number of replicas.
     noise_scale: see `weight_of_step`; None for the number of replicas, as if
-      the job had been sized to where larger batches begin to pay less.
+      the job were sized so that larger batches just begin to pay less.
     cancel: whether late replicas drop their work at once.
-    max_staleness: steps by which a gradient may be late and still count.
-    communication: seconds from a commit until its parameters are there; or a
-      function that says so for a number of gradients in a step.
-    steps: in each simulation.
-    repetitions: simulations of each number; fewer where there are many
-      replicas, 20 at least.
-    seed: the same one gives the same plan.
-    progress: called with the share that is done.
+    max_staleness: largest staleness, in steps, at which a gradient still
+      counts.
+    communication: seconds from a commit until its parameters are available; or
+      a function of the number of gradients in a step.
+    steps: number of steps in each simulation.
+    repetitions: simulations of each number; fewer if there are many replicas,
+      but at least 20.
+    seed: equal seeds give equal plans.
+    progress: called with the fraction that is done.
 
   Returns:
     The plan.
@@ -234,7 +235,7 @@ def plan(
 
 
 def _candidates(n: int) -> list[int]:
-  """All numbers, or, where they are many, those closest to all replicas."""
+  """All numbers, or, if there are many, those closest to all replicas."""
   if n <= 32:
     return list(range(1, n + 1))
   backups = {0, 1, 2, 3, 4, 5, 6, 7, 8}
@@ -261,8 +262,8 @@ def _simulate(
     ]
   )
   simulations = len(rngs) * len(ks)
-  # All candidates of a repetition meet the same latencies, so that they differ
-  # by what they are and not by luck.
+  # All candidates of a repetition get the same latencies, so that they differ
+  # by their number and not by chance.
   flat = table.reshape(-1, width)
   row = np.arange(len(rngs) * n).reshape(len(rngs), 1, n)
   of = np.broadcast_to(row, (len(rngs), len(ks), n)).ravel()
@@ -293,14 +294,14 @@ def _simulate(
 def _drawn_anew(
   latency: Latency, hosts: Sequence[Latency], rng: np.random.Generator
 ) -> Sequence[Latency]:
-  """The hosts of one repetition; what was recorded together stays together."""
+  """The hosts of one repetition; correlated times stay together."""
   if isinstance(latency, Recording):
     return latency.resampled(rng).hosts(len(hosts), rng)
   return [_resampled(host, rng) for host in hosts]
 
 
 def _resampled(host: Latency, rng: np.random.Generator) -> Latency:
-  """As many recorded times, drawn from those recorded."""
+  """Resamples the recorded times."""
   match host:
     case Empirical():
       return Empirical(host.draw(rng, host.support.size))

@@ -26,24 +26,24 @@ def simulate_timing(
   journal: Writer | None = None,
   progress: Callable[[int], None] = lambda steps: None,
 ) -> Timing:
-  """Simulates N replicas until so many steps are committed.
+  """Simulates N replicas until a number of steps is committed.
 
   The rules of `optax_dist.quorum` decide what counts and what is dropped. No
-  gradient is computed: only time passes.
+  gradient is computed: only time advances.
 
   Args:
     strategy: what the replicas do.
     latency: how long a gradient takes on each host.
-    replicas: how many there are.
-    steps: when to end.
-    seed: the same one gives the same outcome, to the last bit.
-    communication: seconds from a commit until its parameters are there.
-    failures: when replicas go and come back; None for never.
-    engine: `"events"` lets the rules decide on each event; `"arrays"` comes to
-      the same outcome many times faster, without failures, journal, and more
-      contributions in a step than replicas; `"auto"` takes what fits.
-    journal: gets every event, in virtual time; None for none.
-    progress: called with the steps so far, now and then.
+    replicas: number of replicas.
+    steps: number of steps to simulate.
+    seed: equal seeds give equal outcomes, to the last bit.
+    communication: seconds from a commit until its parameters are available.
+    failures: when replicas fail and come back; None for never.
+    engine: `"events"` lets the rules decide on each event; `"arrays"` gives the
+      same outcome many times faster, without failures, a journal, or more
+      contributions per step than replicas; `"auto"` picks one that can do it.
+    journal: receives every event, in virtual time; None for none.
+    progress: called from time to time with the steps so far.
 
   Returns:
     The outcome.
@@ -79,7 +79,7 @@ def simulate_timing(
   )
   if engine == "arrays" and needs_events:
     raise ValueError(
-      "engine='arrays' knows neither failures nor journals nor more"
+      "engine='arrays' supports neither failures nor journals nor more"
       f" contributions in a step than replicas (got {strategy.name},"
       f" {replicas} replicas): use engine='events'."
     )

@@ -1,4 +1,4 @@
-"""Who contributes to which step, and on which parameters: from a simulation."""
+"""Which replica contributes to which step, on which parameters: simulated."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from optax_dist.simulate.timing import Timing
 
 
 class Schedule(NamedTuple):
-  """The order of what happens, without its numbers.
+  """The order of events, without gradients.
 
   Attributes:
-    times: of each step, float64 `[S]`.
-    members: whose contributions make the step, int32 `[S, k]`.
-    local_steps: of whose parameters they are, int32 `[S, k]`.
-    restarts: who took the parameters before the step without having
-      contributed to the one before: late, or back; bool `[S, N]`.
-    timing: what became of the replicas' time.
+    times: time of each step, float64 `[S]`.
+    members: the contributors to each step, int32 `[S, k]`.
+    local_steps: the step of the parameters they used, int32 `[S, k]`.
+    restarts: the replicas that took the parameters before the step without
+      having contributed to the previous one: late, or back; bool `[S, N]`.
+    timing: how the replicas' time was spent.
   """
 
   times: np.ndarray
@@ -33,15 +33,15 @@ class Schedule(NamedTuple):
 
 
 class Waves(NamedTuple):
-  """Exchanges in groups in which nobody has two: each can compute at once.
+  """Exchanges in groups without a repeated replica, so that each is parallel.
 
   Attributes:
-    times: of the last exchange in each, float64 `[W]`.
-    exchanges: up to its end, int64 `[W]`.
+    times: time of the last exchange in each group, float64 `[W]`.
+    exchanges: number of exchanges up to its end, int64 `[W]`.
     order: all replicas, those with an exchange first, in the order of their
       exchanges; int32 `[W, N]`.
-    on: which places in that order have an exchange, bool `[W, N]`.
-    restarts: who took the center before the wave, bool `[W, N]`.
+    on: which entries of that order have an exchange, bool `[W, N]`.
+    restarts: which took the center before the wave, bool `[W, N]`.
   """
 
   times: np.ndarray
@@ -52,7 +52,7 @@ class Waves(NamedTuple):
 
 
 class _Recorder:
-  """Takes what the engine would write to a journal."""
+  """Records what the engine writes to a journal."""
 
   def __init__(self) -> None:
     self.events: list[tuple[str, int]] = []
@@ -77,17 +77,17 @@ def make(
   failures: event_engine.Failures | None = None,
   seed: int = 0,
 ) -> Schedule:
-  """Simulates the timing, and keeps the order of what happens.
+  """Simulates the timing, and records the order of events.
 
   Args:
     strategy: what the replicas do.
-    draws: how long each computation takes.
-    replicas: how many there are, as many as are aggregated at least.
-    seconds: when to end.
-    steps: when to end, if it comes first.
-    communication: seconds from a commit until its parameters are there.
-    failures: when replicas go and come back.
-    seed: of the failures.
+    draws: the computation times.
+    replicas: number of replicas, at least as many as are aggregated.
+    seconds: virtual time to simulate.
+    steps: number of steps, if that comes first.
+    communication: seconds from a commit until its parameters are available.
+    failures: when replicas fail and come back.
+    seed: seed of the failures.
 
   Returns:
     The schedule, of at least one step.
@@ -125,10 +125,10 @@ def make(
 
 
 def waves(schedule: Schedule) -> Waves:
-  """Groups exchanges that follow each other, each replica once at most.
+  """Groups consecutive exchanges, with each replica at most once per group.
 
-  What a replica computes between two exchanges depends on nobody else. Who
-  restarts begins a new group, for it takes the center of that moment.
+  A replica's computation between two exchanges does not depend on others. A
+  restart begins a new group, because it reads the center at that moment.
   """
   n = schedule.restarts.shape[1]
   groups: list[list[int]] = []
@@ -155,7 +155,7 @@ def waves(schedule: Schedule) -> Waves:
 
 
 def power_of_two_below(value: float) -> int:
-  """The largest power of two that is at most `value`, and 1 at least.
+  """The largest power of two that is at most `value`, but at least 1.
 
   Example:
     >>> [power_of_two_below(x) for x in (0.3, 1, 7, 8)]

@@ -1,7 +1,7 @@
-"""What replicas do together, as the rules need to know it.
+"""Training strategies, as parameters of the rules.
 
-Every strategy is a case of the same rules: so many gradients make a step, so
-late may they be, and so many local steps are behind each of them.
+Every strategy is a case of the same rules: the number of gradients in a step,
+their largest staleness, and the number of local steps in each of them.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import Literal, NamedTuple
 
 from optax_dist import quorum
 
-# More steps than any run has.
+# More steps than any run takes.
 UNBOUNDED = 2**62
 
 Kind = Literal["gradient", "exchange", "change"]
 
 
 class Strategy(NamedTuple):
-  """A way to train together.
+  """A way for replicas to train together.
 
   Attributes:
-    name: what it is called in tables and pictures.
-    replicas_to_aggregate: contributions that make a step.
-    max_staleness: steps by which a contribution may be late.
+    name: its name in tables and plots.
+    replicas_to_aggregate: contributions in a step.
+    max_staleness: largest staleness of a contribution, in steps.
     local_steps: gradients that a replica computes for one contribution.
-    cancel: whether a replica drops work that has become stale at once, rather
-      than when it has finished it.
+    cancel: whether a replica drops stale work at once, instead of finishing it
+      first.
     kind: what a contribution is: a gradient, an exchange with the center, or the
       change of a replica's own parameters.
   """
@@ -41,18 +41,19 @@ class Strategy(NamedTuple):
 def sync_replicas(
   replicas_to_aggregate: int, *, max_staleness: int = 0, cancel: bool = False
 ) -> Strategy:
-  """Fresh gradients of so many replicas make a step; the others are backups.
+  """A step takes fresh gradients of some replicas; the others are backups.
 
   Args:
-    replicas_to_aggregate: gradients that make a step.
-    max_staleness: steps by which a gradient may be late and still count.
+    replicas_to_aggregate: gradients in a step.
+    max_staleness: largest staleness, in steps, at which a gradient still
+      counts.
     cancel: whether late replicas drop their work at once.
 
   Returns:
     The strategy.
 
   Raises:
-    TypeError, ValueError: a number is not what it must be.
+    TypeError, ValueError: a number is invalid.
 
   Example:
     >>> sync_replicas(3).name
@@ -66,7 +67,7 @@ def sync_replicas(
 
 
 def asynchronous() -> Strategy:
-  """Every gradient is a step, however late it is; nobody waits.
+  """Every gradient is a step, at any staleness; no replica waits.
 
   Example:
     >>> asynchronous().replicas_to_aggregate
@@ -78,17 +79,17 @@ def asynchronous() -> Strategy:
 def bounded_staleness(
   max_staleness: int, replicas_to_aggregate: int = 1
 ) -> Strategy:
-  """As asynchronous, but a gradient that is too late is dropped.
+  """Like `asynchronous`, but gradients that are too stale are dropped.
 
   Args:
-    max_staleness: steps by which a gradient may be late.
-    replicas_to_aggregate: gradients that make a step.
+    max_staleness: largest staleness of a gradient, in steps.
+    replicas_to_aggregate: gradients in a step.
 
   Returns:
     The strategy.
 
   Raises:
-    TypeError, ValueError: a number is not what it must be.
+    TypeError, ValueError: a number is invalid.
 
   Example:
     >>> bounded_staleness(4).name
@@ -104,8 +105,8 @@ def elastic_average(communication_period: int) -> Strategy:
   """Each replica exchanges with the center on its own clock.
 
   Args:
-    communication_period: local steps between exchanges. An exchange is a step
-      of its own, with one contribution.
+    communication_period: local steps between exchanges. Each exchange is a
+      separate step, with one contribution.
 
   Returns:
     The strategy.
@@ -126,19 +127,19 @@ def elastic_average(communication_period: int) -> Strategy:
 def local_updates(
   replicas: int, communication_period: int, backups: int = 0
 ) -> Strategy:
-  """Replicas train alone for some steps, then their mean change is applied.
+  """Replicas train locally for some steps; then their mean change is applied.
 
   Args:
-    replicas: how many there are; all are waited for, but the backups.
+    replicas: number of replicas; all but the backups are waited for.
     communication_period: local steps in a round.
-    backups: replicas whose change is dropped when they are late.
+    backups: replicas whose change is dropped if they are late.
 
   Returns:
     The strategy.
 
   Raises:
-    ValueError: the period is not a positive integer, or nobody is left to
-      wait for.
+    ValueError: the period is not a positive integer, or there are no replicas
+      left to wait for.
 
   Example:
     >>> local_updates(8, 10).replicas_to_aggregate

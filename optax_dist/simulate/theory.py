@@ -1,8 +1,8 @@
-"""What order statistics say of step times, to check the simulator against.
+"""Order statistics of step times, to check the simulator against.
 
-They hold where every replica begins anew at each commit: with no backups, or
-where late replicas drop their work at once (`cancel`). One that first finishes a
-stale gradient is slower than that.
+They hold if every replica restarts at each commit: without backups, or if late
+replicas drop their work at once (`cancel`). Replicas that finish stale
+gradients are slower than that.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def exponential_step_time(mean: float, k: int, n: int) -> float:
   """The expected time of the k-th of n, for exponential latencies.
 
   Args:
-    mean: of one latency.
-    k: replicas waited for.
-    n: replicas there are.
+    mean: mean of one latency.
+    k: number of replicas waited for.
+    n: number of replicas.
 
   Returns:
     `mean * (H_n - H_(n-k))`, with H the harmonic numbers.
@@ -38,14 +38,14 @@ def exponential_step_time(mean: float, k: int, n: int) -> float:
 def step_times(hosts: Sequence[Latency]) -> np.ndarray:
   """The expected time of the k-th arrival, for each k.
 
-  It is the integral over t of the probability that fewer than k have arrived
-  by t, by sums where the latencies have few values and else by quadrature.
+  It is the integral over t of the probability that fewer than k have arrived by
+  t: a sum if the latencies have finitely many values, otherwise by quadrature.
 
   Args:
     hosts: the latency of each of n replicas.
 
   Returns:
-    Seconds, float64 `[n]`; infinite where the expectation is.
+    Seconds, float64 `[n]`; infinite if the expectation is.
 
   Example:
     >>> from optax_dist import simulate
@@ -77,11 +77,11 @@ def step_times(hosts: Sequence[Latency]) -> np.ndarray:
 def best_replicas_to_aggregate(
   hosts: Sequence[Latency], progress: Callable[[np.ndarray], np.ndarray]
 ) -> int:
-  """How many to aggregate for the most progress per second.
+  """The number to aggregate for the most progress per second.
 
   Args:
     hosts: the latency of each of n replicas.
-    progress: of a step, as a function of the gradients in it.
+    progress: of a step, as a function of its number of gradients.
 
   Returns:
     The number, from 1 to n.
@@ -92,13 +92,13 @@ def best_replicas_to_aggregate(
 
 
 def _binomial(n: int, survival: float) -> np.ndarray:
-  """Probabilities of 0 to n arrivals where each is still out with `survival`."""
+  """Probabilities of 0 to n arrivals if each is missing with `survival`."""
   k = np.arange(1, n + 1)
   # At least k of n; exact in both tails.
   at_least = special.betainc(k, n - k + 1, 1 - survival)
   fewer = special.betainc(n - k + 1, k, survival)
   up, down = np.append(1.0, at_least), np.append(fewer, 1.0)
-  # Differences of whichever is small.
+  # Differences of whichever is small, for accuracy.
   low = down - np.append(0.0, fewer)
   high = up - np.append(at_least, 0.0)
   return np.where(down < 0.5, low, high)
@@ -110,7 +110,7 @@ def _integral(
   n: int,
 ) -> np.ndarray:
   """The integral of a function that falls from 1 to 0."""
-  # Where something changes: the survival of each host at some levels.
+  # Points where it changes: the survival of each host at some levels.
   levels = (1 - 1e-9, 0.9, 0.5, 0.1, 1e-3, 1e-6)
   points = sorted(
     {_quantile(host, level) for host, _ in alike for level in levels}
@@ -119,7 +119,7 @@ def _integral(
   for a, b in zip([0.0, *points[:-1]], points, strict=True):
     if b > a:
       total += integrate.quad_vec(f, a, b, epsrel=1e-8, limit=2000)[0]
-  # The rest falls by a power at the slowest: even in the logarithm.
+  # The tail falls by a power at the slowest: use a logarithmic grid.
   last = points[-1]
   for i in range(200):
     a, b = last * 2.0**i, last * 2.0 ** (i + 1)
@@ -131,7 +131,7 @@ def _integral(
 
 
 def _quantile(host: Latency, survival: float) -> float:
-  """Where the survival falls below a level, by bisection."""
+  """Where the survival function falls below a level, by bisection."""
   high = 1.0
   while host.survival(high) > survival:
     high *= 2
@@ -148,15 +148,15 @@ def _quantile(host: Latency, survival: float) -> float:
 def _infinite(alike: Sequence[tuple[Latency, int]], n: int) -> int:
   """How many arrivals have a finite expectation.
 
-  The k-th of n falls as the survival to the power of n - k + 1.
+  The survival function of the k-th of n falls as a power n - k + 1.
   """
   slow = [
     (count, _tail_power(host)) for host, count in alike if host.mean == math.inf
   ]
   if not slow:
     return n
-  # All but the slowest ones arrive; these arrive in expectation as long as the
-  # powers of those left add up to more than 1.
+  # All but the slowest ones arrive; a slow one has a finite expected arrival
+  # time while the powers of those left add up to more than 1.
   powers = sorted(power for count, power in slow for _ in range(count))
   left = 0.0
   for i, power in enumerate(powers):
@@ -167,6 +167,6 @@ def _infinite(alike: Sequence[tuple[Latency, int]], n: int) -> int:
 
 
 def _tail_power(host: Latency) -> float:
-  """By which power of the time the survival falls, far out."""
+  """The power of time with which the tail of the survival function falls."""
   a, b = host.survival(1e40), host.survival(1e50)
   return math.log10(a / b) / 10 if a > 0 and b > 0 else math.inf

@@ -1,4 +1,4 @@
-"""What a timing simulation found: steps, drops, and where the time went."""
+"""The results of a timing simulation: steps, drops, and how time was spent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optax_dist.coordinator.metrics import goodput
 from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.strategy import Strategy
 
-# Where a replica's time goes, and what that is.
+# The causes for which a replica spends time, and their descriptions.
 CAUSES = {
   "useful": "gradients that were applied",
   "waiting": "for the others, with a gradient that was then applied",
@@ -29,11 +29,12 @@ class Timing(NamedTuple):
     strategy: what was simulated.
     commit_times: when each step was committed, seconds, float64 `[S]`.
     applied: each replica's contributions that were applied, int64 `[N]`.
-    dropped: and that were dropped as stale, int64 `[N]`.
-    lost: and that went with a failure, int64 `[N]`.
+    dropped: each replica's contributions that were dropped as stale, int64
+      `[N]`.
+    lost: each replica's contributions that were lost in a failure, int64 `[N]`.
     seconds: each replica's time by cause, a key of `CAUSES`: float64 `[N]`.
-    staleness: applied contributions by how many steps late they were, int64
-      `[most + 1]`.
+    staleness: number of applied contributions by staleness in steps, int64
+      `[largest + 1]`.
   """
 
   strategy: Strategy
@@ -46,7 +47,7 @@ class Timing(NamedTuple):
 
   @property
   def replicas(self) -> int:
-    """How many replicas there are."""
+    """The number of replicas."""
     return self.applied.size
 
   @property
@@ -61,29 +62,29 @@ class Timing(NamedTuple):
 
   @property
   def gradients_per_second(self) -> float:
-    """Gradients in these steps per second; local steps count one by one."""
+    """Gradients in these steps per second; local steps count separately."""
     gradients = int(self.applied.sum()) * self.strategy.local_steps
     return gradients / self.duration
 
   @property
   def dropped_share(self) -> float:
-    """Of all contributions that came to an end, the share that was dropped."""
+    """The share of all completed contributions that was dropped."""
     out = int(self.dropped.sum()) + int(self.lost.sum())
     return out / max(1, out + int(self.applied.sum()))
 
   @property
   def mean_staleness(self) -> float:
-    """Steps by which an applied contribution was late, on average."""
+    """The mean staleness of applied contributions, in steps."""
     late = np.arange(self.staleness.size) * self.staleness
     return float(late.sum()) / max(1, int(self.staleness.sum()))
 
   def shares(self) -> dict[str, float]:
-    """Of all replicas' time, the share of each cause; they add up to 1."""
+    """The share of each cause in all replicas' time; they add up to 1."""
     total = self.duration * self.replicas
     return {cause: float(self.seconds[cause].sum()) / total for cause in CAUSES}
 
   def goodput(self) -> Goodput:
-    """The same in the categories of every report, in replica-seconds."""
+    """The same in the categories of goodput reports, in replica-seconds."""
     total = {cause: float(self.seconds[cause].sum()) for cause in CAUSES}
     return goodput.make(
       {
@@ -131,15 +132,15 @@ def make(
   staleness: np.ndarray,
   lost: np.ndarray | None = None,
 ) -> Timing:
-  """Fills in what an engine need not count.
+  """Creates a `Timing`, and fills in what an engine need not count.
 
   Args:
     strategy: what was simulated.
-    commit_times: as in `Timing`, as the next ones.
+    commit_times: see `Timing`, like the following ones.
     applied: contributions.
     dropped: contributions.
-    seconds: by cause; those that are missing are 0, and what is left over is
-      unfinished.
+    seconds: time by cause; missing causes are 0, and the remaining time counts
+      as unfinished.
     staleness: counts.
     lost: contributions.
 

@@ -1,7 +1,8 @@
-"""Trains a real model in virtual time: each gradient where it would be computed.
+"""Trains a real model in virtual time, with realistic staleness.
 
-The timing says who contributes to which step, and how late; the transforms of
-this library aggregate. All replicas are batched with `vmap` on one device.
+The timing determines who contributes to which step, and how late; this
+library's transforms aggregate. All replicas are batched with `vmap` on one
+device.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from optax_dist.simulate.strategy import UNBOUNDED, Strategy
 from optax_dist.simulate.timing import Timing
 from optax_dist.states.center import center_params
 
-# A program for each function, kept from call to call.
+# One jitted function for each function, cached between calls.
 _jitted = functools.lru_cache(jax.jit)
 _MEAN = optax.sgd(1.0)
 _MOST_STEPS = 10_000_000
@@ -38,10 +39,10 @@ class Training(NamedTuple):
   Attributes:
     strategy: how the replicas trained together.
     times: seconds of virtual time at each evaluation, float64 `[E]`.
-    steps: steps (of elastic averaging: exchanges) made by then, int64 `[E]`.
-    metrics: what was evaluated: float64 `[E]` each.
-    params: the parameters at the end: the common ones, or the center.
-    timing: what became of the replicas' time.
+    steps: steps taken by then (for elastic averaging: exchanges), int64 `[E]`.
+    metrics: the evaluated metrics: float64 `[E]` each.
+    params: the final parameters: the common ones, or the center.
+    timing: how the replicas' time was spent.
   """
 
   strategy: Strategy
@@ -52,13 +53,13 @@ class Training(NamedTuple):
   timing: Timing
 
   def time_to(self, metric: str, value: float) -> float:
-    """Seconds until a metric has first reached a value, or infinity.
+    """Seconds until a metric first reaches a value, or infinity.
 
-    Between evaluations the metric is taken to change evenly.
+    Between evaluations the metric is interpolated linearly.
 
     Args:
       metric: a key of `metrics`.
-      value: what it is to reach, from wherever it began.
+      value: the value to reach, from either side.
 
     Returns:
       Seconds of virtual time.
@@ -94,7 +95,7 @@ def simulate_training(
   outer: optax.GradientTransformation | None = None,
   progress: Callable[[float], None] = lambda share: None,
 ) -> Training:
-  """Trains for some virtual time.
+  """Trains a model for some virtual time.
 
   Calls with the same functions, optimizer and numbers but another seed run the
   same compiled program.
@@ -103,31 +104,31 @@ def simulate_training(
     strategy: how the replicas train together. Elastic averaging exchanges with
       the center one replica at a time, each on its own clock.
     latency: how long a gradient takes on each host.
-    replicas: how many there are.
-    params: to start from, a pytree of arrays.
-    gradient: from parameters and a key (which says the batch) to a gradient of
-      the same structure.
-    optimizer: gets the mean gradient; or, where replicas have parameters of
-      their own, trains each.
-    evaluate: from parameters to scalars by name.
-    seconds: of virtual time; it ends with the last whole group of steps that
-      fits, after one at least.
-    evaluations: about how often to evaluate.
-    seed: of latencies and batches.
-    communication: seconds from a commit until its parameters are there.
-    failures: when replicas go and come back; None for never.
-    staleness_weight: as of `optax_dist.sync_replicas`.
-    moving_rate: of elastic averaging; None for 0.9 / replicas.
+    replicas: number of replicas.
+    params: the initial parameters, a pytree of arrays.
+    gradient: computes a gradient from parameters and a key (which selects the
+      batch), with the structure of the parameters.
+    optimizer: applied to the mean gradient; or, if replicas have their own
+      parameters, to each replica's gradients.
+    evaluate: computes scalars by name from parameters.
+    seconds: virtual time; it ends with the last whole group of steps that fits,
+      but at least one.
+    evaluations: approximate number of evaluations.
+    seed: seed of latencies and batches.
+    communication: seconds from a commit until its parameters are available.
+    failures: when replicas fail and come back; None for never.
+    staleness_weight: see `optax_dist.sync_replicas`.
+    moving_rate: for elastic averaging; None for 0.9 / replicas.
     outer: the outer optimizer of local updates; None for the mean of the
       replicas.
-    progress: called with the share that is done.
+    progress: called with the fraction that is done.
 
   Returns:
-    The training.
+    The training results.
 
   Raises:
-    ValueError: a number is out of range; a step is to have more contributions
-      than there are replicas; or local updates are not to wait for all.
+    ValueError: a number is out of range; a step would have more contributions
+      than there are replicas; or local updates would not wait for all.
   """
   for name, value in (("seconds", seconds), ("evaluations", evaluations)):
     if not 0 < value < float("inf"):
@@ -201,7 +202,7 @@ def simulate_training(
       )
       times, steps = schedule.times, np.arange(1, len(schedule.times) + 1)
       result = lambda carry: center_params(carry[1])
-  # Chunks of one length are one program; a power of two is the same one for
+  # Chunks of equal length share one program; a power of two is the same for
   # most seeds.
   size = min(schedules.power_of_two_below(len(times) / evaluations), len(times))
   evaluate = _jitted(evaluate)

@@ -1,7 +1,7 @@
 """The compiled programs of a training in virtual time, one for each kind.
 
-A carry goes in and comes out; the inputs of a call are those of a chunk of steps.
-Programs are cached by the identity of the functions that they are made of.
+A carry goes in and comes out; the inputs of a call are those of a chunk of
+steps. Programs are cached by the identity of their functions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _stack(tree: Any, n: int) -> Any:
 
 
 def _select(predicate: jax.Array, new: Any, old: Any) -> Any:
-  """Rows of `new` where the predicate `[N]` holds."""
+  """Selects the rows of `new` where the predicate `[N]` holds."""
   choose = lambda a, b: jnp.where(
     predicate.reshape(-1, *[1] * (b.ndim - 1)), a, b
   )
@@ -61,7 +61,7 @@ def _keys(key: jax.Array, step: jax.Array, replicas: jax.Array) -> jax.Array:
   )
 
 
-# Gradients: common parameters, of which late replicas hold old ones.
+# Gradients: common parameters, of which late replicas hold old versions.
 
 
 def start_gradients(tx, params, n):
@@ -91,7 +91,7 @@ def run_gradients(tx, gradient, key, carry, inputs):
     held = _select(restarts, jax.tree.map(lambda x: x[None], params), held)
     own = jax.tree.map(lambda x: x[members], held)
     gradients = jax.vmap(gradient)(own, _keys(key, step, members))
-    # The others have not arrived; what is said of them does not count.
+    # The others have not arrived; their values are ignored.
     put = lambda x, g: jnp.zeros_like(x).at[members].set(g)
     n = restarts.shape[0]
     arrived = jnp.zeros(n, bool).at[members].set(True)
@@ -109,7 +109,7 @@ def run_gradients(tx, gradient, key, carry, inputs):
   return jax.lax.scan(commit, carry, inputs)[0]
 
 
-# Exchanges: parameters of each replica's own, and a center.
+# Exchanges: parameters of each replica, and a center.
 
 
 def start_exchanges(optimizer, params, n):

@@ -1,1 +1,1 @@
-"""The engines that compute the times of a run."""
+"""The engines that compute the timing of a run."""

@@ -1,9 +1,9 @@
-"""Timing by arrays: the same steps as by events, many arrivals at a time.
+"""Vectorized timing: the same steps as `event_engine`, many arrivals at a time.
 
-Three ways, for three kinds of strategy: whole blocks of steps where every
-replica starts anew at each commit; whole blocks of arrivals where nobody ever
-waits; and else one step at a time, all replicas in one array, unless only a few
-of them arrive in a step.
+There are three methods for three kinds of strategy: whole blocks of steps if
+every replica restarts at each commit; whole blocks of arrivals if no replica
+ever waits; otherwise one step at a time, with all replicas in one array, unless
+only a few of them arrive in a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from optax_dist.simulate.engines.draws import Draws
 from optax_dist.simulate.strategy import UNBOUNDED, Strategy
 
 _Progress = Callable[[int], None]
-# Where one in so many makes a step, and hardly any are dropped, a heap is faster.
+# With fewer than one in so many replicas per step, and few drops, a heap is
+# faster.
 _FEW = 25
 
 
@@ -31,16 +32,16 @@ def run(
   communication: float = 0.0,
   progress: _Progress = lambda steps: None,
 ) -> timing.Timing:
-  """Simulates until so many steps are committed.
+  """Simulates until a number of steps is committed.
 
   Args:
-    strategy: what the replicas do; it aggregates no more contributions than
-      there are replicas.
-    draws: how long each computation takes.
-    replicas: how many there are.
-    steps: when to end.
-    communication: seconds from a commit until its parameters are there.
-    progress: called with the steps so far, now and then.
+    strategy: what the replicas do; it aggregates at most as many contributions
+      as there are replicas.
+    draws: the computation times.
+    replicas: number of replicas.
+    steps: number of steps to simulate.
+    communication: seconds from a commit until its parameters are available.
+    progress: called from time to time with the steps so far.
 
   Returns:
     The outcome, equal to that of `event_engine.run` on the same draws.
@@ -68,7 +69,7 @@ def _by_blocks_of_steps(
   communication: float,
   progress: _Progress,
 ) -> timing.Timing:
-  """Late replicas drop their work at once, so each step begins afresh."""
+  """Late replicas drop their work at once, so each step starts from scratch."""
   k = strategy.replicas_to_aggregate
   applied = np.zeros(n, np.int64)
   useful, waiting, stale = np.zeros((3, n))
@@ -80,7 +81,7 @@ def _by_blocks_of_steps(
     step_time = np.partition(seconds, k - 1, axis=1)[:, k - 1 : k]
     member = seconds <= step_time
     if np.count_nonzero(member) > k * len(seconds):
-      # Of those that arrive at the same time the first ones count.
+      # Of simultaneous arrivals, the first ones count.
       tied = seconds == step_time
       room = k - (member & ~tied).sum(axis=1, keepdims=True)
       member &= ~tied | (np.cumsum(tied, axis=1) <= room)
@@ -88,7 +89,7 @@ def _by_blocks_of_steps(
     useful += np.where(member, seconds, 0).sum(axis=0)
     waiting += np.where(member, step_time - seconds, 0).sum(axis=0)
     stale += np.where(member, 0, step_time).sum(axis=0)
-    # Added up in the order in which time passes, to the same last bit.
+    # Added in time order, so that the result is equal to the last bit.
     passed = np.full((len(seconds), 2), communication)
     passed[:, 0] = step_time[:, 0]
     clock = np.cumsum(np.concatenate([[now], passed.ravel()]))
@@ -118,9 +119,9 @@ def _by_blocks_of_arrivals(
   communication: float,
   progress: _Progress,
 ) -> timing.Timing:
-  """Each arrival is a step of its own, or dropped: nobody waits for anybody."""
+  """Each arrival is its own step, or dropped: no replica ever waits."""
   book = _Arrivals(n, strategy.max_staleness)
-  last = np.zeros(n)  # When the latest arrival that is known of each will be.
+  last = np.zeros(n)  # The last known arrival of each replica.
   horizon = 0.0
   pending = np.empty((3, 0))
   while book.step < steps:
@@ -163,7 +164,7 @@ def _by_blocks_of_arrivals(
 
 
 class _Arrivals:
-  """What becomes of arrivals in the order of time."""
+  """Processes arrivals in time order."""
 
   def __init__(self, n: int, max_staleness: int):
     self.max_staleness = max_staleness
@@ -175,7 +176,7 @@ class _Arrivals:
     self.staleness = np.zeros(0, np.int64)
 
   def take(self, arrivals: np.ndarray, steps: int) -> None:
-    """Takes arrivals `[3, size]`: times, replicas, seconds of computing."""
+    """Processes arrivals `[3, size]`: times, replicas, seconds of computing."""
     times, who, seconds = arrivals
     who = who.astype(np.int64)
     if self.max_staleness == UNBOUNDED:
@@ -199,20 +200,20 @@ class _Arrivals:
     self.staleness = add_counts(self.staleness, np.bincount(late[accepted]))
 
   def _all(self, who: np.ndarray) -> np.ndarray:
-    """Every arrival is a step: how late is each?"""
+    """The staleness of each arrival, if every arrival is a step."""
     order = np.argsort(who, kind="stable")
-    steps = self.step + order  # The step that each finds, by replica.
+    steps = self.step + order  # The step that each arrival finds, by replica.
     first = np.flatnonzero(np.diff(who[order], prepend=-1))
     began = np.empty_like(steps)
     began[1:] = steps[:-1] + 1
     began[first] = self.local[who[order][first]]
     late = np.empty_like(steps)
     late[order] = steps - began
-    self.local[who] = self.step + np.arange(len(who)) + 1  # The last one stays.
+    self.local[who] = self.step + np.arange(len(who)) + 1  # The last one wins.
     return late
 
   def _some(self, who: list[int], steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Only what is fresh enough is a step."""
+    """The staleness of each arrival, if only fresh enough ones are steps."""
     local, bound, step = self.local.tolist(), self.max_staleness, self.step
     late = []
     for replica in who:
@@ -254,12 +255,12 @@ def _step_by_step(
 class Lots:
   """Simulations side by side, one commit of each at a time.
 
-  Replica i of simulation j is the number `j * n + i` in flat arrays.
+  Replica i of simulation j has index `j * n + i` in flat arrays.
 
   Attributes:
     applied, dropped: contributions, int64 `[simulations * n]`.
     seconds: float64 `[simulations * n]` for each cause.
-    staleness: applied contributions by how late they were.
+    staleness: number of applied contributions, by staleness.
   """
 
   def __init__(
@@ -275,13 +276,13 @@ class Lots:
 
     Args:
       strategy: what the replicas do.
-      simulations: how many.
-      n: replicas in each.
-      take: gives the next seconds of computing for flat numbers of replicas.
-      communication: seconds from a commit until its parameters are there; one
-        number, or one for each replica of each simulation.
-      replicas_to_aggregate: of each simulation, int `[simulations]`; None for
-        the strategy's in all.
+      simulations: number of simulations.
+      n: replicas in each simulation.
+      take: returns the next computation times for flat indices of replicas.
+      communication: seconds from a commit until its parameters are available;
+        one number, or one for each replica of each simulation.
+      replicas_to_aggregate: for each simulation, int `[simulations]`; None for
+        the strategy's number in all.
     """
     size = simulations * n
     self._shape = (simulations, n)
@@ -293,8 +294,9 @@ class Lots:
     everyone = np.arange(size)
     self._ids = np.tile(np.arange(n), simulations)
     self._step = 0
-    # Of what each replica computes: when it was asked for, when parameters were
-    # there, when it is done, the step that they are of; and the time after it.
+    # For each replica's current computation: when it was requested, when it
+    # started, when it ends, and the step of its parameters; and the time after
+    # it.
     self._token, self._start = np.zeros((2, size))
     self._finish = self._start + take(everyone)
     self._next = take(everyone)
@@ -308,9 +310,10 @@ class Lots:
     self.staleness = np.zeros(0, np.int64)
 
   def commit(self) -> np.ndarray:
-    """Goes on to the next commit of each; returns its time."""
+    """Advances each simulation to its next commit; returns the times."""
     simulations, n = self._shape
-    # Who is too late will drop what it has, and be back with a fresh one.
+    # A replica that is too late will drop its work, and return with a fresh
+    # one.
     fresh = self._local >= self._step - self._late
     again = np.maximum(self._finish, self._ready) + self._next
     arrive = np.where(fresh, self._finish, again)
@@ -327,7 +330,7 @@ class Lots:
       member = self._first_of_tied(rows, time)
     tied = self._finish == now
     if (tied & ~fresh).any():
-      # Those that arrive together do so in the order of their numbers.
+      # Simultaneous arrivals are ordered by index.
       last = np.where(member & (arrive == now), self._ids, -1)
       last = last.reshape(self._shape).max(axis=1)
       before |= tied & (self._ids < np.repeat(last, n))
@@ -349,14 +352,14 @@ class Lots:
     return time
 
   def _first_of_tied(self, rows: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """Of those that arrive at the same time the first ones count."""
+    """Of simultaneous arrivals, the first ones count."""
     tied = rows == time[:, None]
     sooner = rows < time[:, None]
     room = self._k[:, None] - sooner.sum(axis=1, keepdims=True)
     return (sooner | (tied & (np.cumsum(tied, axis=1) <= room))).ravel()
 
   def _begin(self, who: np.ndarray, now: np.ndarray, step: int) -> None:
-    """These have a token at these times."""
+    """Gives these replicas a token at these times."""
     ready = self._ready if self._ready.size == 1 else self._ready[who]
     self._token[who] = now
     start = np.maximum(now, ready)
@@ -384,7 +387,7 @@ class Lots:
 
 
 def add_counts(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """The sum of two arrays of counts, the shorter one filled with zeros.
+  """The sum of two arrays of counts, the shorter one padded with zeros.
 
   Example:
     >>> add_counts(np.array([1, 2]), np.array([1, 1, 1]))

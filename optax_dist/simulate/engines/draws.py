@@ -1,4 +1,4 @@
-"""Streams of latencies: one for each replica, the same for every engine."""
+"""Streams of latencies, one per replica, equal for every engine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _ROW = 256
 
 
 class Draws:
-  """How long each replica's next computations take.
+  """The computation times of each replica.
 
-  The j-th value of a replica is the same in whatever order the replicas draw.
+  The j-th value of a replica does not depend on the order in which replicas
+  draw.
 
   Example:
     >>> from optax_dist import simulate
@@ -26,13 +27,13 @@ class Draws:
   def __init__(
     self, latency: Latency, replicas: int, *, seed: int, local_steps: int = 1
   ):
-    """Makes a stream for each replica.
+    """Creates a stream for each replica.
 
     Args:
-      latency: of one gradient.
-      replicas: how many there are.
-      seed: the same one gives the same values.
-      local_steps: gradients in one computation.
+      latency: latency of one gradient.
+      replicas: number of replicas.
+      seed: equal seeds give equal values.
+      local_steps: gradients per computation.
     """
     ours, *theirs = np.random.SeedSequence(seed).spawn(replicas + 1)
     self.hosts: Sequence[Latency] = latency.hosts(
@@ -57,7 +58,7 @@ class Draws:
     return rows
 
   def take(self, replicas: np.ndarray) -> np.ndarray:
-    """The next value of each of these replicas (no one twice)."""
+    """The next value of each of these replicas, which must be distinct."""
     empty = replicas[self._next[replicas] == _ROW]
     if empty.size:
       self._rows[empty] = self.rows(empty)

@@ -1,7 +1,7 @@
-"""Timing by events: the rules decide on every arrival, loss and return.
+"""Event-driven timing: the rules decide on every arrival, loss and return.
 
-It simulates whatever the rules can do, at some ten thousand arrivals per second;
-`array_engine` is for the strategies that need less.
+It simulates everything that the rules can do, at some ten thousand arrivals per
+second; `array_engine` is for strategies that need less.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _STRATEGIES = {
 
 
 class Failures(NamedTuple):
-  """When replicas go and come back.
+  """When replicas fail and come back.
 
   Attributes:
-    rate: failures per second of a replica that is up.
-    downtime: seconds from when that is noticed until it is back; or several of
-      which one is drawn each time, infinite for never.
-    unnoticed: seconds for which nobody notices, one drawn each time; none for
-      at once.
-    takeovers: seconds for which no step is made when it was the leader, one
+    rate: failures per second of a running replica.
+    downtime: seconds from the detection of a failure until the replica is back;
+      or several values of which one is drawn each time, infinite for never.
+    unnoticed: seconds until a failure is detected, one drawn each time; none
+      for immediately.
+    takeovers: seconds without steps if the failed replica was the leader, one
       drawn each time; none for no leader.
     lowers: whether a loss lowers the number of gradients in a step.
   """
@@ -49,29 +49,29 @@ class Failures(NamedTuple):
 
   @property
   def downtimes(self) -> tuple[float, ...]:
-    """All that are possible."""
+    """All possible downtimes."""
     down = self.downtime
     return down if isinstance(down, tuple) else (down,)
 
 
 class Writer(Protocol):
-  """What a journal offers; see `optax_dist.coordinator.journal`."""
+  """The interface of a journal; see `optax_dist.coordinator.journal`."""
 
   def write(self, kind: str, /, **fields: Any) -> None:
     """Appends a record."""
 
 
 class _Replica:
-  """What one replica does now.
+  """The current state of one replica.
 
   Attributes:
-    computing: whether it computes, or waits for parameters to compute on.
+    computing: whether it computes, rather than waits for parameters.
     begun: computations so far; a planned arrival of an earlier one is void.
-    token: when it was last given something to do.
-    start: when it had what it needs for it.
+    token: when it last got a token.
+    start: when it could start on it.
     since: when it last arrived, or failed.
-    held: seconds that went into what is in, and not committed.
-    silent: whether it has failed, and nobody has noticed.
+    held: seconds spent on buffered gradients that are not committed yet.
+    silent: whether it has failed, undetected so far.
   """
 
   def __init__(self) -> None:
@@ -82,12 +82,12 @@ class _Replica:
     self.held: defaultdict[str, float] = defaultdict(float)
 
   def expects(self, number: int) -> bool:
-    """Whether the computation of this number is still under way."""
+    """Whether the computation with this number is still in progress."""
     return self.computing and number == self.begun
 
 
 class _Engine:
-  """A simulation under way."""
+  """A simulation in progress."""
 
   def __init__(
     self,
@@ -118,7 +118,7 @@ class _Engine:
     self.seconds = {cause: np.zeros(replicas) for cause in timing.CAUSES}
 
   def next_event(self) -> None:
-    """Takes the next thing that happens."""
+    """Processes the next event."""
     self.now, replica, what, number = heapq.heappop(self.heap)
     if what == _FAIL:
       self.fail(replica)
@@ -130,7 +130,7 @@ class _Engine:
       one.incarnation += 1
       self.join(replica)
     elif self.replicas[replica].expects(number):
-      if self.now < self.deaf:  # Nobody leads.
+      if self.now < self.deaf:  # There is no leader.
         heapq.heappush(self.heap, (self.deaf, replica, _ARRIVE, number))
       else:
         self.arrive(replica)
@@ -179,7 +179,7 @@ class _Engine:
     self.tell(quorum.Arrive(replica, one.local_step, count=one.count))
 
   def tell(self, event: quorum.Event) -> None:
-    """Lets the rules decide on an event, and does what they say."""
+    """Lets the rules decide on an event, and applies their decisions."""
     before = self.state.step
     self.state, decisions = quorum.step(self.state, event)
     for decision in decisions:
@@ -200,7 +200,7 @@ class _Engine:
 
   def begin(self, replica: int, step: int, count: int) -> None:
     one = self.replicas[replica]
-    if one.held:  # Asked for more of the same step.
+    if one.held:  # It was asked for more gradients for the same step.
       one.held["waiting"] += self.now - one.since
     one.computing, one.local_step, one.count = True, step, count
     one.begun += 1
@@ -212,7 +212,7 @@ class _Engine:
       heapq.heappush(self.heap, (at, replica, _ARRIVE, one.begun))
 
   def spend(self, replica: int, cause: str) -> None:
-    """Books what it did since its token, and ends it."""
+    """Books the time since its token for a cause; ends the computation."""
     one = self.replicas[replica]
     one.computing, one.since = False, self.now
     books = one.held if cause == "held" else defaultdict[str, float](float)
@@ -279,10 +279,11 @@ class _Engine:
     )
 
   def gradient(self, replica: int, local_step: int, count: int) -> dict:
-    """What the journal says of a gradient."""
+    """The journal's fields for a gradient."""
     one = self.replicas[replica]
     arrived = self.now if one.computing else one.since
-    # What was called off says nothing of how long it would have taken.
+    # The time of an aborted computation does not tell how long it would have
+    # taken.
     called_off = one.computing and self.strategy.cancel
     return {
       "replica": replica,
@@ -313,25 +314,25 @@ def run(
   journal: Writer | None = None,
   progress: Callable[[int], None] = lambda steps: None,
 ) -> timing.Timing:
-  """Simulates until so many steps are committed.
+  """Simulates until a number of steps is committed.
 
   Args:
     strategy: what the replicas do.
-    draws: how long each computation takes.
-    replicas: how many there are.
-    steps: when to end.
-    seconds: when to end if it comes first, but not before the first step.
-    communication: seconds from a commit until its parameters are there.
-    failures: when replicas go and come back; None for never.
-    seed: of the failures.
-    journal: gets every event, in virtual time; None for none.
-    progress: called with the steps so far, now and then.
+    draws: the computation times.
+    replicas: number of replicas.
+    steps: number of steps to simulate.
+    seconds: time to stop if that comes first, but not before the first step.
+    communication: seconds from a commit until its parameters are available.
+    failures: when replicas fail and come back; None for never.
+    seed: seed of the failures.
+    journal: receives every event, in virtual time; None for none.
+    progress: called from time to time with the steps so far.
 
   Returns:
-    The outcome; with fewer steps where too many replicas are lost for more.
+    The outcome; with fewer steps if too many replicas are lost to continue.
 
   Raises:
-    ValueError: no step is ever made.
+    ValueError: no step is ever taken.
   """
   engine = _Engine(
     strategy,
@@ -362,7 +363,7 @@ def run(
       progress(reported)
   if not engine.commit_times:
     raise ValueError(
-      "no step is ever made: too many replicas are lost and do not come back."
+      "no step is ever taken: too many replicas are lost and do not come back."
     )
   most = max(engine.staleness)
   return timing.make(

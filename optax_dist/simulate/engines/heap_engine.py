@@ -1,7 +1,7 @@
-"""Timing by a heap: for steps of a few gradients from many replicas.
+"""Timing with a heap, for steps of a few gradients from many replicas.
 
-There arrays would touch all replicas for the few that arrive. It does what the
-rules do, without them: a plain loop, with one push for each computation.
+Arrays would process all replicas for the few that arrive. This plain loop does
+what the rules do, with one heap push per computation.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def run(
   communication: float,
   progress: Callable[[int], None],
 ) -> timing.Timing:
-  """Simulates until so many steps are committed.
+  """Simulates until a number of steps is committed.
 
   Args:
     strategy: what the replicas do; late ones finish their work.
-    draws: how long each computation takes.
-    n: replicas.
-    steps: when to end.
-    communication: seconds from a commit until its parameters are there.
-    progress: called with the steps so far, now and then.
+    draws: the computation times.
+    n: number of replicas.
+    steps: number of steps to simulate.
+    communication: seconds from a commit until its parameters are available.
+    progress: called from time to time with the steps so far.
 
   Returns:
     The outcome, equal to that of `event_engine.run` on the same draws.

@@ -1,1 +1,1 @@
-"""How long steps take: distributions, hosts, and their names."""
+"""How long a gradient takes: distributions, hosts, and their names."""

@@ -1,7 +1,7 @@
-"""How long a replica computes for a gradient: distributions, and their names.
+"""Distributions of the time to compute a gradient, and their names.
 
-A *latency* says how long one gradient takes on one host; `hosts` says which
-latency each host has, where they differ.
+A *latency* is the distribution on one host; `hosts` returns the latency of each
+host, which may differ.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Latency(Protocol):
   """Seconds for one gradient.
 
   Attributes:
-    mean: the expected value; it may be infinite.
-    support: the values it can have in rising order, where they are few; None
-      for a continuous distribution.
+    mean: the expected value, possibly infinite.
+    support: the possible values in rising order, if they are finitely many;
+      None for a continuous distribution.
   """
 
   @property
@@ -41,7 +41,7 @@ class Latency(Protocol):
 
 
 class Family(NamedTuple):
-  """One kind of distribution, each function of its parameters."""
+  """A kind of distribution; each field is a function of its parameters."""
 
   names: tuple[str, ...]
   draw: Callable[..., np.ndarray]
@@ -102,21 +102,21 @@ FAMILIES = {
     lambda fast, slow, p: sorted({fast, slow}),
   ),
 }
-# A parameter that may be 0, or anything; all others must be above 0.
+# Parameters that may be 0, or anything; all others must be positive.
 _AT_LEAST_0 = ("shift", "p")
 _ANY = ("mu",)
 
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-  """A latency from a family that has a name; the same on every host.
+  """A latency from a named family, equal on every host.
 
   Attributes:
     family: a key of `FAMILIES`.
     parameters: of that family, in its order.
 
   Raises:
-    ValueError: the family is not known, or a parameter is not what it must be.
+    ValueError: the family is unknown, or a parameter is invalid.
 
   Example:
     >>> latency = Distribution("shifted-exponential", (1.0, 0.5))
@@ -176,7 +176,7 @@ class Distribution:
 
 
 class Empirical:
-  """Recorded times, each as likely as the others.
+  """Recorded times, all equally likely.
 
   Example:
     >>> latency = Empirical([1.0, 3.0])
@@ -185,13 +185,13 @@ class Empirical:
   """
 
   def __init__(self, seconds: Sequence[float] | np.ndarray):
-    """Takes the times.
+    """Creates a latency from recorded times.
 
     Args:
-      seconds: one for each gradient.
+      seconds: one time per gradient.
 
     Raises:
-      ValueError: there are none, or one is not a positive number.
+      ValueError: there are none, or one is not positive and finite.
     """
     self.support = np.sort(np.asarray(seconds, np.float64))
     if not self.support.size:
@@ -224,7 +224,7 @@ class Empirical:
 
 
 def family_of(name: str) -> Family:
-  """The family of a name, or an error that lists them."""
+  """The family with this name; raises an error that lists the known ones."""
   if name not in FAMILIES:
     known = [f"{n}:{','.join(f.names)}" for n, f in FAMILIES.items()]
     raise ValueError(

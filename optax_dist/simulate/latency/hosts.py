@@ -12,10 +12,10 @@ from optax_dist.simulate.latency.distributions import Latency
 
 
 class PerHost:
-  """A latency of each host's own; further hosts are like the first ones."""
+  """A separate latency for each host; further hosts repeat the list."""
 
   def __init__(self, latencies: Sequence[Latency]):
-    """Takes the latencies, at least one.
+    """Creates it from at least one latency.
 
     Raises:
       ValueError: there is none.
@@ -31,7 +31,7 @@ class PerHost:
     return float(np.mean([latency.mean for latency in self.latencies]))
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values of hosts taken at random, a float64 array `[size]`."""
+    """Draws values of randomly chosen hosts, a float64 array `[size]`."""
     which = rng.integers(len(self.latencies), size=size)
     values = np.empty(size)
     for i, latency in enumerate(self.latencies):
@@ -39,7 +39,7 @@ class PerHost:
     return values
 
   def survival(self, t: float) -> float:
-    """The probability that a host taken at random takes longer than `t`."""
+    """The probability that a randomly chosen host takes longer than `t`."""
     return float(np.mean([x.survival(t) for x in self.latencies]))
 
   def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
@@ -84,15 +84,15 @@ class Scaled:
 
 @dataclasses.dataclass(frozen=True)
 class SlowHosts:
-  """Some hosts are slow, and stay so.
+  """Some hosts are permanently slow.
 
   Attributes:
-    share: of the hosts that are slow, 0 to 1.
+    share: the fraction of slow hosts, 0 to 1.
     factor: how many times longer they take.
     base: the latency of the others.
 
   Raises:
-    ValueError: share or factor is not what it must be.
+    ValueError: share or factor is invalid.
 
   Example:
     >>> from optax_dist.simulate import parse_latency
@@ -123,12 +123,12 @@ class SlowHosts:
     return (1 + self.share * (self.factor - 1)) * self.base.mean
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values of hosts taken at random, a float64 array `[size]`."""
+    """Draws values of randomly chosen hosts, a float64 array `[size]`."""
     slow = np.where(rng.random(size) < self.share, self.factor, 1.0)
     return slow * self.base.draw(rng, size)
 
   def survival(self, t: float) -> float:
-    """The probability that a host taken at random takes longer than `t`."""
+    """The probability that a randomly chosen host takes longer than `t`."""
     slow = self.base.survival(t / self.factor)
     return self.share * slow + (1 - self.share) * self.base.survival(t)
 

@@ -1,4 +1,4 @@
-"""Reads a latency from text, as the command line has it."""
+"""Parses latencies given as text, as on the command line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from optax_dist.simulate.latency.hosts import SlowHosts
 
 
 def parse_latency(text: str) -> Latency:
-  """Reads a latency from its name and numbers.
+  """Parses a latency from its name and numbers.
 
   Args:
-    text: `NAME:PARAMETERS`, with a name of `FAMILIES`; or
-      `slow-hosts:SHARE,FACTOR,NAME:PARAMETERS`, where a share of the hosts
-      takes so many times longer, always.
+    text: `NAME:PARAMETERS`, with a name in `FAMILIES`; or
+      `slow-hosts:SHARE,FACTOR,NAME:PARAMETERS`, where that share of the hosts
+      always takes that many times longer.
 
   Returns:
     The latency.
 
   Raises:
-    ValueError: the text is none; the message says what is.
+    ValueError: the text is invalid; the message says what is expected.
 
   Example:
     >>> str(parse_latency("pareto:1,2.5"))

@@ -1,8 +1,8 @@
-"""Recorded times, drawn in blocks: what was slow together stays together.
+"""Recorded times, drawn in blocks to keep their correlation.
 
-A busy machine slows all replicas for a while, and a slow host stays slow. So no
-single times are drawn but stretches of the recording, the same one for all
-replicas (a moving block bootstrap).
+A busy machine slows all replicas for a while, and a slow host stays slow. So
+stretches of the recording are drawn instead of single times, the same ones for
+all replicas (a moving block bootstrap).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Recording:
   """The times of replicas that trained together.
 
   Attributes:
-    latencies: of each replica, without their order.
+    latencies: the latency of each replica, regardless of order.
     block: how many steps are drawn together.
 
   Example:
@@ -41,16 +41,16 @@ class Recording:
     marks: np.ndarray,
     block: int | None = None,
   ):
-    """Takes the times.
+    """Creates a recording.
 
     Args:
-      starts: when each replica began each of its gradients, rising.
-      seconds: how long it took.
-      marks: when a step ended, rising; stretches are cut there.
-      block: steps in a stretch; None for as many as hang together.
+      starts: when each replica began each of its gradients, increasing.
+      seconds: how long each gradient took.
+      marks: when each step ended, increasing; stretches are cut there.
+      block: steps per stretch; None to use the correlation length.
 
     Raises:
-      ValueError: there are no times of a replica, or no replica.
+      ValueError: there are no replicas, or one has no times.
     """
     if not starts:
       raise ValueError("a recording needs at least one replica, got none.")
@@ -58,13 +58,13 @@ class Recording:
     self._seconds = [np.asarray(times, np.float64) for times in seconds]
     self._starts = [np.asarray(times, np.float64) for times in starts]
     self.marks = np.asarray(marks, np.float64)
-    # The gradients of each replica between two marks, by their indices.
+    # The gradients of each replica between two marks, by index.
     self._at = [np.searchsorted(times, self.marks) for times in self._starts]
     self.block = self._usual_block() if block is None else block
 
   @property
   def steps(self) -> int:
-    """How many steps there are to draw from."""
+    """The number of steps to draw from."""
     return max(0, len(self.marks) - 1)
 
   @property
@@ -72,22 +72,22 @@ class Recording:
     return float(np.mean([latency.mean for latency in self.latencies]))
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Draws values of replicas taken at random, a float64 array `[size]`."""
+    """Draws values of randomly chosen replicas, a float64 array `[size]`."""
     which = rng.integers(len(self.latencies), size=size)
     return np.array([self.latencies[i].draw(rng, 1)[0] for i in which])
 
   def survival(self, t: float) -> float:
-    """The probability that a replica taken at random takes longer than `t`."""
+    """The probability that a randomly chosen replica takes longer than `t`."""
     return float(np.mean([x.survival(t) for x in self.latencies]))
 
   def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
-    """The times of each of n replicas; further ones are like the first ones."""
+    """The times of each of n replicas; further replicas repeat the list."""
     seed = int(rng.integers(2**62))
     m = len(self._seconds)
     return [_Track(self, i % m, seed + i // m) for i in range(n)]
 
   def resampled(self, rng: np.random.Generator) -> Recording:
-    """A recording of the same length that might have been made as well."""
+    """A bootstrap sample of the recording, of the same length."""
     steps = self.steps
     if steps < 2 * _LEAST_BLOCKS:
       return Recording(
@@ -111,7 +111,7 @@ class Recording:
       now, left = now + b - a, left - (end - begin)
     joined = [np.concatenate(parts) for parts in seconds]
     for i, times in enumerate(joined):
-      if not times.size:  # It was hardly ever there.
+      if not times.size:  # It hardly took part.
         joined[i] = rng.choice(self._seconds[i], 1)
         starts[i] = [np.zeros(1)]
     return Recording(
@@ -122,7 +122,7 @@ class Recording:
     )
 
   def stretch(self, replica: int, begin: int) -> np.ndarray:
-    """A replica's times in the block of steps that begins there, in a circle."""
+    """A replica's times in the block of steps from there on, cyclically."""
     at, steps = self._at[replica], self.steps
     end = begin + self.block
     found = self._seconds[replica][at[begin] : at[min(end, steps)]]
@@ -137,7 +137,7 @@ class Recording:
     return self.steps >= 2 * _LEAST_BLOCKS and at[-1] > at[0]
 
   def _usual_block(self) -> int:
-    """Twice the steps over which times hang together, and some at least."""
+    """Twice the correlation length in steps, with a minimum."""
     steps = self.steps
     if steps < 2 * _LEAST_BLOCKS:
       return 1
@@ -153,7 +153,7 @@ class Recording:
       return 1
     series = np.array(means)
     series = np.where(np.isnan(series), np.nanmean(series), series)
-    # In steps of a few gradients a replica is in one of several only.
+    # With few gradients per step, a replica is only in one of several steps.
     rounds = steps * len(self._seconds)
     rounds //= max(1, sum(int(at[-1] - at[0]) for at in self._at))
     block = max(
@@ -169,7 +169,7 @@ class Recording:
 
 
 class _Track(Empirical):
-  """One replica's times, a stretch after the other."""
+  """One replica's times, one stretch after the other."""
 
   def __init__(self, recording: Recording, replica: int, seed: int):
     self.support = recording.latencies[replica].support
@@ -178,7 +178,7 @@ class _Track(Empirical):
     self._rest = np.empty(0)
 
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-    """The next values; which stretches they are of, all replicas share."""
+    """The next values; all replicas share the choice of stretches."""
     if not self._recording.has(self._replica):
       return super().draw(rng, size)
     parts, have = [self._rest], self._rest.size
@@ -192,7 +192,7 @@ class _Track(Empirical):
 
 
 def _memory(series: np.ndarray) -> float:
-  """Over how many values a series hangs together (integrated correlation)."""
+  """The integrated correlation length of a series."""
   centered = series - series.mean()
   variance = float(centered @ centered)
   if variance <= 0:

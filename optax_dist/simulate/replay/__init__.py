@@ -1,1 +1,1 @@
-"""Reading a journal: its latencies, and its run once more."""
+"""Reads a journal: its latencies, and its run for replay."""

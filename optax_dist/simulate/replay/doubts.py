@@ -1,4 +1,4 @@
-"""Why predictions from a journal may be wrong: one line for each reason."""
+"""Reasons why predictions from a journal may be wrong, one line each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from optax_dist.simulate.replay.turns import Turn
 
 _FEW_STEPS = 30
 _FEW_FAULTS = 10
-# Of a host's cores; beyond it replicas hold each other up.
+# Utilization of a host's cores above which replicas slow each other down.
 _BUSY = 0.8
-# Of others' programs for each core; beyond it they decide how fast replicas are.
+# Other programs per core above which they determine how fast replicas are.
 _LOADED = 2.0
 
 
@@ -26,16 +26,16 @@ def of(
   faults: Sequence[Fault],
   cancelled: bool,
 ) -> tuple[str, ...]:
-  """The doubts about a journal.
+  """The doubts about predictions from a journal.
 
   Args:
-    records: of `journal.read`.
+    records: the records from `journal.read`.
     found: its computations.
     faults: its losses of replicas.
-    cancelled: whether work was called off.
+    cancelled: whether computations were aborted.
 
   Returns:
-    Lines for people; none where there is no doubt.
+    Lines for people; empty if there are no doubts.
   """
   lines = []
   steps = sum(r["kind"] in ("commit", "exchange") for r in records)
@@ -78,7 +78,7 @@ def of(
 
 
 def _crowded(records: Sequence[journal.Record]) -> list[str]:
-  """Whether replicas compete for a host's cores, with each other or with others."""
+  """Whether replicas compete for cores, with each other or with others."""
   cores = next(
     (r["cores"] for r in records if r["kind"] == "run" and r.get("cores")), None
   )
@@ -103,7 +103,7 @@ def _crowded(records: Sequence[journal.Record]) -> list[str]:
       by_host.setdefault(host_of[replica], []).append(mean)
   busy = 0.0
   for host, used in by_host.items():
-    # Threads of one process each count all of it.
+    # Threads of one process each report all of its CPU time.
     total = max(used) if host.startswith("in-process") else sum(used)
     busy = max(busy, total)
     if len(used) > 1 and total > _BUSY * cores:

@@ -1,7 +1,8 @@
-"""The time of an exchange by its bytes: latency and bandwidth, from a journal.
+"""The time of an exchange by size: latency and bandwidth, from a journal.
 
-Replicas tell how long they encoded, exchanged and applied; the journal how large a
-gradient was. Runs with gradients of different sizes tell latency and bandwidth apart.
+Replicas report how long they encoded, exchanged and applied; the journal has
+the size of a gradient. Runs with different sizes separate latency and
+bandwidth.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from optax_dist.coordinator.options import Options
 from optax_dist.quorum.events import Replica
 from optax_dist.simulate.network import Network, moved
 
-# Sizes that differ by less say nothing of what a byte costs.
+# Sizes with a smaller ratio say nothing about the cost of a byte.
 _APART = 1.5
-# Of a step, between hosts: messages inline, and with an exchange
-# (benchmarks/comparison/compare.py --figure round-trips).
+# Round trips of a step between hosts: with inline messages, and with an
+# exchange (benchmarks/comparison/compare.py --figure round-trips).
 _ROUND_TRIPS_INLINE, _ROUND_TRIPS = 1.1, 2.8
 
 
 class Line(NamedTuple):
-  """Seconds that grow with bytes.
+  """A time that is linear in the number of bytes.
 
   Attributes:
-    seconds: of nothing.
-    per_byte: seconds of a byte.
+    seconds: seconds for zero bytes.
+    per_byte: seconds per byte.
 
   Example:
     >>> Line(0.001, 1e-9).at(1e6)
@@ -40,33 +41,33 @@ class Line(NamedTuple):
   per_byte: float
 
   def at(self, nbytes: float) -> float:
-    """Seconds for so many bytes."""
+    """Seconds for this many bytes."""
     return self.seconds + self.per_byte * nbytes
 
 
 class Messages(NamedTuple):
-  """Seconds of a step for messages, by how its gradients went; None: not known."""
+  """Seconds of messages per step, by how gradients are sent; None: unknown."""
 
   inline: float | None
   exchanged: float | None
 
   def of(self, inline: bool) -> float:
-    """Those of a kind; of the other one where these are not known."""
+    """The seconds of this kind, or of the other one if it is unknown."""
     known = self if inline else self[::-1]
     return next((seconds for seconds in known if seconds is not None), 0.0)
 
 
 class Exchange(NamedTuple):
-  """What a step takes besides computing, by what it moves.
+  """The time of a step besides computing, as a function of the bytes moved.
 
   Attributes:
-    nbytes: of a recorded gradient, as it was sent.
-    members: of a recorded step, the median.
-    inline: whether gradients went with the messages, and nothing was exchanged.
-    messages: what is left when the others are taken away.
+    nbytes: size of a recorded gradient, as it was sent.
+    members: median number of members of a recorded step.
+    inline: whether gradients were sent inline, without an exchange.
+    messages: the remaining time after the other two.
     copying: encoding and applying, by the bytes of a gradient.
     moving: the exchange, by the bytes that each replica sent and received.
-    sizes: how many sizes these are fitted to.
+    sizes: number of different sizes in the fit.
     local: whether all replicas were on one host.
   """
 
@@ -81,7 +82,7 @@ class Exchange(NamedTuple):
 
   @property
   def network(self) -> Network:
-    """What was exchanged over, as fitted: half of the latency is one way."""
+    """The fitted network of the exchange: half of the latency is one way."""
     byte = self.moving.per_byte
     return Network(self.moving.seconds / 2, 1 / byte if byte else math.inf)
 
@@ -91,12 +92,12 @@ class Exchange(NamedTuple):
     members: int | None = None,
     network: Network | None = None,
   ) -> float:
-    """Seconds for a gradient of so many bytes.
+    """Seconds for a gradient of this size.
 
     Args:
-      nbytes: of a gradient; None for the recorded ones.
-      members: that exchange; None for as many as recorded.
-      network: between them, beyond the recorded one; None for nothing.
+      nbytes: size of a gradient; None for the recorded one.
+      members: members of an exchange; None for the recorded number.
+      network: network between them, added to the recorded one; None for none.
     """
     nbytes = self.nbytes if nbytes is None else nbytes
     members = self.members if members is None else members
@@ -105,7 +106,7 @@ class Exchange(NamedTuple):
     if not inline:
       found += self.moving.at(_moved(nbytes, members))
     if network is not None:
-      # Inline all go to the leader, and the mean to all.
+      # Inline gradients all go to the leader, and the mean to all replicas.
       through = (
         2 * (max(2, members) - 1) * nbytes
         if inline
@@ -118,7 +119,7 @@ class Exchange(NamedTuple):
   def doubts(
     self, nbytes: float | None = None, network: Network | None = None
   ) -> tuple[str, ...]:
-    """Why `seconds` may be wrong, a line each."""
+    """Why `seconds` may be wrong, one line each."""
     lines = []
     if network is not None and not self.local:
       lines.append(
@@ -147,7 +148,7 @@ class Exchange(NamedTuple):
     return tuple(lines)
 
   def _inline(self, nbytes: float) -> bool:
-    """Whether gradients of so many bytes go with the messages."""
+    """Whether gradients of this size are sent inline."""
     if nbytes == self.nbytes:
       return self.inline
     return nbytes <= Options.inline_bytes
@@ -156,14 +157,14 @@ class Exchange(NamedTuple):
 def of(
   runs: Iterable[tuple[Sequence[journal.Record], float]],
 ) -> Exchange | None:
-  """Fits what runs tell; the first is what `Exchange` describes.
+  """Fits recorded runs; the first one is the one that `Exchange` describes.
 
   Args:
-    runs: of `journal.segments`, over the same network, each with its seconds of
-      communication.
+    runs: runs from `journal.segments`, over the same network, each with its
+      seconds of communication.
 
   Returns:
-    The fit; None where no replica has told its timings.
+    The fit; None if no replica reported its timings.
   """
   copying: dict[float, list[float]] = {}
   moving: dict[float, list[float]] = {}
@@ -208,13 +209,13 @@ def of(
 
 
 def fit(seconds_of: dict[float, list[float]]) -> Line:
-  """The line through the medians that is least off, in shares of each.
+  """Fits a line to the medians, minimizing the relative errors.
 
-  Neither number is negative. Nothing tells what times of one size are for: of
-  few bytes they are taken to be for none, of many for each.
+  Neither coefficient is negative. Times of a single size are ambiguous: small
+  ones are attributed to the constant, large ones to the bytes.
 
   Args:
-    seconds_of: times by bytes; a few wrong ones don't matter.
+    seconds_of: times by number of bytes; a few outliers don't matter.
 
   Example:
     >>> fit({0.0: [1.0, 1.0, 99.0], 100.0: [3.0], 200.0: [5.0]})
@@ -230,7 +231,7 @@ def fit(seconds_of: dict[float, list[float]]) -> Line:
   if len(points) == 1:
     ((size, y, _),) = points
     return Line(y, 0.0) if size <= Options.inline_bytes else Line(0.0, y / size)
-  # The best line in absolute deviations goes through two points, or one and zero.
+  # A best line in absolute deviations goes through two points, or one and zero.
   tried = [Line(y, 0.0) for _, y, _ in points]
   tried += [Line(0.0, y / x) for x, y, _ in points if x]
   for i, (x, y, _) in enumerate(points):
@@ -238,7 +239,7 @@ def fit(seconds_of: dict[float, list[float]]) -> Line:
       slope = (y2 - y) / (x2 - x)
       if x2 >= _APART * x and slope >= 0 and y - slope * x >= 0:
         tried.append(Line(y - slope * x, slope))
-  # Of those that fit as well, the one that grows most.
+  # Of equally good lines, the steepest.
   return min(
     reversed(tried),
     key=lambda line: sum(w * abs(line.at(x) / y - 1) for x, y, w in points),
@@ -246,7 +247,7 @@ def fit(seconds_of: dict[float, list[float]]) -> Line:
 
 
 def _moved(nbytes: float, members: int) -> float:
-  """Bytes of an exchange; a step of one replica goes to another one, too."""
+  """Bytes of an exchange; a step of one replica also goes to another one."""
   return moved(nbytes, max(2, members))
 
 
@@ -254,7 +255,7 @@ def _of_run(
   part: Sequence[journal.Record],
 ) -> tuple[int, list[float], list[tuple[int, float]]]:
   """Members of a step, seconds of copying, and of exchanges by members."""
-  # In how large a step each replica was: its next timings are of that one.
+  # Members of each replica's last step: its next timings belong to that step.
   before: dict[Replica, int] = {}
   counts, copied, exchanged = [], [], []
   for record in part:

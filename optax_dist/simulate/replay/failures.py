@@ -1,4 +1,4 @@
-"""Failures and repairs, as a journal has them."""
+"""Failures and repairs recorded in a journal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Fault(NamedTuple):
   """One loss of a replica.
 
   Attributes:
-    replica: whose.
-    time: when it was found out, since the run's start.
-    reason: what the leader said.
+    replica: the replica.
+    time: when it was detected, since the run's start.
+    reason: the leader's reason.
     unnoticed: seconds for which it was overdue by then.
-    restarted: seconds from then until it joined again; infinite if it never did.
-    caught_up: seconds from joining until it computed; 0 where not known.
+    restarted: seconds from then until it rejoined; infinite if it never did.
+    caught_up: seconds from rejoining until it computed; 0 if unknown.
   """
 
   replica: Replica
@@ -41,9 +41,8 @@ class Found(NamedTuple):
 
   Attributes:
     faults: in order.
-    up: replica-seconds in which a replica was there, and could be lost.
-    takeovers: for each change of leader, the seconds for which no step was made
-      beyond the usual.
+    up: replica-seconds in which a replica was present, and could be lost.
+    takeovers: for each change of leader, the extra seconds without a step.
   """
 
   faults: tuple[Fault, ...]
@@ -55,7 +54,7 @@ def of(part: Sequence[journal.Record], usual: float) -> Found:
   """The losses of a run.
 
   Args:
-    part: one of `journal.segments`.
+    part: one of the runs from `journal.segments`.
     usual: seconds that hardly any computation exceeds.
   """
   joined: dict[Replica, float] = {}
@@ -67,7 +66,7 @@ def of(part: Sequence[journal.Record], usual: float) -> Found:
     kind, now = record["kind"], record["time"]
     replica = record.get("replica", -1)
     if kind == "join":
-      # A membership that replaces another one has no `lost` of its own.
+      # A membership that replaces another one has no `lost` record of its own.
       up += now - joined.get(replica, now)
       joined[replica] = last_seen[replica] = now
       if replica in open_:
@@ -95,7 +94,7 @@ def of(part: Sequence[journal.Record], usual: float) -> Found:
         if fault is None:
           continue
         if record.get("reason") == "lost":
-          # Its gradient had come: it waited for others, and was not overdue.
+          # Its gradient had arrived: it waited for others, and was not overdue.
           open_[who] = fault._replace(unnoticed=0.0)
           continue
         if math.isinf(fault.restarted):

@@ -1,4 +1,4 @@
-"""Replay: a recorded run again, on one machine, step by step, to the last bit."""
+"""Replays a recorded run on one machine, step by step, to the last bit."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 from optax_dist.coordinator.journal import Record, segments
 
-#: Whatever the four functions below hold a state in.
+#: The state that the four functions below work with.
 AnyState = Any
 
 
 class Difference(NamedTuple):
-  """Where a replay and its journal part.
+  """The first difference between a replay and its journal.
 
   Attributes:
-    step: commits applied until then.
+    step: commits applied up to it.
     replica: whose fingerprint differs.
     what: `"params"` or `"state"`.
     recorded: its fingerprint in the journal.
-    replayed: the one that came out.
+    replayed: its fingerprint in the replay.
   """
 
   step: int
@@ -33,10 +33,10 @@ class Replay(NamedTuple):
   """The outcome of a replay.
 
   Attributes:
-    steps: commits that were applied again.
-    compared: steps of which the journal has fingerprints.
-    difference: the first that differs, or None.
-    state: at the end, or where they part.
+    steps: number of commits replayed.
+    compared: number of steps with fingerprints in the journal.
+    difference: the first difference, or None.
+    state: the state at the end, or at the difference.
   """
 
   steps: int
@@ -71,23 +71,24 @@ def replay(
   fingerprint: Callable[[AnyState], dict[str, str]],
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Replay:
-  """Does again what a journal says was done, and compares fingerprints.
+  """Replays the run of a journal, and compares fingerprints.
 
   Args:
-    records: of `journal.read`, of a run that aggregates gradients. Where a job
-      was resumed, what it had lost is left out.
-    init: makes the state before the first step (parameters, optimizer state).
-    gradient: the gradient of a member of a commit, on the state of its
-      `local_step`: the sum over its `batches`, or over the samples in `data`, as
-      its replica made it.
-    aggregate: the mean of the members' gradients, which come in replica order,
-      with what the journal says of each.
-    apply: the state after a step with that mean.
-    fingerprint: the state's, by name: `"params"`, `"state"`, or either.
-    progress: called with the steps done, and how many there are.
+    records: records from `journal.read`, of a run that aggregates gradients. If
+      a job was resumed, steps that were lost are left out.
+    init: creates the state before the first step (parameters, optimizer state).
+    gradient: computes the gradient of a member of a commit, on the state of its
+      `local_step`: the sum over its `batches`, or over the samples in `data`,
+      in the same way as its replica.
+    aggregate: the mean of the members' gradients, which are in replica order,
+      given the journal's fields for each.
+    apply: computes the state after a step with that mean.
+    fingerprint: the state's fingerprints by name: `"params"`, `"state"`, or
+      both.
+    progress: called with the number of steps done, and in total.
 
   Returns:
-    The outcome; it ends at the first difference.
+    The outcome; the replay ends at the first difference.
 
   Raises:
     ValueError: the journal cannot be replayed: it is of another kind, lacks a
@@ -117,7 +118,7 @@ def replay(
     for member in commit["members"]
   ]
   if min(late, default=0) < 0:
-    raise ValueError("the journal has a gradient of a step that is to come.")
+    raise ValueError("the journal has a gradient of a future step.")
   keep = 1 + max(late, default=0)
   state = init()
   states = {first: state}
@@ -166,7 +167,7 @@ def _history(
         f"the run goes on at step {begin}, but the journal has the steps from"
         f" {first} to {first + len(commits)}."
       )
-    # What came after the checkpoint was lost, and is done again.
+    # Steps after the checkpoint were lost, and are repeated.
     del commits[begin - first :]
     prints = {step: found for step, found in prints.items() if step <= begin}
     for record in part:

@@ -1,4 +1,4 @@
-"""What a journal says of a run: latencies, strategy, failures, pace, doubts."""
+"""A run as its journal has it: latencies, strategy, failures, pace, doubts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optax_dist.simulate.network import Network
 from optax_dist.simulate.replay import doubts, exchange, failures, turns
 from optax_dist.simulate.strategy import Strategy
 
-# Times in a journal are rounded to this.
+# Rounding of times in a journal.
 _LEAST = 1e-6
 
 
@@ -25,20 +25,20 @@ class Recorded(NamedTuple):
   """A recorded run, in the simulator's terms.
 
   Attributes:
-    latency: of each replica, as recorded: computing, and what it began later
-      than `communication` says. Compiling is left out where it is known.
-    replicas: how many had a gradient.
-    strategy: what they did.
+    latency: recorded latency of each replica: computing, and any delay of its
+      start beyond `communication`. Compile time is left out if it is known.
+    replicas: number of replicas that submitted a gradient.
+    strategy: the recorded strategy.
     communication: seconds from the last arrival of a step until its members
-      computed on; the median.
-    steps_per_second: of the longest part of the run without a restart, once
-      all had begun; None where it has fewer than two steps.
-    steps: how many that is of.
-    failures: of replicas; None where there were none.
+      continued to compute; the median.
+    steps_per_second: pace of the longest part of the run without a restart,
+      once all replicas had begun; None if it has fewer than two steps.
+    steps: number of steps in it.
+    failures: failures of replicas; None if there were none.
     faults: each of them, with its cause and length.
-    doubts: why predictions from it may be wrong, a line each.
-    exchange: how the communication grows with the bytes of a gradient; None
-      where the journal does not tell.
+    doubts: why predictions from it may be wrong, one line each.
+    exchange: how the communication grows with the size of a gradient; None if
+      the journal does not say.
   """
 
   latency: Recording
@@ -58,18 +58,19 @@ class Recorded(NamedTuple):
     nbytes: float | None = None,
     network: Network | None = None,
   ) -> float:
-    """The communication of another step than those recorded.
+    """The communication time of a step other than the recorded ones.
 
     Args:
       members: replicas in a step.
-      nbytes: of a gradient, as it is sent; None for the recorded ones.
-      network: that links the replicas, where the recorded ones were on one host.
+      nbytes: size of a gradient, as sent; None for the recorded one.
+      network: network between the replicas, if the recorded ones were on one
+        host.
 
     Returns:
       Seconds.
 
     Raises:
-      ValueError: the journal does not tell of bytes or of times.
+      ValueError: the journal has no sizes or no times.
     """
     if self.exchange is None:
       if nbytes is None and network is None:
@@ -86,25 +87,25 @@ def from_journal(
   records: Sequence[journal.Record],
   others: Sequence[Sequence[journal.Record]] = (),
 ) -> Recorded:
-  """Reads off a journal what the simulator needs.
+  """Extracts what the simulator needs from a journal.
 
-  Work that was called off has no time (`compute` is null) and does not count.
+  Aborted computations have no time (`compute` is null) and do not count.
 
   Args:
-    records: of `journal.read`.
-    others: of further journals with gradients of other sizes, over the same
-      network: for `Recorded.exchange`, and nothing else.
+    records: the records from `journal.read`.
+    others: records of further journals with gradients of other sizes, over the
+      same network; used for `Recorded.exchange` only.
 
   Returns:
-    The run.
+    The recorded run.
 
   Raises:
-    ValueError: there is no run in it, or no time of computing.
+    ValueError: there is no run in it, or no computation time.
   """
   runs = [record for record in records if record["kind"] == "run"]
   if not runs:
     raise ValueError(
-      "the journal has no record of kind 'run', so nothing says how many"
+      "the journal has no record of kind 'run', so it does not say how many"
       " gradients make a step."
     )
   parts = [part for part in journal.segments(records) if part]
@@ -163,7 +164,7 @@ def _recording(
   offset = 0.0
   for part, of_part in zip(parts, found, strict=True):
     for turn in of_part:
-      # What it began later, or earlier, than the simulation will have it begin.
+      # How much later, or earlier, it began than the simulation assumes.
       late = 0.0
       if turn.delay is not None and turn.since is not None:
         expected = turn.since
@@ -179,7 +180,7 @@ def _recording(
       times.setdefault(turn.replica, []).extend([each] * turn.gradients)
     marks += [offset + end for end in _settled(part)]
     offset += max((record["time"] for record in part), default=0.0)
-  # Ids may be numbers and names.
+  # Ids may be numbers or names.
   order = sorted(times, key=lambda r: (isinstance(r, str), r))
   rising = {r: np.argsort(starts[r], kind="stable") for r in order}
   return Recording(
@@ -190,7 +191,7 @@ def _recording(
 
 
 def _settled(part: Sequence[journal.Record]) -> list[float]:
-  """Ends of steps once all replicas that are there early have begun."""
+  """Ends of steps after all initial replicas have begun."""
   ends = turns.ends(part)
   steps = [r for r in part if r["kind"] in ("commit", "exchange")]
   early: set[Replica] = set()
@@ -207,7 +208,7 @@ def _settled(part: Sequence[journal.Record]) -> list[float]:
         late.setdefault(one["replica"], step)
       step += record["kind"] != "drop"
   begun = max((late[r] for r in early if r in late), default=0)
-  if begun > len(steps) / 2:  # Somebody came very late: that is no start.
+  if begun > len(steps) / 2:  # A very late join does not count.
     begun = 0
   return ends[begun:]
 
@@ -232,7 +233,7 @@ def _strategy(
   k = run.get("replicas_to_aggregate") or 1
   late = min(run.get("max_staleness") or 0, strategies.UNBOUNDED)
   if run["strategy"] == "elastic_average":
-    # A time in the journal is that of a whole period.
+    # A recorded time is that of a whole period.
     made = strategies.elastic_average(1)._replace(name="recorded: elastic")
     if k > 1:  # They exchange at the same time.
       made = made._replace(replicas_to_aggregate=k, max_staleness=late)
@@ -247,7 +248,7 @@ def _strategy(
 
 
 def _pace(part: Sequence[journal.Record]) -> tuple[float | None, int]:
-  """Steps per second once all had begun, and of how many steps."""
+  """Steps per second once all have begun, and over how many steps."""
   times = _settled(part)
   passed = times[-1] - times[0] if times else 0.0
   if len(times) < 2 or passed <= 0 or not math.isfinite(passed):

@@ -1,4 +1,4 @@
-"""Predictions from a journal, with how sure they are."""
+"""Predictions from a journal, with their uncertainty."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from optax_dist.simulate.strategy import Strategy
 
 _LEVEL = 95
 _MOST_STEPS = 500
-# What a prediction is asked to be sure to.
+# Relative accuracy to aim for.
 _GOAL = 0.1
 
 
 class Prediction(NamedTuple):
-  """Steps per second that are expected.
+  """A predicted pace in steps per second.
 
   Attributes:
     steps_per_second: the mean over the repetitions.
-    low, high: between which 95 % of the repetitions are. Each has recorded
-      times of its own, drawn from those recorded in stretches (a moving block
-      bootstrap), and is as long as the run that is predicted.
-    repetitions: how many there were.
-    doubts: why it may be wrong all the same, a line each.
+    low, high: the interval of 95 % of the repetitions. Each draws its times
+      from the recorded ones in stretches (a moving block bootstrap), and is as
+      long as the predicted run.
+    repetitions: number of repetitions.
+    doubts: why it may still be wrong, one line each.
   """
 
   steps_per_second: float
@@ -47,11 +47,11 @@ class Prediction(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-  """What the first half of a run says of the second.
+  """A prediction of a run's second half from its first.
 
   Attributes:
     predicted: from the first half of the steps.
-    measured: steps per second of the second half.
+    measured: steps per second in the second half.
   """
 
   predicted: Prediction
@@ -59,12 +59,12 @@ class HeldOut(NamedTuple):
 
   @property
   def error(self) -> float:
-    """The share by which the prediction is too high."""
+    """The relative error of the prediction; positive if it is too high."""
     return self.predicted.steps_per_second / self.measured - 1
 
   @property
   def inside(self) -> bool:
-    """Whether what was measured is within the interval."""
+    """Whether the measured pace is within the interval."""
     return self.predicted.low <= self.measured <= self.predicted.high
 
   def __str__(self) -> str:
@@ -89,22 +89,22 @@ def predict(
   """Predicts the pace of replicas like the recorded ones.
 
   Args:
-    recorded: of `from_journal`.
-    strategy: what they are to do; None for what they did.
-    replicas: how many; None for as many as recorded.
-    steps: of the run that is predicted; None for as many as recorded, and 500
-      at most.
-    nbytes: of a gradient, as it is sent; None for the recorded ones.
-    network: that is to link the replicas; None for the recorded one. Computing
-      takes as long, whatever they are.
-    repetitions: simulations.
-    seed: the same one gives the same prediction.
+    recorded: a run from `from_journal`.
+    strategy: the strategy to predict; None for the recorded one.
+    replicas: number of replicas; None for the recorded number.
+    steps: length of the predicted run; None for the recorded number, but at
+      most 500.
+    nbytes: size of a gradient, as sent; None for the recorded one.
+    network: network between the replicas; None for the recorded one. The time
+      to compute does not depend on it.
+    repetitions: number of simulations.
+    seed: equal seeds give equal predictions.
 
   Returns:
     The prediction.
 
   Raises:
-    ValueError: a number is out of range, or the journal does not tell how long
+    ValueError: a number is out of range, or the journal does not say how long
       an exchange takes.
   """
   if repetitions < 2:
@@ -121,7 +121,7 @@ def predict(
     rng = np.random.default_rng(source)
     failures = recorded.failures
     if failures is not None:
-      # As many failures as might have been seen in the same time.
+      # Resamples the failures observed in the same time.
       count = len(failures.downtimes)
       rate = failures.rate * rng.gamma(count) / count
       pick = lambda values: tuple(rng.choice(values, len(values)))  # noqa: B023
@@ -147,7 +147,7 @@ def predict(
       paces.append(0.0)  # All were lost at once.
       continue
     times = timing.commit_times
-    # From the first step on, as a journal is read.
+    # From the first step on, as for a journal.
     taken = times[-1] - times[0]
     paces.append((times.size - 1) / taken if taken > 0 else 0.0)
   low, high = np.percentile(paces, [(100 - _LEVEL) / 2, 50 + _LEVEL / 2])
@@ -169,12 +169,12 @@ def held_out(
   """Predicts the second half of a run from the first.
 
   Args:
-    records: of `journal.read`; the longest run in them counts.
-    repetitions: as `predict` has them.
-    seed: as `predict` has it.
+    records: records from `journal.read`; the longest run in them is used.
+    repetitions: see `predict`.
+    seed: see `predict`.
 
   Returns:
-    Both paces; None where a half has fewer than ten steps.
+    Both paces; None if a half has fewer than ten steps.
   """
   parts = journal.segments(records)
   if not parts:

@@ -1,4 +1,4 @@
-"""Replay of a coordinator's run: the very code that aggregated and applied."""
+"""Replays a coordinator's run with the same code for means and updates."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ def replay_run(
   opt_state: Any = None,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Replay:
-  """Does again what replicas of `coordinator.join` did, on one machine.
+  """Repeats on one machine what replicas of `coordinator.join` did.
 
-  Parameters come out bit for bit where this machine computes gradients as the
-  replicas did: the same program, of the same jax, on the same kind of device.
+  Parameters are equal bit for bit if this machine computes gradients as the
+  replicas did: with the same program and version of JAX, on the same kind of
+  device.
 
   Args:
     records: of the run's journal, `journal.read(path).records`.
     optimizer: as given to `join`.
     params: as given to `join`, the parameters before the first step.
-    gradient: from parameters and the samples that `Replica.batches` gave to the
-      gradient given to `Replica.step`; in a run without leased samples, from
-      parameters and the `batch` given there.
+    gradient: computes a gradient from parameters and the samples from
+      `Replica.batches` that `Replica.step` used; in a run without leased
+      samples, from parameters and the `batch` given to `step`.
     opt_state: as given to `join`.
-    progress: called with the steps done, and how many there are.
+    progress: called with the number of steps done, and in total.
 
   Returns:
     The outcome: the first step whose fingerprint differs, or none.
@@ -56,7 +57,7 @@ def replay_run(
   wire = (runs[0].get("wire") if runs else None) or "float32"
   place = layouts.layout(leaves, wire)
   mean_place = layouts.layout(leaves, wires.mean_wire(wire), like=place)
-  # How many are needed is behind us: the journal has who was in.
+  # The quorum doesn't matter any more: the journal names the members.
   strategy = strategies.SyncReplicas(optimizer, strategies.Quorum(1, 1))
   add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
   errors: dict[Any, np.ndarray] = {}
@@ -73,7 +74,7 @@ def replay_run(
     out = np.zeros(place.nbytes, np.uint8)
     error = None
     if wires.feeds_back(wire):
-      # What a replica's encoding lost goes with its next gradient that counts.
+      # A replica's residual is added to its next gradient that counts.
       who = member["replica"], member.get("incarnation")
       zeros = np.zeros(place.elements, np.float32)
       error = errors.setdefault(who, zeros)

@@ -1,4 +1,4 @@
-"""A journal as computations: who computed from when to when, and after what."""
+"""A journal as computations: when each began, and after which event."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Turn(NamedTuple):
 
   Attributes:
     replica: its id.
-    compute: seconds, without those for compiling.
-    gradients: that were summed in it.
-    arrived: when it came to the leader, or was part of a step if that is all that
-      is known.
-    since: what it follows: the last arrival of a step that the replica took
-      part in, or that of a gradient that was dropped; None where it is not
-      known, or where it joined in between.
-    ready: when parameters of the step that was the newest then could be had,
-      but for communication: the last arrival of that step.
-    delay: seconds from `since` until it began, as the leader saw it, messages
-      included; None where that is not known.
+    compute: seconds, without compile time.
+    gradients: number of gradients summed in it.
+    arrived: when the leader received it, or when it was part of a step if only
+      that is known.
+    since: the event it follows: the last arrival of a step that the replica
+      took part in, or that of a dropped gradient; None if it is unknown, or if
+      the replica joined in between.
+    ready: when the newest parameters were available, except for communication:
+      the last arrival of their step.
+    delay: seconds from `since` until it began, as seen by the leader, messages
+      included; None if unknown.
     after_commit: whether it follows a step, rather than a dropped gradient.
-    compiled: seconds that were for compiling; None where that is not known.
+    compiled: seconds of compiling; None if unknown.
   """
 
   replica: Replica
@@ -44,10 +44,10 @@ def of(part: Sequence[journal.Record]) -> Iterator[Turn]:
   """The computations of a run whose times are known, in order of arrival.
 
   Args:
-    part: one of `journal.segments`.
+    part: one of the runs from `journal.segments`.
   """
-  # What each replica's next one follows: the least step, when, whether a commit,
-  # and the last step's end by then.
+  # What each replica's next computation follows: the minimum step, the time,
+  # whether it was a commit, and the end of the last step by then.
   follows: dict[Replica, tuple[int, float | None, bool, float | None]] = {}
   ready: float | None = None
   for record in part:
@@ -92,7 +92,7 @@ def of(part: Sequence[journal.Record]) -> Iterator[Turn]:
 
 
 def ends(part: Sequence[journal.Record]) -> list[float]:
-  """When each step of a run had all that it needs: its last arrival."""
+  """When each step of a run had all it needed: its last arrival."""
   found = []
   for record in part:
     if record["kind"] == "exchange":

@@ -1,7 +1,7 @@
 """Goodput of up to a million chips that fail, in virtual time.
 
 A strategy is a function of a fleet, the seconds to simulate and a random
-generator; it returns where the chips' seconds went. Each is in a file of its own.
+generator; it returns how the chips' time was spent. Each has its own file.
 """
 
 from optax_dist.simulate.scale.backup_groups import backup_groups

@@ -1,4 +1,4 @@
-"""Order statistics of many groups, fast: how long until k of n have arrived."""
+"""Fast order statistics of many groups: the time until k of n have arrived."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from scipy import signal, special
 
 from optax_dist.simulate.latency.distributions import Latency
 
-_HOSTS = 1000  # To see how hosts differ.
+_HOSTS = 1000  # Number of hosts to sample their differences.
 _POINTS = 4096
 _CELLS = 1 << 16
 _TAIL = 1e-10
 
 
 class Arrivals:
-  """The time that a group takes for some steps, on a grid.
+  """The distribution of a group's time for some steps, on a grid.
 
-  Groups are taken to be independent, and to differ as the latency's hosts do.
+  Groups are assumed to be independent, and to differ as the latency's hosts do.
 
   Example:
     >>> from optax_dist import simulate
@@ -35,8 +35,8 @@ class Arrivals:
     """Prepares the grid.
 
     Args:
-      latency: of one step.
-      steps: how many a group takes before it arrives.
+      latency: latency of one step.
+      steps: number of steps until a group arrives.
     """
     kinds = Counter(latency.hosts(_HOSTS, np.random.default_rng(0)))
     self.mean = steps * sum(
@@ -59,24 +59,24 @@ class Arrivals:
 
   @functools.lru_cache(maxsize=1 << 14)  # noqa: B019
   def expected(self, k: int, n: int) -> float:
-    """Seconds until the k-th of n groups arrives, in expectation."""
+    """The expected seconds until the k-th of n groups arrives."""
     fewer = special.betainc(n - k + 1, k, 1 - self._below)
     return float(self._widths @ fewer)
 
   @functools.lru_cache(maxsize=1 << 14)  # noqa: B019
   def mean_of_first(self, k: int, n: int) -> float:
-    """The mean over the first k of n of when they arrive, in expectation."""
+    """The expected mean arrival time of the first k of n groups."""
     if k == n:
       return self.mean
     p = self._below
-    # The expectation of min(k, arrived), arrived being binomial.
+    # The expectation of min(k, arrived), where arrived is binomial.
     some = n * p * (special.betainc(n - k + 1, k - 1, 1 - p) if k > 1 else 0)
     out = k - (some + k * special.betainc(k, n - k + 1, p))
     return float(self._widths @ out) / k
 
 
 def _distribution(host: Latency, steps: int) -> tuple[np.ndarray, np.ndarray]:
-  """Edges of intervals, and the probability to have arrived in each of them."""
+  """Edges of intervals, and the probability of an arrival in each of them."""
   if steps == 1:
     if host.support is not None:
       return _exact(host)
@@ -95,7 +95,7 @@ def _exact(host: Latency) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _edges(host: Latency) -> np.ndarray:
-  """Even as far as most arrive, and then by powers."""
+  """A uniform grid where most arrive, and a geometric one beyond."""
   most = _quantile(host, 1e-3)
   last = _quantile(host, _TAIL)
   return np.concatenate(
@@ -107,11 +107,11 @@ def _edges(host: Latency) -> np.ndarray:
 
 
 def _sum(host: Latency, steps: int) -> tuple[np.ndarray, np.ndarray]:
-  """Of the sum of independent steps, by repeated convolution."""
+  """The sum of independent steps, by repeated convolution."""
   end = steps * host.mean + _quantile(host, _TAIL / steps) * math.sqrt(steps)
   width = end / _CELLS
   cells = np.arange(_CELLS + 1) * width
-  # A few thousand calls say enough of a function that falls.
+  # A few thousand evaluations suffice for a monotone function.
   points = np.unique(np.concatenate([np.linspace(0, end, 2049), _edges(host)]))
   below = 1 - np.array([host.survival(t) for t in points])
   mass = np.diff(np.interp(cells, points, below))
@@ -125,13 +125,13 @@ def _sum(host: Latency, steps: int) -> tuple[np.ndarray, np.ndarray]:
       power = _convolved(power, power)
   assert total is not None
   arrived = np.minimum(np.cumsum(total), 1.0)
-  # The value of a cell is its middle, so that of a sum is the sum of middles.
+  # A cell is represented by its middle, so a sum is the sum of middles.
   edges = np.concatenate([[0.0], (np.arange(_CELLS) + steps / 2) * width])
   keep = np.flatnonzero((arrived > _TAIL) & (arrived < 1 - _TAIL))
   if not keep.size:
     keep = np.array([int(np.argmax(arrived > 0.5))])
   first, last = keep[0], keep[-1] + 1
-  # As few intervals as elsewhere, each with its mean.
+  # As few intervals as elsewhere, each represented by its mean.
   begins = np.arange(first, last, math.ceil((last - first) / _POINTS))
   lengths = np.diff(np.append(begins, last))
   means = np.add.reduceat(arrived[:last], begins) / lengths
@@ -142,7 +142,7 @@ def _sum(host: Latency, steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def arrivals(latency: Latency, steps: int = 1) -> Arrivals:
-  """As `Arrivals`; the same one for the same arguments."""
+  """Like `Arrivals`, cached by the arguments."""
   return _kept(typing.cast(Hashable, latency), steps)
 
 
@@ -161,7 +161,7 @@ def _at(t: np.ndarray, edges: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def _quantile(host: Latency, survival: float) -> float:
-  """Where the survival falls below a level, by bisection."""
+  """Where the survival function falls below a level, by bisection."""
   high = max(host.mean, 1e-12)
   while host.survival(high) > survival and high < 1e12 * host.mean:
     high *= 2

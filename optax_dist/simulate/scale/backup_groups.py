@@ -1,4 +1,4 @@
-"""Backups: a step takes the first k gradients of the groups that are there."""
+"""Backups: a step takes the first k gradients of the groups that are up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _BackupGroups:
       )
 
     def loss_of(n: int, this: rounds.Round) -> rounds.Loss:
-      # Backups step in; without any, the others wait until they know.
+      # Backups step in; without any, the others wait for the detection.
       return rounds.Loss(rng.random(), fleet.detect if n <= k else 0.0)
 
     return rounds.run(
@@ -54,7 +54,7 @@ class _BackupGroups:
 def backup_groups(replicas_to_aggregate: int) -> _BackupGroups:
   """A step takes the first k gradients; late groups drop theirs at once.
 
-  While fewer than k groups are there no step is made.
+  While fewer than k groups are up, no step is taken.
 
   Args:
     replicas_to_aggregate: k.

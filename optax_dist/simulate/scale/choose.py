@@ -1,4 +1,4 @@
-"""Which strategy for a fleet, with which numbers, and why."""
+"""Chooses a strategy and its parameters for a fleet, and explains why."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Option(NamedTuple):
   """A way to train on the fleet.
 
   Attributes:
-    name: of the strategy.
-    chips_per_group: of those that compute one gradient together.
-    replicas_to_aggregate: groups in a step; None for all that are there.
-    period: local steps between exchanges; None where each step is exchanged.
-    checkpoint_interval: seconds of work between checkpoints; None where groups
-      that come back have the state of the others.
-    outcome: where the chips' time goes.
-    progress: useful chip-seconds per chip-second, those of local steps weighed.
-    low, high: of the repetitions.
+    name: name of the strategy.
+    chips_per_group: number of chips that compute one gradient together.
+    replicas_to_aggregate: groups in a step; None for all that are up.
+    period: local steps between exchanges; None if every step is exchanged.
+    checkpoint_interval: seconds of work between checkpoints; None if returning
+      groups get their state from the others.
+    outcome: how the chips' time is spent.
+    progress: useful chip-seconds per chip-second, weighted for local steps.
+    low, high: the range over the repetitions.
   """
 
   name: str
@@ -59,10 +59,10 @@ class Choice(NamedTuple):
   """A recommendation.
 
   Attributes:
-    options: all that were simulated, the best first.
+    options: all simulated options, the best first.
     recommended: the best one.
-    runner_up: the best one of another strategy; None if there is no other.
-    reason: what tells them apart, in words.
+    runner_up: the best one of another strategy; None if there is none.
+    reason: how they differ, in words.
   """
 
   options: tuple[Option, ...]
@@ -85,16 +85,17 @@ def choose(
   """Recommends a strategy for a fleet.
 
   Args:
-    fleet: what there is to train on.
-    group_sizes: chips in a group, to choose from; the fleet's own if there are
-      none. A step is taken to last as long in each: work per chip is the same.
-    periods: of DiLoCo, to choose from.
-    local_step_value: what a local step is worth, a step of which the gradient is
-      exchanged being worth 1.
-    repetitions: simulations of each option.
-    seconds: of virtual time in each; None for about 300 failures.
-    seed: the same one gives the same choice.
-    progress: called with the share that is done.
+    fleet: the fleet to train on.
+    group_sizes: candidates for the chips in a group; by default the fleet's
+      own. A step is assumed to take equally long in each: work per chip is the
+      same.
+    periods: candidates for DiLoCo's period.
+    local_step_value: the value of a local step, relative to a step whose
+      gradient is exchanged.
+    repetitions: number of simulations of each option.
+    seconds: virtual time of each; None for about 300 failures.
+    seed: equal seeds give equal choices.
+    progress: called with the fraction that is done.
 
   Returns:
     The choice.
@@ -166,7 +167,7 @@ def _entries(
   interval = best_checkpoint_interval(
     fleet.save, fleet.mean_time_between_failures
   )
-  # Where saving or failing costs nothing, no number is worth saying.
+  # If saving or failing costs nothing, no interval is worth naming.
   best = interval if fleet.save and math.isfinite(interval) else None
   found: list[tuple[Strategy, int | None, int | None, float | None]] = [
     (one_program(best), None, None, interval),

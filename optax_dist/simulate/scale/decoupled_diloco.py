@@ -1,7 +1,7 @@
-"""Decoupled DiLoCo: learners train on clocks of their own, and wait for nobody.
+"""Decoupled DiLoCo: learners train on their own clocks and never wait.
 
-A learner is one group, or a program over several. A failure stops the program that
-the chip is part of, and no other.
+A learner is one group, or a program over several. A failure only stops the
+program that the chip belongs to.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _YEAR = 365.25 * 86400.0
 
 
 class Learners(NamedTuple):
-  """What became of learners.
+  """The results of simulated learners.
 
   Attributes:
-    outcome: where the chips' time went.
-    uptime: the share of the time in which at least a quorum of learners trained.
-    interruptions: how often some learner stood still.
+    outcome: how the chips' time was spent.
+    uptime: the share of the time in which at least a quorum of learners
+      trained.
+    interruptions: how often a learner stopped.
   """
 
   outcome: Goodput
@@ -40,13 +41,13 @@ class Learners(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-  """What a learner does where nothing fails.
+  """A learner's work without failures.
 
   Attributes:
-    fleet: of its groups.
+    fleet: the fleet of its groups.
     period: steps until every fragment was exchanged once.
-    learners: that exchange.
-    elastic: whether it goes on without a group.
+    learners: number of learners in the exchange.
+    elastic: whether it continues without a failed group.
   """
 
   fleet: Fleet
@@ -60,12 +61,12 @@ class _Work:
 
   @property
   def useful(self) -> float:
-    """Seconds of a step that are computing."""
+    """Seconds of computing in a step."""
     return self._arrivals.mean
 
   @functools.lru_cache(maxsize=1 << 14)  # noqa: B019
   def shares(self, groups: int) -> dict[str, float]:
-    """Shares of the time of so many groups that train together."""
+    """How the time is split while this many groups train together."""
     mean, last = self.useful, self._arrivals.expected(groups, groups)
     waiting = max(0.0, last - mean) if groups > 1 else 0.0
     step = mean + waiting + self.fleet.exchange(groups)
@@ -81,12 +82,12 @@ class _Work:
 
 
 class _Learner:
-  """A learner under way, of whose groups some fail.
+  """A learner whose groups fail during the simulation.
 
   Attributes:
     spent: group-seconds by category.
-    stood: when it stood still, from and to.
-    interruptions: how often it did.
+    stood: when it was stopped, from and to.
+    interruptions: how often it stopped.
   """
 
   def __init__(self, work: _Work, groups: int):
@@ -99,7 +100,7 @@ class _Learner:
     self.interruptions = 0
 
   def go_on(self, until: float) -> None:
-    """Trains until then; groups return meanwhile."""
+    """Trains until then; groups may return meanwhile."""
     while self._returns and self._returns[0][0] <= until:
       at, what, group = heapq.heappop(self._returns)
       self._pass(at)
@@ -116,7 +117,7 @@ class _Learner:
     self._pass(until)
 
   def fail(self, group: int, share: float) -> None:
-    """A group fails now, that share of a step or a period after its begin."""
+    """A group fails now, at that share of a step or a period."""
     if group in self._out:
       return
     work, fleet = self._work, self._work.fleet
@@ -133,7 +134,7 @@ class _Learner:
       )
       if self._up:
         self._stand(fleet.detect + fleet.reshard)
-      else:  # What it has not exchanged, nobody has.
+      else:  # Work that was not exchanged is lost.
         lost *= work.period
         self.interruptions += not stands
     if not stands:
@@ -142,7 +143,7 @@ class _Learner:
       self.spent["dropped"] += lost
 
   def _stand(self, seconds: float) -> None:
-    """Stands still; what happens meanwhile is dealt with in the same pause."""
+    """Stops; events meanwhile are handled in the same pause."""
     if self._now >= self._stands_until and seconds > 0:
       self._stands_until = self._now + seconds
       self.interruptions += 1
@@ -172,27 +173,28 @@ def simulate_learners(
   seconds: float | None = None,
   seed: int | np.random.Generator = 0,
 ) -> Learners:
-  """Lets the chips of learners fail, each of which is by itself.
+  """Simulates independent failures of the learners' chips.
 
-  An elastic learner stands still until it knows of the failure (`detect`) and has
-  laid its state out anew (`reshard`), goes on without the group, and stands for
-  `reshard` again when the group is back, after `repair`, `restart` and `catch_up`.
-  Where no group is left it has lost its work since its last exchange. A learner
-  that isn't elastic stands for `detect`, `repair`, `restart` and `restore`, and has
-  lost as much. What happens to a learner that stands is dealt with in the same pause.
+  An elastic learner stops until it has detected the failure (`detect`) and
+  resharded its state (`reshard`), continues without the group, and stops for
+  `reshard` again when the group is back, after `repair`, `restart` and
+  `catch_up`. If no group is left, it has lost its work since its last exchange.
+  A learner that isn't elastic stops for `detect`, `repair`, `restart` and
+  `restore`, and loses as much. Events while a learner is stopped are handled in
+  the same pause.
 
   Args:
-    fleet: what there is, dealt out evenly to the learners.
-    learners: programs of their own; None for one of each group, and 1 for data
+    fleet: the fleet, divided evenly among the learners.
+    learners: independent programs; None for one per group, and 1 for data
       parallelism over all.
     period: steps until every fragment was exchanged once.
     quorum: learners that must train for fragments to be merged.
-    elastic: whether a learner goes on without a group.
-    seconds: of virtual time; None for about 2,000 failures.
-    seed: of the failures.
+    elastic: whether a learner continues without a failed group.
+    seconds: virtual time; None for about 2,000 failures.
+    seed: seed of the failures.
 
   Returns:
-    What became of them.
+    The results of the learners.
 
   Raises:
     ValueError: a number is not positive, the quorum is larger than the number of
@@ -226,7 +228,7 @@ def simulate_learners(
   times = np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds)))
   which = rng.integers(fleet.groups, size=times.size)
   shares = rng.random(times.size)
-  # Of each learner, the failures of its groups.
+  # For each learner, the failures of its groups.
   least, more = divmod(fleet.groups, count)
   sizes = np.full(count, least)
   sizes[:more] += 1
@@ -255,7 +257,7 @@ def simulate_learners(
     interruptions += one.interruptions
   sizes[struck] = 0
   for size, many in zip(*np.unique(sizes, return_counts=True), strict=True):
-    if size:  # Learners that nothing has struck.
+    if size:  # Learners without any failure.
       for category, part in work.shares(int(size)).items():
         spent[category] += part * float(size * many) * seconds
   chips = fleet.chips_per_group
@@ -272,7 +274,7 @@ def _uptime(
   quorum: int,
   seconds: float,
 ) -> float:
-  """The share of the time in which enough learners do not stand."""
+  """The share of the time in which enough learners are running."""
   if not stood:
     return 1.0
   starts, ends = np.array(stood).T
@@ -312,16 +314,16 @@ class _DecoupledDiLoCo:
 def decoupled_diloco(
   period: int, learners: int | None = None, *, elastic: bool = True
 ) -> _DecoupledDiLoCo:
-  """Learners exchange fragments while they compute on, each on its own clock.
+  """Learners exchange fragments while they compute, each on its own clock.
 
-  A learner that fails takes its work since its last exchange with it, and holds
-  nobody up; see `simulate_learners`.
+  A learner that fails loses its work since its last exchange, and does not hold
+  up the others; see `simulate_learners`.
 
   Args:
     period: steps until every fragment was exchanged once.
-    learners: programs of their own, over as many groups each; None for one of
-      each group.
-    elastic: whether a learner goes on without a group of its own.
+    learners: independent programs, over equally many groups; None for one per
+      group.
+    elastic: whether a learner continues without a failed group.
 
   Returns:
     The strategy, for `simulate_fleet`.
@@ -344,17 +346,17 @@ def decoupled_diloco(
 
 
 def paper_fleet(chips: int, *, spare: bool = False) -> Fleet:
-  """Chips that are each interrupted once a year, as in the paper's table 1.
+  """Chips that are interrupted once a year each, as in the paper's table 1.
 
-  The times are fitted to it, see docs/decoupled_diloco.md.
+  The times are fitted to that table, see docs/decoupled_diloco.md.
 
   Args:
-    chips: about how many; a multiple of 256.
-    spare: whether a program that can't go on without a group gets another one at
-      once, and stands for 68 s; for learners that aren't elastic.
+    chips: approximate number of chips; rounded to a multiple of 256.
+    spare: whether a program that can't continue without a group gets another
+      one at once, and stops for 68 s; for learners that aren't elastic.
 
   Returns:
-    The fleet. Its steps are so short that none is missed.
+    The fleet. Its steps are short enough that lost steps don't matter.
 
   Example:
     >>> paper_fleet(1_200_000).groups

@@ -1,4 +1,4 @@
-"""DiLoCo: groups train alone for a period, and then exchange their changes."""
+"""DiLoCo: groups train locally for a period, then exchange their changes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class _DiLoCo:
 
     def loss_of(n: int, this: rounds.Round) -> rounds.Loss:
       done = rng.random()
-      # The others only wait if they exchange before they know.
+      # The others only wait if they exchange before the failure is detected.
       return rounds.Loss(
         done, max(0.0, fleet.detect - (1 - done) * this.seconds)
       )
 
-    # A group that comes back takes part from the next round on.
+    # A returning group takes part from the next round on.
     wait = round_of(fleet.groups).seconds / 2
     return rounds.run(
       fleet,
@@ -53,9 +53,9 @@ class _DiLoCo:
 
 
 def diloco(period: int) -> _DiLoCo:
-  """Groups exchange the change of their parameters after so many steps.
+  """Groups exchange the change of their parameters every `period` steps.
 
-  A group that fails takes its work since the last exchange with it.
+  A group that fails loses its work since the last exchange.
 
   Args:
     period: steps between exchanges.

@@ -1,4 +1,4 @@
-"""Elastic restart: after a failure all start anew on the groups that are left."""
+"""Elastic restart: after a failure all restart on the remaining groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optax_dist.simulate.scale.one_program import Checkpoints
 
 
 class _Run:
-  """A run under way.
+  """A run in progress.
 
   Attributes:
     up: groups that take part.
@@ -34,12 +34,12 @@ class _Run:
     self.spent = dict.fromkeys(goodput.CATEGORIES, 0.0)
 
   def failure(self) -> float:
-    """Seconds until the next failure of those that are up."""
+    """Seconds until the next failure of a running group."""
     rate = self.up * self.fleet.group_failure_rate
     return self.rng.exponential(1 / rate) if rate else math.inf
 
   def idle(self, seconds: float) -> None:
-    """Those that are down stay so for a while."""
+    """Groups that are down stay down for a while."""
     self.now += seconds
     self.spent["idle"] += (self.fleet.groups - self.up) * seconds
 
@@ -55,7 +55,7 @@ class _Run:
     self.idle(seconds)
 
   def stand(self, seconds: float) -> None:
-    """All stand still, and nothing happens."""
+    """All groups are stopped, and nothing happens."""
     self.spent["recovery"] += self.up * seconds
     self.idle(seconds)
 
@@ -70,7 +70,7 @@ class _Run:
     heapq.heappush(self.returns, self.now + self.fleet.repair)
 
   def take_back(self) -> bool:
-    """Whether groups that were repaired by now have joined."""
+    """Lets repaired groups rejoin; returns whether there were any."""
     before = self.up
     while self.returns and self.returns[0] <= self.now:
       heapq.heappop(self.returns)
@@ -78,7 +78,7 @@ class _Run:
     return self.up > before
 
   def recover(self, seconds: float) -> None:
-    """All stand still; a failure meanwhile lets them begin again."""
+    """All groups recover; a failure meanwhile restarts the recovery."""
     fleet = self.fleet
     again = fleet.detect + fleet.reshard + fleet.restart + fleet.restore
     left = seconds
@@ -126,12 +126,12 @@ class _ElasticRestart:
       run.stand(cycles * fleet.save)
       rest = window - cycles * (interval + fleet.save)
       run.work(min(rest, interval))
-      run.stand(max(0.0, rest - interval))  # A checkpoint that is cut short.
+      run.stand(max(0.0, rest - interval))  # An incomplete checkpoint.
       if window == failure:
         run.fail()
         run.recover(again)
       elif run.take_back():
-        # They save first, so that nothing is lost.
+        # They save first, so no work is lost.
         run.saved()
         run.recover(fleet.save + fleet.reshard + fleet.restart)
     run.saved()
@@ -142,13 +142,14 @@ class _ElasticRestart:
 def elastic_restart(
   checkpoint_interval: float | None = None,
 ) -> _ElasticRestart:
-  """All chips run one program, which starts anew on whatever is there.
+  """All chips run one program, which restarts on the groups that are up.
 
-  A failure costs the work since the last checkpoint, and a start on the groups
-  that are left; a group that is repaired costs a start, too.
+  A failure costs the work since the last checkpoint and a restart on the
+  remaining groups; a repaired group costs a restart, too.
 
   Args:
-    checkpoint_interval: seconds of work between checkpoints; None for the best.
+    checkpoint_interval: seconds of work between checkpoints; None for the
+      optimum.
 
   Returns:
     The strategy, for `simulate_fleet`.

@@ -1,4 +1,4 @@
-"""What there is to train on: chips in groups, how they fail, what links them."""
+"""A fleet of chips: groups, failures, and the network between them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Fleet:
   All times are in seconds.
 
   Attributes:
-    chips: how many there are.
-    chips_per_group: of those that compute one gradient together.
-    step: how long a group computes for one gradient, as a `Latency`.
+    chips: number of chips.
+    chips_per_group: number of chips that compute one gradient together.
+    step: time of a group for one gradient, as a `Latency`.
     failure_rate: failures per second of one chip.
-    repair: until a failed group has working chips again.
-    detect: until the others know of a failure.
-    restart: until a program that is started anew can compute.
-    save: for which all stand still while a checkpoint is saved.
-    restore: until a checkpoint is loaded.
-    reshard: until the state is laid out for another number of groups.
-    catch_up: until a group that comes back has the others' state.
+    repair: time until a failed group has working chips again.
+    detect: time until the others detect a failure.
+    restart: time until a restarted program can compute.
+    save: time for which all groups stop to save a checkpoint.
+    restore: time to load a checkpoint.
+    reshard: time to reshard the state for another number of groups.
+    catch_up: time until a returning group has the others' state.
     nbytes: what groups exchange: a gradient, or the change of all parameters.
-    network: between groups.
+    network: network between groups.
 
   Raises:
     ValueError: a number is out of range.
@@ -86,7 +86,7 @@ class Fleet:
 
   @property
   def groups(self) -> int:
-    """How many groups there are."""
+    """The number of groups."""
     return self.chips // self.chips_per_group
 
   @property
@@ -96,10 +96,10 @@ class Fleet:
 
   @property
   def mean_time_between_failures(self) -> float:
-    """Of all chips together, in seconds; infinite where none fails."""
+    """The mean seconds between failures of any chip; may be infinite."""
     rate = self.failure_rate * self.chips
     return 1 / rate if rate else math.inf
 
   def exchange(self, groups: int) -> float:
-    """Seconds for an exchange between so many groups."""
+    """Seconds for an exchange between this many groups."""
     return self.network.all_reduce(self.nbytes, groups)

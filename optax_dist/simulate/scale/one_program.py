@@ -1,4 +1,4 @@
-"""One program on all chips: a failure of any of them stops all."""
+"""One program on all chips: a failure of any of them stops it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from optax_dist.simulate.scale.fleet import Fleet
 def one_program_goodput(
   interval: float, save: float, down: float, between: float
 ) -> float:
-  """The share of time that goes into work that stays, in closed form.
+  """The share of time spent on work that is not lost, in closed form.
 
   Args:
     interval: seconds of work between checkpoints.
-    save: seconds that saving one takes.
-    down: seconds from a failure until work goes on; failures in them count too.
-    between: mean seconds between failures, which are exponential.
+    save: seconds to save a checkpoint.
+    down: seconds from a failure until work continues; failures in it count too.
+    between: mean seconds between failures, exponentially distributed.
 
   Returns:
     The share.
@@ -42,14 +42,14 @@ def one_program_goodput(
 
 
 def best_checkpoint_interval(save: float, between: float) -> float:
-  """The seconds of work between checkpoints that cost the least.
+  """The optimal number of seconds of work between checkpoints.
 
   Args:
-    save: seconds that saving one takes.
+    save: seconds to save a checkpoint.
     between: mean seconds between failures.
 
   Returns:
-    The interval; infinite where nothing fails.
+    The interval; infinite without failures.
 
   Source: Daly 2006; to first order it is Young's sqrt(2 * save * between).
 
@@ -72,7 +72,7 @@ def best_checkpoint_interval(save: float, between: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-  """How often checkpoints are saved: each `interval` seconds, or at the best."""
+  """The checkpoint interval: a given number of seconds, or the optimum."""
 
   interval: float | None
 
@@ -89,7 +89,7 @@ class Checkpoints:
     return f"checkpoints every {self.interval:.4g} s"
 
   def seconds(self, fleet: Fleet, run: float) -> float:
-    """Seconds between two of them; without failures the whole run's."""
+    """Seconds between checkpoints; without failures the whole run's."""
     interval = self.interval
     if interval is None:
       interval = best_checkpoint_interval(
@@ -129,7 +129,7 @@ class _OneProgram:
         saved += max(0.0, rest - interval)
         break
       lost += rest
-      # A failure while all recover lets them begin again.
+      # A failure during recovery restarts it.
       while True:
         part = min(draw(), down, seconds - now)
         now += part
@@ -151,13 +151,14 @@ class _OneProgram:
 
 
 def one_program(checkpoint_interval: float | None = None) -> _OneProgram:
-  """All chips run one program; after a failure it starts from a checkpoint.
+  """All chips run one program; after a failure it restarts from a checkpoint.
 
-  It waits until the failed group has working chips again, starts anew, and
-  loses what it had done since the last checkpoint.
+  It waits until the failed group has working chips again, restarts, and loses
+  its work since the last checkpoint.
 
   Args:
-    checkpoint_interval: seconds of work between checkpoints; None for the best.
+    checkpoint_interval: seconds of work between checkpoints; None for the
+      optimum.
 
   Returns:
     The strategy, for `simulate_fleet`.

@@ -1,4 +1,4 @@
-"""Replica groups: a step takes all that are there; one that fails is left out."""
+"""Replica groups: a step takes all that are up; a failed group is left out."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ class _ReplicaGroups:
 
 
 def replica_groups() -> _ReplicaGroups:
-  """Every step waits for all groups that are there.
+  """Every step waits for all groups that are up.
 
-  A group that fails takes its gradient of that step with it, and holds the
-  others up until they know of it. It comes back by itself, with the state of
-  another group.
+  A group that fails loses its gradient of that step, and holds the others up
+  until they detect the failure. It rejoins with the state of another group.
 
   Returns:
     The strategy, for `simulate_fleet`.

@@ -1,4 +1,4 @@
-"""Groups that come and go one by one, while the others go on in rounds."""
+"""Groups that fail and return one by one; the others continue in rounds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _REPAIRED, _BACK = range(2)
 
 
 class Round(NamedTuple):
-  """What a group does in one round, on average; seconds that add up to all.
+  """How a group spends one round, on average, in seconds.
 
   Attributes:
-    useful, waiting, exchanging, dropped, idle: as `goodput.CATEGORIES` has them.
+    useful, waiting, exchanging, dropped, idle: see `goodput.CATEGORIES`.
   """
 
   useful: float
@@ -30,16 +30,16 @@ class Round(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """How long it takes."""
+    """The length of the round."""
     return sum(self)
 
 
 class Loss(NamedTuple):
-  """What a failure costs.
+  """The cost of a failure.
 
   Attributes:
-    work: the share of a round's work that goes with the group.
-    stall: seconds for which the others stand still.
+    work: the share of a round's work that is lost with the group.
+    stall: seconds for which the others stop.
   """
 
   work: float
@@ -57,11 +57,11 @@ def run(
   """Simulates failures and returns of single groups.
 
   Args:
-    fleet: what there is.
-    seconds: for how long.
-    rng: says when groups fail.
-    round_of: what a round of n groups is like.
-    loss_of: what it costs that one of n groups fails, in such a round.
+    fleet: the fleet.
+    seconds: virtual time.
+    rng: draws the failures.
+    round_of: the round of n groups.
+    loss_of: the cost if one of n groups fails in such a round.
     come_back: seconds from the repair of a group until it takes part.
 
   Returns:

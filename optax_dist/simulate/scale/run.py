@@ -1,4 +1,4 @@
-"""Runs a strategy on a fleet, for as long as says something."""
+"""Runs a strategy on a fleet, for long enough to be meaningful."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.scale.fleet import Fleet
 
 _FAILURES = 2000
-_ROUNDS = 20  # Of a failure and its repair, at least.
+_ROUNDS = 20  # Failures with their repairs, at least.
 
 
 class Strategy(Protocol):
-  """How a fleet trains; a file for each.
+  """How a fleet trains; each strategy has its own file.
 
   Attributes:
-    name: in tables and pictures.
+    name: its name in tables and plots.
   """
 
   @property
@@ -30,13 +30,13 @@ class Strategy(Protocol):
     """Trains in virtual time.
 
     Args:
-      fleet: on what.
-      seconds: for how long.
-      rng: says when chips fail.
+      fleet: the fleet.
+      seconds: virtual time.
+      rng: draws the failures.
 
     Returns:
-      Where the time went, in chip-seconds, about `fleet.chips * seconds` of
-      them.
+      How the time was spent, in chip-seconds, about `fleet.chips * seconds` in
+      all.
     """
 
 
@@ -47,13 +47,13 @@ def simulate_fleet(
   seconds: float | None = None,
   seed: int = 0,
 ) -> Goodput:
-  """Where the seconds of all chips go under a strategy.
+  """How the time of all chips is spent under a strategy.
 
   Args:
     strategy: such as `one_program(600)`.
-    fleet: what there is to train on.
-    seconds: of virtual time; None for about 2,000 failures.
-    seed: the same one gives the same outcome.
+    fleet: the fleet to train on.
+    seconds: virtual time; None for about 2,000 failures.
+    seed: equal seeds give equal outcomes.
 
   Returns:
     Chip-seconds by category.
@@ -75,7 +75,7 @@ def simulate_fleet(
 
 
 def duration(fleet: Fleet, seconds: float | None) -> float:
-  """How long to simulate; None for about 2,000 failures.
+  """The seconds to simulate; None for about 2,000 failures.
 
   Raises:
     ValueError: it is not above 0.

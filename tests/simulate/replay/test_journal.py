@@ -184,5 +184,5 @@ def test_members_must_say_what_they_computed_on():
   with pytest.raises(ValueError, match="which is before the journal"):
     _replay(records)
   member["local_step"] = 3
-  with pytest.raises(ValueError, match="a step that is to come"):
+  with pytest.raises(ValueError, match="a future step"):
     _replay(records)
