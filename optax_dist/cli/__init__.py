@@ -1,5 +1,5 @@
 """The ``optax-dist`` command.
 
-Its modules import JAX, and all else that is slow to import, inside functions or
-are themselves imported inside functions: help and errors must come at once.
+JAX and other slow modules are imported inside functions, or by modules that
+are: help and errors must appear immediately.
 """

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, for work with no figures to show."""
+"""A progress bar on standard error, for work without metrics to show."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def bar(
   total: float,
   console: rich.console.Console | None = None,
 ) -> Iterator[Callable[[float], None]]:
-  """Shows a bar while the context lasts; nothing off a terminal.
+  """Shows a bar inside the context; nothing if there is no terminal.
 
   Args:
-    description: what goes on.
-    total: when it is done.
-    console: where to show it.
+    description: what is in progress.
+    total: the amount of work.
+    console: the console to show it on.
 
   Yields:
-    A function to call with how much is done.
+    A function to call with the amount done.
 
   Example:
     >>> with bar("counting", 3) as done:

@@ -14,14 +14,14 @@ _UNSET = -1
 def replica_mesh(
   replicas: int | None, batch_size: int, axis_name: str
 ) -> jax.sharding.Mesh:
-  """Lays replicas out over devices, one each, and starts JAX's backend for it.
+  """Creates a mesh with one device per replica, and initializes JAX's backend.
 
-  On a CPU there are as many virtual devices as asked for, if JAX's backend has
-  not started yet.
+  On a CPU it creates as many virtual devices as requested, if JAX's backend is
+  not initialized yet.
 
   Args:
-    replicas: how many. None for as many as there are devices (of the CPU: 8),
-      or the next fewer that divide the batch.
+    replicas: number of replicas. None for the number of devices (on a CPU: 8),
+      or the next smaller one that divides the batch.
     batch_size: images per step, over all replicas.
     axis_name: the name of the mesh's only axis.
 
@@ -29,15 +29,15 @@ def replica_mesh(
     The mesh.
 
   Raises:
-    errors.CommandError: if there are not as many devices, or no backend.
+    errors.CommandError: if there are not enough devices, or no backend.
   """
-  config: Any = jax.config  # Its flags are not in its type.
+  config: Any = jax.config  # Its flags are missing in its type.
   if config.jax_num_cpu_devices == _UNSET:
     try:
       wanted = replicas or VIRTUAL_DEVICES
       jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:
-      pass  # The backend has started: the devices are what they are.
+      pass  # The backend is initialized: its devices can't be changed.
   try:
     devices = jax.devices()
   except (RuntimeError, AssertionError) as error:  # JAX raises either.

@@ -1,12 +1,11 @@
-"""What ends the command with one line instead of a traceback."""
+"""Errors that end the command with one line instead of a traceback."""
 
 
 class CommandError(Exception):
-  """A mistake of the caller's or of the machine's, reported in one line.
+  """A mistake of the user or a problem of the machine, reported in one line.
 
   Attributes:
-    exit_code: what the command exits with: 2, for wrong usage, unless said
-      otherwise.
+    exit_code: the command's exit code; by default 2, for wrong usage.
   """
 
   def __init__(self, message: str, exit_code: int = 2):
@@ -15,7 +14,7 @@ class CommandError(Exception):
 
 
 class Interrupted(CommandError):
-  """Ctrl-C, after which some results were kept."""
+  """Ctrl-C, with some results kept."""
 
   def __init__(self, message: str):
     super().__init__(message, exit_code=130)

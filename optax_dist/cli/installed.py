@@ -1,21 +1,21 @@
-"""What a command needs that the library alone does not."""
+"""Checks for packages that a command needs in addition to the library."""
 
 import importlib.util
 
 from optax_dist.cli import errors
 
-# What is imported by another name than the one it is installed by.
+# Modules with another name than their package.
 _NAMES = {"sklearn": "scikit-learn"}
 
 
 def check(*modules: str) -> None:
-  """Raises an error if what prints and draws is not there, or one of these.
+  """Raises an error if packages for output, or these modules, are missing.
 
   Args:
-    modules: what else is needed.
+    modules: further modules.
 
   Raises:
-    errors.CommandError: something is missing.
+    errors.CommandError: a module is missing.
   """
   missing = [
     _NAMES.get(module, module)

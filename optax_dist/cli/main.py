@@ -20,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the arguments after the command's name; None for this process's own.
 
   Returns:
-    The exit code: 0 for success, 1 for a training that failed, 2 for wrong
-    usage, 130 for Ctrl-C.
+    The exit code: 0 for success, 1 for a failed training, 2 for wrong usage,
+    130 for Ctrl-C.
 
   Example:
     >>> main(["--version"])  # doctest: +ELLIPSIS
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = _dispatch(argv)
     sys.stdout.flush()
     return code
-  except SystemExit as stop:  # argparse ends --help and errors this way.
+  except SystemExit as stop:  # Raised by argparse for --help and errors.
     return stop.code if isinstance(stop.code, int) else 2
   except errors.CommandError as error:
     parser.say(str(error))
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.say("interrupted")
     return 130
   except BrokenPipeError:
-    # The reader of the output has gone (`| head`). Python would complain again
-    # when it flushes standard output at exit.
+    # The reader of the output has exited (`| head`). Otherwise Python would
+    # report an error when it flushes standard output at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 

@@ -1,4 +1,4 @@
-"""The directory that a run writes to."""
+"""The output directory of a run."""
 
 import pathlib
 import tempfile
@@ -7,12 +7,12 @@ from optax_dist.cli import errors
 
 
 def prepare(directory: pathlib.Path, files: list[str]) -> list[pathlib.Path]:
-  """Makes a directory and sees that files can be written in it.
+  """Creates a directory and checks that files can be written in it.
 
-  Nothing that is in it changes.
+  Existing files are not changed.
 
   Args:
-    directory: it and its parents are made if they are missing.
+    directory: created with its parents if missing.
     files: names of the files to be written.
 
   Returns:

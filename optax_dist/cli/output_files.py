@@ -1,4 +1,4 @@
-"""Single files that a command writes where its arguments say."""
+"""Output files named by arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from optax_dist.cli import errors
 
-# What matplotlib writes, by the ending of the name; without one it is a PNG.
+# Formats by file extension; the default is PNG.
 PICTURES = {
   "": "png",
   ".jpeg": "jpeg",
@@ -22,10 +22,10 @@ PICTURES = {
 
 
 def picture_format(path: pathlib.Path) -> str:
-  """Returns the format that a picture's name asks for.
+  """Returns the format for a picture's name.
 
   Raises:
-    errors.CommandError: it is none of those there are.
+    errors.CommandError: the format is unknown.
   """
   try:
     return PICTURES[path.suffix.lower()]
@@ -39,15 +39,15 @@ def picture_format(path: pathlib.Path) -> str:
 def check_writable(
   *paths: pathlib.Path | None, picture: pathlib.Path | None = None
 ) -> None:
-  """Raises an error now rather than after the work.
+  """Raises an error before the work rather than after it.
 
   Args:
-    paths: where files are to be; None for one that was not asked for.
-    picture: where a picture is to be.
+    paths: paths of the output files; None for one that was not requested.
+    picture: path of a picture.
 
   Raises:
-    errors.CommandError: the directory of one of the files does not exist, or
-      a picture's format is not known.
+    errors.CommandError: the directory of a file does not exist, or the format
+    of a picture is unknown.
   """
   if picture is not None:
     picture_format(picture)
@@ -61,10 +61,10 @@ def check_writable(
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-  """Reports in one line what goes wrong with a file.
+  """Reports errors with a file in one line.
 
   Raises:
-    errors.CommandError: it can't be written.
+    errors.CommandError: the file can't be written.
   """
   try:
     yield
@@ -75,16 +75,16 @@ def writing(path: pathlib.Path) -> Iterator[None]:
 
 
 def write_json(path: pathlib.Path, report: Any) -> None:
-  """Writes figures as JSON.
+  """Writes a report as JSON.
 
   Raises:
-    errors.CommandError: it can't be written.
+    errors.CommandError: the file can't be written.
   """
   with writing(path):
     path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
 
 
 def tell(*paths: pathlib.Path | None) -> None:
-  """Prints which files were written; None stands for one that was not asked for."""
+  """Prints which files were written; None means that one was not requested."""
   for path in filter(None, paths):
     print(f"written: {path}")

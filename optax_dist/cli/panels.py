@@ -1,4 +1,4 @@
-"""A picture of panels side by side, as all commands draw it."""
+"""Pictures with panels side by side, in the style of all commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optax_dist.cli import output_files
 
 _INK, _GRID = "#1f2933", "#e4e7eb"
 
-# Readable at half the size, where a text of 15 points is one of 7.5.
+# Readable at half the size, where 15 points become 7.5.
 _STYLE = {
   "font.size": 15,
   "axes.titlesize": 16,
@@ -50,13 +50,13 @@ def save(
   """Draws panels side by side and saves them.
 
   Args:
-    path: where to; its ending is the format.
-    title: of all of them.
-    panels: each draws one.
-    size: of one, in inches.
+    path: the output file; its extension is the format.
+    title: the title of the figure.
+    panels: functions that draw one panel each.
+    size: size of a panel, in inches.
     dpi: dots per inch.
-    layout: of the figure, as matplotlib takes it.
-    inverted: how many of the first panels have their first bar on top.
+    layout: the figure's layout, for matplotlib.
+    inverted: how many of the first panels show their first bar on top.
 
   Raises:
     errors.CommandError: the file can't be written, or not in this format.

@@ -1,4 +1,4 @@
-"""An argument parser whose errors are one line, and what its arguments share."""
+"""An argument parser with one-line errors, and common argument types."""
 
 import argparse
 import math
@@ -12,7 +12,7 @@ class Parser(argparse.ArgumentParser):
 
   def __init__(self, **kwargs):
     kwargs.setdefault("formatter_class", HelpFormatter)
-    # An abbreviation would stop working when a strategy adds a flag.
+    # An abbreviation would break when a strategy adds a flag.
     super().__init__(**kwargs, allow_abbrev=False)
 
   def error(self, message: str) -> NoReturn:
@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-  """Keeps the layout of descriptions and leaves room for long flags."""
+  """Keeps the layout of descriptions, and leaves room for long flags."""
 
   def __init__(self, prog, **kwargs):
     super().__init__(prog, **({"max_help_position": 30} | kwargs))
@@ -36,9 +36,9 @@ def add_command(
 
   Args:
     commands: what ``add_subparsers`` returned.
-    name: of the command.
-    run: runs it, with its parsed arguments.
-    **texts: its ``help`` and ``description``, and more of them.
+    name: name of the command.
+    run: function that runs it, given its parsed arguments.
+    **texts: its ``help``, ``description`` and other texts.
 
   Returns:
     Its parser.
@@ -56,14 +56,14 @@ def add_number(
   default: float,
   help: str,
 ) -> None:
-  """Adds a flag with a number, and says in its help what it is if not given.
+  """Adds a numeric flag, with its default in the help text.
 
   Args:
     to: a parser, or a group of its arguments.
-    flag: with both hyphens.
-    metavar: what stands for the number in the help.
+    flag: the flag, with both hyphens.
+    metavar: name of the number in the help text.
     kind: an argument type, such as :func:`positive_float`.
-    default: what it is if not given.
+    default: the default value.
     help: what it means.
   """
   to.add_argument(
@@ -123,5 +123,5 @@ def _is_zero(text: str) -> bool:
 
 
 def say(message: str) -> None:
-  """Prints one line to standard error, as the command."""
+  """Prints one line to standard error, prefixed by the command's name."""
   print(f"optax-dist: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Flags by which a command reports metrics while it runs."""
+"""Flags to report metrics while a command runs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def wanted(args: argparse.Namespace) -> bool:
 def reporting(
   args: argparse.Namespace, follow: pathlib.Path | None
 ) -> Iterator[Reporter | None]:
-  """Reports until it is left, and prints where.
+  """Reports metrics inside the context, and prints where.
 
   Args:
     args: the parsed arguments.
-    follow: the journal of the run, if there will be one.
+    follow: the journal of the run, if there is one.
 
   Yields:
-    What reports; None if nobody is to see it.
+    The reporter; None if no metrics were requested.
 
   Raises:
     errors.CommandError: a package is missing, or port or folder can't be used.
@@ -64,7 +64,7 @@ def reporting(
   if not wanted(args) and follow is None:
     yield None
     return
-  # From here on imports are slow.
+  # Slow imports follow.
   from optax_dist.coordinator.metrics import opentelemetry, reporter
 
   if not wanted(args) and opentelemetry.provider() is None:

@@ -1,4 +1,4 @@
-"""Tables on standard output, as all commands print them."""
+"""Tables on standard output, in the style of all commands."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import rich.console
 import rich.measure
 import rich.table
 
-_WIDTH = 140  # Off a terminal.
+_WIDTH = 140  # If there is no terminal.
 
 
 def table(title: str) -> rich.table.Table:
-  """An empty table."""
+  """Creates an empty table."""
   return rich.table.Table(
     title=title,
     title_justify="left",
@@ -22,15 +22,15 @@ def table(title: str) -> rich.table.Table:
 
 
 def width() -> int:
-  """Characters in a line of standard output."""
+  """The line width of standard output, in characters."""
   console = rich.console.Console()
   return console.width if console.is_terminal else _WIDTH
 
 
 def show(shown: rich.table.Table) -> None:
-  """Prints it to standard output; row by row where a terminal is too narrow."""
+  """Prints the table; row by row if the terminal is too narrow."""
   console = rich.console.Console(highlight=False, width=width())
-  # Rich counts no more than the width there is.
+  # Rich limits its measurements to the available width.
   wide = console.options.update(width=_WIDTH)
   needs = rich.measure.Measurement.get(console, wide, shown).maximum
   if needs > console.width:
@@ -40,7 +40,7 @@ def show(shown: rich.table.Table) -> None:
 
 
 def _show_rows(console: rich.console.Console, shown: rich.table.Table) -> None:
-  """Prints each row as a block: its first cell, then a line for each other."""
+  """Prints each row as a block, with one cell per line."""
   if shown.title:
     console.print(shown.title, style="table.title")
   names = [str(column.header) for column in shown.columns]

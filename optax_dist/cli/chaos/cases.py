@@ -1,4 +1,4 @@
-"""The fault matrix: which fault strikes whom, and in which phase of a step."""
+"""The fault matrix: which fault hits which process in which phase."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from optax_dist.coordinator.phases import PHASES
 FAULTS = ("kill", "stop", "delay", "disconnect", "corrupt")
 WHO = ("replica", "leader")
 
-# Phases that are only reached when somebody joins a run that goes on.
+# Phases that only occur when a replica joins a running job.
 _JOINING = ("joining", "serving", "fetching_snapshot")
-# Phases of which the gradients must be too large to be sent inline.
+# Phases that only occur with gradients too large to be sent inline.
 _LARGE = ("reduce_scatter", "gather", "done")
 
 
@@ -22,17 +22,17 @@ class Case:
   """One run of the matrix.
 
   Attributes:
-    seed: it is made of.
-    phase: when the fault strikes.
-    fault: what happens.
-    who: whom it strikes: the leader, or a replica that is not.
-    after: steps before it strikes.
-    seconds: of a stop or delay.
+    seed: the seed of the case.
+    phase: the phase in which the fault is injected.
+    fault: the kind of fault.
+    who: its target: the leader, or another replica.
+    after: steps before the fault.
+    seconds: length of a stop or delay.
     inline: whether gradients are sent inline, in the messages.
-    loopback: whether replicas listen at 127.0.0.1 by `bind`.
-    max_staleness: of the quorum.
-    everyone: whether all replicas that are there are needed for a step.
-    data: in which mode samples are leased; "" for not at all.
+    loopback: whether replicas listen on 127.0.0.1 by `bind`.
+    max_staleness: the quorum's `max_staleness`.
+    everyone: whether every step needs all replicas.
+    data: the mode in which samples are leased; "" for none.
   """
 
   seed: int
@@ -49,12 +49,12 @@ class Case:
 
   @property
   def joins(self) -> bool:
-    """Whether a replica has to be replaced for the phase to be reached."""
+    """Whether a replica must be replaced for the phase to occur."""
     return self.phase in _JOINING
 
   @property
   def remote(self) -> bool:
-    """Whether another process than the one in the phase is struck."""
+    """Whether the fault hits a process other than the one in the phase."""
     if self.who == "leader":
       return self.joins
     return self.phase == "committing"
@@ -64,7 +64,7 @@ class Case:
 
 
 def case(seed: int) -> Case:
-  """The case of a seed; 110 seeds in a row are the whole matrix.
+  """The case of a seed; 110 consecutive seeds are the whole matrix.
 
   Example:
     >>> len({str(case(seed)) for seed in range(1000, 1110)})
@@ -76,7 +76,7 @@ def case(seed: int) -> Case:
   index = seed % (cells * len(WHO))
   phase = PHASES[index % len(PHASES)]
   fault = FAULTS[index // len(PHASES) % len(FAULTS)]
-  # There is an odd number of cells, so the second half has the others.
+  # The number of cells is odd, so the second half has the other targets.
   who = WHO[index % len(WHO)]
   rng = random.Random(seed)
   large = phase in _LARGE

@@ -1,4 +1,4 @@
-"""What must hold after a run, whatever happened in it."""
+"""Invariants of a run, whatever faults it had."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def check(
   """Checks a run.
 
   Args:
-    records: of its journal.
-    reports: of each process that ended well: its replica, its incarnation, and
-      what it saw: ``calls`` and ``accepted`` (numbers of its gradients),
-      ``reasons`` of those that were dropped, ``prints`` by step, ``waited``,
-      ``step`` and ``stats``.
-    timeout: of the run; nobody may have waited longer.
-    data: whose samples were leased, if any.
+    records: the records of its journal.
+    reports: from each process that exited normally: its replica, its
+      incarnation, and its observations: ``calls`` and ``accepted`` (numbers of
+      its gradients), ``reasons`` of dropped ones, ``prints`` by step,
+      ``waited``, ``step`` and ``stats``.
+    timeout: the timeout of the run; no replica may have waited longer.
+    data: the leased data set, if there is one.
 
   Returns:
-    The committed steps, and what is wrong.
+    The committed steps, and the violations.
   """
   reports = list(reports)
   problems: list[str] = []
@@ -67,7 +67,7 @@ def _odd(steps: list[int]) -> str:
 def _prints(
   records: Sequence[dict[str, Any]], reports: Sequence[tuple[int, int, Any]]
 ) -> list[str]:
-  """All hold the same parameters and optimizer state after each step."""
+  """Checks that all hold equal states after each step."""
   by_step: dict[int, set[str]] = collections.defaultdict(set)
   for record in records:
     if record["kind"] == "fingerprint":
@@ -84,7 +84,7 @@ def _ledger(
   records: Sequence[dict[str, Any]],
   reports: Sequence[tuple[int, int, Any]],
 ) -> list[str]:
-  """Each gradient was applied once, dropped for a reason, or lost."""
+  """Checks that each gradient was applied once, dropped, or lost."""
   problems = []
   applied: collections.Counter[tuple[int, ...]] = collections.Counter()
   for commit in commits:

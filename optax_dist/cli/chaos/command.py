@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(folder: pathlib.Path, seeds: range) -> tuple[list[Any], bool]:
-  """The runs of seeds, and whether anything was wrong beside."""
+  """The runs of the seeds, and whether anything else was wrong."""
   from optax_dist.cli import bar
   from optax_dist.cli.chaos import cases as chaos_cases
   from optax_dist.cli.chaos import run as chaos_run
@@ -145,7 +145,7 @@ def _plain(result: Any) -> dict[str, Any]:
 
 
 def _show(results: list[Any]) -> None:
-  """Prints the matrix: for each phase and fault, how many runs went well."""
+  """Prints the matrix: for each phase and fault, how many runs succeeded."""
   from optax_dist.cli import tables
   from optax_dist.cli.chaos import cases as chaos_cases
 

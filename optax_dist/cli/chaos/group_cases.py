@@ -1,4 +1,4 @@
-"""Which process of which replica is killed, and in which phase of a step."""
+"""Which process of which replica is killed, in which phase of a step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import random
 from optax_dist.coordinator import phases
 
 REPLICAS = 2
-# Of those in `phases`, all but serving: with two replicas, the parameters die
-# with one that is killed while it serves the other.
+# All `phases` except serving: with two replicas, the parameters are lost if one
+# is killed while it serves the other.
 PHASES = tuple(phase for phase in phases.PHASES if phase != "serving")
-# Phases of process 0 alone, which speaks for its replica.
+# Phases of process 0 only, which represents its replica.
 _SPEAKERS = ("committing", "joining")
-# Phases that are reached once after a start.
+# Phases that occur once after a start.
 _AT_START = ("joining", "fetching_snapshot")
 
 
@@ -22,11 +22,11 @@ class GroupCase:
   """One kill.
 
   Attributes:
-    seed: it is made of.
-    phase: in which the process is killed.
-    replica: whose process it is.
-    rank: which of the replica's processes.
-    time: at which time that it comes to the phase.
+    seed: the seed of the case.
+    phase: the phase in which the process is killed.
+    replica: its replica.
+    rank: its index in the replica.
+    time: at which occurrence of the phase it is killed.
   """
 
   seed: int
@@ -37,22 +37,22 @@ class GroupCase:
 
   @property
   def at_start(self) -> bool:
-    """Whether the phase is reached at a start, and not again."""
+    """Whether the phase only occurs at a start."""
     return self.phase in _AT_START
 
   @property
   def by_leader(self) -> bool:
-    """Whether only the leader comes to the phase."""
+    """Whether only the leader enters the phase."""
     return self.phase == "committing"
 
   @property
   def fault(self) -> str:
-    """What happens."""
+    """The kind of fault."""
     return "kill"
 
   @property
   def who(self) -> str:
-    """The process, as outputs name it: its replica's number and its own."""
+    """The process, as in outputs: the indices of its replica and its own."""
     return f"{self.replica}.{self.rank}"
 
   def __str__(self) -> str:
@@ -60,7 +60,7 @@ class GroupCase:
 
 
 def cells(processes: int) -> list[tuple[str, int, int]]:
-  """All of the matrix: phase, replica and process.
+  """The whole matrix: phase, replica and process.
 
   Example:
     >>> len(cells(2))
@@ -75,7 +75,7 @@ def cells(processes: int) -> list[tuple[str, int, int]]:
 
 
 def case(seed: int, processes: int) -> GroupCase:
-  """The case of a seed; as many in a row as there are cells are all of them.
+  """The case of a seed; consecutive seeds go through all cells.
 
   Example:
     >>> str(case(3, processes=2))

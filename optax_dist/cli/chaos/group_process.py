@@ -1,4 +1,4 @@
-"""A process of a replica with several, which takes part in a run of `groups`.
+"""A process of a multi-process replica, which takes part in a run of `groups`.
 
 The model is sharded over the devices of all processes of its replica, and its
 gradient and update need collectives among them (gloo, on loopback).
@@ -18,7 +18,7 @@ from optax_dist.coordinator.launch import channel as channels
 
 # What process 0 decides before a step, for all processes of its replica.
 _GO_ON, _FINISH, _SAVE = range(3)
-_LINGER = 60.0  # Seconds; the launcher ends it before.
+_LINGER = 60.0  # Seconds; the launcher kills it before.
 
 
 def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
@@ -33,7 +33,7 @@ def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
   rows = 2 * mesh.size
   values = {
     "b": np.linspace(-1.0, 1.0, 70, dtype=np.float32),
-    # No shard is like another.
+    # All shards differ.
     "w": np.linspace(0.5, 1.5, rows * width, dtype=np.float32).reshape(
       rows, width
     ),
@@ -48,17 +48,17 @@ def model(mesh: Any, width: int) -> tuple[Any, Any, Any]:
 
   @jax.jit
   def gradient(params, x):
-    # The total needs all processes of the replica.
+    # The total is a collective over all processes of the replica.
     total = jnp.sum(params["w"]) / params["w"].size
     return jax.tree.map(lambda p: 0.1 * p + jnp.sin(x + p + total), params)
 
-  # The clipped norm does, too.
+  # So is the clipped norm.
   opt = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
   return opt, params, gradient
 
 
 class _Kill:
-  """Kills this process when it comes to a phase."""
+  """Kills this process when it enters a phase."""
 
   def __init__(self, channel: channels.Channel, told: Any):
     self._channel = channel
@@ -66,7 +66,7 @@ class _Kill:
     self.arm(told or {"phase": "", "time": 0})
 
   def arm(self, told: dict[str, Any]) -> None:
-    """At which phase, and at which time that it comes to it."""
+    """Sets the phase, and at which occurrence of it to kill."""
     self._left, self._phase = told["time"], told["phase"]
 
   def __call__(self, phase: str, replica: object) -> None:
@@ -79,7 +79,7 @@ class _Kill:
 
 
 def main() -> int:
-  """Trains until told to finish, and says what it saw."""
+  """Trains until told to finish, and reports its observations."""
   channel = channels.Channel()
   began = time.time()
   logging.basicConfig(
@@ -179,7 +179,7 @@ def main() -> int:
     stats=replica.stats(),
     step=replica.global_step,
   )
-  # Its end would take the other processes along before they have said this.
+  # If it exited now, it would end the other processes before they report.
   time.sleep(_LINGER)
   os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The kills of `group_run`, one seed after another, and their table."""
+"""Runs the kills of `group_run`, and prints their table."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from optax_dist.cli.chaos import group_cases, group_run
 def run(
   folder: pathlib.Path, seeds: range | None, processes: int
 ) -> tuple[list[group_run.Result], bool]:
-  """Kills processes of two replicas, and prints what became of it.
+  """Kills processes of two replicas, and prints the results.
 
   Args:
-    folder: for journals and outputs, which exists.
-    seeds: which kills; None for the whole matrix.
-    processes: of each replica.
+    folder: an existing folder for journals and outputs.
+    seeds: seeds of the kills; None for the whole matrix.
+    processes: processes of each replica.
 
   Returns:
-    All results, and whether anything was wrong beside them.
+    All results, and whether anything else was wrong.
   """
   seeds = seeds or range(len(group_cases.cells(processes)))
   results: list[group_run.Result] = []

@@ -1,4 +1,4 @@
-"""Kills processes of replicas that have several, one after another, in one run."""
+"""Kills processes of multi-process replicas, one after another, in one run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ PARTS = ("python", "jax", "compile", "join", "step")
 
 @dataclasses.dataclass
 class Result:
-  """What became of a kill.
+  """The result of a kill.
 
   Attributes:
-    case: which one.
-    seconds: how long it took, until the replica was back.
-    steps: the run's step then.
-    problems: what was not as it must be; none in a good run.
+    case: the case.
+    seconds: how long it took until the replica was back.
+    steps: the run's step at that time.
+    problems: violations; empty in a good run.
     struck: whether the process was killed.
     next_commit: seconds from the kill to the next commit of the other replica.
-    back: seconds that the replica took from its start to a common step, by
-      `PARTS`.
+    back: seconds from the replica's start to a common step, by `PARTS`.
   """
 
   case: GroupCase
@@ -52,12 +51,13 @@ class Result:
 
 
 class Strikes:
-  """A run that goes on while its processes are killed; a context manager.
+  """A run whose processes are killed repeatedly; a context manager.
 
-  After a kill that anything hangs at, the next one is in a run of its own.
+  After a kill that caused a hang, the next one uses a new run.
 
   Attributes:
-    compared: how many fingerprints `finish` has found to be equal, or not.
+    compared: how many fingerprints `finish` has compared, and the differing
+      steps.
   """
 
   def __init__(
@@ -66,12 +66,12 @@ class Strikes:
     processes: int,
     deadline: float = groups.DEADLINE,
   ):
-    """Says where outputs go, which exists, and how long one may wait.
+    """Sets the folder for outputs, and the deadline.
 
     Args:
-      folder: for journals and outputs.
-      processes: of each replica.
-      deadline: seconds; what takes longer hangs.
+      folder: an existing folder for journals and outputs.
+      processes: processes of each replica.
+      deadline: seconds after which the run counts as hanging.
     """
     self._folder, self._processes = folder, processes
     self._deadline = deadline
@@ -87,7 +87,7 @@ class Strikes:
     self._end()
 
   def strike(self, case: GroupCase) -> Result:
-    """Kills, and waits until the replica is back."""
+    """Kills a process, and waits until the replica is back."""
     result = Result(case)
     start = time.monotonic()
     try:
@@ -101,7 +101,7 @@ class Strikes:
     return result
 
   def finish(self) -> list[str]:
-    """Has the run end, and checks it; returns what is wrong."""
+    """Ends the run, and checks it; returns the violations."""
     run = self._groups
     if run is None:
       return []
@@ -111,7 +111,7 @@ class Strikes:
     except groups.Stuck as error:
       self._end()
       return [f"hang at the end: {error}"]
-    # As they are needed: one report for each replica, that of process 0.
+    # In the form that `checks` needs: one report per replica, from process 0.
     reports: list[tuple[int, int, dict[str, Any]]] = []
     for one in ended:
       assert one.result is not None
@@ -130,7 +130,7 @@ class Strikes:
     return problems
 
   def left(self) -> list[int]:
-    """Processes of runs that are over which live nevertheless."""
+    """Processes of finished runs that are still alive."""
     return [pid for token in self._tokens for pid in pool.living(token)]
 
   def _journal(self) -> pathlib.Path:
@@ -174,7 +174,7 @@ class Strikes:
     run = self._running()
     victim, other = case.replica, REPLICAS - 1 - case.replica
     if case.by_leader and not run.live[victim][0].is_leader:
-      # The one that stays becomes the leader.
+      # The remaining one becomes the leader.
       run.kill(other)
       since = time.time()
       run.start(other)
@@ -198,7 +198,7 @@ class Strikes:
     alone = lambda: run.live[other][0].steps_of(other, after=killed)
     run.wait(alone, f"nobody goes on after {one}", self._deadline)
     result.next_commit = alone()[0]["at"] - killed
-    run.kill(victim)  # What is left of it.
+    run.kill(victim)  # The replica's other processes.
     started = time.time()
     again = run.start(victim)[0]
     self._wait_for_both(

@@ -1,7 +1,6 @@
-"""Replicas of several processes each, on loopback, for faults to strike.
+"""Launches multi-process replicas on loopback, for fault injection.
 
-`Groups` is their launcher: a process that ends takes its replica with it, and
-the replica is started again as a whole.
+If a process ends, `Groups` ends its replica, and starts it again as a whole.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from optax_dist.coordinator.transport import addresses
 
 DEADLINE = 120.0
 _PROGRAM = [sys.executable, "-m", "optax_dist.cli.chaos.group_process"]
-_OLDER = 200  # Steps of which it is known who made them.
+_OLDER = 200  # Steps whose members are remembered.
 
 
 class Stuck(RuntimeError):
-  """What was waited for has not come about; says who is where."""
+  """A condition did not become true; the message says where each process is."""
 
 
 class Process:
-  """A process of a replica, as its launcher sees it.
+  """The launcher's view of a process of a replica.
 
   Attributes:
     process: the process.
-    replica: its replica's number.
-    rank: its own number in the replica.
+    replica: its replica's index.
+    rank: its index in the replica.
     incarnation: how often the replica was started before.
-    events: what it has said, but for all except the last steps.
+    events: its messages, except for all but the last steps.
     prints: its fingerprint after each step.
-    result: the last that it has said; None so far.
-    ended_at: when it ended; None if it lives.
+    result: its last message; None so far.
+    ended_at: when it ended; None if it is running.
   """
 
   def __init__(
@@ -55,7 +54,7 @@ class Process:
     self._steps: list[child.Event] = []
 
   def take(self, events: list[child.Event]) -> None:
-    """It has said these."""
+    """Adds new messages."""
     for event in events:
       if event["event"] in ("begun", "step"):
         self.prints[event["step"]] = event["print"]
@@ -67,13 +66,13 @@ class Process:
         self.result = event
 
   def said(self, event: str) -> list[child.Event]:
-    """What it has said of this kind."""
+    """Its messages of this kind."""
     if event == "step":
       return list(self._steps)
     return [e for e in self.events if e["event"] == event]
 
   def steps_of(self, *members: int, after: float = 0.0) -> list[child.Event]:
-    """Of its last steps those that were made by just these replicas."""
+    """Those of its last steps that had exactly these members."""
     return [
       e
       for e in self._steps
@@ -82,7 +81,7 @@ class Process:
 
   @property
   def step(self) -> int:
-    """The last step that it was at; -1 before the first."""
+    """Its last step; -1 before the first."""
     return self._steps[-1]["step"] if self._steps else -1
 
   @property
@@ -95,13 +94,13 @@ class Process:
 
 
 class Groups:
-  """Replicas of several processes, and one store; a context manager.
+  """Multi-process replicas, and one store; a context manager.
 
   Attributes:
     everyone: all processes that were started.
     live: the processes of the last start of each replica.
-    restarts: whether a replica that has lost a process is started again.
-    token: by which processes are known, should any be left.
+    restarts: whether a replica is restarted after losing a process.
+    token: marks the processes, to find any that are left over.
   """
 
   def __init__(
@@ -112,14 +111,14 @@ class Groups:
     devices: int = 1,
     **job: Any,
   ):
-    """Says what to start; `start` does.
+    """Configures the replicas; `start` starts them.
 
     Args:
-      folder: for outputs.
-      replicas: of the run.
-      processes: of each replica.
-      devices: of each process.
-      **job: what processes are told; see `group_process`.
+      folder: folder for outputs.
+      replicas: number of replicas.
+      processes: processes of each replica.
+      devices: devices of each process.
+      **job: settings for the processes; see `group_process`.
     """
     self.folder, self.replicas, self.processes = folder, replicas, processes
     self.devices = devices
@@ -127,7 +126,7 @@ class Groups:
     self.join = {
       "total_num_replicas": replicas,
       "lower_on_loss": True,
-      # Kills are noticed at once; a machine that is busy is not a fault.
+      # Kills are detected immediately; a busy machine is not a fault.
       "timeout": 100.0,
       "attempt_timeout": 10.0,
       "leader_timeout": 10.0,
@@ -158,9 +157,9 @@ class Groups:
     """Starts all processes of a replica.
 
     Args:
-      replica: its number.
-      faults: by the processes' numbers: in which phase it is killed, and at
-        which time that it comes to it.
+      replica: its index.
+      faults: by process index: the phase in which it is killed, and at which
+        occurrence of it.
     """
     assert self._store is not None
     (port,) = addresses.free_ports()
@@ -207,10 +206,10 @@ class Groups:
   def wait(
     self, ready: Callable[[], Any], what: str, seconds: float = DEADLINE
   ) -> None:
-    """Waits until something has come about.
+    """Waits until a condition is true.
 
     Raises:
-      Stuck: it has not.
+      Stuck: it did not become true in time.
     """
     end = time.monotonic() + seconds
     while not ready():
@@ -219,30 +218,30 @@ class Groups:
       self._look()
 
   def run(self, seconds: float = DEADLINE) -> list[Process]:
-    """Waits until all live processes have said their results."""
+    """Waits until all running processes have reported their results."""
     everyone = lambda: [p for group in self.live.values() for p in group]
     done = lambda: all(p.result is not None for p in everyone())
     self.wait(done, "not all replicas have come to the end", seconds)
     return everyone()
 
   def finish(self) -> None:
-    """Has the run end after the next steps."""
+    """Ends the run after the next steps."""
     self.tell("finish", *self.live)
 
   def tell(self, what: str, *replicas: int) -> None:
-    """Has replicas do something before their next steps: "save" or "finish"."""
+    """Sends replicas an order before their next steps: "save" or "finish"."""
     for replica in replicas:
-      for one in self.live[replica][:1]:  # Which decides for all.
+      for one in self.live[replica][:1]:  # It decides for all.
         one.process.send({"do": what})
 
   def kill(self, replica: int) -> None:
-    """Ends what lives of a replica."""
+    """Kills the running processes of a replica."""
     for one in self.live[replica]:
       one.process.kill()
       one.ended_at = one.ended_at or time.time()
 
   def where(self) -> str:
-    """What all processes that matter have printed last."""
+    """The last output of all relevant processes."""
     found = [p for group in self.live.values() for p in group]
     return "\n".join(
       f"--- {p}, step {p.step}, {p.process.ending()}\n{p.process.tail(40)}"
@@ -272,10 +271,10 @@ class Groups:
 
 
 def compare(processes: list[Process]) -> tuple[int, list[int]]:
-  """Compares what processes of the same number held after each step.
+  """Compares the states of corresponding processes after each step.
 
   Args:
-    processes: of all replicas, those that died included.
+    processes: the processes of all replicas, including those that died.
 
   Returns:
     How many fingerprints at least two have, and the steps at which some differ.

@@ -1,4 +1,4 @@
-"""Processes that wait for runs of the fault matrix."""
+"""Pre-started processes for runs of the fault matrix."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 
 REPLICAS = 3
-# A process that has made so many runs is replaced.
+# A process is replaced after this many runs.
 _RUNS_EACH = 25
 
 
 class Pool:
-  """Processes that were started in advance, and one store for all runs.
+  """Pre-started processes, and one store for all runs.
 
-  A context manager; nothing is left when it ends.
+  A context manager; no process is left when it exits.
   """
 
   def __init__(self, folder: pathlib.Path):
-    """Names the folder for journals and outputs, which exists."""
+    """Sets an existing folder for journals and outputs."""
     self.folder = folder
-    # By which processes are known, should any be left.
+    # Marks the processes, to find any that are left over.
     self.token = secrets.token_hex(8)
     self._idle: list[child.Child] = []
     self._runs: dict[int, int] = {}
@@ -47,7 +47,7 @@ class Pool:
 
   @property
   def address(self) -> str:
-    """Of the store; a new one if it has died."""
+    """The address of the store; of a new one if it has died."""
     assert self._store is not None
     if self._store.process.poll() is not None:
       self._store.stop()
@@ -55,7 +55,7 @@ class Pool:
     return self._store.address.partition(",")[0]
 
   def store_died(self) -> bool:
-    """Whether there is no store any more."""
+    """Whether the store has died."""
     assert self._store is not None
     return self._store.process.poll() is not None
 
@@ -75,7 +75,7 @@ class Pool:
     self._idle.append(process)
 
   def take(self) -> child.Child:
-    """A process that waits for a job."""
+    """Takes a process that waits for a job."""
     self.top_up()
     for process in list(self._idle):
       if process.popen.poll() is not None:
@@ -85,12 +85,12 @@ class Pool:
     return self._idle.pop(0)
 
   def top_up(self) -> None:
-    """Starts processes for runs to come."""
+    """Starts processes for future runs."""
     while len(self._idle) < REPLICAS:
       self._start()
 
   def give_back(self, process: child.Child) -> None:
-    """It is free for the next run, unless it has ended or made many."""
+    """Keeps a process for the next run, unless it has ended or had many."""
     made = self._runs[process.pid] = self._runs.get(process.pid, 0) + 1
     if process.popen.poll() is None and made < _RUNS_EACH:
       self._idle.append(process)
@@ -98,18 +98,18 @@ class Pool:
       self.discard(process)
 
   def discard(self, process: child.Child) -> None:
-    """Ends it."""
+    """Kills a process."""
     process.kill()
     self._everyone.remove(process)
 
   def orphans(self) -> list[int]:
-    """Processes of this pool that live, though they are not known any more."""
+    """Processes of this pool that still run though they were discarded."""
     known = {process.pid for process in self._everyone}
     return [pid for pid in living(self.token) if pid not in known]
 
 
 def living(token: str) -> list[int]:
-  """Processes with a run's token in their environment."""
+  """The processes with a run's token in their environment."""
   wanted = f"OPTAX_DIST_CHAOS={token}".encode()
   found = []
   for name in os.listdir("/proc"):

@@ -15,12 +15,12 @@ from typing import Any
 from optax_dist.coordinator.launch import channel as channels
 from optax_dist.coordinator.options import Options
 
-_PERIOD = 0.01  # Seconds that a gradient takes at least.
+_PERIOD = 0.01  # Shortest time of a gradient, in seconds.
 _REPLY = 20.0
 
 
 def main() -> int:
-  """Takes jobs from the launcher until it says "end"."""
+  """Runs jobs from the launcher until it says "end"."""
   channel = channels.Channel()
   logging.basicConfig(
     level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
@@ -31,7 +31,7 @@ def main() -> int:
     message = channel.receive()
     match message["do"]:
       case "run":
-        # Of its own thread, for this one goes on to receive.
+        # In its own thread, since this one continues to receive.
         threading.Thread(target=work.run, args=(message,), daemon=True).start()
       case "finish":
         work.finish.set()
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 class _Work:
-  """What the process does; one run at a time."""
+  """The process's work; one run at a time."""
 
   def __init__(self, channel: channels.Channel):
     import jax
@@ -79,7 +79,7 @@ class _Work:
   # The run.
 
   def run(self, job: dict[str, Any]) -> None:
-    """Trains until asked to finish, and reports what it saw."""
+    """Trains until told to finish, and reports its observations."""
     self._job, self._replica, self._over = job, None, False
     self.finish.clear()
     seen: dict[str, Any] = {
@@ -187,7 +187,7 @@ class _Work:
       self.inflict()
 
   def disarm(self) -> None:
-    """The fault has struck, here or elsewhere: once is enough."""
+    """Disables the fault, which was injected here or elsewhere."""
     self._job["phase"] = ""
 
   def _is_time(self, job: dict[str, Any]) -> bool:
@@ -198,7 +198,7 @@ class _Work:
     )
 
   def inflict(self) -> None:
-    """Has the fault strike this process."""
+    """Injects the fault into this process."""
     fault, seconds = self._job["fault"], self._job["seconds"]
     if fault == "kill":
       os.kill(os.getpid(), signal.SIGKILL)
@@ -215,7 +215,7 @@ class _Work:
 
 
 def _drop_connections() -> None:
-  """Cuts every TCP connection of this process, as a network would."""
+  """Cuts every TCP connection of this process, as a network failure would."""
   for name in os.listdir("/proc/self/fd"):
     try:
       if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -224,11 +224,11 @@ def _drop_connections() -> None:
         if found.family in (socket.AF_INET, socket.AF_INET6):
           found.shutdown(socket.SHUT_RDWR)
     except OSError:
-      continue  # A listener, or gone meanwhile.
+      continue  # A listener, or already closed.
 
 
 def _send_nonsense(replica: Any, seed: int) -> None:
-  """Sends all other replicas what no replica sends."""
+  """Sends all other replicas invalid messages."""
   import numpy as np
 
   from optax_dist.coordinator.store import wire
@@ -237,7 +237,7 @@ def _send_nonsense(replica: Any, seed: int) -> None:
   rng = np.random.default_rng(seed)
 
   def send() -> None:
-    # The store refuses such a client for good, which is not the fault meant here.
+    # The store would refuse this client permanently, which is another fault.
     for peer in set(driver._transport.peers()) - {wire.STORE}:
       for size in rng.integers(200, size=4):
         driver._transport.send(peer, [rng.bytes(int(size))])

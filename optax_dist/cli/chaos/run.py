@@ -17,25 +17,25 @@ from optax_dist.coordinator.launch import child
 
 AGGREGATE = 2
 TIMEOUT, ATTEMPT, LEADER = 40.0, 1.5, 1.0
-# A run that is not over by then hangs.
+# Seconds after which a run counts as hanging.
 DEADLINE = 90.0
-# How often a replica is started in a run; several joining replicas may be needed until
-# the right one serves.
+# How often a replica is started in a run; it may take several until the right
+# one serves the joining replica.
 _LIVES = 20
-# Steps that are to follow a fault.
+# Steps that must follow a fault.
 _STEPS_AFTER = 6
 
 
 @dataclasses.dataclass
 class Result:
-  """What became of a run.
+  """The result of a run.
 
   Attributes:
-    case: which one.
+    case: the case.
     seconds: how long it took.
-    steps: committed.
-    problems: what was not as it must be; none in a good run.
-    struck: whether the fault was inflicted.
+    steps: committed steps.
+    problems: violations; empty in a good run.
+    struck: whether the fault was injected.
   """
 
   case: Case
@@ -87,7 +87,7 @@ class _Member:
 
 
 def run(pool: Pool, case: Case) -> Result:
-  """Runs one case, and checks what must hold after it."""
+  """Runs one case, and checks the invariants."""
   return _Run(pool, case).run()
 
 
@@ -110,7 +110,7 @@ class _Run:
     self._aggregate = REPLICAS if case.everyone else AGGREGATE
 
   def run(self) -> Result:
-    """Runs it."""
+    """Runs the case."""
     for replica in range(REPLICAS):
       self._add(replica, 0)
     while not all(m.over for m in self._members):
@@ -157,7 +157,7 @@ class _Run:
       member.process.send({"do": "finish"})
 
   def _look(self) -> None:
-    """Waits a little for news, and deals with them."""
+    """Waits briefly for events, and handles them."""
     live = [m for m in self._members if not m.over]
     ready, _, _ = select.select([m.process for m in live], [], [], 0.02)
     for member in live:
@@ -191,7 +191,7 @@ class _Run:
     self._to_continue.append((until, member))
 
   def _reached(self, member: _Member) -> None:
-    """A process is in the phase: the fault strikes, unless it has already."""
+    """Injects the fault, once, when a process enters the phase."""
     case = self._case
     everyone = [m for m in self._members if not m.over]
     absent = [
@@ -207,8 +207,8 @@ class _Run:
       want = case.who == "leader"
       others = [m for m in self._members if not m.over and m.is_leader == want]
       victim = next((m for m in others if m is not member), member)
-      # Who fetches a snapshot has no state: with the last one that has, the run
-      # would end.
+      # A replica that fetches a snapshot has no state: losing the last one with
+      # a state would end the run.
       lacks = member if case.phase == "fetching_snapshot" else None
       held = [m for m in everyone if m not in (lacks, victim) and m.step]
       last = case.fault in ("kill", "disconnect") and not held
@@ -251,7 +251,7 @@ class _Run:
       self._add(member.replica, len(again))
 
   def _advance(self) -> None:
-    """Prepares what the case needs, and ends the run when it has been seen."""
+    """Prepares what the case needs, and ends the run afterwards."""
     live = [m for m in self._members if not m.over]
     if not live:
       return
@@ -263,7 +263,8 @@ class _Run:
         self._primed = True
         others[-1].process.signal(signal.SIGKILL)
     if self._primed and self._case.joins and self._struck_at is None:
-      # The leader may have served the joining replica, or nobody: try another.
+      # The leader may have served the joining replica, or none did: try
+      # another.
       steps = [e for e in self._members[-1].events if e["event"] == "step"]
       if self._members[-1].incarnation and len(steps) > 5:
         self._primed = False

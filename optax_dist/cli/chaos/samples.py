@@ -1,4 +1,4 @@
-"""Which samples were in which step: what must hold after a run with leases."""
+"""Invariants of runs with leases: which samples were in which step."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Literal
 
 from optax_dist import ledger
 
-# Samples in a gradient, and whole batches in an epoch; some samples are left over.
+# Samples per gradient, and full batches per epoch; some samples are left over.
 _UNIT, _STEPS, _REST = 2, 4, 3
 
 
 def batches(
   mode: Literal["exact", "streaming"], gradients: int
 ) -> ledger.Batches:
-  """The data of a run: few samples, so that it comes to several epochs.
+  """The data of a run: few samples, so that it takes several epochs.
 
   Args:
-    mode: of the epochs.
-    gradients: in a step.
+    mode: the mode of the epochs.
+    gradients: gradients in a step.
   """
   batch = _UNIT * gradients
   return ledger.Batches(
@@ -29,7 +29,7 @@ def batches(
 
 
 def plain(reports: Sequence[ledger.EpochReport]) -> list[Any]:
-  """What `Replica.report_data` says, as it arrives at the launcher."""
+  """The result of `Replica.report_data`, as sent to the launcher."""
   return [
     [list(x) if isinstance(x, tuple) else x for x in dataclasses.astuple(one)]
     for one in reports
@@ -41,16 +41,16 @@ def check(
   commits: Sequence[dict[str, Any]],
   reports: Sequence[tuple[int, int, dict[str, Any]]],
 ) -> list[str]:
-  """Checks that each sample was in one committed step of its epoch, or is named.
+  """Checks that each sample was in one step of its epoch, or is named.
 
   Args:
-    data: of the run.
-    commits: of the journal, in order.
-    reports: as in `checks.check`; with ``drawn``, the samples of each gradient by
-      its number, and ``data``, what became of each epoch.
+    data: the data of the run.
+    commits: the commits of the journal, in order.
+    reports: see `checks.check`; with ``drawn``, the samples of each gradient by
+      its number, and ``data``, the report of each epoch.
 
   Returns:
-    What is wrong.
+    The violations.
   """
   problems: list[str] = []
   progress = ledger.Progress()

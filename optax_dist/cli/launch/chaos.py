@@ -1,4 +1,4 @@
-"""The faults of ``--chaos``, as one writes them."""
+"""Parses the faults of ``--chaos``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optax_dist.cli import errors
 
 
 def parse(text: str) -> dict[str, Any]:
-  """An argument type: faults, such as ``kill:0.02,slow:2x5``.
+  """An argument type for faults, such as ``kill:0.02,slow:2x5``.
 
   Example:
     >>> parse("kill:0.02,slow:2x5")
@@ -46,7 +46,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def check(faults: dict[str, Any] | None, replicas: int) -> None:
-  """Raises an error if a replica is named that there is not."""
+  """Raises an error if the faults name a replica that does not exist."""
   for name, text in (("slow", "slow:{}x..."), ("kill_at", "kill:{}@...")):
     for replica in (faults or {}).get(name, {}):
       if replica >= replicas:
@@ -57,7 +57,7 @@ def check(faults: dict[str, Any] | None, replicas: int) -> None:
 
 
 def dump(faults: dict[str, Any] | None, seed: int = 0) -> str | None:
-  """The faults as replicas get them; None for none."""
+  """Serializes the faults for the replicas; None for none."""
   from optax_dist.coordinator import faults as coordinator_faults
 
   if not faults:

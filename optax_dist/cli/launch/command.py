@@ -1,4 +1,4 @@
-"""``optax-dist launch``: starts a script's replicas, and minds them."""
+"""``optax-dist launch``: starts and supervises a script's replicas."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def add_parser(commands: Any, argv: Sequence[str]) -> list[str]:
 
   Args:
     commands: what ``add_subparsers`` returned.
-    argv: what will be parsed.
+    argv: the arguments that will be parsed.
 
   Returns:
-    The same without the program to launch, whose arguments are its own.
+    The arguments without the program to launch and its own arguments.
   """
   launch = parser.add_command(
     commands,
@@ -214,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
   """Runs the ``launch`` command with its parsed arguments."""
   command = programs.command(args.program)
   journal = _journal(args)
-  # From here on imports are slow.
+  # Slow imports follow.
   from optax_dist.cli.launch import job as jobs
   from optax_dist.cli.launch import shown
   from optax_dist.coordinator.launch import launcher, spread
@@ -253,7 +253,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _journal(args: argparse.Namespace) -> pathlib.Path | None:
-  """Where the journal goes; refuses to mix it with that of an earlier run."""
+  """The path of the journal; refuses to mix it with that of an earlier run."""
   if args.output is None:
     if args.resume:
       raise errors.CommandError("launch: --resume needs --output")

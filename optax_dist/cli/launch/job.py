@@ -1,4 +1,4 @@
-"""What a launched job is, from arguments, environment and cluster."""
+"""The settings of a launched job, from arguments, environment and cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SHORTEST = 16  # Bytes of a secret.
 
 
 class Job:
-  """A job, checked.
+  """A job with checked settings.
 
   Attributes:
-    node: which host this is.
+    node: this host.
     replicas: of the job, on all hosts.
-    needed: how many must be there for it to go on.
-    told: what all replicas get.
+    needed: how many replicas the job needs to continue.
+    told: the environment of all replicas.
   """
 
   def __init__(
@@ -32,15 +32,15 @@ class Job:
     journal: pathlib.Path | None,
     environ: Mapping[str, str] | None = None,
   ):
-    """Finds out.
+    """Determines the settings.
 
     Args:
-      args: of the command.
-      journal: where it goes.
-      environ: by default that of this process.
+      args: the command's arguments.
+      journal: path of the journal.
+      environ: the environment; by default that of this process.
 
     Raises:
-      errors.CommandError: something is missing, or can't work.
+      errors.CommandError: something is missing or invalid.
     """
     environ = os.environ if environ is None else environ
     try:

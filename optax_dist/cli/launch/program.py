@@ -14,7 +14,7 @@ from optax_dist.cli import errors
 def split(
   launch: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-  """Parts the options of ``launch`` from the program and its arguments.
+  """Separates the options of ``launch`` from the program and its arguments.
 
   Args:
     launch: the parser of the options.
@@ -49,7 +49,7 @@ def command(program: Sequence[str]) -> list[str]:
       arguments.
 
   Raises:
-    errors.CommandError: there is nothing, or no such script or program.
+    errors.CommandError: it is missing, or the script or program does not exist.
 
   Example:
     >>> command(["--", "sh", "train.sh"])

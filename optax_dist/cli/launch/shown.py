@@ -1,4 +1,4 @@
-"""What is seen of a launch: labelled lines, and on a terminal a live table."""
+"""The output of a launch: labelled lines, and on a terminal a live table."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 
 class Shown:
-  """Shows what replicas print; enter it as a context.
+  """Shows the replicas' output; a context manager.
 
   Attributes:
-    journal: where the run's journal goes; None for nowhere.
+    journal: path of the run's journal; None for none.
   """
 
   def __init__(self, journal: pathlib.Path | None, needed: bool = False):
-    """Names the journal, if it is to be kept.
+    """Sets the journal.
 
     Args:
-      journal: the file.
-      needed: whether there is to be one in any case.
+      journal: the file, if it is to be kept.
+      needed: whether there must be one in any case.
     """
     self.journal, self._needed = journal, needed
     self._stack = contextlib.ExitStack()
@@ -57,6 +57,6 @@ class Shown:
       self._live.print_above(f"[{label}] {line}")
 
   def update(self) -> None:
-    """Shows what has happened since."""
+    """Shows recent events."""
     if self._live is not None:
       self._live.update()

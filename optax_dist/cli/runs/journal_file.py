@@ -1,4 +1,4 @@
-"""A journal that is named on the command line."""
+"""The journal argument of a command."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _SHOWN = 10
 
 
 def add_argument(to: argparse.ArgumentParser) -> None:
-  """Adds the journal of a run, for a command that is about one."""
+  """Adds the journal argument to a command."""
   to.add_argument(
     "journal", metavar="FILE", type=pathlib.Path, help="the run's journal"
   )
 
 
 def read(path: pathlib.Path, flag: str = "") -> list[dict[str, Any]]:
-  """Reads a journal, and says which of its lines are bad.
+  """Reads a journal, and reports its invalid lines.
 
   Args:
     path: the file.
-    flag: what an error has before it.
+    flag: prefix of error messages.
 
   Returns:
-    The good records, at least one.
+    The valid records, at least one.
 
   Raises:
-    errors.CommandError: it cannot be read, or has no good line.
+    errors.CommandError: it can't be read, or has no valid line.
   """
   from optax_dist.coordinator import journal
 

@@ -1,4 +1,4 @@
-"""``optax-dist report``: where every second of a run went."""
+"""``optax-dist report``: how a run's time was spent."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _show(paths, ledgers) -> None:
   shown.add_column("")
   shown.add_column(paths[0].name if not one else "all", justify="right")
   if one:
-    # Beyond a few a table is no use.
+    # A table with many rows is of no use.
     names = ledgers[0].replicas[:12]
     for name in names:
       shown.add_column(f"{name}", justify="right")

@@ -1,4 +1,4 @@
-"""The picture of a report: what replicas were at, stacked over time."""
+"""The picture of a report: the replicas' time by category."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def save(path: pathlib.Path, ledgers: Mapping[str, Ledger]) -> None:
   """Draws a panel for each run and saves them as PNG.
 
   Args:
-    path: where to.
-    ledgers: by the name of the run.
+    path: the output file.
+    ledgers: ledgers by the name of the run.
 
   Raises:
     errors.CommandError: the file can't be written.
@@ -50,7 +50,7 @@ def draw(axes: matplotlib.axes.Axes, name: str, ledger: Ledger) -> None:
   """Draws the categories of one run over its time."""
   edges, found = ledger.over_time(_BINS)
   total = ledger.goodput()
-  # Steps, so that nothing is drawn that was not there.
+  # Drawn as steps, to show no values in between.
   shown = [c for c in CATEGORIES if total.seconds[c] > 0]
   axes.stackplot(
     edges[:-1],

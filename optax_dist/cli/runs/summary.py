@@ -1,4 +1,4 @@
-"""What a journal says of a run so far: of the run, and of each replica."""
+"""A summary of a run so far, from its journal: the run, and each replica."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 
 Record = dict[str, Any]
 
-# Over how many commits rates are computed.
+# Number of commits over which rates are computed.
 _WINDOW = 50
 
 
 @dataclasses.dataclass
 class ReplicaSummary:
-  """One replica.
+  """The summary of one replica.
 
   Attributes:
-    replica: its number.
+    replica: its index.
     state: "in", "left" or "lost".
     accepted: gradients in committed steps.
     dropped: gradients that were dropped, by reason.
     losses: how often its process was lost.
-    waits: sum of the seconds from its arrivals to their commits.
-    arrivals: how many these were.
-    seen: when the journal last spoke of it, in seconds since the run's start.
-    computed: seconds that its last gradient took; None where not known.
-    deadline: seconds for which it may be silent; None where not known.
+    waits: total seconds from its arrivals to their commits.
+    arrivals: number of these arrivals.
+    seen: when the journal last mentioned it, in seconds since the run's start.
+    computed: seconds that its last gradient took; None if unknown.
+    deadline: seconds for which it may be silent; None if unknown.
   """
 
   replica: int | str
@@ -51,21 +51,21 @@ class ReplicaSummary:
 
 
 class RunSummary:
-  """A run, from its records; a resumed one counts from its last start.
+  """The summary of a run; a resumed one counts from its last start.
 
   Attributes:
-    run: the record that began it, or None.
-    replicas: by number.
+    run: the record of its start, or None.
+    replicas: replicas by index.
     step: committed steps.
-    leader: the replica that has the role.
-    terms: how often it was taken.
+    leader: the current leader.
+    terms: number of terms so far.
     abandoned: attempts that failed.
-    attempt_deadline: seconds that an attempt may take; None where not known.
-    time: of the last record, in seconds since the start.
-    committed: of the last commit.
-    finish: the record that ended it, or None.
-    stall: the last record that said who is waited for, if nothing was
-      committed since.
+    attempt_deadline: seconds that an attempt may take; None if unknown.
+    time: time of the last record, in seconds since the start.
+    committed: time of the last commit.
+    finish: the record of its end, or None.
+    stall: the last record that names the missing replicas, if there was no
+      commit since.
   """
 
   def __init__(self) -> None:
@@ -85,7 +85,7 @@ class RunSummary:
     self._commits: collections.deque[float] = collections.deque(maxlen=_WINDOW)
 
   def update(self, records: Iterable[Record]) -> None:
-    """Takes further records into account."""
+    """Processes further records."""
     for record in records:
       if record["kind"] == "run":
         self._begin(record)
@@ -95,7 +95,7 @@ class RunSummary:
         handler(record)
 
   def now(self) -> float:
-    """Seconds since the run's start: by the clock, or at its end."""
+    """Seconds since the run's start: now, or at its end."""
     began = self.run["unix_time"] if self.run else None
     if began is None or self.finish is not None:
       return self.time
@@ -109,7 +109,7 @@ class RunSummary:
     return (len(self._commits) - 1) / max(until - self._commits[0], 1e-9)
 
   def waiting_for(self) -> str:
-    """Who the run waits for now; "" if it goes on."""
+    """The replicas that the run waits for; "" if it makes progress."""
     if self.finish is not None:
       return ""
     quiet = self.now() - self.committed
@@ -162,7 +162,7 @@ class RunSummary:
 
   def _on_commit(self, record: Record) -> None:
     if record["step"] < self.step:
-      return  # A new leader has written it again.
+      return  # A new leader has repeated it.
     self.step = record["step"] + 1
     self.committed = record["time"]
     self._commits.append(record["time"])

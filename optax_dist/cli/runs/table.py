@@ -1,4 +1,4 @@
-"""A run as a table, which can follow it while it goes on."""
+"""A run as a table, optionally updated live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optax_dist.cli.runs.summary import RunSummary
 from optax_dist.coordinator.journal_tail import Tail
 
 _PER_SECOND = 4
-# From which width of a terminal a column is shown.
+# Minimum terminal width at which each column is shown.
 _COLUMNS = {
   "replica": 0,
   "state": 0,
@@ -27,19 +27,19 @@ _COLUMNS = {
   "deadline": 92,
   "dropped as": 110,
 }
-_PLAIN_EVERY = 5.0  # Seconds between lines off a terminal.
+_PLAIN_EVERY = 5.0  # Seconds between lines if there is no terminal.
 
 
 def table(
   summary: RunSummary, steps: int | None = None, width: int = 140
 ) -> rich.table.Table:
-  """The run as of now.
+  """The current state of a run.
 
   Args:
-    summary: of its journal.
-    steps: how many the run will have, if that is known.
-    width: of the terminal, in characters; what is least needed is left out
-      where it is narrow.
+    summary: summary of its journal.
+    steps: number of steps the run will have, if known.
+    width: width of the terminal, in characters; a narrow one hides the least
+      important columns.
   """
   of = f" of {steps:,}" if steps else ""
   title = f"step {summary.step:,}{of}, {summary.rate():.1f} steps/s"
@@ -90,9 +90,9 @@ def table(
 
 
 class Live:
-  """Follows a journal; shows the table, or plain lines off a terminal.
+  """Follows a journal; shows a table, or plain lines if there is no terminal.
 
-  Enter it as a context, and call `update` often.
+  Use it as a context manager, and call `update` often.
   """
 
   def __init__(
@@ -101,7 +101,7 @@ class Live:
     steps: int | None = None,
     console: rich.console.Console | None = None,
   ):
-    """Names the journal, which may be missing still."""
+    """Sets the journal, which need not exist yet."""
     self.summary = RunSummary()
     self._tail, self._steps = Tail(path), steps
     self._console = console or rich.console.Console(
@@ -114,7 +114,7 @@ class Live:
     self._said = ""
 
   def update(self, force: bool = False) -> None:
-    """Shows what there is now, if it is time for it."""
+    """Shows the current state, if it is time for it."""
     self.summary.update(self._tail.read())
     now = time.monotonic()
     if now < self._next and not force:
@@ -131,7 +131,7 @@ class Live:
       self._said = line
 
   def print_above(self, line: str) -> None:
-    """Prints a line, above the table if that is shown."""
+    """Prints a line, above the table if there is one."""
     self._console.print(rich.text.Text(line), soft_wrap=True)
 
   def __enter__(self) -> Live:

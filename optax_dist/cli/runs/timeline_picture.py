@@ -1,4 +1,4 @@
-"""Pictures of a journal: what each replica did when, drops, and waits."""
+"""Pictures of a journal: a timeline for each replica, drops, and waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optax_dist.cli import panels
 
 _COMPUTE, _WAIT, _DROP, _LOST = "#3f7d4f", "#e0b23c", "#c2571a", "#8a3ffc"
 
-# A colour for each reason, the same in every picture; loss is never green.
+# A color for each reason, equal in all pictures; losses are never green.
 _REASONS = {
   "applied": _COMPUTE,
   "stale": _DROP,
@@ -33,9 +33,9 @@ def save(
   """Draws a timeline for each replica, its drops and its waits, as PNG.
 
   Args:
-    path: where to.
-    records: of a journal.
-    title: what the run was.
+    path: the output file.
+    records: the records of a journal.
+    title: describes the run.
 
   Raises:
     errors.CommandError: the file can't be written.

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> None:
-  """Serves the page until Ctrl-C; a run that has ended is shown, too."""
+  """Serves the page until Ctrl-C, also for a run that has ended."""
   from optax_dist.cli.runs.web import server
   from optax_dist.coordinator import journal_tail
 

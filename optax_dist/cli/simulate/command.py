@@ -1,4 +1,4 @@
-"""``optax-dist simulate``: what replicas would do, in virtual time."""
+"""``optax-dist simulate``: simulates replicas in virtual time."""
 
 from __future__ import annotations
 
@@ -164,13 +164,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _recorded_failures(args: argparse.Namespace, recorded):
-  """Those of the journal, where the recorded run is simulated."""
+  """The journal's failures, if the recorded run is simulated."""
   alike = recorded is not None and args.strategy is None
   return recorded.failures if alike else None
 
 
 def _compare(args: argparse.Namespace, recorded, strategy) -> dict[str, Any]:
-  """Tells what was recorded, what is predicted, and how sure that is."""
+  """Prints the recorded and the predicted pace, with its uncertainty."""
   from optax_dist import simulate
   from optax_dist.coordinator import journal
 
@@ -280,7 +280,7 @@ def _strategies(args: argparse.Namespace, recorded) -> list:
       case "async":
         chosen.append(simulate.asynchronous())
       case "bounded-staleness":
-        # Without a bound of its own: as late as one round of all the others.
+        # By default, gradients may be as stale as one round of all replicas.
         chosen.append(simulate.bounded_staleness(args.max_staleness or n))
       case "elastic":
         chosen += map(simulate.elastic_average, args.communication_period)

@@ -21,7 +21,7 @@ _TIMES = {
   "reshard": (30.0, "until the state is laid out for other groups"),
   "catch-up": (30.0, "until a group that comes back has the others' state"),
 }
-# What a journal says of its failures.
+# Times of a fleet that come from the journal's failures.
 _OF_FAULTS = {
   "detect": "unnoticed",
   "repair": "restarted",
@@ -87,9 +87,9 @@ def run(args: argparse.Namespace, latency, recorded) -> int:
   """Plans for a fleet, with the parsed arguments of ``plan``.
 
   Args:
-    args: those of the command line.
-    latency: of a group's step.
-    recorded: the journal that it is from, or None; it also says what was not
+    args: the parsed arguments.
+    latency: latency of a group's step.
+    recorded: the journal's run, or None; the source of values that were not
       given: bytes, network, failures.
   """
   from optax_dist import simulate
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, latency, recorded) -> int:
 
   nbytes, network = args.model_bytes, args.network or Network()
   if recorded is not None:
-    # Each replica as it was, and all apart from each other.
+    # Each replica keeps its own latency, without their correlation.
     latency = simulate.PerHost(recorded.latency.latencies)
     if recorded.exchange is not None:
       nbytes = recorded.exchange.nbytes if nbytes is None else nbytes
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace, latency, recorded) -> int:
 
 
 def _report(fleet) -> dict[str, Any]:
-  """What was planned for, as plain numbers; an infinite bandwidth is null."""
+  """The plan's fleet as plain numbers; an infinite bandwidth is null."""
   names = [field.name for field in dataclasses.fields(fleet)]
   bandwidth = fleet.network.bandwidth
   return {name: getattr(fleet, name) for name in names} | {
@@ -160,14 +160,14 @@ def _report(fleet) -> dict[str, Any]:
 
 
 def _failure_rate(args: argparse.Namespace, recorded) -> float:
-  """Of one chip, per second."""
+  """The failure rate of one chip, per second."""
   if args.chip_mtbf is None and recorded is not None and recorded.failures:
     return recorded.failures.rate / args.chips_per_group[0]
   return 1 / (3600 * (args.chip_mtbf or _MTBF))
 
 
 def _times(args: argparse.Namespace, recorded) -> dict[str, float]:
-  """What is given, else the journal's median, else the default."""
+  """The given times, else the journal's medians, else the defaults."""
   found = {}
   for name, (default, _) in _TIMES.items():
     field = name.replace("-", "_")
@@ -212,12 +212,12 @@ def _named(option) -> str:
 
 
 def save(path: pathlib.Path, choice, title: str) -> None:
-  """Draws where the chips' time goes, a bar for each option.
+  """Draws how the chips' time is spent, with a bar for each option.
 
   Args:
-    path: where to.
-    choice: what to draw.
-    title: what it is for.
+    path: the output file.
+    choice: the choice to draw.
+    title: the title of the figure.
 
   Raises:
     errors.CommandError: the file can't be written.

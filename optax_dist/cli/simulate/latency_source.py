@@ -1,4 +1,4 @@
-"""Where the latencies come from: a name and numbers, or a journal."""
+"""The source of latencies: a name and numbers, or a journal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_command(
   run: Callable[[argparse.Namespace], int],
   **texts: str,
 ) -> argparse.ArgumentParser:
-  """Adds a command about latencies, as `parser.add_command`."""
+  """Adds a command about latencies; see `parser.add_command`."""
   command = parser.add_command(commands, name, run, epilog=_LATENCIES, **texts)
   add_arguments(command)
   return command
@@ -58,7 +58,7 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(to: argparse.ArgumentParser) -> None:
-  """Adds what any simulation can have: --cancel, --communication, ..."""
+  """Adds the arguments of all simulations: --cancel, --communication, ..."""
   add = to.add_argument
   add(
     "--max-staleness",
@@ -128,7 +128,7 @@ def load(args: argparse.Namespace):
     or None.
 
   Raises:
-    errors.CommandError: there is no such latency or journal.
+    errors.CommandError: the latency is invalid, or the journal does not exist.
   """
   from optax_dist import simulate
 
@@ -162,14 +162,14 @@ def load(args: argparse.Namespace):
 
 
 def communication(args: argparse.Namespace, recorded) -> Callable[[int], float]:
-  """Seconds of communication by the gradients in a step.
+  """Seconds of communication as a function of the gradients in a step.
 
   Args:
-    args: after `load`.
-    recorded: of `load`.
+    args: the parsed arguments, after `load`.
+    recorded: the run from `load`.
 
   Raises:
-    errors.CommandError: the journal doesn't tell.
+    errors.CommandError: the journal does not say.
   """
   if args.communication is not None:
     return lambda members: args.communication
@@ -192,7 +192,7 @@ def communication(args: argparse.Namespace, recorded) -> Callable[[int], float]:
 
 
 def _network(text: str) -> tuple[float, float]:
-  """An argument type: a number of at least 0 and one above it."""
+  """An argument type: a number of at least 0 and a positive one."""
   parts = text.split(",")
   if len(parts) != 2:
     raise argparse.ArgumentTypeError(

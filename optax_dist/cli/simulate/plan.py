@@ -151,7 +151,7 @@ def _show(plan, title: str) -> None:
 
 
 def _rows(plan) -> list:
-  """The candidates to show: the best one, those around it, and the ends."""
+  """The candidates to show: the best one, its neighbors, and the ends."""
   rows = list(plan.candidates)
   if len(rows) <= _ROWS:
     return rows

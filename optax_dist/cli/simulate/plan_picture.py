@@ -16,9 +16,9 @@ def save(path: pathlib.Path, plan: Plan, title: str) -> None:
   """Draws a plan and saves the picture as PNG.
 
   Args:
-    path: where to.
-    plan: what to draw.
-    title: what it is for.
+    path: the output file.
+    plan: the plan to draw.
+    title: the title of the figure.
 
   Raises:
     errors.CommandError: the file can't be written.

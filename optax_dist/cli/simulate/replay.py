@@ -1,4 +1,4 @@
-"""``optax-dist replay``: a recorded run again, step by step."""
+"""``optax-dist replay``: replays a recorded run step by step."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _setup_of(config: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
-  """How to do a run again that this command has launched."""
+  """The setup of a run that this command has launched."""
   if config.get("program") != process_plan.PROGRAM:
     raise errors.CommandError(
       "the journal is not of 'optax-dist train --launch processes': give"
@@ -93,7 +93,7 @@ def _setup_of(config: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
 
 
 def _load(path: pathlib.Path) -> Callable[[dict[str, Any]], Any]:
-  """The function `replay` of a Python file."""
+  """The function `replay` in a Python file."""
   if not path.is_file():
     raise errors.CommandError(f"--setup {path}: there is no such file")
   spec = importlib.util.spec_from_file_location("optax_dist_replay", path)

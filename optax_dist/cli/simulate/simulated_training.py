@@ -1,4 +1,4 @@
-"""Small networks that learn the digits in virtual time, for ``simulate --train``."""
+"""Trains small networks in virtual time, for ``simulate --train``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HIDDEN = 64
 
 
 def problem() -> tuple[Gradient, Evaluate]:
-  """The gradient of a batch of the key's, and loss and accuracy on the test."""
+  """The gradient of a key's batch, and loss and accuracy on the test data."""
   train, test = digits.load()
   flat = lambda data: (
     jnp.asarray(data.images.reshape(len(data.labels), -1)),
@@ -47,7 +47,7 @@ def problem() -> tuple[Gradient, Evaluate]:
 
 
 def init(seed: int) -> Any:
-  """Draws a network of one hidden layer of 64 units."""
+  """Initializes a network with one hidden layer of 64 units."""
   rng = np.random.default_rng(seed)
   draw = lambda *shape: jnp.asarray(
     rng.normal(0, shape[0] ** -0.5, shape), jnp.float32
@@ -82,14 +82,15 @@ def run(
   """Trains with each strategy.
 
   Args:
-    strategies: to compare.
-    latency: of a gradient.
-    replicas: how many there are.
-    seconds: of virtual time.
-    seed: of everything.
-    learning_rate: of plain gradient descent.
-    progress: called with how many strategies are done, and the share of the next.
-    **options: more of `simulate_training`.
+    strategies: the strategies to compare.
+    latency: latency of a gradient.
+    replicas: number of replicas.
+    seconds: virtual time.
+    seed: seed of all random numbers.
+    learning_rate: learning rate of plain gradient descent.
+    progress: called with the number of finished strategies, and the fraction of
+      the next one.
+    **options: further arguments of `simulate_training`.
 
   Returns:
     The trainings.
@@ -125,14 +126,14 @@ def show(title: str, trainings: Sequence[Training]) -> None:
   """Prints a line for each training.
 
   Args:
-    title: what they have in common.
-    trainings: of each strategy.
+    title: the title of the table.
+    trainings: one training per strategy.
   """
   shown = tables.table(title)
   shown.add_column("strategy", no_wrap=True)
   for name in (
     "steps",
-    "late by",
+    "staleness",
     "test loss",
     "test accuracy",
     "s to 80 %",
@@ -153,7 +154,7 @@ def show(title: str, trainings: Sequence[Training]) -> None:
 
 
 def report(training: Training) -> dict[str, Any]:
-  """A training as plain numbers, for JSON; what is infinite becomes null."""
+  """A training as plain numbers, for JSON; infinite values become null."""
   plain = lambda values: [float(x) if np.isfinite(x) else None for x in values]
   return {
     "strategy": training.strategy._asdict(),
@@ -167,9 +168,9 @@ def save(path: pathlib.Path, trainings: Sequence[Training], title: str) -> None:
   """Draws loss and accuracy against virtual time and saves them as PNG.
 
   Args:
-    path: where to.
-    trainings: of each strategy.
-    title: what they have in common.
+    path: the output file.
+    trainings: one training per strategy.
+    title: the title of the figure.
 
   Raises:
     errors.CommandError: the file can't be written.

@@ -1,4 +1,4 @@
-"""The picture of timings: where the time of the replicas goes."""
+"""The picture of timings: how the replicas' time is spent."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def save(path: pathlib.Path, timings: Sequence[Timing], title: str) -> None:
   """Draws the timings of several strategies and saves the picture as PNG.
 
   Args:
-    path: where to.
-    timings: one for each strategy.
-    title: what they have in common.
+    path: the output file.
+    timings: one timing per strategy.
+    title: the title of the figure.
 
   Raises:
     errors.CommandError: the file can't be written.
   """
   names = [timing.strategy.name for timing in timings]
-  # The second and third panel share their colors.
+  # The second and third panel use the same colors.
   colors = [f"C{i % 10}" for i in range(len(timings))]
 
   def categories(axes: matplotlib.axes.Axes) -> None:

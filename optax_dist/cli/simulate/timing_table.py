@@ -12,15 +12,15 @@ def show(title: str, timings: Sequence[Timing]) -> None:
   """Prints a line for each simulation.
 
   Args:
-    title: what they have in common.
-    timings: of the simulations.
+    title: the title of the table.
+    timings: the simulations' timings.
   """
   shown = tables.table(title)
   shown.add_column("strategy", no_wrap=True)
-  for name in ("steps/s", "gradients/s", "gradients dropped", "late by"):
+  for name in ("steps/s", "gradients/s", "gradients dropped", "staleness"):
     shown.add_column(name, justify="right")
-  # Where the time went, as `optax-dist report` has it; nobody asks for what
-  # nobody had, nor for the last moments.
+  # The same categories as in `optax-dist report`, without those that are zero
+  # everywhere, and without the unfinished time at the end.
   found = [timing.goodput() for timing in timings]
   categories = ["useful", "waiting", "dropped"]
   categories += [
@@ -43,4 +43,4 @@ def show(title: str, timings: Sequence[Timing]) -> None:
       f"{waits.max():.1%}",
     )
   tables.show(shown)
-  print("what is right of 'late by' is of time")
+  print("the columns after 'staleness' are shares of time")

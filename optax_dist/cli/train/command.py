@@ -26,8 +26,8 @@ def add_parser(commands, argv: Sequence[str]) -> None:
 
   Args:
     commands: what ``add_subparsers`` returned.
-    argv: what will be parsed. Strategies have flags of their own, of which
-      two may be alike, so only the chosen strategy's are added.
+    argv: the arguments that will be parsed. Strategies' flags may have equal
+      names, so only the chosen strategy's flags are added.
   """
   chosen = _chosen_strategy(argv)
   train = parser.add_command(
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     files = output.prepare(args.output, list(process_training.FILES))
     return process_training.run(args, files)
   paths = output.prepare(args.output, ["metrics.jsonl", "training.png"])
-  # From here on imports are slow.
+  # Slow imports follow.
   from optax_dist.cli import devices
   from optax_dist.cli.train import progress
 
@@ -204,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-  """Raises an error if the arguments can't work; takes no time."""
+  """Raises an error if the arguments are invalid; it is fast."""
   from optax_dist.cli.train import digits
 
   if args.batch_size > digits.TRAIN_SIZE:
@@ -222,7 +222,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _chosen_strategy(argv: Sequence[str]) -> str:
-  """The strategy among the arguments, before they are all known."""
+  """The strategy among the arguments, before they are parsed."""
   early = parser.Parser(prog="optax-dist train", add_help=False)
   early.add_argument("--strategy", default=DEFAULT_STRATEGY)
   return early.parse_known_args(argv)[0].strategy
@@ -235,7 +235,7 @@ def _add_strategy(to: argparse.ArgumentParser, name: str) -> None:
 
 
 def _help_on_others(chosen: str) -> str:
-  """Help on the flags of the strategies that were not chosen."""
+  """Help on the flags of the other strategies."""
   texts = []
   for name in strategies.names():
     if name != chosen:

@@ -10,7 +10,7 @@ TEST_SIZE = 360
 
 
 class Batch(NamedTuple):
-  """Images and what they show.
+  """Images and their labels.
 
   Attributes:
     images: float32 ``[size, 8, 8, 1]``, from 0 (paper) to 1 (ink).
@@ -22,15 +22,14 @@ class Batch(NamedTuple):
 
 
 def load(split_seed: int = 0) -> tuple[Batch, Batch]:
-  """Loads the digits, split once and for all into training and test images.
+  """Loads the digits, split into training and test images.
 
   Args:
-    split_seed: which split. Runs that differ in their own seed alone share the
-      test images, so that their accuracies compare.
+    split_seed: seed of the split. Runs that differ only in their own seed share
+      the test images, so that their accuracies are comparable.
 
   Returns:
-    1,437 images to train on and 360 to test with, in which each digit has its
-    due share (stratified).
+    1,437 training images and 360 test images, stratified by digit.
 
   Example:
     >>> train, test = load()
@@ -55,22 +54,22 @@ def load(split_seed: int = 0) -> tuple[Batch, Batch]:
 
 
 def take(data: Batch, index: np.ndarray) -> Batch:
-  """The images at the given places."""
+  """The images at the given indices."""
   return Batch(data.images[index], data.labels[index])
 
 
 def epoch_batches(
   data: Batch, batch_size: int, rng: np.random.Generator
 ) -> Iterator[Batch]:
-  """One pass over the data, shuffled anew, in batches of one size.
+  """One pass over the data, reshuffled, in batches of equal size.
 
-  What does not fill a batch is left out of this pass: batches of one shape mean
-  one program.
+  Images that do not fill a batch are left out of this pass: with one shape,
+  there is only one compiled program.
 
   Args:
-    data: the images to go through.
+    data: the images.
     batch_size: images per batch.
-    rng: what shuffles; it moves on.
+    rng: generator for the shuffle; its state advances.
 
   Yields:
     ``len(data.labels) // batch_size`` batches.

@@ -1,4 +1,4 @@
-"""The training loop: the same for every strategy."""
+"""The training loop, shared by all strategies."""
 
 import collections
 import dataclasses
@@ -14,15 +14,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from optax_dist.cli import errors
 from optax_dist.cli.train import digits, model, strategy
 
-_IN_FLIGHT = 2  # Steps given to the devices before the first is waited for.
+_IN_FLIGHT = 2  # Steps dispatched to the devices before waiting for the first.
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """A strategy's program, ready to run; other shapes are errors.
+  """A strategy's compiled program; other shapes raise errors.
 
   Attributes:
-    state: what to begin with.
+    state: the initial state.
     step: from a state and a batch on the mesh to the next state and metrics.
     count_correct: from parameters to how many test images they classify correctly.
     count_correct_by_replica: the same for each replica's parameters, to a list; or
@@ -43,14 +43,14 @@ def compile_program(
   batch_size: int,
   seed: int,
 ) -> Compiled:
-  """Draws the first state and compiles all that the loop runs.
+  """Initializes the state and compiles all that the loop runs.
 
   Args:
-    program: the strategy's.
+    program: the strategy's program.
     mesh: the replicas' devices.
-    test: the images to evaluate with.
+    test: the test images.
     batch_size: images per step, over all replicas.
-    seed: of the parameters.
+    seed: seed of the parameters.
 
   Returns:
     The compiled program.
@@ -61,7 +61,7 @@ def compile_program(
     labels=np.zeros(batch_size, test.labels.dtype),
   )
   step = program.step.lower(state, _put(batch, mesh)).compile()
-  # The test images are few: one device does them faster than several share them.
+  # One device processes the few test images faster than several would.
   device = mesh.devices.flat[0]
   on_device = jax.device_put(test, device)
   params = jax.device_put(program.eval_params(state), device)
@@ -96,19 +96,20 @@ def train(
   """Trains, and evaluates after each epoch.
 
   Args:
-    program: the strategy's.
-    compiled: the same, compiled.
+    program: the strategy's program.
+    compiled: the compiled program.
     mesh: the replicas' devices.
-    data: images to train on and images to test with.
+    data: training images and test images.
     epochs: passes over the training images.
     batch_size: images per step, over all replicas.
-    seed: of the order of the images.
+    seed: seed of the order of the images.
 
   Yields:
     One record per step, as soon as the step is done: ``step`` and ``epoch``
     (from 1), the step's metrics (``loss`` and the strategy's own),
-    ``samples_per_second`` and, after an epoch's last step, ``test_accuracy`` (and
-    ``replica_test_accuracy``, a list, where replicas have their own parameters).
+    ``samples_per_second`` and, after an epoch's last step, ``test_accuracy``
+    (and ``replica_test_accuracy``, a list, if replicas have their own
+    parameters).
 
   Raises:
     errors.CommandError: if a metric is not finite.
@@ -120,7 +121,7 @@ def train(
   in_flight: collections.deque[dict[str, jax.Array]] = collections.deque()
   step = 0
   for epoch in range(1, epochs + 1):
-    # Each epoch's clock starts afresh: evaluation is not training.
+    # The clock restarts in each epoch: evaluation is not training.
     before = time.perf_counter()
     batches = digits.epoch_batches(train_data, batch_size, rng)
     for last in range(1, steps_per_epoch + _IN_FLIGHT):

@@ -9,7 +9,8 @@ from optax_dist.cli import output_files
 
 
 class JsonLines:
-  r"""Writes one JSON object per line, each at once, so that none is ever lost.
+  r"""Writes one JSON object per line, each immediately, so that none is ever
+  lost.
 
   Example:
     >>> import tempfile
@@ -21,10 +22,10 @@ class JsonLines:
   """
 
   def __init__(self, path: pathlib.Path):
-    """Opens the file; what it held is lost.
+    """Opens the file, and truncates it.
 
     Args:
-      path: where to write.
+      path: the file.
 
     Raises:
       errors.CommandError: if it can't be written, as from :meth:`write`.
@@ -40,7 +41,7 @@ class JsonLines:
       self._file.write(line + "\n")
 
   def close(self) -> None:
-    """Closes the file. What could not be written before is given up."""
+    """Closes the file, without retrying failed writes."""
     with contextlib.suppress(OSError):
       self._file.close()
 

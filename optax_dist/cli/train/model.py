@@ -12,7 +12,7 @@ from optax_dist.cli.train import digits
 
 
 class Network(nn.Module):
-  """Two convolutions, each followed by a halving of the image, and two layers.
+  """Two convolutions, each followed by a 2x downsampling, and two dense layers.
 
   From float32 ``[size, 8, 8, 1]`` to logits ``[size, 10]``. About 53,000
   parameters.
@@ -30,9 +30,9 @@ class Network(nn.Module):
 
 
 def init(seed: int) -> optax.Params:
-  """Draws the network's parameters."""
+  """Initializes the network's parameters."""
   images = np.zeros((1, 8, 8, 1), np.float32)
-  # The default generator takes XLA four times as long to compile for a CPU.
+  # XLA takes four times as long to compile the default generator for a CPU.
   key = jax.random.key(seed, impl="rbg")
   return jax.jit(Network().init)(key, images)
 

@@ -1,4 +1,4 @@
-"""What is reported of a training while it goes on: the latest line of its metrics."""
+"""Metrics of a training in progress: the last line of its metrics file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from optax_dist.coordinator.metrics.metric import Metric
 
 
 class TrainingNumbers:
-  """Keeps the latest value of each of a training's figures.
+  """Keeps the latest value of each metric.
 
   Example:
     >>> numbers = TrainingNumbers()
@@ -21,11 +21,11 @@ class TrainingNumbers:
     self._latest: strategy.Record = {}
 
   def take(self, record: strategy.Record) -> None:
-    """Takes a line of ``metrics.jsonl``; what it lacks stays as it was."""
+    """Takes a line of ``metrics.jsonl``; missing metrics keep their values."""
     self._latest = self._latest | record
 
   def metrics(self) -> list[Metric]:
-    """All of them, as of now; any thread may ask."""
+    """The current metrics; any thread may call it."""
     return [_metric(name, value) for name, value in self._latest.items()]
 
 

@@ -16,12 +16,12 @@ OTHER_LEARNING_RATE = 0.01
 
 
 def default_learning_rate(name: str) -> float:
-  """The learning rate of an optimizer that was given none."""
+  """The default learning rate of an optimizer."""
   return LEARNING_RATES.get(name, OTHER_LEARNING_RATE)
 
 
 def check(name: str) -> None:
-  """Raises :class:`errors.CommandError` if there is no optimizer of a name."""
+  """Raises :class:`errors.CommandError` if the optimizer is unknown."""
   from optax_dist import optimizers
 
   if name not in optimizers.REGISTRY:
@@ -33,18 +33,18 @@ def check(name: str) -> None:
 def make(
   name: str, learning_rate: float, steps: int
 ) -> optax.GradientTransformation:
-  """Makes an optimizer whose learning rate falls to 0 along a half cosine.
+  """Creates an optimizer with a cosine decay of its learning rate to 0.
 
   Args:
     name: a key of :data:`optax_dist.optimizers.REGISTRY`.
-    learning_rate: that of the first step.
-    steps: the number of steps until the learning rate is 0.
+    learning_rate: the initial learning rate.
+    steps: number of steps until the learning rate is 0.
 
   Returns:
     The optimizer.
 
   Raises:
-    ValueError: if there is none of that name.
+    ValueError: if there is no optimizer of that name.
 
   Example:
     >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Strategies whose replicas have parameters of their own, around a center."""
+"""Strategies whose replicas have their own parameters, around a center."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
 
 
 def add_period(group: argparse._ArgumentGroup, default: int, what: str) -> None:
-  """Adds ``--communication-period``; ``what`` says in its help what it counts."""
+  """Adds ``--communication-period``; ``what`` is the unit in its help text."""
   parser.add_number(
     group,
     "--communication-period",
@@ -34,17 +34,18 @@ def build(
 
   Each step's metrics are ``loss``, the mean over the replicas; ``spread``, the
   root mean square distance of a replica's parameters from the replicas' mean,
-  relative to the size of that mean; and ``exchanges``, made so far. To measure the
-  spread at every step takes communication too, which is not the transform's.
+  relative to the size of that mean; and ``exchanges``, the number so far.
+  Measuring the spread takes communication at every step, in addition to the
+  transform's.
 
   Args:
-    run: what to build from; its arguments are those of :func:`add_period`.
+    run: the settings to build from, with the arguments of :func:`add_period`.
     make: a function such as :func:`optax_dist.local_sgd`, whose transform has a
       state that :func:`optax_dist.center_params` reads.
-    **options: more of its arguments.
+    **options: further arguments of it.
 
   Returns:
-    The program. It evaluates the center, and each replica.
+    The program, which evaluates the center and each replica.
   """
   import jax
   import jax.numpy as jnp

@@ -25,10 +25,10 @@ def save(
   """Draws a run and saves the picture as PNG.
 
   Args:
-    path: where to.
+    path: the output file.
     records: the run's metrics, one record per step.
-    title: what the run was.
-    further: draw more panels, to the right of loss and accuracy.
+    title: describes the run.
+    further: functions that draw more panels, to the right of loss and accuracy.
 
   Raises:
     errors.CommandError: if the file can't be written.
@@ -50,13 +50,13 @@ def save(
 
 
 def epochs_passed(records: Sequence[strategy.Record]) -> np.ndarray:
-  """How many passes over the data were over after each record's step."""
+  """How many passes over the data were complete after each record's step."""
   steps_per_epoch = sum(record["epoch"] == 1 for record in records)
   return np.array([record["step"] / steps_per_epoch for record in records])
 
 
 def label_epochs(axes: matplotlib.axes.Axes) -> None:
-  """Labels a horizontal axis of :func:`epochs_passed`."""
+  """Labels a horizontal axis in :func:`epochs_passed`."""
   axes.set_xlabel("epoch (passes over the training images)")
   axes.xaxis.set_major_locator(
     matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 5, 10], integer=True)

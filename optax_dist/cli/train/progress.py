@@ -1,4 +1,4 @@
-"""What is seen while a run goes on: a bar, or plain lines off a terminal."""
+"""The progress of a run: a bar, or plain lines if there is no terminal."""
 
 import math
 
@@ -7,12 +7,12 @@ import rich.progress
 
 from optax_dist.cli.train import strategy
 
-_PLAIN_LINES = 20  # At most, over a run.
+_PLAIN_LINES = 20  # At most, per run.
 _SMOOTHING = 0.9
 
 
 class Progress:
-  """Shows a run's progress on standard error. Enter it as a context.
+  """Shows a run's progress on standard error. Use it as a context manager.
 
   Example:
     >>> with Progress(epochs=1, steps=2) as progress:
@@ -26,12 +26,12 @@ class Progress:
     steps: int,
     console: rich.console.Console | None = None,
   ):
-    """Makes a bar that is not shown yet.
+    """Creates a bar that is not shown yet.
 
     Args:
       epochs: passes over the data in the run.
       steps: steps in the run.
-      console: where to show it.
+      console: the console to show it on.
     """
     self._console = console or rich.console.Console(
       stderr=True, highlight=False
@@ -55,14 +55,14 @@ class Progress:
     self._task = self._bar.add_task("", total=steps, figures="")
 
   def message(self, text: str) -> None:
-    """Says what is going on before the first step."""
+    """Shows a message before the first step."""
     if self._bar.disable:
       self._console.print(text, soft_wrap=True)
     else:
       self._bar.update(self._task, description=text)
 
   def show(self, record: strategy.Record) -> None:
-    """Shows a step that is done."""
+    """Shows a completed step."""
     throughput = record["samples_per_second"]
     if self._throughput is None:
       self._throughput = throughput

@@ -1,4 +1,4 @@
-"""What a strategy of ``optax-dist train`` is."""
+"""The interface of a strategy of ``optax-dist train``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-if TYPE_CHECKING:  # These are slow to import: see optax_dist.cli.
+if TYPE_CHECKING:  # Slow to import: see optax_dist.cli.
   import jax
   import matplotlib.axes
   import optax
@@ -21,16 +21,16 @@ Record = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What a strategy builds its program from.
+  """The settings from which a strategy builds its program.
 
   Attributes:
-    args: the parsed arguments, the strategy's own among them.
+    args: the parsed arguments, including the strategy's own.
     mesh: the replicas' devices, along one axis.
-    axis_name: that axis.
-    loss_fn: from parameters and a batch, of any size, to the mean loss over the
-      batch's images: a float32 scalar.
-    optimizer: what turns gradients into updates; knows nothing of replicas.
-    steps: the number of steps that will be made.
+    axis_name: name of that axis.
+    loss_fn: function of parameters and a batch of any size; returns the mean
+      loss over the batch's images, a float32 scalar.
+    optimizer: turns gradients into updates; independent of replicas.
+    steps: the number of training steps.
   """
 
   args: argparse.Namespace
@@ -43,22 +43,23 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """How a strategy trains. The state may be any pytree of arrays.
+  """A strategy's training program. The state may be any pytree of arrays.
 
   Attributes:
-    init: from parameters to the state, laid out over the mesh as ``step`` leaves
-      it.
-    step: from the state and a batch (whose leading axis lies along the mesh's) to
-      the next state and metrics: a mapping of scalars with ``"loss"`` in it.
-      Wrapped in ``jax.jit``; it is compiled once, before the first step, and may
-      donate the state.
-    eval_params: from the state to the parameters that are evaluated, without
-      a replica axis: the replicas' common ones, or the center.
-    replica_params: from the state to every replica's parameters, with a leading
-      replica axis, where replicas have parameters of their own: each is evaluated
+    init: function of the parameters; returns the state, sharded over the mesh
+      as by ``step``.
+    step: function of the state and a batch (whose leading axis is sharded over
+      the mesh's); returns the next state and metrics: a mapping of scalars that
+      includes ``"loss"``. It is wrapped in ``jax.jit``, compiled once, before
+      the first step, and may donate the state.
+    eval_params: function of the state; returns the parameters to evaluate,
+      without a replica axis: the replicas' common ones, or the center.
+    replica_params: function of the state; returns every replica's parameters,
+      with a leading replica axis, if replicas have their own: each is evaluated
       too.
-    summary: from all records to lines that are printed at the end.
-    panels: each draws one more picture into the report, from all records.
+    summary: function of all records; returns lines to print at the end.
+    panels: functions that each draw one more panel of the report, from all
+      records.
   """
 
   init: Callable[[optax.Params], Any]
@@ -72,13 +73,13 @@ class Program:
 
 
 class Strategy(abc.ABC):
-  """One way to train a model on several replicas.
+  """A way to train a model on several replicas.
 
-  A strategy is one file in :mod:`optax_dist.cli.train.strategies`, named after it, with
-  an instance of a subclass of this class as its ``STRATEGY``.
+  A strategy is one file in :mod:`optax_dist.cli.train.strategies`, named after
+  it, with an instance of a subclass as its ``STRATEGY``.
 
   Attributes:
-    summary: what it does, in one line of help.
+    summary: one line of help.
   """
 
   summary: ClassVar[str]
@@ -87,7 +88,7 @@ class Strategy(abc.ABC):
     """Adds the flags that only this strategy has."""
 
   def check(self, args: argparse.Namespace) -> None:  # noqa: B027
-    """Raises :class:`errors.CommandError` if the arguments do not go together.
+    """Raises :class:`errors.CommandError` if the arguments are inconsistent.
 
     Called before anything slow. ``args.replicas`` is None if it was not given.
     """

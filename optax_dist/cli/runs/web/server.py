@@ -1,4 +1,4 @@
-"""Serves the page of a run: read-only, and to this machine alone by default."""
+"""Serves the page of a run: read-only, and by default on loopback only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optax_dist.cli import errors
 from optax_dist.cli.runs.web.view import View
 from optax_dist.coordinator.journal_tail import Tail
 
-# The page needs nothing but itself and its data.
+# The page needs only itself and its data.
 _HEADERS = {
   "Cache-Control": "no-store",
   "Content-Security-Policy": (
@@ -33,19 +33,19 @@ class Server:
   """A page that follows a journal until it is closed.
 
   Args:
-    tail: of the journal.
+    tail: tail of the journal.
     bind: address to listen on. Beyond loopback the page needs a token.
-    port: 0 for any that is free.
+    port: port to listen on; 0 for any free one.
 
   Attributes:
-    url: of the page, with the token if it needs one.
+    url: URL of the page, with the token if it needs one.
   """
 
   def __init__(self, tail: Tail, bind: str = "127.0.0.1", port: int = 0):
-    """Listens, and serves from a thread.
+    """Starts to listen, and serves from a thread.
 
     Raises:
-      errors.CommandError: the address can't be listened on.
+      errors.CommandError: it can't listen on the address.
     """
     self._tail, self._view = tail, View()
     self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Server:
     self._thread.start()
 
   def state(self) -> dict[str, Any]:
-    """The page's data as of now."""
+    """The page's current data."""
     with self._lock:
       self._view.update(self._tail.read())
       return self._view.state()
@@ -110,7 +110,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _may_see(self, token: str) -> bool:
     if self.page.token:
       return hmac.compare_digest(token.encode(), self.page.token.encode())
-    # Another site's name may lead a browser to this address.
+    # Prevents DNS rebinding: another name may resolve to this address.
     host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname
     return host is not None and _is_loopback(host)
 
@@ -125,7 +125,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.wfile.write(body)
 
   def log_message(self, format: str, *args: Any) -> None:
-    """Says nothing: a page that looks each second would fill the terminal."""
+    """Logs nothing: a page that polls each second would fill the terminal."""
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the page shows of a run, from its journal's records."""
+"""The data that the page shows, from a journal's records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optax_dist.coordinator.metrics.time_ledger import TimeLedger
 
 Record = dict[str, Any]
 
-#: Seconds of the timeline, and how many of the newest the other parts show.
+#: Seconds of the timeline, and limits on the other parts.
 WINDOW = 60.0
 STEPS = 240
 EVENTS = 60
@@ -31,7 +31,7 @@ _EVENTS = {
 
 
 class View:
-  """Keeps of a growing journal what the page shows.
+  """Keeps what the page shows of a growing journal.
 
   Example:
     >>> view = View()
@@ -55,7 +55,7 @@ class View:
     )
 
   def update(self, records: Iterable[Record]) -> None:
-    """Takes further records into account."""
+    """Processes further records."""
     for record in records:
       before, committed = self.summary.step, self.summary.committed
       self.summary.update([record])
@@ -77,7 +77,7 @@ class View:
         self._events.append(self._event(record))
 
   def state(self) -> dict[str, Any]:
-    """The page's data, as JSON has it: numbers, texts, lists and objects."""
+    """The page's data as JSON types."""
     summary = self.summary
     now = summary.now()
     return {
@@ -114,7 +114,7 @@ class View:
     }
 
   def _goodput(self) -> dict[str, float] | None:
-    """The share of each category in all replica-seconds; None if there are none."""
+    """The share of each category in all replica-seconds; None without any."""
     found = self._times.goodput()
     return found.shares() if found.total else None
 

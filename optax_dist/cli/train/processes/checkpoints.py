@@ -15,13 +15,13 @@ _KEPT = 3
 
 
 def save(folder: pathlib.Path, replica: Any) -> None:
-  """Saves what all replicas share, unless another replica has.
+  """Saves the state that all replicas share, unless another replica has.
 
-  The file appears whole or not at all, whenever this process is killed or the
-  machine loses its power, and only its owner may read it.
+  The file appears complete or not at all, even if this process is killed or the
+  machine loses power, and only its owner may read it.
 
   Args:
-    folder: where to; made if it is missing.
+    folder: folder for checkpoints; created if it is missing.
     replica: a `coordinator.Replica`.
   """
   from flax import serialization
@@ -49,7 +49,7 @@ def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def steps(folder: pathlib.Path) -> list[int]:
-  """The steps that there are checkpoints of, in order."""
+  """The steps of all checkpoints, in order."""
   if not folder.is_dir():
     return []
   found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
@@ -65,10 +65,10 @@ def step_of(path: pathlib.Path) -> int:
 
 
 def newest(folder: pathlib.Path) -> pathlib.Path | None:
-  """The newest checkpoint that can be read; None if there is none.
+  """The newest readable checkpoint; None if there is none.
 
-  Those after it are empty or broken, and get another name, so that the run
-  which goes on can save those steps.
+  Newer ones are empty or broken, and are renamed, so that the resumed run can
+  save those steps.
   """
   from flax import serialization
 
@@ -80,7 +80,7 @@ def newest(folder: pathlib.Path) -> pathlib.Path | None:
         return path
       reason = "it is not of that step"
     except OSError:
-      raise  # It may well be whole.
+      raise  # It may be intact.
     except Exception as error:
       reason = f"{type(error).__name__}: {error}"
     broken = path.with_suffix(".broken")
@@ -95,11 +95,11 @@ def newest(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def load(path: pathlib.Path, like: Any) -> dict[str, Any]:
-  """What `coordinator.join` is given to go on from a checkpoint.
+  """Loads the arguments of `coordinator.join` from a checkpoint.
 
   Args:
     path: the file.
-    like: a shared state (parameters and the optimizer's) of the same form.
+    like: a shared state (parameters and optimizer state) of the same structure.
 
   Returns:
     The arguments `params`, `opt_state` and `global_step`.

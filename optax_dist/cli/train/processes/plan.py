@@ -1,7 +1,7 @@
-"""What the processes of a launched training agree on, as JSON.
+"""The configuration that processes of a launched training share, as JSON.
 
-Each replica gets it, and stands in the journal as the run's ``config``:
-replay builds model, data and optimizer from it again.
+Each replica gets it, and it is in the journal as the run's ``config``: replay
+rebuilds model, data and optimizer from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from optax_dist.cli.train import optimizer
 PROGRAM = "optax-dist train"
 VARIABLE = "OPTAX_DIST_TRAINING"
 
-# Flags of strategies that processes don't have, and what they are if not given.
+# Flags of strategies that don't apply to processes, with their defaults.
 _ELSEWHERE: dict[str, Any] = {
   "straggler": [],
   "variable_averages": None,
@@ -28,14 +28,14 @@ Config = dict[str, Any]
 
 
 def make(args: argparse.Namespace, train_size: int) -> Config:
-  """Takes what matters from the arguments of the command.
+  """Selects the relevant arguments of the command.
 
   Args:
     args: the parsed arguments; `replicas` is set.
-    train_size: images to train on.
+    train_size: number of training images.
 
   Raises:
-    errors.CommandError: the arguments can't work between processes.
+    errors.CommandError: the arguments are invalid for processes.
   """
   if args.strategy == "cross-shard":
     raise errors.CommandError(
@@ -50,7 +50,7 @@ def make(args: argparse.Namespace, train_size: int) -> Config:
   if args.strategy == "elastic-average":
     aggregate = 1
   if args.strategy == "decoupled-diloco":
-    # Who is slow or away is not waited for, unless that is asked for.
+    # By default a step does not wait for slow or absent replicas.
     aggregate = args.replicas_to_aggregate or (args.replicas + 1) // 2
     if aggregate > args.replicas:
       raise errors.CommandError(
@@ -91,14 +91,14 @@ def make(args: argparse.Namespace, train_size: int) -> Config:
 
 
 def make_optimizer(config: Config) -> Any:
-  """The optimizer that `coordinator.join` is given."""
+  """The optimizer for `coordinator.join`."""
   return optimizer.make(
     config["optimizer"], config["learning_rate"], config["local_steps"]
   )
 
 
 def join_arguments(config: Config) -> dict[str, Any]:
-  """The arguments of `coordinator.join` that are the strategy's."""
+  """The strategy's arguments for `coordinator.join`."""
   import optax
 
   from optax_dist import coordinator
@@ -144,7 +144,7 @@ def join_arguments(config: Config) -> dict[str, Any]:
 
 
 def first_state(config: Config, params: Any) -> Any:
-  """What all replicas share before the first step."""
+  """The initial shared state of all replicas."""
   from optax_dist.coordinator import strategies
 
   factory = join_arguments(config).get("strategy", strategies.SyncReplicas)
@@ -155,18 +155,18 @@ def first_state(config: Config, params: Any) -> Any:
 def make_gradient(
   config: Config, params: Any, images: Any, labels: Any
 ) -> Callable[[Any, list[int]], tuple[Any, Any]]:
-  """The loss and gradient of a batch, which its key names.
+  """The loss and gradient of a batch that is named by its key.
 
   Args:
-    config: of the run.
-    params: of the form that it is compiled for.
-    images: to train on.
-    labels: what they show.
+    config: the run's configuration.
+    params: parameters with the structure to compile for.
+    images: training images.
+    labels: their labels.
 
   Returns:
-    From parameters and a key, a list of whole numbers, to both. The very same
-    program in each replica and in replay, so that gradients are bit for bit
-    the same.
+    A function from parameters and a key, a list of whole numbers, to both.
+    Replicas and replay use the same compiled program, so that gradients are
+    equal bit for bit.
   """
   import jax
   import numpy as np
@@ -176,7 +176,7 @@ def make_gradient(
   size = config["batch_size"]
   batch = digits.Batch(images[:size], labels[:size])
   program = jax.jit(jax.value_and_grad(model.loss))
-  # Compiled once, wherever parameters come from.
+  # Compiled ahead, whatever the source of the parameters.
   compiled = program.lower(params, batch).compile()
 
   def gradient(params: Any, key: list[int]) -> tuple[Any, Any]:
@@ -188,7 +188,7 @@ def make_gradient(
 
 
 def replay(config: Config) -> dict[str, Any]:
-  """What `simulate.replay_run` needs to do a recorded training again."""
+  """The arguments of `simulate.replay_run` for a recorded training."""
   from optax_dist.cli.train import digits, model
 
   train, _ = digits.load()

@@ -1,4 +1,4 @@
-"""One replica of ``optax-dist train --launch processes``: a process."""
+"""The process of a replica of ``optax-dist train --launch processes``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from optax_dist.coordinator.launch import channel as channels
 
 
 def main() -> int:
-  """Trains as the replica that the launcher says, until the run is over."""
+  """Trains as the replica assigned by the launcher, until the run is over."""
   channel = channels.Channel()
   told = json.loads(os.environ[process_plan.VARIABLE])
-  # From here on imports are slow.
+  # Slow imports follow.
   import numpy as np
 
   from optax_dist import coordinator
@@ -29,7 +29,7 @@ def main() -> int:
     test = digits.Batch(arrays["test_images"], arrays["test_labels"])
   params = model.init(config["seed"])
   opt = process_plan.make_optimizer(config)
-  # Compiles before it has a place, so that a spare one is warm.
+  # Compiled before it gets a place, so that a spare process is warm.
   gradient = process_plan.make_gradient(
     config, params, train.images, train.labels
   )
@@ -51,7 +51,7 @@ def main() -> int:
       attempt_timeout=told["attempt_timeout"],
       leader_timeout=told["leader_timeout"],
     ) as joined:
-      # Asked to end by itself, it lets the others save first.
+      # On SIGTERM, all replicas save first.
       signal.signal(signal.SIGTERM, lambda *_: joined.save_soon())
       _Training(joined, channel, told, test, gradient).run(replica, incarnation)
   except coordinator.RunFinished:
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 class _Training:
-  """The loop."""
+  """The training loop."""
 
   def __init__(
     self,
@@ -106,7 +106,7 @@ class _Training:
     from optax_dist.cli.train.processes import checkpoints
 
     if outcome.accepted and not outcome.members:
-      return  # It is on its own.
+      return  # It stopped alone.
     fields: dict[str, Any] = {}
     step = outcome.global_step
     if step > self._evaluated and self._ends_epoch(self._evaluated, step):

@@ -1,4 +1,4 @@
-"""``optax-dist train --launch processes``: replicas that are real processes."""
+"""``optax-dist train --launch processes``: replicas as separate processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-  """Raises an error if the arguments can't work; takes no time."""
+  """Raises an error if the arguments are invalid; it is fast."""
   from optax_dist.cli.train import digits
 
   if args.launch is None:
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
 
   Args:
     args: the parsed arguments, checked.
-    paths: of `FILES`, writable.
+    paths: writable paths of `FILES`.
   """
   import numpy as np
 
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       env={
         "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
         "JAX_NUM_CPU_DEVICES": "1",
-        # All compile the same: those who come later need not.
+        # All compile the same program, so later ones can use the cache.
         "JAX_COMPILATION_CACHE_DIR": os.environ.get(
           "JAX_COMPILATION_CACHE_DIR", str(data / "cache")
         ),
@@ -189,7 +189,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
 
 @contextlib.contextmanager
 def _errors_only(name: str) -> Iterator[None]:
-  """Keeps warnings out of the live table; the level is as before afterwards."""
+  """Hides warnings inside the context, for the live table."""
   logger = logging.getLogger(name)
   before = logger.level
   logger.setLevel(logging.ERROR)
@@ -200,7 +200,7 @@ def _errors_only(name: str) -> Iterator[None]:
 
 
 def _checkpoint(args: argparse.Namespace) -> pathlib.Path | None:
-  """What to go on from; refuses to delete what another run has written."""
+  """The checkpoint to resume from; refuses to overwrite another run's."""
   from optax_dist.cli.train.processes import checkpoints
 
   folder = args.output / "checkpoints"
@@ -235,7 +235,7 @@ def _has_commits(path: pathlib.Path) -> bool:
 def _metrics_before(
   path: pathlib.Path, checkpoint: pathlib.Path | None
 ) -> list[dict[str, Any]]:
-  """The metrics of the steps that a checkpoint has."""
+  """The metrics of the steps that a checkpoint includes."""
   from optax_dist.cli.train.processes import checkpoints
 
   if checkpoint is None or not path.exists():
@@ -249,7 +249,7 @@ def _metrics_before(
 
 
 class _Collected:
-  """Makes metrics of what the replicas say."""
+  """Collects metrics from the replicas' messages."""
 
   def __init__(
     self,
@@ -273,11 +273,11 @@ class _Collected:
 
   @property
   def steps(self) -> int:
-    """The last step that was heard of."""
+    """The last step that was reported."""
     return max(self._losses, default=0)
 
   def take(self, replica: int, event: dict[str, Any]) -> None:
-    """Takes what a replica says."""
+    """Processes a replica's message."""
     kind = event["event"]
     if kind == "fault":
       self.faults[event["fault"]] += 1
@@ -287,7 +287,7 @@ class _Collected:
     elif kind == "step":
       step = event["step"]
       if "accuracy" in event and self._epochs(step) not in self._evaluated:
-        # A replica that is late evaluates an epoch again, at a later step.
+        # A slow replica evaluates an epoch again, at a later step.
         self._evaluated.add(self._epochs(step))
         self._accuracies[step] = event["accuracy"]
       if event["accepted"]:
@@ -296,13 +296,13 @@ class _Collected:
         self._write(step - 3)
 
   def _epochs(self, steps: int) -> int:
-    """How many epochs are over after so many steps."""
+    """How many epochs are complete after this many steps."""
     config = self._config
     epochs = config["local_steps"] / config["steps_per_epoch"]
     return int(steps * epochs / config["commits"])
 
   def flush(self) -> None:
-    """Writes what is left."""
+    """Writes the remaining metrics."""
     self._write(self.steps)
 
   def _write(self, until: int) -> None:
@@ -368,7 +368,7 @@ def _conclude(
 
 
 def _seconds(path: pathlib.Path) -> float:
-  """How long steps were taken, by the journal's clock, as all figures are."""
+  """Duration of the steps by the journal's clock, like all other figures."""
   from optax_dist.coordinator import journal
 
   parts = journal.segments(journal.read(path).records)

@@ -1,8 +1,8 @@
 """The strategies of ``optax-dist train``: each file here is one.
 
 A file ``my_idea.py`` with a ``STRATEGY`` in it (see
-:class:`optax_dist.cli.train.strategy.Strategy`) is ``--strategy my-idea``. Nothing else
-lists it.
+:class:`optax_dist.cli.train.strategy.Strategy`) is ``--strategy my-idea``. It
+is not listed anywhere else.
 """
 
 import importlib
@@ -24,6 +24,6 @@ def names() -> list[str]:
 
 
 def load(name: str) -> strategy.Strategy:
-  """The strategy of a name that is in :func:`names`."""
+  """The strategy with a name from :func:`names`."""
   module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
   return module.STRATEGY

@@ -1,4 +1,4 @@
-"""Every replica's gradient, averaged at every step."""
+"""All replicas' gradients, averaged at every step."""
 
 from optax_dist.cli.train import strategy
 

@@ -1,4 +1,4 @@
-"""Learners on clocks of their own, in processes, who merge fragments."""
+"""Learners with their own clocks, in processes, which merge fragments."""
 
 from optax_dist.cli import errors, parser
 from optax_dist.cli.train import own_replicas, strategy

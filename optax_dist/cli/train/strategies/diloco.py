@@ -1,4 +1,4 @@
-"""Replicas that train alone; a second optimizer applies their mean change."""
+"""Replicas that train locally; an outer optimizer applies their mean change."""
 
 from optax_dist.cli import errors, parser
 from optax_dist.cli.train import own_replicas, strategy
@@ -25,7 +25,7 @@ def add_outer(group):
 
 
 def check_outer(args):
-  """Raises an error where these are out of range."""
+  """Raises an error if the outer optimizer's flags are out of range."""
   if args.outer_momentum >= 1:
     raise errors.CommandError(
       f"--outer-momentum must be below 1, got {args.outer_momentum:g}"

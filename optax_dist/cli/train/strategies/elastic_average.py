@@ -1,4 +1,4 @@
-"""Replicas with parameters of their own, elastically tied to a center."""
+"""Replicas with their own parameters, elastically tied to a center."""
 
 from optax_dist.cli import parser
 from optax_dist.cli.train import own_replicas, strategy

@@ -1,4 +1,4 @@
-"""Replicas that train alone for some steps, then go on from their mean."""
+"""Replicas that train locally for some steps, then continue from their mean."""
 
 from optax_dist.cli.train import own_replicas, strategy
 

@@ -1,4 +1,4 @@
-"""Steps made of the gradients that are in, without the stragglers'."""
+"""Steps from the first gradients to arrive, without waiting for stragglers."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from optax_dist.cli import errors, parser
 from optax_dist.cli.train import strategy
 
-# What becomes of a gradient: how it is called, and its color.
+# The outcomes of a gradient: label and color.
 _LABELS = {
   "accepted": ("accepted", "#2563a8"),
   "stale": ("dropped: stale", "#c2571a"),
@@ -18,9 +18,9 @@ _LABELS = {
 class SyncReplicas(strategy.Strategy):
   """Training with :func:`optax_dist.sync_replicas`, with simulated stragglers.
 
-  A step of the command is a tick: the replicas that arrive submit a gradient.
-  One that does not arrive goes on computing on the parameters that it took with
-  its last token, and submits their gradient when it arrives at last.
+  A step of the command is a tick: the replicas that arrive submit a gradient. A
+  replica that does not arrive continues to compute on the parameters of its
+  last token, and submits their gradient when it arrives.
   """
 
   summary = "k of N fresh gradients make an update; late ones are dropped"
@@ -102,7 +102,7 @@ class SyncReplicas(strategy.Strategy):
     )
 
     def start(params):
-      # Each replica's own: the parameters that it took with its last token.
+      # For each replica, the parameters that it took with its last token.
       taken = jax.tree.map(lambda x: jnp.stack([x] * size), params)
       tick = jnp.zeros([], jnp.int32)
       return params, optax_dist.PerReplica(taken), optimizer.init(params), tick
@@ -160,7 +160,7 @@ class SyncReplicas(strategy.Strategy):
 
 
 def _straggler(text: str) -> tuple[int, float]:
-  """An argument type: a replica and the probability that it arrives."""
+  """An argument type: a replica and its probability to arrive."""
   replica, _, probability = text.partition(":")
   try:
     parsed = int(replica), float(probability)
@@ -205,7 +205,7 @@ def _arrival(
 
 
 def _ledger(optimizer_state, axis: str, size: int) -> dict:
-  """The counts of all replicas as metrics, which are scalars."""
+  """The counts of all replicas as scalar metrics."""
   import jax
   import jax.numpy as jnp
   import optax
