@@ -1,4 +1,4 @@
-"""Sparse gradients of embedding tables, and stock optax after them."""
+"""Sparse gradients of embedding tables, and how to use optax with them."""
 
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,

@@ -1,4 +1,4 @@
-"""Lets ``flax.serialization`` save sparse slices, where Flax is in use."""
+"""Lets ``flax.serialization`` save sparse slices, if Flax is in use."""
 
 import sys
 from typing import Any
@@ -7,10 +7,10 @@ _registered: set[type] = set()
 
 
 def register(cls: type) -> None:
-  """Registers a class of slices with Flax, once that has been imported.
+  """Registers a class of slices with Flax, if Flax has been imported.
 
-  Flax is not imported for it: a program that saves states with Flax has done so
-  by the time that it makes or maps slices.
+  This does not import Flax: a program that saves states with Flax has done so
+  by the time that it creates or maps slices.
 
   Args:
     cls: the class, with ``values`` and ``indices``, and its static
@@ -20,7 +20,7 @@ def register(cls: type) -> None:
     return
   serialization: Any = sys.modules.get("flax.serialization")
   if not hasattr(serialization, "register_serialization_state"):
-    return  # Not imported, or not to the end.
+    return  # Not imported, or not completely.
 
   def to_state(slices: Any) -> dict[str, Any]:
     to_dict = serialization.to_state_dict

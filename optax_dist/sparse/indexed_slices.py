@@ -1,22 +1,21 @@
 """Sparse gradients of embedding tables, as in TensorFlow.
 
-An :class:`IndexedSlices` stands for a dense array that is zero except for some
+An :class:`IndexedSlices` represents a dense array that is zero except for some
 rows: row ``indices[i]`` gets ``values[i]``, and repeated indices add up. It is
 a pytree of two arrays, so it passes through ``jax.jit``, ``jax.vmap`` and
 ``shard_map``, but to an optimizer it is *one* gradient: every ``jax.tree.map``
-over gradients that may hold one needs ``is_leaf=is_indexed_slices``.
+over gradients that may contain one needs ``is_leaf=is_indexed_slices``.
 
 A ``jax.tree.map`` without it, as in most of optax, would scale and clip the
-indices too. So the leaf that holds them has a dtype of its own, which JAX
-moves and selects like any other and refuses to compute with: the error of
-``optax.scale(2)`` names the remedy,
-:func:`optax_dist.sparse.on_values`. It is one of JAX's extended dtypes, of the
-kind that keeps random keys from being added up. ``slices.indices`` are the
-integers.
+indices too. So the leaf that holds them has its own dtype, which JAX can move
+and select but refuses to compute with: the error from ``optax.scale(2)`` names
+the remedy, :func:`optax_dist.sparse.on_values`. It is one of JAX's extended
+dtypes, like those that prevent arithmetic on random keys. ``slices.indices``
+are the integers.
 
 Sizes stay static under ``jit``: an unused slot has the index
 ``dense_shape[0]``, one past the last row, and zero values. Reads of such a slot
-are never used and writes to it are dropped.
+are never used, and writes to it are dropped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,8 +36,8 @@ def _no_random_bits(*args: Any, **kwargs: Any) -> NoReturn:
   raise TypeError("the row indices of IndexedSlices are not random keys")
 
 
-# JAX's only public way to make an extended dtype. Its name is part of every
-# error that JAX raises when something computes with it.
+# JAX's only public way to create an extended dtype. Its name is part of every
+# error that JAX raises when it is used in a computation.
 _INDEX_DTYPE = extended_random.define_prng_impl(
   key_shape=(1,),
   seed=_no_random_bits,
@@ -52,13 +51,13 @@ _INDEX_DTYPE = extended_random.define_prng_impl(
 
 @jax.tree_util.register_pytree_with_keys_class
 class IndexedSlices:
-  """Rows of an array, and which rows they are.
+  """Rows of an array, and their indices.
 
-  Two arrays, and the shape of the array that they are rows of, which is static
-  (part of the tree structure). Row ``i`` of ``values`` belongs to row
-  ``indices[i]``; repeated indices stand for the sum of their values. Indices
-  count from the front: a negative one is an error where it can be seen, and
-  otherwise undefined. Slots with the index ``dense_shape[0]`` are unused.
+  It has two arrays, and the static shape of the dense array (part of the tree
+  structure). Row ``i`` of ``values`` belongs to row ``indices[i]``; repeated
+  indices represent the sum of their values. Indices count from the front: a
+  negative one raises an error if its value is known, and is otherwise
+  undefined. Slots with the index ``dense_shape[0]`` are unused.
 
   Attributes:
     values: Array of shape ``[n, *dense_shape[1:]]``.
@@ -72,7 +71,7 @@ class IndexedSlices:
     >>> slices.to_dense()[:, 0].tolist()
     [1.0, 0.0, 0.0, 0.0, 1.0]
 
-    Stock optax would scale the indices too, and is refused:
+    Stock optax would scale the indices too, and raises an error:
 
     >>> optax.scale(2).update(  # doctest: +ELLIPSIS
     ...   slices, optax.EmptyState()
@@ -83,7 +82,7 @@ class IndexedSlices:
 
   values: jax.Array
   dense_shape: tuple[int, ...]
-  # The indices as a leaf that nothing computes with, or what JAX puts there.
+  # The indices as an opaque leaf, or what JAX puts in its place.
   _rows: Any
 
   def __init__(
@@ -92,7 +91,7 @@ class IndexedSlices:
     indices: jax.typing.ArrayLike,
     dense_shape: tuple[int, ...],
   ):
-    """Checks the shapes and makes the slices.
+    """Checks the shapes and creates the slices.
 
     Args:
       values: Array of shape ``[n, *dense_shape[1:]]``.
@@ -103,7 +102,7 @@ class IndexedSlices:
       TypeError: If ``indices`` are not integers.
       ValueError: If the shapes do not fit, if there are more than 2**31 - 1
         rows, or if an index is negative or greater than ``dense_shape[0]``
-        (seen only outside of ``jax.jit``).
+        (only checked outside of ``jax.jit``).
     """
     _flax.register(type(self))
     values, indices = jnp.asarray(values), jnp.asarray(indices)
@@ -137,7 +136,7 @@ class IndexedSlices:
   def unchecked(
     cls, values: Any, indices: Any, dense_shape: Sequence[int]
   ) -> "IndexedSlices":
-    """Makes slices that are right by construction, or hold stacked arrays.
+    """Creates slices that are known to be valid, or hold stacked arrays.
 
     Args:
       values: Array of shape ``[..., n, *dense_shape[1:]]``.
@@ -145,7 +144,7 @@ class IndexedSlices:
       dense_shape: Shape of the array that the rows belong to.
 
     Returns:
-      The slices. Nothing is looked at, so nothing waits for the arrays.
+      The slices. Nothing is checked, so nothing waits for the arrays.
     """
     rows = _guarded(jnp.asarray(indices))
     return cls.tree_unflatten(tuple(dense_shape), (values, rows))
@@ -153,7 +152,7 @@ class IndexedSlices:
   def tree_flatten_with_keys(
     self,
   ) -> tuple[tuple[tuple[Any, Any], ...], tuple[int, ...]]:
-    """Gives the two arrays with their names, and the static shape."""
+    """Returns the two arrays with their names, and the static shape."""
     key = jax.tree_util.GetAttrKey
     children = ((key("values"), self.values), (key("indices"), self._rows))
     return children, self.dense_shape
@@ -162,7 +161,7 @@ class IndexedSlices:
   def tree_unflatten(
     cls, dense_shape: tuple[int, ...], children: Iterable[Any]
   ) -> "IndexedSlices":
-    """Makes slices of whatever JAX puts in, unchecked."""
+    """Creates slices of whatever JAX puts in, unchecked."""
     _flax.register(cls)
     slices = object.__new__(cls)
     slices.values, slices._rows = children
@@ -173,8 +172,8 @@ class IndexedSlices:
   def indices(self) -> jax.Array:
     """The rows: int32 array of shape ``[n]``.
 
-    Where JAX has put something else in place of the leaf (an axis, a
-    sharding), that.
+    If JAX has put something else in place of the leaf (an axis, a sharding),
+    that is returned.
     """
     dtype = getattr(self._rows, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
@@ -211,12 +210,12 @@ class IndexedSlices:
   def from_dense(
     cls, dense: jax.typing.ArrayLike, size: int | None = None
   ) -> "IndexedSlices":
-    """Takes the rows of an array that are not all zero.
+    """Extracts the rows of an array that are not all zero.
 
     Args:
       dense: Array of one dimension or more.
-      size: Number of slots. Must be given under ``jax.jit``; rows beyond it are
-        lost there, so it has to be a bound on the number of rows in use.
+      size: Number of slots. It is required under ``jax.jit``; rows beyond it
+        are lost there, so it must be a bound on the number of rows in use.
 
     Returns:
       Slices with ascending indices, unused slots last.
@@ -288,7 +287,7 @@ def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
   Args:
     fun: Takes an array (and the leaves of ``rest``) and returns an array of the
-      same shape. Of sparse leaves it gets the values.
+      same shape. For sparse leaves it gets the values.
     tree: Tree of arrays, :class:`IndexedSlices` and ``None``.
     *rest: Trees like ``tree``, with slices of the same indices.
 
@@ -314,8 +313,9 @@ def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
   """Adds up the values of repeated indices.
 
-  The work is that of sorting the indices; the number of slots stays, so this
-  runs under ``jax.jit``. Values of one index add in their order of appearance.
+  The cost is that of sorting the indices; the number of slots is unchanged, so
+  this runs under ``jax.jit``. Values of one index are added in order of
+  appearance.
 
   Args:
     slices: Slices whose indices may repeat.
@@ -349,17 +349,17 @@ def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
 
 
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
-  """Adds updates to parameters, sparse ones to the rows they name.
+  """Adds updates to parameters; a sparse update changes only its rows.
 
-  Like ``optax.apply_updates``, and the same for dense updates. A sparse update
-  costs in proportion to its rows if the parameter's buffer may be written in
-  place: donate the parameters to the jitted step (``donate_argnums``), else XLA
-  copies the table first.
+  Like ``optax.apply_updates``, and identical for dense updates. The cost of a
+  sparse update is proportional to its rows if the parameter's buffer may be
+  overwritten: donate the parameters to the jitted step (``donate_argnums``),
+  otherwise XLA copies the table first.
 
   Args:
     params: Tree of arrays.
     updates: Tree like ``params`` of arrays, :class:`IndexedSlices` or ``None``
-      (leaves the parameter as it is).
+      (which leaves the parameter unchanged).
 
   Returns:
     Parameters of the same shapes and dtypes.
@@ -396,7 +396,7 @@ def lookup_value_and_grad(
       a scalar, or a scalar and auxiliary data.
     has_aux: Whether ``fun`` returns auxiliary data too.
 
-  Returns:
+  has_aux: Whether ``fun`` also returns auxiliary data.
     A function of ``(params, lookups, *args, **kwargs)``. ``lookups`` is a tree
     like ``params`` with an integer array where a table is looked up and
     ``None`` elsewhere. It returns what ``fun`` returned and the gradients: a
@@ -440,7 +440,7 @@ def lookup_value_and_grad(
 
 
 def _guarded(indices: jax.Array) -> jax.Array:
-  """Gives indices the dtype that nothing computes with."""
+  """Gives indices the dtype that refuses arithmetic."""
   bits = jax.lax.bitcast_convert_type(indices.astype(jnp.int32), jnp.uint32)
   return jax.random.wrap_key_data(bits[..., None], impl=_INDEX_DTYPE)
 

@@ -1,10 +1,10 @@
-"""Stock transformations after sparse updates.
+"""Stock transformations on sparse updates.
 
 Most of optax maps over leaves, and a sparse update is two of them. JAX refuses
 to compute with the leaf that holds the indices (see
-:mod:`optax_dist.sparse.indexed_slices`), so what scales or clips goes through
-:func:`on_values`, and what keeps a state per parameter comes after
-:func:`to_dense`, or from :mod:`optax_dist.optimizers`.
+:mod:`optax_dist.sparse.indexed_slices`), so transformations that scale or clip
+must be wrapped in :func:`on_values`, and those with a state per parameter must
+come after :func:`to_dense`, or from :mod:`optax_dist.optimizers`.
 """
 
 from typing import Any
@@ -23,10 +23,10 @@ def on_values(
   """Applies a transformation to the values of sparse updates, not the indices.
 
   ``inner`` sees each :class:`~optax_dist.IndexedSlices` as the array of its
-  values, repeated indices added up first, and the same rows of the parameter.
-  So scaling, schedules, clipping and norms give the numbers that they give for
-  the dense update, at the cost of the rows. Dense updates and ``None`` go to
-  ``inner`` as they are::
+  values, with repeated indices summed first, and the same rows of the
+  parameter. So scaling, schedules, clipping and norms give the same numbers as
+  for the dense update, at the cost of the rows. Dense updates and ``None`` are
+  passed to ``inner`` unchanged::
 
     optax.chain(
         optax_dist.cross_shard("data"),
@@ -35,8 +35,8 @@ def on_values(
         ),
     )
 
-  What is not a function of the row alone (weight decay) acts on the touched
-  rows only.
+  Transformations that are not functions of the row alone (weight decay) act on
+  the touched rows only.
 
   Args:
     inner: A transformation whose state does not depend on how many rows a
@@ -88,9 +88,10 @@ def on_values(
 
 
 def to_dense() -> optax.GradientTransformation:
-  """Makes sparse updates dense, for the transformations after it.
+  """Makes sparse updates dense, for the transformations that follow it.
 
-  Each step then costs in proportion to the tables, as with dense gradients.
+  The cost of each step is then proportional to the tables, as with dense
+  gradients.
 
   Returns:
     A stateless transformation.
@@ -115,7 +116,7 @@ def to_dense() -> optax.GradientTransformation:
 
 
 def global_norm(updates: optax.Updates) -> jax.Array:
-  """Is ``optax.tree.norm`` for updates of which some may be sparse.
+  """Like ``optax.tree.norm``, for updates of which some may be sparse.
 
   Args:
     updates: Tree of arrays, :class:`~optax_dist.IndexedSlices` and ``None``.
@@ -161,7 +162,7 @@ def _like(values: Any, update: Any) -> Any:
 def _check_stateless(
   inner: optax.GradientTransformation, leaves: list[Any], treedef: Any
 ) -> None:
-  """Raises where the state of ``inner`` has as many rows as a table."""
+  """Raises an error if the state of ``inner`` has as many rows as a table."""
 
   def shapes(more_rows: int) -> list[Any]:
     def like(x: Any) -> Any:

@@ -1,1 +1,1 @@
-"""What one does with a state: carry it through a map, read it, move it."""
+"""Tools for states: specs for maps, reading, resizing and placing them."""

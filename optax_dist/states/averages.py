@@ -14,7 +14,7 @@ def _is_left_out(x: Any) -> bool:
 def averaged_params(
   state: optax.OptState, params: optax.Params
 ) -> optax.Params:
-  """Returns the moving averages, and the parameters that have none.
+  """Returns the moving averages, and the parameters without one.
 
   Args:
     state: an optax state with a state of :func:`optax_dist.sync_replicas` that
@@ -23,7 +23,7 @@ def averaged_params(
 
   Returns:
     A pytree like ``params``, to evaluate or to save, in their dtypes. The state
-    holds the averages themselves, which may be wider, as ``averages``.
+    holds the averages themselves as ``averages``, which may have a wider dtype.
 
   Raises:
     ValueError: if there are no averages.

@@ -1,4 +1,4 @@
-"""The center that replicas agree on: read it, start from it, grow from it."""
+"""The center of the replicas: read it, restart from it, resize from it."""
 
 import functools
 from collections.abc import Callable
@@ -19,16 +19,18 @@ def center_params(state: Any) -> Any:
   """Returns the parameters to evaluate and to save: the replicas' center.
 
   Under :func:`optax_dist.elastic_average` this is the center of the exchanges,
-  under :func:`optax_dist.local_updates` and its family what the replicas last
-  agreed on. They are equal on all replicas. (TensorFlow's ``swapping_saver``.)
+  under :func:`optax_dist.local_updates` and its variants the parameters that
+  the replicas last agreed on. They are equal on all replicas. (TensorFlow's
+  ``swapping_saver``.)
 
   Args:
-    state: a state with one of these anywhere in it, as in a chain.
+    state: a state that contains one of these transforms, for example in a
+      chain.
 
   Returns:
     A pytree like the parameters of one replica, in the dtypes of the center:
-    float32 where the parameters are narrower. Those of groups in
-    ``optax.partition`` are put together.
+    float32 if the parameters are narrower. The groups of ``optax.partition``
+    are merged.
 
   Raises:
     ValueError: if there is no such state, or if several have a center for the
@@ -52,8 +54,8 @@ def center_params(state: Any) -> Any:
       "There must be a state with a center, of elastic_average or local_updates,"
       " in the state; there are 0."
     )
-  # Groups of optax.partition have a center each, with the others' parameters
-  # masked.
+  # Each group of optax.partition has a center, with the parameters of the
+  # others masked.
   return functools.reduce(_merge, [node.center for node in found])
 
 
@@ -74,24 +76,24 @@ def _is_masked(node: Any) -> bool:
 
 
 def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
-  """Lets the replicas start from the center.
+  """Resets the replicas to the center.
 
-  Use it where replicas have been initialised each for itself, and for a replica
-  that has been restarted. (TensorFlow's ``get_init_op``.) Nothing is communicated:
-  the center is on every replica. Optimizer state other than the local centers
-  stays as it is.
+  Use it if replicas have been initialized separately, and for a replica that
+  was restarted. (TensorFlow's ``get_init_op``.) Nothing is communicated: the
+  center is on every replica. Optimizer state other than the local centers is
+  unchanged.
 
   Args:
-    params: the replicas' parameters, inside a map or outside of it with a leading
-      replica axis.
-    state: a state as for :func:`center_params`.
+    params: the replicas' parameters, inside a map, or outside of it with a
+      leading replica axis.
+    state: a state as in :func:`center_params`.
 
   Returns:
-    The parameters, in which each that has a center equals it, and the state, in
-    which the local centers do.
+    The parameters, of which those with a center are equal to it, and the state
+    with the local centers reset.
 
   Raises:
-    ValueError: as :func:`center_params`, or if the shapes do not fit.
+    ValueError: as in :func:`center_params`, or if the shapes do not match.
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
@@ -118,26 +120,25 @@ def resize_from_center(
 ) -> tuple[Tree, Any]:
   """Changes the number of replicas: new ones start from the center.
 
-  Use it outside of maps, as after restoring a checkpoint on another number of
-  devices. The first replicas stay as they are. A new one has the center as its
-  parameters and as its local center; of the optimizer state that belongs to a
-  replica it gets the mean over the old ones, or, of what is not floating-point
-  (such as counters), the first one's. The transformation has to be made anew if it
-  was given ``num_replicas``.
+  Use it outside of maps, for example after restoring a checkpoint on another
+  number of devices. The first replicas are unchanged. A new one has the center
+  as its parameters and as its local center; its optimizer state is the mean
+  over the old replicas, or, if it is not floating-point (such as counters), the
+  first one's. Create the transformation again if it was given ``num_replicas``.
 
   Args:
     params: the replicas' parameters, with a leading replica axis.
-    state: a state as for :func:`center_params`, made with :func:`state_specs` in
-      mind: what belongs to a replica has a leading replica axis.
+    state: a state as in :func:`center_params`, whose per-replica parts (see
+      :func:`state_specs`) have a leading replica axis.
     num_replicas: the new number of replicas; a positive integer.
 
   Returns:
-    The parameters and the state of ``num_replicas`` replicas. What belongs to a
-    replica is in host memory: shard it as at the start.
+    The parameters and the state of ``num_replicas`` replicas. Per-replica parts
+    are in host memory: shard them as at the start.
 
   Raises:
-    ValueError: as :func:`center_params`, or if an array of the parameters or the
-      state does not have the leading replica axis that it should have.
+    ValueError: as in :func:`center_params`, or if an array of the parameters or
+      the state lacks its leading replica axis.
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
@@ -253,7 +254,7 @@ def _resize_like_center(
 
 
 def _resize(path: Any, x: Any, new: Any, old: int, num_replicas: int) -> Any:
-  """Cuts or grows the replica axis of an array; new rows are ``new``."""
+  """Truncates or extends an array's replica axis; new rows are ``new``."""
   shape = jnp.shape(x)
   if shape[:1] != (old,) or (new is not None and shape[1:] != new.shape):
     raise ValueError(
@@ -266,7 +267,7 @@ def _resize(path: Any, x: Any, new: Any, old: int, num_replicas: int) -> Any:
     # Replicas that draw random numbers draw different ones.
     more = [jax.random.fold_in(x[0], i) for i in range(old, num_replicas)]
     return jnp.concatenate([x[:num_replicas], *(key[None] for key in more)])
-  # Arrays on the devices of the old replicas can't lie with new ones.
+  # Arrays on the devices of the old replicas can't be combined with new ones.
   x, new = jax.device_get((x, new))
   if num_replicas <= old:
     return x[:num_replicas]

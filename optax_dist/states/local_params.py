@@ -1,4 +1,4 @@
-"""Parameters that each replica differentiates for itself."""
+"""Parameters with a separate gradient on each replica."""
 
 import optax
 
@@ -10,26 +10,27 @@ def local_params(
 ) -> optax.Params:
   """Casts replicated parameters so that each replica gets its own gradient.
 
-  Under ``jax.shard_map`` with ``check_vma=True`` (the default) ``jax.grad`` with
-  respect to replicated parameters returns the gradient *summed over all
-  replicas*. A replica's own gradient is needed to clip or to drop it before
-  aggregation, and by :func:`optax_dist.sync_replicas` and all else that
-  aggregates by itself::
+  Under ``jax.shard_map`` with ``check_vma=True`` (the default) ``jax.grad``
+  with respect to replicated parameters returns the gradient *summed over all
+  replicas*. A replica's own gradient is needed to clip or drop it before
+  aggregation, and by :func:`optax_dist.sync_replicas` and all other transforms
+  that aggregate themselves::
 
     grads = jax.grad(loss)(optax_dist.local_params(params, "data"), batch)
 
-  In every other map the gradient is the replica's own anyway, and the
-  parameters come back unchanged. Values never change and no data moves.
+  In every other map the gradient is already the replica's own, and the
+  parameters are returned unchanged. Values never change and no data is moved.
 
   Args:
     params: a pytree of arrays.
-    axis_name: the mesh axis, or a sequence of axes, that the replicas lie along.
+    axis_name: the mesh axis, or a sequence of axes, over the replicas.
 
   Returns:
-    The same parameters, in type varying over ``axis_name`` where JAX tracks it.
+    The same parameters, marked as varying over ``axis_name`` if JAX tracks
+    that.
 
   Raises:
-    UnboundAxisError: if an axis is not bound here.
+    UnboundAxisError: if an axis is not bound.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax_dist

@@ -1,4 +1,4 @@
-"""Putting arrays where a mesh has them."""
+"""Places arrays on a mesh."""
 
 from typing import Any, TypeVar
 
@@ -12,24 +12,26 @@ Tree = TypeVar("Tree")
 
 
 def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
-  """Puts each array of a tree onto a mesh, sharded as its spec says.
+  """Places each array of a tree on a mesh, sharded by its spec.
 
-  With several processes each of them gives the same whole arrays, and gets the
-  global ones, of which it holds the part of its own devices.
+  With several processes, each passes the same whole arrays, and gets global
+  ones, of which it holds the shards of its own devices.
 
   Args:
     tree: a pytree of arrays: parameters, a batch, a state.
     mesh: the mesh.
-    specs: a pytree of ``PartitionSpec`` like ``tree``, or a prefix of it: one spec
-      for all, or what :func:`optax_dist.state_specs` returns.
+    specs: a pytree of ``PartitionSpec`` like ``tree``, or a prefix of it: one
+      spec for all, or the result of :func:`optax_dist.state_specs`.
 
   Returns:
-    The same values, as sharded ``jax.Array``. As by ``jax.device_put``, what is on
-    its device already is not copied: who donates the result gives ``tree`` away.
+    The same values as sharded ``jax.Array``s. As with ``jax.device_put``, an
+    array that is already on its device is not copied: donating the result also
+    invalidates ``tree``.
 
   Raises:
-    ValueError: if ``specs`` does not fit ``tree``, if an axis is not in the mesh,
-      or if a dimension can't be divided by it; names the array.
+    ValueError: if ``specs`` does not match ``tree``, if an axis is not in the
+      mesh, or if a dimension is not divisible by it; the message names the
+      array.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax_dist

@@ -1,4 +1,4 @@
-"""What became of each replica's gradients under sync_replicas."""
+"""The outcomes of each replica's gradients under sync_replicas."""
 
 from typing import Any, NamedTuple
 
@@ -11,13 +11,13 @@ from optax_dist.transforms.sync_replicas import SyncReplicasState
 class SyncReport(NamedTuple):
   """A report on :func:`optax_dist.sync_replicas`, as NumPy arrays on the host.
 
-  Each replica's ledger adds up: every tick is one of ``accepted``, ``absent`` and
-  the ``dropped`` ones, but for ``departed``: these were accepted before.
+  Each replica's counts add up: every tick is ``accepted``, ``absent`` or one of
+  ``dropped``, except ``departed``: those gradients were accepted before.
 
   Attributes:
     global_step: steps taken so far.
     accepted: by replica, gradients accepted so far.
-    accumulated: by replica, accepted gradients that wait for the next step.
+    accumulated: by replica, accepted gradients pending for the next step.
     absent: by replica, ticks without a gradient.
     local_step: by replica, the step that its gradients belong to.
     dropped: by reason (``"stale"``, ``"nonfinite"``, ``"overflow"``,
@@ -46,11 +46,11 @@ class SyncReport(NamedTuple):
 
 
 def sync_report(state: Any) -> SyncReport:
-  """Reports what became of each replica's gradients.
+  """Reports the outcomes of each replica's gradients.
 
   Args:
-    state: an optax state with one :class:`SyncReplicasState` in it, as a whole
-      (outside of the map).
+    state: a complete optax state with one :class:`SyncReplicasState` in it,
+      outside of the map.
 
   Returns:
     A :class:`SyncReport`.
@@ -80,7 +80,7 @@ def sync_report(state: Any) -> SyncReport:
     )
   state = found[0]
   replica = state.replica.value
-  # A state made inside vmap or pmap has a block of one replica per entry.
+  # A state created inside vmap or pmap has a block of one replica per entry.
   host = lambda x: np.asarray(x).reshape(-1)
   prefix = "dropped_"
   return SyncReport(

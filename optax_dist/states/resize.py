@@ -1,4 +1,4 @@
-"""The state of sync_replicas on another number of replicas."""
+"""Resizes the state of sync_replicas to another number of replicas."""
 
 from typing import Any, Literal
 

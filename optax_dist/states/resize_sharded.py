@@ -1,4 +1,4 @@
-"""The state of sharded on another number of replicas."""
+"""Resizes the state of sharded to another number of replicas."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ _USER = "resize_sharded"
 
 
 def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
-  """Cuts the state of :func:`sharded` anew, for another number of replicas.
+  """Reshards the state of :func:`sharded` for another number of replicas.
 
-  For a job that is resumed from a checkpoint on more or fewer devices. No number
-  changes: each array is put together and cut into ``num_replicas`` parts.
+  Use it to resume a job from a checkpoint on more or fewer devices. No values
+  change: each array is joined and split into ``num_replicas`` parts.
 
   Args:
-    state: an optax state with states of ``sharded`` in it, as a whole: outside of
+    state: a complete optax state with states of ``sharded`` in it, outside of
       the map.
     params: the parameters, or their shapes.
     num_replicas: the new number of replicas; a positive integer.
@@ -29,8 +29,8 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
     A state of the same structure, for ``num_replicas`` replicas.
 
   Raises:
-    ValueError: if an argument is not as above, if there is no state of
-      ``sharded``, or if its parts are not those of ``params``.
+    ValueError: if an argument is invalid, if there is no state of ``sharded``,
+      or if its parts do not match ``params``.
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist

@@ -1,7 +1,7 @@
-"""Reading an optimizer's slots by TensorFlow's names, out of any optax state.
+"""Reads an optimizer's slots by TensorFlow's names, from any optax state.
 
-A slot is a tree like the parameters in an optimizer's state: a momentum, an
-accumulator. TensorFlow users know them by a variable and a name.
+A slot is a tree like the parameters in an optimizer's state, such as a momentum
+or an accumulator. TensorFlow identifies it by a variable and a name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ import optax
 
 from optax_dist._internal.replica_blocks import PerReplica
 
-# TensorFlow's names of what stock optax transformations keep.
+# TensorFlow's names for the states of stock optax transformations.
 _NAMES: dict[type, dict[str, str]] = {
   optax.TraceState: {"trace": "momentum"},
   optax.ScaleByRssState: {"sum_of_squares": "accumulator"},
@@ -25,22 +25,22 @@ _NAMES: dict[type, dict[str, str]] = {
   optax.ScaleByAdaDeltaState: {"e_g": "accum", "e_x": "accum_update"},
 }
 
-# Fields of wrappers' states that are no optimizer's slots.
+# Fields of wrappers' states that are not slots.
 _NOT_SLOTS = frozenset(
   {"hyperparams", "hyperparams_states", "scalars", "gradient_sum"}
 )
 
 
 def slot_names(state: optax.OptState) -> list[str]:
-  """Lists the names of an optimizer's slots, as TensorFlow does.
+  """Lists the names of an optimizer's slots, as in TensorFlow.
 
   Args:
-    state: State of any optax transformation, also of chains and wrappers. Slots
-      of replicas have a leading axis, of the replicas.
+    state: State of any optax transformation, including chains and wrappers.
+      Slots of replicas have a leading replica axis.
 
   Returns:
-    The names, sorted: TensorFlow's where it has the transformation, otherwise
-    the name of the state's field.
+    The names, sorted: TensorFlow's if it has the transformation, otherwise the
+    name of the state's field.
 
   Source: ``tf.compat.v1.train.Optimizer.get_slot_names``.
 
@@ -60,24 +60,23 @@ def get_slot(
   *,
   params: optax.Params | None = None,
 ) -> jax.Array:
-  """Gives the slot of one parameter.
+  """Returns the slot of one parameter.
 
   Args:
-    state: State of any optax transformation, also of chains and wrappers.
-    path_or_param: Which parameter: its path, as ``"layer/kernel"``, as a
-      sequence of keys ``("layer", "kernel")`` or as JAX's key path; or the
-      parameter itself, if ``params`` are given too, or if no other one has its
-      shape and dtype.
-    name: A name out of :func:`slot_names`, or the name of the state's field.
-    params: The tree that the parameter is in, to tell it from others alike.
+    state: State of any optax transformation, including chains and wrappers.
+    path_or_param: The parameter's path, as ``"layer/kernel"``, as a sequence of
+      keys ``("layer", "kernel")`` or as JAX's key path; or the parameter
+      itself, if ``params`` is given too, or if no other one has its shape and
+      dtype.
+    name: A name from :func:`slot_names`, or the name of the state's field.
+    params: The tree that contains the parameter, to distinguish it from others.
 
   Returns:
     The slot, an array like the parameter.
 
   Raises:
-    KeyError: If there is no such slot or no such parameter; lists those there
-      are.
-    ValueError: If several slots fit.
+    KeyError: If the slot or the parameter does not exist; lists those that do.
+    ValueError: If several slots match.
 
   Source: ``tf.compat.v1.train.Optimizer.get_slot``.
 
@@ -122,7 +121,7 @@ def get_slot(
 
 
 def slot_trees(state: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-  """Yields the slots of a state: their names, the preferred first, and tree."""
+  """Yields the slots of a state: names, the preferred one first, and tree."""
   if isinstance(state, PerReplica):
     yield from slot_trees(state.value)
   elif _is_named_tuple(state):
@@ -151,10 +150,10 @@ def _is_named_tuple(value: Any) -> bool:
 
 
 def _holds_states(value: Any) -> bool:
-  """Separates states (and tuples and dicts of states) from trees of arrays.
+  """Distinguishes states (and tuples and dicts of states) from trees of arrays.
 
-  A state is a named tuple. Parameters may be in one too, but hardly in one that
-  is called a state.
+  A state is a named tuple. Parameters may be in one too, but are unlikely to be
+  in one whose name ends in "State".
   """
   if _is_named_tuple(value):
     kind = type(value)
@@ -167,7 +166,7 @@ def _holds_states(value: Any) -> bool:
 
 
 def _is_like_parameters(value: Any) -> bool:
-  """Separates trees of numbers from counters, flags and random keys."""
+  """Distinguishes trees of numbers from counters, flags and random keys."""
   leaves = jax.tree.leaves(value)
   return bool(leaves) and all(
     _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
@@ -180,7 +179,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _path_of(path_or_param: Any, params: Any) -> tuple[str, ...]:
-  """The keys of a parameter, given as a path or as itself."""
+  """The keys of a parameter, given as a path or as the array itself."""
   if isinstance(path_or_param, str):
     return tuple(key for key in path_or_param.split("/") if key)
   if isinstance(path_or_param, Sequence):
@@ -192,7 +191,7 @@ def _path_of(path_or_param: Any, params: Any) -> tuple[str, ...]:
 
 
 def path_keys(path: Sequence[Any]) -> tuple[str, ...]:
-  """Writes a key path as plain strings."""
+  """Converts a key path to plain strings."""
   return tuple(
     jax.tree_util.keystr((key,), simple=True)
     if type(key).__module__.startswith("jax")

@@ -1,4 +1,4 @@
-"""Which parts of a state belong to one replica, and how they are sharded."""
+"""Sharding of states: which parts belong to one replica, and their specs."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,38 +24,38 @@ def state_specs(
 ) -> Any:
   """Returns the PartitionSpecs of an optimizer state.
 
-  They fit ``in_specs`` and ``out_specs`` of ``jax.shard_map``, and
-  :func:`optax_dist.place`. With ``param_specs``, each array that mirrors a
-  parameter (a momentum, a center, a sum of gradients) is sharded as that
-  parameter is, after the replica axis where it belongs to one replica. Such
-  arrays are found as ``optax.tree.map_params`` finds them: they lie in a tree of
-  the parameters' structure, in which masked ones may be missing.
+  They are valid ``in_specs`` and ``out_specs`` of ``jax.shard_map``, and specs
+  for :func:`optax_dist.place`. With ``param_specs``, each array that mirrors a
+  parameter (a momentum, a center, a sum of gradients) is sharded like that
+  parameter, after the replica axis if it belongs to one replica. Such arrays
+  are found as by ``optax.tree.map_params``: they are in a tree with the
+  structure of the parameters, in which masked ones may be missing.
 
   Args:
-    state: an optax state, or its ``jax.eval_shape``, with states of this library
-      anywhere in it.
-    axis_name: the mesh axis, or a sequence of axes, that the replicas lie along.
-    inner_axes: where a replica is itself made of replicas, as with
-      ``sync_replicas`` inside of ``diloco``: the axis, or axes, of the inner ones,
-      an entry per level from the outside in. ``axis_name`` is the outermost.
+    state: an optax state, or its ``jax.eval_shape``, that contains states of
+      this library.
+    axis_name: the mesh axis, or a sequence of axes, over the replicas.
+    inner_axes: if a replica itself consists of replicas, as with
+      ``sync_replicas`` inside ``diloco``: the axis, or axes, of the inner ones,
+      one entry per level from the outside in. ``axis_name`` is the outermost.
     param_specs: a pytree like the parameters of ``PartitionSpec`` (of one
-      replica's parameters, without the replica axis); None where the parameters
-      are not sharded. What ``flax.linen.get_partition_spec(params)`` and
-      ``flax.nnx.get_partition_spec(state)`` return fits as it is.
-    params: the parameters, or their shapes. Needed where the state has trees like
-      the parameters but with arrays of other shapes, such as the factors of
-      Adafactor, which then count as not sharded; and where ``param_specs`` is
+      replica's parameters, without the replica axis); None if the parameters
+      are not sharded. The results of ``flax.linen.get_partition_spec(params)``
+      and ``flax.nnx.get_partition_spec(state)`` can be used unchanged.
+    params: the parameters, or their shapes. Required if the state has trees
+      like the parameters but with arrays of other shapes, such as the factors
+      of Adafactor, which then count as not sharded; and if ``param_specs`` is
       only a prefix of the parameters' structure.
 
   Returns:
-    A pytree like ``state``: ``PartitionSpec(axis_name)`` for what belongs to one
-    replica and is like no sharded parameter, ``PartitionSpec()`` for what is equal
-    everywhere.
+    A pytree like ``state``: ``PartitionSpec(axis_name)`` for parts of one
+    replica that don't mirror a sharded parameter, ``PartitionSpec()`` for parts
+    that are equal everywhere.
 
   Raises:
     ValueError: if the state nests replicas deeper than there are axes; if
-      ``params`` is needed; or for the sum of sparse gradients of a table whose
-      rows are sharded.
+      ``params`` is required; or for the sum of sparse gradients of a table
+      whose rows are sharded.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
@@ -99,17 +99,17 @@ def state_shardings(
 
   Args:
     mesh: the mesh.
-    state: as for :func:`state_specs`, as are the others.
-    axis_name: see there.
-    inner_axes: see there.
-    param_specs: see there.
-    params: see there.
+    state: see :func:`state_specs`, like the other arguments.
+    axis_name: see :func:`state_specs`.
+    inner_axes: see :func:`state_specs`.
+    param_specs: see :func:`state_specs`.
+    params: see :func:`state_specs`.
 
   Returns:
     A pytree like ``state`` of ``jax.sharding.NamedSharding``.
 
   Example:
-    A state that is made where it belongs, and nowhere else:
+    A state that is created directly in its final sharding:
 
     >>> import jax, jax.numpy as jnp, optax, optax_dist
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -140,14 +140,14 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
   """Returns the batch axes of an optimizer state, for ``jax.vmap`` and ``pmap``.
 
   Args:
-    state: an optax state, or its ``jax.eval_shape``, with states of this library
-      anywhere in it.
-    depth: 0 for the outermost map over replicas; 1 for one inside of it, over the
-      replicas that each of these is made of; and so on.
+    state: an optax state, or its ``jax.eval_shape``, that contains states of
+      this library.
+    depth: 0 for the outermost map over replicas; 1 for one inside it, over the
+      replicas that each of these consists of; and so on.
 
   Returns:
-    A pytree like ``state``, for ``in_axes`` and ``out_axes``: 0 for what belongs
-    to one replica, None for what is equal on all.
+    A pytree like ``state``, for ``in_axes`` and ``out_axes``: 0 for parts of
+    one replica, None for parts that are equal on all.
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
@@ -174,7 +174,7 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
 
 
 def is_spec(x: Any) -> bool:
-  """Whether ``x`` is one PartitionSpec; for ``is_leaf=``."""
+  """Whether ``x`` is a PartitionSpec; for ``is_leaf=``."""
   return isinstance(x, PartitionSpec)
 
 
@@ -196,7 +196,7 @@ def _joint(names: Sequence[axes.AxisName]) -> Any:
 
 
 def _walk(node: Any, levels: _Dims, depth: int, mirrors: Any) -> Any:
-  """Returns the specs of a part of a state that lies in ``depth`` replicas."""
+  """Returns the specs of a part of a state inside ``depth`` replicas."""
   replica = levels[:depth]
   if isinstance(node, PerReplica):
     if depth == len(levels):
@@ -223,7 +223,7 @@ def _children(node: Any) -> tuple[list[Any], Any]:
 
 
 class _Mirrors:
-  """The parameters' specs, and the parts of a state that are like them."""
+  """The parameters' specs, and the parts of a state that mirror them."""
 
   def __init__(self, param_specs: Any, params: Any):
     specs = jax.tree.map(_unboxed, param_specs, is_leaf=_is_spec_or_box)
@@ -246,7 +246,7 @@ class _Mirrors:
       self.shapes = dict(
         enumerate(tuple(x.shape) for x in jax.tree.leaves(unboxed))
       )
-    # Each spec gets the number of its parameter, to compare shapes by.
+    # Each spec gets the number of its parameter, to compare shapes.
     numbers = iter(range(len(jax.tree.leaves(specs, is_leaf=is_spec))))
     self.tree = jax.tree.map(
       lambda spec: Numbered(next(numbers), spec), specs, is_leaf=is_spec
@@ -254,7 +254,7 @@ class _Mirrors:
     self.seen: dict[int, set[_Dims]] = {}
 
   def specs_of(self, node: Any, levels: _Dims, depth: int) -> Any:
-    """Returns the specs of a node that is like the parameters; None if not."""
+    """Returns the specs of a node that mirrors the parameters, or None."""
     found: list[Callable[[], None]] = []
     specs = match_params(node, self.tree, found)
     if specs is None or not found:
@@ -269,8 +269,8 @@ class _Mirrors:
     spec, leaf = found.param.spec, found.leaf
     replica = levels[:depth]
     if isinstance(leaf, PerReplica):
-      # A flat part of the parameter, as `sharded` makes it: the shards of all
-      # model axes lie one after the other.
+      # A flat part of the parameter, as created by `sharded`: the shards of all
+      # model axes are concatenated.
       if depth == len(levels):
         raise ValueError(
           "The state has a part of one replica inside a part of one replica:"
@@ -292,7 +292,7 @@ class _Mirrors:
     return PartitionSpec(*replica, *spec)
 
   def check_shapes(self) -> None:
-    """Raises where arrays like one parameter differ in shape."""
+    """Raises an error if arrays for one parameter differ in shape."""
     for shapes in self.seen.values():
       if len(shapes) > 1:
         raise ValueError(
@@ -303,7 +303,7 @@ class _Mirrors:
 
 
 class Numbered:
-  """The spec of a parameter, or what else is asked of it, and its number."""
+  """The spec of a parameter (or another value), and its number."""
 
   def __init__(self, number: int, spec: Any):
     self.number = number
@@ -311,7 +311,7 @@ class Numbered:
 
 
 class Found:
-  """What a state has in the place of a parameter."""
+  """The part of a state in the place of a parameter."""
 
   def __init__(self, leaf: Any, param: Numbered):
     self.leaf = leaf
@@ -319,16 +319,16 @@ class Found:
 
 
 def match_params(node: Any, specs: Any, found: list) -> Any:
-  """Returns a part of a state with its leaves beside their parameters.
+  """Pairs the leaves of a part of a state with their parameters.
 
   Args:
     node: the part.
     specs: a tree like the parameters of :class:`Numbered`.
-    found: gets the leaves that were found.
+    found: the leaves found are appended to it.
 
   Returns:
-    ``node`` with a :class:`Found` in the place of each leaf; None if ``node`` does
-    not have the structure of the parameters.
+    ``node`` with a :class:`Found` in the place of each leaf; None if ``node``
+    does not have the structure of the parameters.
   """
   if isinstance(specs, Numbered):
     if isinstance(node, PerReplica | SparseSum):
@@ -336,7 +336,7 @@ def match_params(node: Any, specs: Any, found: list) -> Any:
       return Found(node, specs)
     treedef: Any
     leaves, treedef = jax.tree.flatten(node)
-    # One leaf that is in something is in a box of Flax.
+    # A single leaf inside another node is in a Flax box.
     if len(leaves) > 1:
       return None
     found.extend(leaves)
@@ -373,7 +373,7 @@ def _sparse_spec(total: SparseSum, spec: PartitionSpec, replica: _Dims) -> Any:
 
 
 def _is_box(x: Any) -> bool:
-  """Whether ``x`` is a box that Flax keeps a parameter and its axes in."""
+  """Whether ``x`` is a Flax box of a parameter and its axes."""
   nnx = sys.modules.get("flax.nnx")
   if nnx is not None and isinstance(x, nnx.Variable):
     return True
