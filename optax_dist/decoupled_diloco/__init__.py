@@ -1,7 +1,7 @@
 """Decoupled DiLoCo: learners on their own clocks merge fragments of the parameters.
 
-The rules are a pure state machine, without arrays, input, output or a clock; the
-merge is of arrays alone. docs/decoupled_diloco.md tells how they fit together.
+The rules are a pure state machine, without arrays, I/O or a clock; the merge
+only uses arrays. docs/decoupled_diloco.md describes how they fit together.
 """
 
 from optax_dist.decoupled_diloco.merge import (

@@ -1,4 +1,4 @@
-"""How contributions to a fragment become one outer gradient."""
+"""Merges contributions to a fragment into one outer gradient."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ def merge(
   weights: Sequence[float],
   rule: Literal["radial", "mean"] = "radial",
 ) -> Any:
-  """The outer gradient of a fragment, of all contributions to it.
+  """The outer gradient of a fragment, from all contributions to it.
 
   Args:
-    gradients: one pytree for each, the fragment's start minus the learner's own.
-    weights: of each; not negative, of a positive sum.
-    rule: ``"radial"`` averages norms and directions apart, ``"mean"`` the numbers.
+    gradients: one pytree per contribution: the fragment's start minus the
+      learner's.
+    weights: one per contribution; not negative, with a positive sum.
+    rule: ``"radial"`` averages norms and directions separately, ``"mean"`` the
+      numbers.
 
   Returns:
-    A pytree like each of them, in float32, added up in the order given.
+    A pytree like each of them, in float32, added in the given order.
 
   Raises:
-    ValueError: if there are none, if there are other than as many weights, if these
-      are negative or zero, or if there is no such rule.
+    ValueError: if there are none, if the number of weights differs, if weights
+      are negative or all zero, or if the rule is unknown.
 
   Example:
     >>> merge([jnp.array([3.0, 0.0]), jnp.array([0.0, 1.0])], [1.0, 1.0], "mean")
@@ -55,15 +57,15 @@ def radial_directional_mean(
   """The mean norm, in the mean direction.
 
   ``sum(w |v|) * d / |d|`` with ``d = sum(w v / |v|)``. The mean of M orthogonal
-  arrays is sqrt(M) times shorter than they are; this one is as long, so that the
-  outer learning rate need not change with the number of learners.
+  arrays is sqrt(M) times shorter than they are; this one has their length, so
+  that the outer learning rate need not change with the number of learners.
 
   Args:
-    rows: arrays of one shape.
+    rows: arrays of equal shapes.
     shares: their weights, which add up to 1.
 
   Returns:
-    An array of that shape, in float32. Zeros where directions cancel out.
+    An array of that shape, in float32. Zeros if the directions cancel out.
 
   Example:
     >>> a, b = jnp.array([2.0, 0.0]), jnp.array([0.0, 2.0])
@@ -82,19 +84,19 @@ def radial_directional_mean(
     shares,
   )
   length = jnp.sqrt(jnp.sum(jnp.square(direction)))
-  # What is left of opposite ones is rounding, and no direction.
+  # The remainder of opposite directions is rounding error.
   sound = length > 1e-6
   unit = direction / jnp.where(sound, length, 1.0)
   return jnp.where(sound, _mean(norms, shares) * unit, 0.0)
 
 
 def mix(own: Any, new: Any, alpha: float) -> Any:
-  """What a learner goes on from: ``alpha * own + (1 - alpha) * new``.
+  """Mixes a merged fragment in: ``alpha * own + (1 - alpha) * new``.
 
   Args:
     own: the learner's fragment.
     new: the merged one, of the same structure.
-    alpha: what it keeps of its own, from 0 to 1.
+    alpha: the weight of its own, from 0 to 1.
 
   Returns:
     The mix, in the dtypes of ``own``.
@@ -118,16 +120,16 @@ def mix(own: Any, new: Any, alpha: float) -> Any:
 
 
 def balanced_fragments(params: Any, fragments: int) -> Any:
-  """Deals the parameters out to fragments of about equal sizes.
+  """Distributes the parameters over fragments of about equal sizes.
 
-  The largest first, each to the fragment that is the smallest by then.
+  The largest come first, each into the fragment that is the smallest so far.
 
   Args:
     params: a pytree of arrays.
-    fragments: how many; at most as many as there are arrays.
+    fragments: the number of fragments; at most the number of arrays.
 
   Returns:
-    A pytree like the parameters, of each one's fragment, from 0: also for
+    A pytree like the parameters, of fragment indices from 0; also usable as
     ``streaming_updates(fragments=lambda p: balanced_fragments(p, n))``.
 
   Raises:
@@ -147,7 +149,7 @@ def balanced_fragments(params: Any, fragments: int) -> Any:
     )
   heap = [(0, i) for i in range(fragments)]
   found = [0] * len(leaves)
-  # All sizes count for one more, so that no fragment stays empty.
+  # One is added to each size, so that no fragment is empty.
   for i in sorted(range(len(leaves)), key=lambda i: -leaves[i].size):
     size, fragment = heapq.heappop(heap)
     found[i] = fragment

@@ -1,13 +1,13 @@
-"""When a fragment is merged, of whose contributions, with which weights.
+"""The rules for merging fragments: when, which contributions, which weights.
 
-Nobody waits here: learners train on, and tell what they have. Each fragment has
-rounds of its own. The learner whose turn it is first begins a round, and all others
-are called for what they have by then: were each to give at a turn of its own, a
-fragment would be merged several times in a period, each time by some, and what the
-others bring afterwards would be old. A round is merged once a quorum is in it, all
-live learners are, or the grace window after the quorum is over. The window is a share
-of the slack: of the time that the learners train on anyway before they take the result
-in.
+No learner waits: learners train on, and report what they have. Each fragment
+has its own rounds. The learner whose turn comes first begins a round, and all
+others are called to contribute what they have by then: if each contributed at
+its own turn, a fragment would be merged several times in a period, each time by
+a few, and later contributions would be stale. A round is merged once it has a
+quorum and either all live learners are in it or the grace window after the
+quorum is over. The window is a share of the slack: of the time that the
+learners train on anyway before they mix in the result.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Learner = str | int
 
 
 class Config(NamedTuple):
-  """What stays the same for a whole run.
+  """The configuration of a run.
 
   Attributes:
-    fragments: how many there are.
+    fragments: the number of fragments.
     period: the fastest learner's steps between two rounds of a fragment.
-    quorum: contributions that a merge takes at least.
-    overlap: steps for which a learner trains on until it takes a merge in.
-    safety: the share of the slack that the grace window may take, from 0 to 1.
-    late: whether a contribution that missed its round is carried into the next, at
-      a lower weight, or dropped.
-    max_staleness: rounds by which one that is carried may be late.
+    quorum: the smallest number of contributions to merge.
+    overlap: steps that a learner trains on before it mixes in a merge.
+    safety: the share of the slack that the grace window may use, from 0 to 1.
+    late: whether a contribution that missed its round is carried into the next,
+      with a lower weight, or dropped.
+    max_staleness: largest staleness of a carried contribution, in rounds.
   """
 
   fragments: int
@@ -45,7 +45,7 @@ class Config(NamedTuple):
 
 
 class Reason(enum.Enum):
-  """Why a contribution is dropped."""
+  """Why a contribution was dropped."""
 
   UNKNOWN_LEARNER = "its learner has not joined"
   SUPERSEDED = "its learner has sent a newer one, which has all of it"
@@ -54,26 +54,26 @@ class Reason(enum.Enum):
 
 
 class Join(NamedTuple):
-  """A learner begins, with the current fragments; again after it was lost."""
+  """A learner joins, with the current fragments; again after it was lost."""
 
   learner: Learner
 
 
 class Leave(NamedTuple):
-  """A learner has left, or is lost."""
+  """A learner has left, or was lost."""
 
   learner: Learner
 
 
 class Contribute(NamedTuple):
-  """A learner has a fragment to give.
+  """A learner contributes to a fragment.
 
   Attributes:
-    learner: whose it is.
-    fragment: which one.
-    version: of the fragment that the learner began from.
-    tokens: that it has trained on since.
-    steps: that it has made since.
+    learner: the learner.
+    fragment: the fragment.
+    version: the fragment's version that the learner started from.
+    tokens: tokens it has trained on since.
+    steps: steps it has taken since.
     step_seconds: how long one of its steps takes.
   """
 
@@ -89,8 +89,8 @@ class Merged(NamedTuple):
   """The members of a round have merged it.
 
   Attributes:
-    fragment: which one.
-    attempt: of the :class:`Merge`.
+    fragment: the fragment.
+    attempt: the number of the :class:`Merge`.
   """
 
   fragment: int
@@ -98,18 +98,18 @@ class Merged(NamedTuple):
 
 
 class Tick(NamedTuple):
-  """Time has passed; due at :func:`deadline`."""
+  """Time has advanced; due at :func:`deadline`."""
 
 
 Event = Join | Leave | Contribute | Merged | Tick
 
 
 class Merge(NamedTuple):
-  """The members are to merge a fragment among themselves.
+  """The members should merge a fragment.
 
   Attributes:
-    fragment: which one.
-    attempt: its number; never the same again.
+    fragment: the fragment.
+    attempt: its unique number.
     members: learners with their weights, which add up to 1.
   """
 
@@ -119,21 +119,21 @@ class Merge(NamedTuple):
 
 
 class Call(NamedTuple):
-  """A round has begun: these learners are to give what they have, too."""
+  """A round has begun: these learners should contribute what they have, too."""
 
   fragment: int
   learners: tuple[Learner, ...]
 
 
 class Abort(NamedTuple):
-  """A member of this merge is gone; the others are to leave it off."""
+  """A member of this merge is lost; the others should abort it."""
 
   fragment: int
   attempt: int
 
 
 class Adopt(NamedTuple):
-  """A new version of a fragment is there, for all learners to take in."""
+  """There is a new version of a fragment, for all learners to mix in."""
 
   fragment: int
   version: int
@@ -141,7 +141,7 @@ class Adopt(NamedTuple):
 
 
 class Drop(NamedTuple):
-  """A contribution comes to nothing."""
+  """A contribution is dropped."""
 
   contribution: Contribute
   reason: Reason
@@ -151,17 +151,17 @@ Decision = Merge | Call | Abort | Adopt | Drop
 
 
 class Round(NamedTuple):
-  """What is known of one fragment.
+  """The state of one fragment.
 
   Attributes:
     version: merges so far.
-    inside: contributions that are not merged, at most one of a learner.
-    began: when the first came that is not late, and the others were called; None:
-      none has come so far, and what is inside waits for it.
-    closes: when the grace window ends; None before the quorum is there.
-    merging: contributions that are being merged now.
-    attempt: of that merge; 0 for none.
-    merge_began: when it did.
+    inside: contributions that are not merged yet, at most one per learner.
+    began: when the first fresh contribution came, and the others were called;
+      None: there was none so far, and the contributions inside wait for one.
+    closes: when the grace window ends; None before there is a quorum.
+    merging: contributions being merged.
+    attempt: the number of that merge; 0 for none.
+    merge_began: when it began.
     merge_seconds: how long the last merge took.
   """
 
@@ -176,14 +176,14 @@ class Round(NamedTuple):
 
 
 class State(NamedTuple):
-  """All that the rules remember; a value, never changed in place.
+  """The state of the rules; an immutable value.
 
   Attributes:
-    config: as given.
-    learners: those that are live, in the order of their joining.
-    rounds: one of each fragment.
-    attempts: merges that were ever begun.
-    step_seconds: the latest of each live learner that has sent it.
+    config: the configuration.
+    learners: the live learners, in the order in which they joined.
+    rounds: one round per fragment.
+    attempts: number of merges begun so far.
+    step_seconds: the last value reported by each live learner.
   """
 
   config: Config
@@ -194,10 +194,10 @@ class State(NamedTuple):
 
 
 def init(config: Config) -> State:
-  """The state before anyone has joined.
+  """The state before any learner has joined.
 
   Args:
-    config: the numbers of the run.
+    config: the configuration of the run.
 
   Returns:
     The state.
@@ -236,10 +236,10 @@ def init(config: Config) -> State:
 
 
 def turn(config: Config, fragment: int) -> int:
-  """A learner's steps from the turn of the fragment before to that of this one.
+  """A learner's steps between the turns of the previous fragment and this one.
 
-  Those of all fragments are a period, so that their turns are spread over it, as
-  of ``streaming_updates``.
+  All fragments together take one period, so that their turns are spread over
+  it, as in ``streaming_updates``.
 
   Example:
     >>> [turn(Config(fragments=3, period=10), fragment) for fragment in range(3)]
@@ -250,10 +250,11 @@ def turn(config: Config, fragment: int) -> int:
 
 
 def clocks(config: Config) -> list[int]:
-  """What a learner's clock of each fragment shows at the start of a run.
+  """The initial value of a learner's clock for each fragment.
 
-  A clock counts the learner's steps since it gave the fragment, or took it in
-  where it gave nothing; at a whole period it is the fragment's turn.
+  A clock counts the learner's steps since it contributed the fragment, or mixed
+  it in without having contributed; after a whole period it is the fragment's
+  turn.
 
   Example:
     >>> clocks(Config(fragments=2, period=4))
@@ -264,9 +265,9 @@ def clocks(config: Config) -> list[int]:
 
 
 def token_weight(tokens: int, steps: int) -> float:
-  """What a contribution counts for: its tokens, times its tokens in a step.
+  """The weight of a contribution: its tokens, times its tokens per step.
 
-  The first is how much there is in it, the second how good each step was.
+  The first is the amount of training, the second the quality of each step.
 
   Example:
     >>> token_weight(tokens=1000, steps=10)
@@ -276,10 +277,10 @@ def token_weight(tokens: int, steps: int) -> float:
 
 
 def shares(contributions: Iterable[tuple[int, int, int]]) -> list[float]:
-  """What each contribution to a merge counts for; they add up to 1.
+  """The weight of each contribution to a merge; they add up to 1.
 
   Args:
-    contributions: tokens, steps, and by how many rounds it is late, of each.
+    contributions: tokens, steps, and staleness in rounds of each.
 
   Example:
     >>> shares([(1000, 4, 0), (1000, 4, 1)])
@@ -287,7 +288,7 @@ def shares(contributions: Iterable[tuple[int, int, int]]) -> list[float]:
   """
   weights = [token_weight(t, n) / (1 + late) for t, n, late in contributions]
   total = math.fsum(weights)
-  # Where nobody has seen a token, all count alike.
+  # Without any tokens, all weights are equal.
   return [w / total if total else 1 / len(weights) for w in weights]
 
 
@@ -297,27 +298,27 @@ def grace_window(
   waited: float,
   merge_seconds: float,
 ) -> float:
-  """Seconds for which to wait beyond the quorum, without anyone waiting.
+  """Seconds to wait after the quorum, without delaying any learner.
 
   Args:
-    config: of the run.
-    step_seconds: how long a step of each live learner takes.
-    waited: since the first contribution to the round.
-    merge_seconds: how long the merge will take, about.
+    config: the configuration of the run.
+    step_seconds: the step time of each live learner.
+    waited: seconds since the first contribution to the round.
+    merge_seconds: estimated time of the merge.
 
   Example:
     >>> config = Config(fragments=2, period=4, overlap=2, safety=0.5)
     >>> grace_window(config, [1.0, 3.0], waited=0.5, merge_seconds=0.5)
     0.5
   """
-  # The fastest is the first to need the result.
+  # The fastest learner needs the result first.
   fastest = min(step_seconds, default=0.0)
   slack = config.overlap * fastest - waited - merge_seconds
   return config.safety * max(0.0, slack)
 
 
 def deadline(state: State) -> float | None:
-  """When to call :func:`step` with a :class:`Tick`; None: no need."""
+  """When to call :func:`step` with a :class:`Tick`; None if not needed."""
   closing = [r.closes for r in state.rounds if r.closes is not None]
   return min(closing, default=None)
 
@@ -328,15 +329,15 @@ def step(
   """Applies one event.
 
   Args:
-    state: before it.
-    event: what has happened.
-    now: when, in seconds; never less than before.
+    state: the state before it.
+    event: the event.
+    now: the time, in seconds; must not decrease.
 
   Returns:
-    The state after it, and what is to be done.
+    The state after it, and the decisions.
 
   Raises:
-    ValueError: a contribution has no such fragment or version, no steps, or
+    ValueError: a contribution has an unknown fragment or version, no steps, or
       negative tokens.
   """
   decisions: list[Decision] = []
@@ -365,12 +366,12 @@ def _put(state: State, fragment: int, this: Round) -> State:
 
 
 def _leave(state: State, learner: Learner, decisions: list[Decision]) -> State:
-  """Takes out all that is a learner's; others of its merges come back."""
+  """Removes a learner; the others in its merges contribute again."""
   for fragment, this in enumerate(state.rounds):
     inside, merging, attempt = this.inside, this.merging, this.attempt
     if any(c.learner == learner for c in merging):
       decisions.append(Abort(fragment, attempt))
-      # A learner that has sent a newer one since gives that.
+      # A learner that has sent a newer contribution since uses that one.
       newer = {c.learner for c in inside}
       for old in merging:
         if old.learner in newer and old.learner != learner:
@@ -443,7 +444,7 @@ def _merged(
 ) -> State:
   this = state.rounds[fragment]
   if not attempt or this.attempt != attempt:
-    return state  # Of a merge that was aborted.
+    return state  # The merge was aborted.
   members = tuple(c.learner for c in this.merging)
   this = this._replace(
     version=this.version + 1,
@@ -469,9 +470,9 @@ def _grace(state: State, this: Round, now: float) -> float:
 def _close(
   state: State, fragment: int, now: float, decisions: list[Decision]
 ) -> State:
-  """Begins the merge of a round, if it is time."""
+  """Begins the merge of a round, if it is due."""
   this = state.rounds[fragment]
-  # What is late waits for the next round, and does not begin it.
+  # A stale contribution waits for the next round, and does not begin it.
   waits = this.merging or this.began is None
   if waits or len(this.inside) < state.config.quorum:
     return state

@@ -1,8 +1,8 @@
 """The rules of synchronous training with backup replicas, as pure values.
 
-No jax, no clock, no input or output: `step(state, event)` returns the next
-state and the decisions. A live leader, a simulator and the replay of a
-journal run the same rules. docs/quorum.md has the events and decisions.
+No jax, no clock, no I/O: `step(state, event)` returns the next state and the
+decisions. A live leader, a simulator and the replay of a journal run the same
+rules. docs/quorum.md describes the events and decisions.
 
 Example:
   Two gradients of three replicas are enough for a step; the third is stale.
@@ -111,16 +111,16 @@ __all__ = [
 
 
 class StrictRules(Protocol):
-  """A state with rules of its own, such as TensorFlow's."""
+  """A state with its own rules, such as TensorFlow's."""
 
   def apply(self, event: Event) -> tuple[Any, tuple[Decision, ...]]:
     """Returns the next state and the decisions; see :func:`step`."""
 
   def missing(self) -> Missing:
-    """Returns who the current step waits for."""
+    """Returns the replicas that the current step waits for."""
 
   def ledger(self) -> Ledger:
-    """Returns where every gradient went."""
+    """Returns the outcomes of all gradients."""
 
 
 _R = TypeVar("_R", bound=StrictRules)
@@ -142,36 +142,37 @@ def init(
 ) -> State:
   """The state before any event.
 
-  A state is a value of its own: two optimizers share nothing, whatever their
+  States are independent values: two optimizers share nothing, whatever their
   names.
 
   Args:
-    replicas_to_aggregate: gradients that a step takes. More than
-      `total_num_replicas` are shared out: each replica is asked for several
-      of the same step, and moves their sum and count once.
+    replicas_to_aggregate: gradients that a step takes. If it exceeds
+      `total_num_replicas`, each replica is asked for several gradients of the
+      same step, and submits their sum and count once.
     total_num_replicas: replicas expected at the start; by default
       `replicas_to_aggregate`.
-    max_staleness: the staleness, in steps, up to which a gradient counts.
-    weight: what a gradient counts for, as a function of its staleness; it is
-      part of the commit. By default every one counts for 1.
-    lower_on_leave: whether replicas that leave for good lower the quorum to
-      those who are left; otherwise `CannotProceed` names them.
+    max_staleness: largest staleness, in steps, at which a gradient counts.
+    weight: the weight of a gradient in the mean, as a function of its
+      staleness; it is part of the commit. By default all weights are 1.
+    lower_on_leave: whether replicas that leave for good lower the quorum to the
+      remaining ones; otherwise `CannotProceed` names them.
     two_phase: whether a commit waits until each member has reported `Done`.
-    replicas: the ids expected, where they matter for who is missing.
+    replicas: the expected ids, if `missing` should name them.
     global_step: the step to start from.
     exact: for shares (`replicas_to_aggregate` above `total_num_replicas`):
-      whether a step has exactly that many gradients. Shares then differ by one,
-      and a sum that would be too much is dropped (`over_quota`).
+      whether a step has exactly that many gradients. Shares then differ by at
+      most one, and a sum that would exceed the number is dropped
+      (`over_quota`).
     window: whether a step that has `replicas_to_aggregate` gradients waits for
-      more: until `Close`, or until all live replicas are in.
-    name: of the optimizer.
+      more: until `Close`, or until all live replicas have contributed.
+    name: name of the optimizer.
 
   Returns:
     A state for `step`.
 
   Raises:
-    TypeError, ValueError: a number is not what it must be; the message has
-      its name, the constraint and the value.
+    TypeError, ValueError: a number is invalid; the message has its name, the
+      constraint and the value.
   """
   k, n, late = check_sync_arguments(
     replicas_to_aggregate, total_num_replicas, max_staleness
@@ -201,20 +202,20 @@ def step(
 ) -> tuple[State | StrictRules, tuple[Decision, ...]]:
   """Applies one event.
 
-  The same state and event always give the same answer, and the old state
-  stays usable. An event costs O(log n) in the number of replicas, a commit
-  O(k log n).
+  The same state and event always give the same result, and the old state stays
+  usable. An event costs O(log n) in the number of replicas, a commit O(k log
+  n).
 
   Args:
-    state: of `init`, or of an earlier `step`.
-    event: what has happened.
+    state: from `init`, or from an earlier `step`.
+    event: the event.
 
   Returns:
     The next state and the decisions, in the order they take effect.
 
   Raises:
-    ValueError: the event cannot be (a count below 1; in strict mode a step of
-      a replica that is blocked or has not joined).
+    ValueError: the event is impossible (a count below 1; in strict mode a step
+      of a replica that is blocked or has not joined).
   """
   if isinstance(state, State):
     return rules.step(state, event)
@@ -224,20 +225,20 @@ def step(
 def take_in(
   state: State, incarnations: Mapping[Replica, int | None]
 ) -> State | None:
-  """Takes in a gradient of each of several replicas, where more are to come.
+  """Accepts gradients of several replicas at once, if the step needs more.
 
-  For leaders with hundreds of replicas: it costs a fraction of one `step` for
-  each, and leads to the same state.
+  For leaders with hundreds of replicas: it costs a fraction of one `step` per
+  gradient, and leads to the same state.
 
   Args:
-    state: of `init`, or of an earlier `step`.
-    incarnations: whose they are, with `Arrive.incarnation`. Each is of the
-      current step, finite, and one gradient.
+    state: from `init`, or from an earlier `step`.
+    incarnations: the senders, with `Arrive.incarnation`. Each gradient is of
+      the current step, finite, and not a sum.
 
   Returns:
-    The next state, whose decisions would have been `Accept` and `Wait` for each;
-    None where there would be others, or the step would be complete: then nothing
-    has happened.
+    The next state, if each decision would have been `Accept` and `Wait`; None
+    if there would be others, or the step would be complete: then nothing has
+    changed.
 
   Example:
     >>> state = init(3)
@@ -252,7 +253,7 @@ def take_in(
 
 
 def missing(state: State | StrictRules) -> Missing:
-  """Who the current step waits for: computing, reporting, absent; O(n).
+  """The replicas that the current step waits for, by what is missing; O(n).
 
   Example:
     >>> state, _ = step(init(2, replicas=["a", "b"]), Join("a"))
@@ -265,7 +266,7 @@ def missing(state: State | StrictRules) -> Missing:
 
 
 def ledger(state: State | StrictRules) -> Ledger:
-  """Where every gradient went.
+  """The outcomes of all gradients.
 
   Example:
     >>> state, _ = step(init(1), Join(0))

@@ -1,4 +1,4 @@
-"""The numbers of a sync-replicas run: what they must be, what they imply."""
+"""The arguments of a sync-replicas run: constraints and derived numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def accepts(local_step: int, global_step: int, max_staleness: int = 0) -> bool:
   """Whether a gradient of `local_step` is fresh enough at `global_step`.
 
   TensorFlow's accumulators accept `local_step >= global_step`; a positive
-  `max_staleness` accepts as many steps less. It says nothing about steps of
-  the future: TensorFlow accepts them, the default rules refuse them.
+  `max_staleness` accepts that many steps less. It does not check for future
+  steps: TensorFlow accepts them, the default rules refuse them.
 
   Example:
     >>> accepts(4, 5), accepts(5, 5), accepts(4, 5, max_staleness=1)
@@ -36,15 +36,15 @@ def initial_tokens(
   """How many tokens TensorFlow's `get_init_tokens_op(num_tokens)` enqueues.
 
   Args:
-    num_tokens: the number asked for; -1 stands for `replicas_to_aggregate`.
+    num_tokens: the requested number; -1 means `replicas_to_aggregate`.
     replicas_to_aggregate: gradients that a step takes.
-    total_num_replicas: replicas there are.
+    total_num_replicas: number of replicas.
 
   Returns:
     The number of tokens, 0 or more.
 
   Raises:
-    ValueError: with so few tokens the first step could never finish.
+    ValueError: with too few tokens for the first step to finish.
 
   Example:
     >>> initial_tokens(-1, 2, 5), initial_tokens(-2, 2, 5)
@@ -73,9 +73,9 @@ def check_sync_arguments(
 
   Args:
     replicas_to_aggregate: gradients that a step takes, a positive integer.
-    total_num_replicas: replicas there are, a positive integer, or None where
-      it is known only later (the size of an axis).
-    max_staleness: the staleness, in steps, that is accepted, 0 or more.
+    total_num_replicas: number of replicas, a positive integer, or None if it is
+      only known later (the size of an axis).
+    max_staleness: the largest accepted staleness, in steps, 0 or more.
 
   Returns:
     The three as plain integers.
@@ -100,7 +100,7 @@ def check_sync_arguments(
 
 def _integer(name: str, value: Any, least: int) -> int:
   kind = "positive" if least else "non-negative"
-  # Comparing type names keeps numpy's bool out without importing numpy.
+  # Comparing type names rejects NumPy's bool without importing NumPy.
   if type(value).__name__ in ("bool", "bool_"):
     raise TypeError(f"{name} must be a {kind} integer, got {value!r}.")
   try:

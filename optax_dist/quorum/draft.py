@@ -1,4 +1,4 @@
-"""A state on its way to the next one: quorum, tokens, attempts."""
+"""A mutable copy of a state while an event is applied to it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from optax_dist.quorum.arguments import accepts
 from optax_dist.quorum.persistent import PersistentMap, persistent_map
 from optax_dist.quorum.state import EMPTY, Attempt, Config, ReplicaState, State
 
-# Much quicker than one after the other, and done for each gradient.
+# Much faster than reading one field after the other, for each gradient.
 _FIELDS = operator.itemgetter(*State._fields)
 
 
 def needed(state: State | Draft) -> int:
-  """How many gradients a step takes now, with who has left or was lost.
+  """How many gradients a step takes now, after leaves and losses.
 
   Example:
     >>> from optax_dist import quorum
@@ -34,10 +34,10 @@ class Draft:
   def __init__(self, state: State):
     self.__dict__.update(zip(State._fields, state, strict=True))
     self.decisions: list[ev.Decision] = []
-    # Of the live replicas, in order; known once somebody asks.
+    # The ranks of the live replicas, computed on first use.
     self._ranks: dict[ev.Replica, int] | None = None
 
-  # The fields of State; mypy cannot see them arrive through __dict__.
+  # The fields of State; mypy cannot see that __dict__ defines them.
   config: Config
   step: int
   replicas: PersistentMap[ev.Replica, ReplicaState]
@@ -62,7 +62,7 @@ class Draft:
   def emit(self, decision: ev.Decision) -> None:
     self.decisions.append(decision)
 
-  # How many are needed, and how much each must bring.
+  # How many gradients are needed, and how many each replica must bring.
 
   @property
   def shared(self) -> bool:
@@ -85,7 +85,7 @@ class Draft:
     return max(1, each + (self._ranks.get(replica, sharers) < more))
 
   def excess(self, count: int) -> int:
-    """By how many gradients a step would have too many with so many more."""
+    """The number of gradients in excess of a step with this many more."""
     if not (self.config.exact and self.shared):
       return 0
     return max(0, self.gathered + count - self.quorum())
@@ -93,7 +93,7 @@ class Draft:
   # Tokens and drops.
 
   def ask(self, replica: ev.Replica, count: int, tell: bool = True) -> None:
-    """Hands out a token of the current step."""
+    """Gives the replica a token of the current step."""
     record = self.replicas.get(replica)
     self.working += not record.asked
     self.replicas = self.replicas.set(replica, record.told(count))
@@ -107,7 +107,7 @@ class Draft:
     self.emit(ev.Drop(replica, local_step, reason, count))
 
   def withdraw(self, replica: ev.Replica, reason: ev.Reason) -> None:
-    """Drops what the replica has in, outside of attempts."""
+    """Drops the replica's accepted gradients that are not in an attempt."""
     inside = self.inside.get(replica)
     if inside is not None:
       self.inside = self.inside.delete(replica)
@@ -115,7 +115,7 @@ class Draft:
       self.drop(replica, inside.local_step, reason, inside.count)
 
   def unpark(self, replica: ev.Replica, reason: ev.Reason) -> None:
-    """Drops what the replica has on the outcome of the attempt."""
+    """Drops the replica's early gradients, on the outcome of the attempt."""
     early = self.early.get(replica)
     if early is not None:
       self.early = self.early.delete(replica)
@@ -124,12 +124,12 @@ class Draft:
   # Attempts.
 
   def advance(self) -> None:
-    """Starts an attempt where enough is in, or asks for what lacks."""
+    """Starts an attempt if there are enough gradients, or asks for the rest."""
     while (
       self.attempt is None and not self.finished and self.gathered
     ) and self.gathered >= self.quorum():
       if self.config.window and self.working and not self.closed:
-        return  # More may come yet.
+        return  # More may come.
       self.start()
       if self.config.two_phase:
         return
@@ -142,14 +142,14 @@ class Draft:
     members = tuple([inside[r] for r in ev.ordered(inside)])
     self.inside, self.gathered = EMPTY, 0
     self.attempts += 1
-    who = EMPTY  # Without reports it is over at once.
+    who = EMPTY  # Without reports it is complete at once.
     if self.config.two_phase:
       who = persistent_map((c.replica, c.incarnation) for c in members)
       self.emit(ev.StartAttempt(self.step, self.attempts, members))
     self.attempt = Attempt(self.attempts, members, who, who)
 
   def ask_for_the_rest(self) -> None:
-    """K > N: nobody is working and too little is in, so all bring more."""
+    """K > N: asks for more if no replica computes and too few are in."""
     if self.working or self.awaited or not self.live:
       return
     lacks = self.quorum() - self.gathered
@@ -161,12 +161,12 @@ class Draft:
         lacks -= each
         if not each:
           return
-      # A sum cannot mix steps: an older one will be replaced as a whole.
+      # A sum cannot mix steps: an older one is replaced as a whole.
       old = inside and inside.local_step != self.step and inside.count
       self.ask(replica, each + (old or 0))
 
   def commit(self) -> tuple[ev.Arrive, ...]:
-    """Ends the attempt and the step; returns the early, to arrive now."""
+    """Ends the attempt and the step; returns early gradients, to arrive now."""
     attempt = self.attempt
     assert attempt is not None
     self.emit(ev.Commit(self.step, attempt.members, attempt.number))
@@ -174,7 +174,7 @@ class Draft:
     self.applied += sum(c.count for c in attempt.members)
     self.step += 1
     early, self.early = self.early, EMPTY
-    # What came during the attempt is one step later now.
+    # Gradients that came during the attempt are one step staler now.
     for replica in ev.ordered(self.inside):
       held = self.inside.get(replica)
       if accepts(held.local_step, self.step, self.config.max_staleness):
@@ -190,7 +190,7 @@ class Draft:
         count = each or self.quota(replica)
         self.working += not record.asked
         asked[replica] = record.told(count)
-        # A replica that is early needs no token.
+        # A replica with an early gradient needs no token.
         if not early or replica not in early:
           self.emit(ev.Token(replica, self.step, count))
     self.replicas = self.replicas.update(asked)
@@ -204,7 +204,7 @@ class Draft:
   def contribution(
     self, replica: ev.Replica, local_step: int, count: int, incarnation: int
   ) -> ev.Contribution:
-    """A gradient that is in, with its staleness and weight as of now."""
+    """An accepted gradient, with its current staleness and weight."""
     late = self.step - local_step
     weight = self.config.weight
     factor = 1.0 if weight is None else float(weight(late))
@@ -213,7 +213,7 @@ class Draft:
     )
 
   def abandon(self, failed_replica: ev.Replica, reason: ev.Reason) -> None:
-    """Ends the attempt without a trace; survivors' gradients stay in."""
+    """Abandons the attempt; the survivors' gradients stay accepted."""
     attempt = self.attempt
     assert attempt is not None
     self.emit(ev.Abandon(self.step, attempt.number, failed_replica))

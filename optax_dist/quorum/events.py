@@ -1,4 +1,4 @@
-"""What happens to a sync-replicas run, and what its rules decide."""
+"""The events of a sync-replicas run, and the decisions of its rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Replica = int | str
 
 
 class Reason(enum.StrEnum):
-  """Why a gradient was not taken, or a replica not let in."""
+  """Why a gradient was dropped, or a replica refused."""
 
   STALE = "stale"
   FUTURE = "future"
@@ -50,7 +50,7 @@ class Arrive:
   """A replica has a gradient.
 
   Attributes:
-    replica: who.
+    replica: the sender.
     local_step: the global step of the parameters it was computed on.
     finite: whether every element of it is finite.
     incarnation: the sender's, None where it does not matter.
@@ -66,7 +66,7 @@ class Arrive:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
-  """A replica leaves for good, gracefully: out of data, or done."""
+  """A replica leaves permanently and gracefully: out of data, or finished."""
 
   replica: Replica
   incarnation: int | None = None
@@ -97,8 +97,8 @@ class Failed:
     replica: the member that reports.
     step: the step of the attempt.
     attempt: the number of the attempt.
-    failed_replica: whose gradient is to be left out of the next attempt; None: the
-      reporter's own.
+    failed_replica: the replica whose gradient to leave out of the next attempt;
+      None: the reporter's own.
   """
 
   replica: Replica
@@ -109,10 +109,10 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Close:
-  """The grace window of a step is over: it is attempted with what is in.
+  """The grace window of a step is over: it is attempted with what is there.
 
   Attributes:
-    step: which one.
+    step: the step.
   """
 
   step: int
@@ -131,15 +131,15 @@ Event = Join | Arrive | Leave | Lost | Done | Failed | Close | Finish
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contribution:
-  """A gradient that is in, as a member of an attempt or commit.
+  """An accepted gradient, as a member of an attempt or commit.
 
   Attributes:
-    replica: whose.
+    replica: the replica.
     local_step: the step of the parameters it was computed on.
-    staleness: how many steps late it is.
+    staleness: its staleness, in steps.
     count: how many gradients are summed in it.
-    weight: what it counts for in the mean (1.0 without a `weight` policy).
-    incarnation: of the replica when it arrived.
+    weight: its weight in the mean (1.0 without a `weight` policy).
+    incarnation: the replica's incarnation when it arrived.
   """
 
   replica: Replica
@@ -152,7 +152,7 @@ class Contribution:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Accept:
-  """The gradient is in, as a whole."""
+  """The gradient is accepted, as a whole."""
 
   replica: Replica
   local_step: int
@@ -162,7 +162,7 @@ class Accept:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drop:
-  """The gradient is out, as a whole; no byte of it need move."""
+  """The gradient is dropped, as a whole; no byte of it need be moved."""
 
   replica: Replica
   local_step: int
@@ -183,9 +183,9 @@ class Token:
   """The replica computes on the parameters of `step`.
 
   Attributes:
-    replica: who.
+    replica: the replica.
     step: the step of the parameters.
-    count: how many gradients it sums before it arrives.
+    count: how many gradients to sum before it arrives.
   """
 
   replica: Replica
@@ -204,7 +204,7 @@ class StartAttempt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Abandon:
-  """The attempt is void and leaves no trace."""
+  """The attempt is void and has no effect."""
 
   step: int
   attempt: int
@@ -213,11 +213,11 @@ class Abandon:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Commit:
-  """The mean over `members` (in replica order) is applied, by everyone.
+  """The mean over `members` (in replica order) is applied by all replicas.
 
   Attributes:
     step: the global step before the update; after it, it is `step + 1`.
-    members: what was averaged.
+    members: the averaged gradients.
     attempt: the number of the attempt that succeeded.
   """
 
@@ -234,8 +234,8 @@ class CannotProceed:
     step: the step that cannot be committed.
     have: replicas that can still contribute.
     needed: replicas that must.
-    missing: who is not there.
-    final: True where no return of a lost replica could fix it.
+    missing: the absent replicas.
+    final: True if no return of a lost replica can fix it.
   """
 
   step: int
@@ -260,7 +260,7 @@ class CannotProceed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refuse:
-  """The replica is not let in."""
+  """The replica is not admitted."""
 
   replica: Replica
   reason: Reason
@@ -268,7 +268,7 @@ class Refuse:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-  """The run has ended at `step`; a replica that gets this stops, without an error."""
+  """The run has ended at `step`; the replica stops, without an error."""
 
   step: int
 
@@ -292,5 +292,5 @@ def ordered(replicas: Iterable[Replica]) -> tuple[Replica, ...]:
   ids = list(replicas)
   try:
     return tuple(sorted(ids))
-  except TypeError:  # There are both.
+  except TypeError:  # There are both kinds.
     return tuple(sorted(ids, key=lambda r: (isinstance(r, str), r)))

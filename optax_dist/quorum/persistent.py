@@ -1,8 +1,8 @@
-"""Values that change cheaply and stay readable: a map and a queue.
+"""Persistent values with cheap changed copies: a map and a queue.
 
 The rules keep every earlier state usable, and a state may hold ten thousand
 replicas. Copying a dict of that size on every event would cost more than the
-event, so these two share what did not change.
+event, so these two share the unchanged parts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PersistentMap(Generic[K, V]):
     return new
 
   def get(self, key: K, default: Any = None) -> Any:
-    """The value of `key`, or `default` where there is none."""
+    """The value of `key`, or `default` if there is none."""
     node, bits = self._root, hash(key)
     while type(node) is tuple:
       node = node[bits & (_WIDTH - 1)]
@@ -67,7 +67,7 @@ class PersistentMap(Generic[K, V]):
       at = bits & (_WIDTH - 1)
       leaf = root[at]
       if type(leaf) is dict and len(leaf) < _WIDTH:
-        # Most often, up to some hundred keys.
+        # The usual case, up to some hundred keys.
         new._size = self._size + (key not in leaf)
         new._root = (*root[:at], {**leaf, key: value}, *root[at + 1 :])
         return new
@@ -76,7 +76,7 @@ class PersistentMap(Generic[K, V]):
     return new
 
   def update(self, pairs: Mapping[K, V]) -> PersistentMap[K, V]:
-    """A copy with all these pairs, which costs less than one `set` for each."""
+    """A copy with all these pairs, which costs less than a `set` for each."""
     if len(pairs) < 2:
       for key, value in pairs.items():
         return self.set(key, value)
@@ -86,7 +86,7 @@ class PersistentMap(Generic[K, V]):
     return self._make(root, self._size + grown)
 
   def delete(self, key: K) -> PersistentMap[K, V]:
-    """A copy without `key`; the map itself where it is not in."""
+    """A copy without `key`; the map itself if it has no such key."""
     if self.get(key, _ABSENT) is _ABSENT:
       return self
     return self._make(_delete(self._root, hash(key), key), self._size - 1)
@@ -175,7 +175,7 @@ def _update(
 
 
 def _split(leaf: dict[Any, Any], depth: int) -> _Node:
-  """A leaf, or the nodes that it becomes where it is too large."""
+  """A leaf, or the nodes that replace it if it is too large."""
   if len(leaf) <= _WIDTH or depth >= _DEPTH:
     return leaf
   children: list[dict[Any, Any]] = [{} for _ in range(_WIDTH)]
@@ -215,7 +215,7 @@ class Fifo:
     return Fifo(self.front, (item, self.back), self.size + 1)
 
   def pop(self) -> tuple[Any, Fifo]:
-    """The first item and the rest; IndexError where there is none."""
+    """The first item and the rest; IndexError if it is empty."""
     front, back = self.front, self.back
     if front is None:
       while back is not None:

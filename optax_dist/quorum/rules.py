@@ -1,7 +1,7 @@
 """The default rules: k fresh gradients, one per replica and step, commit.
 
-They keep what TensorFlow's `SyncReplicasOptimizer` promises and fix what its
-users met; docs/rules.md has the list.
+They keep the guarantees of TensorFlow's `SyncReplicasOptimizer` and fix known
+problems; docs/rules.md lists them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def step(
 def _one_more(
   state: State, event: ev.Arrive
 ) -> tuple[State, tuple[ev.Decision, ...]] | None:
-  """A gradient that is taken in, where more are to come; None: it is not."""
+  """Accepts a gradient if the step needs more after it; otherwise None."""
   replica, step = event.replica, state.step
   if (
     event.local_step != step
@@ -49,10 +49,10 @@ def _one_more(
 def take_in(
   state: State, incarnations: Mapping[ev.Replica, int | None]
 ) -> State | None:
-  """Takes in several gradients at once; see `optax_dist.quorum.take_in`.
+  """Accepts several gradients at once; see `optax_dist.quorum.take_in`.
 
-  Of some hundred replicas nearly every gradient is one of these. It is the same
-  as `_arrive` does for each, with a fraction of the work.
+  With some hundred replicas nearly every gradient is one of these. It does the
+  same as `_arrive` for each, with a fraction of the work.
   """
   config, step, taken = state.config, state.step, len(incarnations)
   if (
@@ -129,7 +129,7 @@ def _join(draft: Draft, event: ev.Join) -> None:
 
 
 def _is_awaited(draft: Draft, replica: ev.Replica) -> bool:
-  """Whether one that has never joined is among those expected."""
+  """Whether a replica that has never joined is among those expected."""
   expected = draft.config.expected
   return draft.awaited > 0 and (expected is None or replica in expected)
 
@@ -142,7 +142,7 @@ def _arrive(draft: Draft, event: ev.Arrive) -> None:
 
 
 def _weigh(draft: Draft, event: ev.Arrive) -> None:
-  """Takes a gradient in, or drops it, as a whole."""
+  """Accepts a gradient, or drops it, as a whole."""
   replica, local_step, count = event.replica, event.local_step, event.count
   record = draft.replicas.get(replica)
   reason = _fault(draft, event, record)
@@ -154,8 +154,8 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
       and inside is not None
       and inside.local_step == local_step
     ):
-      # The sum goes on from what is in, so that can't count either, and the
-      # same step may be tried again.
+      # The new sum continues the accepted one, so that one can't count either,
+      # and the same step may be tried again.
       draft.withdraw(replica, ev.Reason.SUPERSEDED)
       record = record._replace(
         counted=local_step - 1, asked=record.asked + inside.count
@@ -200,7 +200,7 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
 
 
 def _is_too_much(draft: Draft, event: ev.Arrive, reason: ev.Reason) -> bool:
-  """Whether a sum is dropped for it would make a step too large."""
+  """Whether a sum is dropped because it would make a step too large."""
   too_much = draft.excess(event.count) > 0
   return reason is ev.Reason.OVER_QUOTA and too_much
 
@@ -239,7 +239,7 @@ def _fault(
 def _fault_of_early(
   draft: Draft, event: ev.Arrive, record: ReplicaState
 ) -> ev.Reason | None:
-  """A member that has reported may already work on the attempt's outcome."""
+  """Why a member's gradient on the attempt's outcome can't count, or None."""
   attempt = draft.attempt
   if (
     attempt is None
@@ -266,7 +266,7 @@ def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
   if draft.finished:
     return
   if record is None:
-    # A replica that was expected is not expected any more.
+    # The replica is no longer expected.
     if not _is_awaited(draft, event.replica):
       return
     draft.awaited -= 1
@@ -293,7 +293,7 @@ def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
 
 
 def _go(draft: Draft, replica: ev.Replica, reason: ev.Reason) -> None:
-  """The replica is not there any more, and what only it holds neither."""
+  """Removes the replica, along with what only it holds."""
   record = draft.replicas.get(replica)
   draft.live -= 1
   draft.lost += reason is ev.Reason.LOST
@@ -310,7 +310,7 @@ def _go(draft: Draft, replica: ev.Replica, reason: ev.Reason) -> None:
 
 
 def _complain(draft: Draft) -> None:
-  """Says so where the quorum is out of reach."""
+  """Decides `CannotProceed` if the quorum is out of reach."""
   if draft.finished or draft.attempt is not None:
     return
   needed = 1 if draft.shared else draft.quorum()
@@ -363,14 +363,14 @@ def _failed(draft: Draft, event: ev.Failed) -> None:
 
 
 def _close(draft: Draft, event: ev.Close) -> None:
-  """The rest of a step that has enough is not waited for."""
+  """Stops waiting for the rest of a step that has enough gradients."""
   if event.step == draft.step and draft.gathered >= draft.quorum():
     draft.closed = True
     draft.advance()
 
 
 def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
-  """Whatever is in is dropped; `finished` is a state, not an error."""
+  """Drops all accepted gradients; `finished` is a state, not an error."""
   if draft.finished:
     return
   held = [draft.inside.get(r) for r in ev.ordered(draft.inside)]

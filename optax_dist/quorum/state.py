@@ -1,4 +1,4 @@
-"""What the default rules remember, and who they say is missing."""
+"""The state of the default rules, and the replicas that are missing."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ EMPTY: PersistentMap[Any, Any] = PersistentMap()
 
 
 class Config(NamedTuple):
-  """What stays the same for a whole run.
+  """The configuration of a run.
 
   Attributes:
     replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: replicas expected at the start.
-    max_staleness: steps by which a gradient may be late.
-    weight: what a gradient counts for, as a function of its staleness.
-    lower_on_leave: whether orderly leaves lower the quorum.
+    max_staleness: largest staleness of a gradient, in steps.
+    weight: the weight of a gradient, as a function of its staleness.
+    lower_on_leave: whether graceful leaves lower the quorum.
     two_phase: whether a commit waits for its members' reports.
-    name: of the optimizer these rules belong to.
-    expected: the ids of the replicas expected at the start; None takes the
+    name: name of the optimizer.
+    expected: the ids of the replicas expected at the start; None accepts the
       first `total_num_replicas` that join.
-    exact: whether a step of shares has neither more nor fewer gradients than
-      `replicas_to_aggregate`.
+    exact: whether a step of shares has exactly `replicas_to_aggregate`
+      gradients.
     window: whether a step that has enough waits for more, until `Close` or
-      until all live replicas are in.
+      until all live replicas have contributed.
   """
 
   replicas_to_aggregate: int
@@ -43,15 +43,15 @@ class Config(NamedTuple):
 
 
 class ReplicaState(NamedTuple):
-  """What the rules know of one replica.
+  """The state of one replica.
 
   Attributes:
     incarnation: how often this id has started.
-    live: whether it takes part now.
+    live: whether it currently takes part.
     left: whether it left gracefully.
-    asked: gradients its token asks for; 0 while it waits.
+    asked: gradients requested by its token; 0 while it waits.
     start: the first step this incarnation was given.
-    counted: the latest local step that counted, or -1.
+    counted: the last local step that counted, or -1.
   """
 
   incarnation: int
@@ -61,27 +61,27 @@ class ReplicaState(NamedTuple):
   start: int
   counted: int = -1
 
-  # As `_replace`, which takes three times as long.
+  # Like `_replace`, which takes three times as long.
 
   def told(self, asked: int) -> ReplicaState:
-    """With a token that asks for so many gradients."""
+    """A copy with a token that requests this many gradients."""
     return ReplicaState(
       self.incarnation, self.live, self.left, asked, self.start, self.counted
     )
 
   def heard(self, counted: int) -> ReplicaState:
-    """With a gradient of this step in, and so without a token."""
+    """A copy with a gradient of this step accepted, and thus no token."""
     return ReplicaState(
       self.incarnation, self.live, self.left, 0, self.start, counted
     )
 
 
 class Attempt(NamedTuple):
-  """An aggregation that is under way.
+  """An aggregation in progress.
 
   Attributes:
     number: counts the attempts at this step, from 1.
-    members: whose gradients are averaged, in replica order.
+    members: the gradients to average, in replica order.
     incarnations: of the members.
     pending: the part of `incarnations` that has not reported.
   """
@@ -93,7 +93,7 @@ class Attempt(NamedTuple):
 
 
 class Ledger(NamedTuple):
-  """Where every gradient went: `arrived == applied + inside + dropped`.
+  """The outcomes of all gradients: `arrived == applied + inside + dropped`.
 
   Attributes:
     arrived: gradients that arrived.
@@ -112,12 +112,12 @@ class State(NamedTuple):
   """The state of the default rules; immutable, so that old ones stay usable.
 
   Attributes:
-    config: the numbers of the run.
+    config: the configuration of the run.
     step: the global step, which is the number of commits.
-    replicas: what is known of each replica.
+    replicas: the state of each replica.
     inside: accepted gradients that are in no attempt, by replica.
-    gathered: how many gradients `inside` has.
-    attempt: the aggregation under way, or None.
+    gathered: the number of gradients in `inside`.
+    attempt: the aggregation in progress, or None.
     attempts: how many attempts this step has had.
     early: gradients on the outcome of the attempt, buffered until it commits.
     live: replicas that take part.
@@ -151,10 +151,10 @@ class State(NamedTuple):
 
 
 class Missing(NamedTuple):
-  """Who the current step waits for.
+  """The replicas that the current step waits for.
 
   Attributes:
-    computing: live replicas whose gradient is not in.
+    computing: live replicas whose gradient has not been accepted.
     reporting: members that have not reported on the attempt.
     absent: replicas that never joined, were lost, or left.
   """
@@ -172,13 +172,13 @@ def init(config: Config, global_step: int = 0) -> State:
 
 
 def missing(state: State) -> Missing:
-  """Who the current step waits for, in order; O(n)."""
+  """The replicas that the current step waits for, in order; O(n)."""
   known = dict(state.replicas.items())
   computing = (r for r, m in known.items() if m.live and m.asked)
   gone = (r for r, m in known.items() if not m.live)
   expected: Iterable[ev.Replica] | None = state.config.expected
   if expected is None:
-    # Nobody said what they are called; most often they count from 0.
+    # No ids were given; they usually count from 0.
     expected = range(state.config.total_num_replicas)
   never = [r for r in expected if r not in known][: state.awaited]
   reporting = state.attempt.pending if state.attempt else ()
@@ -188,7 +188,7 @@ def missing(state: State) -> Missing:
 
 
 def ledger(state: State) -> Ledger:
-  """Where every gradient went."""
+  """The outcomes of all gradients."""
   inside = state.gathered + sum(e.count for e in state.early.values())
   if state.attempt:
     inside += sum(c.count for c in state.attempt.members)
