@@ -1,4 +1,4 @@
-"""What repeats TensorFlow 1 event by event: accumulators, token queue, strict mode."""
+"""TensorFlow 1, event by event: accumulators, token queue, strict mode."""
 
 from optax_dist.tensorflow1 import accumulator, events, sparse_accumulator
 from optax_dist.tensorflow1.checkpoint import Restored, restore_checkpoint

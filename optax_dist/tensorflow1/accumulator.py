@@ -2,9 +2,9 @@
 
 Pure functions on states of arrays, with static shapes, so they run under
 `jax.jit`. They compute what TensorFlow's `ConditionalAccumulator` computes, bit
-for bit: gradients add up one by one in the order of arrival and in their own
-type, and the mean is one division by the count in that type. What blocks, and
-in which order takes are served, is `optax_dist.quorum`' business.
+for bit: gradients are added one by one, in order of arrival and in their own
+dtype, and the mean is one division by the count in that dtype. Blocking, and
+the order in which takes are served, are handled by `optax_dist.quorum`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ REDUCTIONS = ("mean", "sum")
 
 
 class AccumulatorState(NamedTuple):
-  """Gradients that are in.
+  """The accumulated gradients.
 
   Attributes:
     step: The time step, an int32 scalar: older gradients are ignored. It is the
       number of takes, unless it was set.
-    count: How many gradients are in, an int32 scalar.
-    total: Their sum, shaped and typed as the gradients; meaningless while
-      `count` is 0.
+    count: How many gradients are accumulated, an int32 scalar.
+    total: Their sum, with the shapes and dtypes of the gradients; meaningless
+      while `count` is 0.
   """
 
   step: jax.Array
@@ -38,11 +38,11 @@ class AccumulatorState(NamedTuple):
 def init(
   gradients: optax.Updates, global_step: jax.typing.ArrayLike = 0
 ) -> AccumulatorState:
-  """Makes an empty accumulator.
+  """Creates an empty accumulator.
 
   Args:
     gradients: A tree of arrays, or of `jax.ShapeDtypeStruct`, with the shapes
-      and types of the gradients.
+      and dtypes of the gradients.
     global_step: The time step to start from.
 
   Returns:
@@ -68,19 +68,19 @@ def apply(
   local_step: jax.typing.ArrayLike,
   max_staleness: int = 0,
 ) -> AccumulatorState:
-  """Adds gradients that are fresh, and ignores others, as a whole.
+  """Adds gradients if they are fresh, and otherwise ignores them, as a whole.
 
   Args:
     state: The accumulator.
-    gradients: A tree of arrays like the one it was made for.
+    gradients: A tree of arrays like the one it was created for.
     local_step: The step they were computed at, an integer scalar.
-    max_staleness: Steps by which they may be late.
+    max_staleness: Largest staleness, in steps.
 
   Returns:
-    The state; the same values if `local_step < step - max_staleness`.
+    The state; unchanged if `local_step < step - max_staleness`.
 
   Raises:
-    ValueError: If shapes or types differ from the accumulator's.
+    ValueError: If shapes or dtypes differ from the accumulator's.
   """
   _check_like(state.total, gradients)
   fresh = int32(local_step) >= state.step - max_staleness
@@ -105,19 +105,19 @@ def take(
   num_required: jax.typing.ArrayLike = 1,
   reduction: str = "mean",
 ) -> tuple[AccumulatorState, optax.Updates, jax.Array]:
-  """Takes the mean of all gradients that are in, if they are enough.
+  """Takes the mean of the accumulated gradients, if there are enough.
 
   Args:
     state: The accumulator.
-    num_required: How many gradients must be in, an integer scalar.
+    num_required: How many gradients are required, an integer scalar.
     reduction: "mean" or "sum".
 
   Returns:
     The state (emptied, one step further), the mean, and whether it was taken.
-    If not, the state is the same and the mean is all zeros.
+    If not, the state is unchanged and the mean is all zeros.
 
   Raises:
-    ValueError: If `reduction` is neither.
+    ValueError: If `reduction` is neither of these.
   """
   check_reduction(reduction)
   taken = state.count >= jnp.maximum(int32(num_required), 1)
@@ -140,10 +140,10 @@ def take(
 
 
 def set_global_step(state: Any, step: jax.typing.ArrayLike) -> Any:
-  """Sets the time step, backwards too; what is in stays in.
+  """Sets the time step, also backwards; accumulated gradients are kept.
 
   Args:
-    state: An `AccumulatorState`, or another state that has a `step`.
+    state: An `AccumulatorState`, or another state with a `step`.
     step: The step, an integer scalar.
 
   Returns:
@@ -159,12 +159,12 @@ def set_global_step(state: Any, step: jax.typing.ArrayLike) -> Any:
 
 
 def int32(value: jax.typing.ArrayLike) -> jax.Array:
-  """An int32 array of the value."""
+  """Converts the value to an int32 array."""
   return jnp.asarray(value).astype(jnp.int32)
 
 
 def rounded(x: jax.Array) -> jax.Array:
-  """Rounds to the type of `x` now: compilers may keep halves in float32."""
+  """Rounds to the dtype of `x`: compilers may keep halves in float32."""
   if x.dtype.itemsize == 2 and jnp.issubdtype(x.dtype, jnp.floating):
     info = jnp.finfo(x.dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant)
@@ -184,18 +184,18 @@ def _check_like(total: optax.Updates, gradients: optax.Updates) -> None:
 
 
 def divided(total: jax.Array, count: jax.Array) -> jax.Array:
-  """Divides truly by a count that broadcasts against `total`.
+  """Divides exactly by a count that broadcasts against `total`.
 
-  XLA turns a division by a broadcast scalar into a product with its
-  reciprocal, which rounds twice. A divisor that depends on the element keeps it
-  a division; 0 / 1 is 0 / count, to the sign.
+  XLA turns a division by a broadcast scalar into a product with its reciprocal,
+  which rounds twice. A divisor that depends on the element prevents that; 0 / 1
+  equals 0 / count, including the sign.
   """
   one = jnp.ones((), total.dtype)
   return rounded(total / jnp.where(total == 0, one, count.astype(total.dtype)))
 
 
 def check_reduction(reduction: str) -> None:
-  """Raises ValueError where the reduction is not known."""
+  """Raises ValueError if the reduction is unknown."""
   if reduction not in REDUCTIONS:
     raise ValueError(
       f"reduction must be one of {REDUCTIONS}, got {reduction!r}."

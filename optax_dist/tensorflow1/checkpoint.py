@@ -1,4 +1,4 @@
-"""Going on with a run that was started in TensorFlow 1, from its checkpoint."""
+"""Restores a TensorFlow 1 checkpoint, to continue its run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import optax
 
 from optax_dist.states import slots
 
-# In the order in which TensorFlow's optimizers create them: the first one of a
-# variable is called `Adam`, the next `Adam_1`, whatever they are for.
+# In the order in which TensorFlow's optimizers create them: a variable's first
+# slot is called `Adam`, the next one `Adam_1`, whatever they are for.
 _ORDER = (
   "rms",
   "mg",
@@ -32,7 +32,7 @@ _ORDER = (
 
 
 class Reader(Protocol):
-  """What `tf.train.load_checkpoint` returns, as far as it is used here."""
+  """The part of `tf.train.load_checkpoint`'s result that is used here."""
 
   def get_variable_to_shape_map(self) -> Mapping[str, Any]:
     """Returns the name and shape of each variable."""
@@ -42,7 +42,7 @@ class Reader(Protocol):
 
 
 class Restored(NamedTuple):
-  """What a checkpoint of TensorFlow had.
+  """The content of a TensorFlow checkpoint.
 
   Attributes:
     params: The parameters, a tree like the one given.
@@ -65,30 +65,32 @@ def restore_checkpoint(
 ) -> Restored:
   """Reads parameters and slots of a TensorFlow 1 job.
 
-  With an optimizer of `optax_dist.optimizers` training goes on along
+  With an optimizer of `optax_dist.optimizers` training continues on
   TensorFlow's trajectory.
 
   Args:
     checkpoint: The path of a checkpoint, for which TensorFlow must be
-      installed, or what ``tf.train.load_checkpoint`` has returned.
-    params: Parameters, whose shapes and dtypes must be those of the variables.
-    opt_state: The optimizer's state, from ``init(params)``; in chains and
-      wrappers too. Slots of replicas (elastic averaging) are not restored.
-    name: What TensorFlow's optimizer was called (``"Adam"``); by default it is
-      found from the names in the checkpoint.
-    variable: Gives the name of a variable for a parameter's path, which is
-      ``"layer/kernel"`` for ``params["layer"]["kernel"]``. By default the same.
+      installed, or the result of ``tf.train.load_checkpoint``.
+    params: Parameters with the shapes and dtypes of the variables.
+    opt_state: The optimizer's state, from ``init(params)``; including chains
+      and wrappers. Slots of replicas (elastic averaging) are not restored.
+    name: The name of TensorFlow's optimizer (``"Adam"``); by default it is
+      determined from the names in the checkpoint.
+    variable: Maps a parameter's path, which is ``"layer/kernel"`` for
+      ``params["layer"]["kernel"]``, to the name of a variable. By default the
+      same.
 
   Returns:
     Parameters, optimizer state and global step.
 
   Raises:
-    KeyError: If the checkpoint lacks a variable; says which it has.
-    ValueError: If a shape differs, or the name of the optimizer is not clear.
+    KeyError: If the checkpoint lacks a variable; the message lists those it
+      has.
+    ValueError: If a shape differs, or the name of the optimizer is ambiguous.
     ModuleNotFoundError: If a path is given and TensorFlow is not installed.
 
   Source: ``tf.compat.v1.train.Saver`` and the slot creator of
-  ``tf.compat.v1.train.Optimizer``, which name what is read here.
+    ``tf.compat.v1.train.Optimizer``, which name the variables.
 
   Example:
     >>> import optax_dist
@@ -139,7 +141,7 @@ def restore_checkpoint(
   global_step = int(reader.get_tensor("global_step"))
 
   leaves, treedef = jax.tree.flatten(opt_state)
-  # Leaves of their own, to find again which is which.
+  # Unique leaves, to identify them later.
   marked = [
     jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves
   ]
@@ -196,14 +198,14 @@ def _paths(params: Any) -> list[str]:
 
 
 def _optimizer_name(known: frozenset[str], variables: list[str]) -> str:
-  """Finds `Adam` from `layer/kernel/Adam` and `layer/kernel/Adam_1`."""
+  """Extracts `Adam` from `layer/kernel/Adam` and `layer/kernel/Adam_1`."""
   found = {
     re.sub(r"_\d+$", "", other.removeprefix(f"{variable}/"))
     for variable in variables
     for other in known
     if other.startswith(f"{variable}/")
   } - set(variables)
-  # Moving averages of the variables lie beside the slots.
+  # Moving averages have names like slots.
   found -= {"ExponentialMovingAverage"}
   if len(found) != 1:
     raise ValueError(

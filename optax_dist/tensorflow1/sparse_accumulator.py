@@ -1,10 +1,10 @@
 """Conditional accumulators of sparse gradients: sums and means of rows.
 
-What `optax_dist.tensorflow1.accumulator` is for whole gradients, this is for rows:
-pure functions with static shapes that compute what TensorFlow's
-`SparseConditionalAccumulator` computes, bit for bit. Rows stay in slots of a
-fixed number, the capacity; what does not fit is an error, or NaN under
-`jax.jit`, and never lost silently.
+The counterpart of `optax_dist.tensorflow1.accumulator` for rows: pure functions
+with static shapes that compute what TensorFlow's `SparseConditionalAccumulator`
+computes, bit for bit. Rows are stored in a fixed number of slots, the capacity;
+a gradient that does not fit is an error, or NaN under `jax.jit`, and never lost
+silently.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from jax import lax
 from optax_dist.sparse.indexed_slices import IndexedSlices
 from optax_dist.tensorflow1 import accumulator
 
-# The number of rows of a table that nobody has given: no index reaches it.
+# The number of rows of a table if it is not given: no index reaches it.
 UNKNOWN_ROWS = 2**31 - 1
 
 
 class SparseAccumulatorState(NamedTuple):
-  """Rows of gradients that are in.
+  """The accumulated rows of gradients.
 
   Attributes:
     step: The time step, an int32 scalar: older gradients are ignored.
-    count: How many gradients are in, an int32 scalar.
-    rows: Sums of rows: values shaped `[capacity, *row]`, and which rows they
-      are, int32 of shape `[capacity]`. Unused slots come last.
-    row_counts: How many gradients had each, int32 of shape `[capacity]`.
+    count: How many gradients are accumulated, an int32 scalar.
+    rows: Sums of rows: values shaped `[capacity, *row]`, and their indices,
+      int32 of shape `[capacity]`. Unused slots come last.
+    row_counts: How many gradients had each row, int32 of shape `[capacity]`.
     size: How many slots are in use, an int32 scalar.
-    overflowed: Whether a gradient did not fit, a boolean scalar. Then what is
-      taken is NaN; see `check_capacity`.
+    overflowed: Whether a gradient did not fit, a boolean scalar. The results of
+      `take` are then NaN; see `check_capacity`.
   """
 
   step: jax.Array
@@ -52,14 +52,14 @@ def init(
   num_rows: int = UNKNOWN_ROWS,
   global_step: jax.typing.ArrayLike = 0,
 ) -> SparseAccumulatorState:
-  """Makes an empty accumulator of rows.
+  """Creates an empty accumulator of rows.
 
   Args:
-    capacity: How many rows it can hold at a time. As many as the table has are
-      always enough if no gradient repeats an index; otherwise the sum over the
-      gradients of a step is.
+    capacity: How many rows it can hold at a time. The number of rows of the
+      table is always enough if no gradient repeats an index; otherwise the
+      total over the gradients of a step is.
     row_shape: The shape of a row.
-    dtype: A floating type.
+    dtype: A floating dtype.
     num_rows: Rows of the table, which is also the index of unused slots.
     global_step: The time step to start from.
 
@@ -107,26 +107,26 @@ def apply(
   local_step: jax.typing.ArrayLike,
   max_staleness: int = 0,
 ) -> SparseAccumulatorState:
-  """Adds the rows of a gradient that is fresh, and ignores another.
+  """Adds the rows of a gradient if it is fresh, and otherwise ignores it.
 
-  Rows are merged as TensorFlow does: it walks through both lists of indices at
-  once, so lists that are sorted and free of repeats give one sorted list, and
-  others keep repeats that do not meet. Sum repeats first
-  (`indexed_slices.sum_duplicates`) to be free of that.
+  Rows are merged as in TensorFlow: it walks through both lists of indices at
+  once, so lists that are sorted and without repeats give one sorted list, while
+  others keep repeats that do not meet. To avoid this, sum repeats first
+  (`indexed_slices.sum_duplicates`).
 
   Args:
     state: The accumulator.
     slices: The gradient; its unused slots may be anywhere.
     local_step: The step it was computed at, an integer scalar.
-    max_staleness: Steps by which it may be late.
+    max_staleness: Its largest staleness, in steps.
 
   Returns:
-    The state. A gradient that is empty counts as one, but for no row. One that
-    does not fit is not in, and `overflowed` says so.
+    The state. An empty gradient counts as one, but for no row. A gradient that
+    does not fit is not added, and sets `overflowed`.
 
   Raises:
-    ValueError: If the slices differ in shape or type from the accumulator's,
-      or if they do not fit (seen only outside of `jax.jit`).
+    ValueError: If the slices differ in shape or dtype from the accumulator's,
+      or if they do not fit (only checked outside of `jax.jit`).
   """
   values, indices = slices.values, slices.indices.astype(jnp.int32)
   rows = state.rows
@@ -191,18 +191,18 @@ def take(
   *,
   divide_by: str = "rows",
 ) -> tuple[SparseAccumulatorState, IndexedSlices, jax.Array]:
-  """Takes the mean of each row that is in, if enough gradients are.
+  """Takes the mean of each accumulated row, if there are enough gradients.
 
   Args:
     state: The accumulator.
-    num_required: How many gradients must be in, an integer scalar.
+    num_required: How many gradients are required, an integer scalar.
     reduction: "mean" or "sum".
     divide_by: "rows" divides a row by the number of gradients that had it, as
-      TensorFlow; "gradients" divides all by the number of gradients.
+      in TensorFlow; "gradients" divides all by the number of gradients.
 
   Returns:
     The state (emptied, one step further), the mean, and whether it was taken.
-    If not, the state is the same and the mean has no rows in use. After an
+    If not, the state is unchanged and the mean has no rows in use. After an
     overflow the rows are NaN.
 
   Raises:
@@ -226,7 +226,7 @@ def take(
   values = jnp.where(state.overflowed, nan, values)
   values = jnp.where(_rows(used, values), values, jnp.zeros_like(values))
   indices = jnp.where(used, rows.indices, num_rows)
-  # Unchecked: TensorFlow takes and returns negative indices.
+  # Unchecked: TensorFlow accepts and returns negative indices.
   mean = IndexedSlices.unchecked(values, indices, rows.dense_shape)
   emptied = state._replace(
     step=state.step + taken.astype(jnp.int32),
@@ -244,10 +244,10 @@ def take(
 
 
 def check_capacity(state: SparseAccumulatorState) -> None:
-  """Raises where a gradient did not fit; under `jax.jit` it does nothing.
+  """Raises an error if a gradient did not fit; does nothing under `jax.jit`.
 
   Args:
-    state: A state, as it came out of `jax.jit`.
+    state: A state, outside of `jax.jit`.
 
   Raises:
     ValueError: If the state has overflowed.
@@ -265,8 +265,8 @@ def _merge(
 ) -> Any:
   """Walks through two lists of indices at once.
 
-  Returns for each slot the place in the old and in the new list it comes from,
-  -1 for neither, and whether all of both lists found a slot.
+  Returns for each slot the positions in the old and in the new list that it
+  comes from, -1 for neither, and whether both lists fit completely.
   """
 
   def walk(at: Any, _: Any) -> Any:

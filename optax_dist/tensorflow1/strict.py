@@ -1,8 +1,8 @@
-"""TensorFlow's rules, with the events and decisions of the default ones.
+"""TensorFlow's rules, with the events and decisions of the default rules.
 
-So one simulator, journal or leader can run either. TensorFlow knows no
-attempts, no incarnations, no counts and no test for finiteness: those are
-ignored here, as it would.
+This lets one simulator, journal or leader run either. TensorFlow has no
+attempts, incarnations, counts or tests for finiteness: they are ignored here,
+as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class StrictState(NamedTuple):
     return self, ()
 
   def missing(self) -> Missing:
-    """Who could still step; TensorFlow does not know who is absent."""
+    """The replicas that can still step; TensorFlow knows no absent ones."""
     workers = self.system.workers.items()
     return Missing(ev.ordered(r for r, w in workers if not w.blocked), (), ())
 
   def ledger(self) -> Ledger:
-    """Where every gradient went, as the first variable's accumulator saw it."""
+    """The outcomes of all gradients, by the first variable's accumulator."""
     inside = self.system.accumulators[0].count
     dropped = {ev.Reason.STALE: self.stale} if self.stale else {}
     return Ledger(self.arrived, self.applied, inside, dropped)
@@ -84,24 +84,24 @@ def strict_quorum(
   num_tokens: int = -1,
   global_step: int = 0,
 ) -> StrictState:
-  """A quorum that does as TensorFlow does, faults included.
+  """A quorum with TensorFlow's behavior, including its faults.
 
-  The replicas have yet to `Join`; the leader (TensorFlow's chief) runs, and its
-  tokens are in.
+  The replicas have yet to `Join`; the leader (TensorFlow's chief) is running,
+  and its tokens are enqueued.
 
   Args:
     replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: replicas at the start; by default
       `replicas_to_aggregate`.
-    num_tokens: initial tokens; -1 is `replicas_to_aggregate`.
+    num_tokens: initial tokens; -1 means `replicas_to_aggregate`.
     global_step: the step to start from.
 
   Returns:
     A state for `optax_dist.quorum.step`.
 
   Raises:
-    TypeError, ValueError: a number is not what it must be; the message has
-      its name, the constraint and the value.
+    TypeError, ValueError: a number is invalid; the message has its name, the
+      constraint and the value.
 
   Example:
     >>> from optax_dist import quorum, tensorflow1
@@ -127,13 +127,13 @@ def _decisions_of(
   system: tf.SyncReplicas,
   outcomes: Iterable[tf.Outcome],
 ) -> tuple[StrictState, list[ev.Decision]]:
-  """Says in decisions what came of an event."""
+  """Converts outcomes to decisions."""
   arrived, applied, stale = state.arrived, state.applied, state.stale
   decisions: list[ev.Decision] = []
   members: tuple[tuple[ev.Replica, int], ...] = ()
   for outcome in outcomes:
     match outcome:
-      # Without gates every variable fares as the first one does.
+      # Without gates all variables have the same outcomes.
       case tf.Applied((replica, at), accepted, _, 0):
         arrived += 1
         stale += not accepted

@@ -1,6 +1,6 @@
 """TensorFlow's sync replicas as values: accumulators, token queue, system.
 
-The strict mode of `optax_dist.quorum` stands on it.
+The strict mode of `optax_dist.quorum` is based on it.
 """
 
 from optax_dist.tensorflow1.events.accumulators import (

@@ -1,9 +1,9 @@
 """TensorFlow's conditional accumulators, event for event.
 
-Bookkeeping only: counts, steps, and who is in. The sums themselves are
-`optax_dist.tensorflow1.accumulator`'s. Source: tensorflow/core/kernels/
-conditional_accumulator_base.cc and sparse_conditional_accumulator.h, and
-recordings of TensorFlow 2.21.
+Bookkeeping only: counts, steps, and tags. The sums themselves are in
+`optax_dist.tensorflow1.accumulator`. Source:
+tensorflow/core/kernels/conditional_accumulator_base.cc and
+sparse_conditional_accumulator.h, and recordings of TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ TIMED_OUT = "DeadlineExceededError"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Accumulator:
-  """The books of a `ConditionalAccumulator`.
+  """The bookkeeping of a `ConditionalAccumulator`.
 
-  Methods return the accumulator as it is afterwards and what came of it.
+  Methods return the changed accumulator and the outcomes.
 
   Attributes:
-    shape: static shape of the gradients; None where it is not known, None in
-      it where one dimension is not.
+    shape: static shape of the gradients; None if it is unknown, with None for
+      an unknown dimension.
     step: its time step: older gradients are ignored.
-    count: gradients that are in.
-    takes: the takes that wait, in order, as (id, num_required).
-    tags: of the gradients that are in, latest first, as linked pairs.
-    filled: the shape of what is in, or None.
+    count: number of accumulated gradients.
+    takes: the pending takes, in order, as (id, num_required).
+    tags: tags of the accumulated gradients, latest first, as linked pairs.
+    filled: the shape of the accumulated gradients, or None.
 
   Example:
     >>> books = Accumulator()
@@ -54,17 +54,17 @@ class Accumulator:
 
   @property
   def pending(self) -> tuple[Hashable, ...]:
-    """The ids of the takes that wait, in order."""
+    """The ids of the pending takes, in order."""
     return tuple(id for id, _ in self.takes)
 
   def apply(
     self, local_step: int, tag: Any = None, shape: Sequence[int] | None = None
   ) -> tuple[Accumulator, tuple[Applied | Completed, ...]]:
-    """A gradient computed at `local_step`; its shape is checked if given."""
+    """Applies a gradient computed at `local_step`; checks a given shape."""
     return self._apply(local_step, tag, shape, lambda: self._fault(shape))
 
   def _apply(self, local_step: Any, tag: Any, shape: Any, fault: Any) -> Any:
-    # A stale gradient is not even looked at.
+    # A stale gradient is not checked.
     if not accepts(local_step, self.step):
       return self, (Applied(tag, False),)
     error = fault()
@@ -90,9 +90,9 @@ class Accumulator:
   def take(
     self, id: Hashable, num_required: int
   ) -> tuple[Accumulator, tuple[Completed, ...]]:
-    """Asks for the mean as soon as `num_required` gradients are in.
+    """Requests the mean as soon as `num_required` gradients are accumulated.
 
-    Takes are served in order: one that waits blocks smaller ones after it.
+    Takes are served in order: a pending one blocks smaller ones after it.
     """
     if num_required <= 0:
       error = (
@@ -106,7 +106,7 @@ class Accumulator:
   def take_with_timeout(
     self, id: Hashable, num_required: int
   ) -> tuple[Accumulator, tuple[Completed, ...]]:
-    """A take whose time is over before anything else happens."""
+    """A take that times out before anything else happens."""
     new, completed = self.take(id, num_required)
     if id in new.pending:
       new, more = new.cancel(id, TIMED_OUT)
@@ -116,7 +116,7 @@ class Accumulator:
   def cancel(
     self, id: Hashable, error: str = TAKE_CANCELLED
   ) -> tuple[Accumulator, tuple[Completed, ...]]:
-    """Ends a take that waits; smaller ones after it may then complete."""
+    """Cancels a pending take; smaller ones after it may then complete."""
     if id not in self.pending:
       return self, ()
     rest = tuple(take for take in self.takes if take[0] != id)
@@ -126,14 +126,14 @@ class Accumulator:
   def set_global_step(
     self, step: int
   ) -> tuple[Accumulator, tuple[Completed, ...]]:
-    """Sets the step, backwards too; what is in stays in."""
+    """Sets the step, also backwards; accumulated gradients are kept."""
     return dataclasses.replace(self, step=step), ()
 
   def close(self) -> tuple[Accumulator, tuple[Completed, ...]]:
-    """Cancels every take that waits.
+    """Cancels every pending take.
 
-    TensorFlow does so in no defined order, and a take that comes to stand
-    first may still complete. Here all end, in order.
+    TensorFlow does so in an undefined order, and a take that becomes the first
+    may still complete. Here all are cancelled, in order.
     """
     ended = (Completed(id, "take", error=TAKE_CANCELLED) for id in self.pending)
     return dataclasses.replace(self, takes=()), tuple(ended)
@@ -161,10 +161,10 @@ class Accumulator:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SparseAccumulator(Accumulator):
-  """The books of a `SparseConditionalAccumulator`.
+  """The bookkeeping of a `SparseConditionalAccumulator`.
 
-  `filled` is the shape of the values that are in; only their rows may differ
-  in number.
+  `filled` is the shape of the accumulated values; only their number of rows may
+  differ.
   """
 
   def apply_slices(
@@ -176,18 +176,18 @@ class SparseAccumulator(Accumulator):
     values_shape: Sequence[int],
     dense_shape: Sequence[int] | None = None,
   ) -> tuple[SparseAccumulator, tuple[Applied | Completed, ...]]:
-    """A gradient of some rows.
+    """Applies a gradient of some rows.
 
     Args:
       local_step: the step it was computed at.
-      tag: whatever the caller names it.
-      indices: the rows, a sequence of integers; what is not one (a number, or
-        nested sequences) is refused as TensorFlow does.
+      tag: a name chosen by the caller.
+      indices: the rows, a sequence of integers; anything else (a number, or
+        nested sequences) is refused as in TensorFlow.
       values_shape: the shape of the values, `[len(indices), ...]`.
-      dense_shape: the shape of the whole, where the gradient knows it.
+      dense_shape: the shape of the dense gradient, if known.
 
     Returns:
-      The accumulator afterwards, and what came of it.
+      The changed accumulator, and the outcomes.
     """
     return self._apply(
       local_step,
@@ -258,7 +258,7 @@ def _shape_of(nested: Any) -> tuple[int, ...]:
 
 
 def _mismatch(what: str, expected: Shape, got: Any, first: int) -> str | None:
-  """Where `got` differs from `expected` in rank or from `first` on."""
+  """Describes how `got` differs from `expected` in rank or from `first` on."""
   if got is None:
     return None
   if len(expected) > len(got):
@@ -276,7 +276,7 @@ def _mismatch(what: str, expected: Shape, got: Any, first: int) -> str | None:
 
 
 def _beyond(indices: Sequence[int], shape: Shape) -> str | None:
-  """Whether a row lies beyond a known number of rows."""
+  """Whether a row exceeds a known number of rows."""
   rows = shape[0] if shape else None
   if rows in (None, -1):
     return None

@@ -1,4 +1,4 @@
-"""What one event sets off in TensorFlow's sync replicas, to the end."""
+"""All consequences of one event in TensorFlow's sync replicas."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from optax_dist.tensorflow1.events.outcomes import (
 
 _CHIEF = "chief"
 
-# A frozen dataclass with the fields of `SyncReplicas`, which stands above.
+# A frozen dataclass with the fields of `SyncReplicas`, in a module above.
 System = TypeVar("System", bound=Any)
 
 
 class Moves(Generic[System]):
-  """A system that an event is changing; everything it sets off follows."""
+  """A system that an event is changing, along with all consequences."""
 
   def __init__(self, system: System):
     self.system = system
@@ -43,7 +43,7 @@ class Moves(Generic[System]):
     self._set(accumulators=(*every[:variable], books, *every[variable + 1 :]))
 
   def push(self, replica: Replica, variable: int) -> None:
-    """Pushes one variable; the last one is followed by the dequeue."""
+    """Pushes one variable; after the last one comes the dequeue."""
     worker = self.system.workers.get(replica)
     gated = tuple(v for v in worker.gated if v != variable)
     worker = worker._replace(gated=gated)
@@ -71,7 +71,7 @@ class Moves(Generic[System]):
     self.serve(out)
 
   def take(self, variable: int, take: Completed) -> None:
-    """The leader's take has returned: it updates the variable."""
+    """Completes the leader's take: it updates the variable."""
     assert take.step is not None
     if any(broken for *_, broken in take.value):
       self.outcomes.append(StepFailed(_CHIEF, "the update failed"))
@@ -95,7 +95,7 @@ class Moves(Generic[System]):
       self.start_round()
 
   def start_round(self) -> None:
-    """The leader asks every accumulator for its next mean."""
+    """Requests the next mean from every accumulator, as the leader."""
     for variable in range(len(self.system.accumulators)):
       if not self.system.running:
         return
@@ -119,7 +119,7 @@ class Moves(Generic[System]):
     self.serve(out)
 
   def serve(self, out: Iterable[Completed]) -> None:
-    """Dequeues have returned: their workers go on."""
+    """Completes dequeues: their workers continue."""
     for done in out:
       replica, session = cast(tuple[Replica, int], done.id)
       worker = self.system.workers.get(replica)
@@ -135,7 +135,7 @@ class Moves(Generic[System]):
       self.system = self.system.with_worker(replica, worker)
 
   def stop(self) -> None:
-    """The leader's loop ends, and the queue with it."""
+    """Stops the leader's loop, and closes the queue."""
     books = tuple(a.close()[0] for a in self.system.accumulators)
     queue, out = self.system.queue.close()
     self._set(accumulators=books, queue=queue, running=False)

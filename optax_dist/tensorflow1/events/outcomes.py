@@ -1,4 +1,4 @@
-"""What comes of an event in TensorFlow's accumulators, queue and leader."""
+"""The outcomes of events in TensorFlow's accumulators, queue and leader."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from optax_dist.quorum.events import Replica
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Applied:
-  """What became of a gradient.
+  """The outcome of a gradient.
 
   Attributes:
-    tag: whatever the caller named it.
+    tag: the name chosen by the caller.
     accepted: whether it is in; False: stale, which is no error, or faulty.
     error: why it is faulty, None where it is not.
     variable: the accumulator of a `SyncReplicas` it was for.
@@ -50,10 +50,10 @@ class Completed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Taken:
-  """The leader updates a variable by the mean of these gradients.
+  """The leader updates a variable with the mean of these gradients.
 
   Attributes:
-    variable: which.
+    variable: the variable's index.
     step: the accumulator's step.
     members: (replica, local step) of each gradient, in order of arrival.
   """
@@ -65,14 +65,14 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Advanced:
-  """All variables are updated; `step` is the global step now."""
+  """All variables are updated; `step` is the new global step."""
 
   step: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GotToken:
-  """The worker's step has returned; `step` is its local step now."""
+  """The worker's step has returned; `step` is its new local step."""
 
   replica: Replica
   step: int

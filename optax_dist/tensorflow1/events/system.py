@@ -1,10 +1,10 @@
-"""The whole of TensorFlow's `SyncReplicasOptimizer`, event for event.
+"""TensorFlow's `SyncReplicasOptimizer` as a whole, event for event.
 
-One conditional accumulator per variable, one token queue, one leader (TensorFlow
-calls it chief) that takes from each accumulator as soon as it holds enough,
-updates that variable at once, and when all are updated raises the global step
-and enqueues tokens.
-Every event is followed until nothing moves any more.
+There is one conditional accumulator per variable, one token queue, and one
+leader (TensorFlow calls it chief) that takes from each accumulator as soon as
+it has enough gradients, updates that variable at once, and when all are updated
+raises the global step and enqueues tokens. Each event is followed by all of its
+consequences.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Worker(NamedTuple):
   """A worker's session.
 
   Attributes:
-    local_step: the step of its latest token.
+    local_step: the step of its last token.
     session: its number.
-    pushing: the local step it pushes, None where all is pushed.
+    pushing: the local step it pushes, None if all is pushed.
     gated: variables it has not pushed yet.
     broken: variables whose gradient the leader cannot apply.
     dequeuing: whether it waits for a token.
@@ -50,13 +50,13 @@ class Worker(NamedTuple):
 
 
 class Observation(NamedTuple):
-  """What can be seen from outside.
+  """The externally visible state.
 
   Attributes:
     global_step: the number of updates.
     queue_size: tokens in the queue.
     num_accumulated: gradients in each accumulator.
-    local_step: of each worker.
+    local_step: the local step of each worker.
     blocked: workers whose step has not returned, in order.
   """
 
@@ -69,19 +69,19 @@ class Observation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SyncReplicas:
-  """TensorFlow's sync replicas, as a value; make it with `sync_replicas`.
+  """TensorFlow's sync replicas, as a value; created by `sync_replicas`.
 
   Attributes:
     replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: as given to TensorFlow, for the number of tokens.
     global_step: the number of updates.
-    accumulators: the books of each variable's accumulator.
+    accumulators: the accumulator of each variable.
     queue: the token queue.
-    gated: variables whose push waits for a permit.
-    workers: of each worker, its session.
-    permits: pushes permitted ahead, by (worker, variable).
-    taken: variables updated since the last global step.
-    running: whether the leader's loop runs.
+    gated: variables whose push requires a permit.
+    workers: the session of each worker.
+    permits: pushes permitted in advance, by (worker, variable).
+    taken: variables updated since the global step was last raised.
+    running: whether the leader's loop is running.
     sessions: how many sessions have started.
   """
 
@@ -98,7 +98,7 @@ class SyncReplicas:
   sessions: int = 0
 
   def observe(self) -> Observation:
-    """What can be seen from outside."""
+    """The externally visible state."""
     known = {r: self.workers.get(r) for r in ordered(self.workers)}
     return Observation(
       self.global_step,
@@ -109,10 +109,10 @@ class SyncReplicas:
     )
 
   def join(self, replica: Replica) -> SyncReplicas:
-    """Starts a worker's session; a former one is abandoned.
+    """Starts a worker's session; a previous one is abandoned.
 
-    Its first local step is the global step. A dequeue that a former session
-    waits in stays in the queue, and will eat a token.
+    Its first local step is the global step. A pending dequeue of a previous
+    session stays in the queue, and will consume a token.
     """
     session = self.sessions + 1
     system = dataclasses.replace(self, sessions=session)
@@ -136,13 +136,13 @@ class SyncReplicas:
 
     Args:
       replica: the worker; it must not be blocked.
-      local_step: what it says its gradients were computed at; by default the
-        step of its token.
-      broken: variables whose gradient is accepted, but cannot be applied by
-        the leader (a row that is not there).
+      local_step: the step it claims for its gradients; by default the step of
+        its token.
+      broken: variables whose gradient is accepted, but cannot be applied by the
+        leader (a row that does not exist).
 
     Returns:
-      The system afterwards, and what came of it, in order.
+      The changed system, and the outcomes, in order.
 
     Raises:
       ValueError: the worker is unknown or blocked.
@@ -172,7 +172,7 @@ class SyncReplicas:
   def release_gate(
     self, replica: Replica, variable: int
   ) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
-    """Permits one push of a gated variable, now or by a step to come."""
+    """Permits one push of a gated variable, now or in a later step."""
     worker = self.workers.get(replica)
     moves = Moves(self)
     if worker is not None and variable in worker.gated:
@@ -199,7 +199,7 @@ class SyncReplicas:
   ) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
     """Sets the global step, and the leader's and the accumulators' to it.
 
-    What is in the accumulators stays in, and so do other workers' steps.
+    Accumulated gradients are kept, and so are other workers' steps.
     """
     system = dataclasses.replace(
       self,
@@ -216,23 +216,23 @@ class SyncReplicas:
     return system, ()
 
   def start_chief(self) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
-    """Starts the leader's loop (again); it may find leftovers to take."""
+    """Starts or restarts the leader's loop; it may find leftovers to take."""
     moves = Moves(dataclasses.replace(self, running=True, taken=frozenset()))
     moves.start_round()
     return moves.end()
 
   def close(self) -> tuple[SyncReplicas, tuple[Outcome, ...]]:
-    """The leader ends gracefully: its takes end, the queue closes."""
+    """Ends the leader gracefully: cancels its takes, and closes the queue."""
     moves = Moves(self)
     moves.stop()
     return moves.end()
 
   def with_queue(self, queue: TokenQueue) -> SyncReplicas:
-    """The system on another queue: TensorFlow's optimizers share one."""
+    """The system with another queue: TensorFlow's optimizers share one."""
     return dataclasses.replace(self, queue=queue)
 
   def with_worker(self, replica: Replica, worker: Worker) -> SyncReplicas:
-    """The system with that session."""
+    """The system with another session of a worker."""
     workers = self.workers.set(replica, worker)
     return dataclasses.replace(self, workers=workers)
 
@@ -247,16 +247,16 @@ def sync_replicas(
   global_step: int = 0,
   workers: Iterable[Replica] | None = None,
 ) -> SyncReplicas:
-  """TensorFlow's sync replicas with the leader running and tokens enqueued.
+  """Creates sync replicas with the leader running and tokens enqueued.
 
   Args:
     replicas_to_aggregate: gradients that a step takes.
     total_num_replicas: by default `replicas_to_aggregate`.
-    num_tokens: initial tokens; -1 is `replicas_to_aggregate`.
-    num_variables: how many accumulators there are.
-    gated_variables: those whose push waits for `release_gate`.
-    global_step: where to start.
-    workers: who has started; by default `range(total_num_replicas)`.
+    num_tokens: initial tokens; -1 means `replicas_to_aggregate`.
+    num_variables: the number of accumulators.
+    gated_variables: variables whose push waits for `release_gate`.
+    global_step: the step to start from.
+    workers: workers that have started; by default `range(total_num_replicas)`.
 
   Returns:
     The system.

@@ -16,13 +16,13 @@ DEQUEUE_CANCELLED = "CancelledError: Dequeue operation was cancelled"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenQueue:
-  """The books of an unbounded `FIFOQueue` of steps.
+  """The bookkeeping of an unbounded `FIFOQueue` of steps.
 
   Attributes:
-    name: the queue's, for its errors.
-    tokens: what is in, in order.
-    waiting: ids of the dequeues that wait, in order.
-    closed: whether it has been closed; it can never be opened again.
+    name: name of the queue, for its errors.
+    tokens: the queued tokens, in order.
+    waiting: ids of the pending dequeues, in order.
+    closed: whether it was closed; it can't be reopened.
 
   Example:
     >>> queue, _ = TokenQueue().dequeue("w0")
@@ -38,18 +38,18 @@ class TokenQueue:
 
   @property
   def size(self) -> int:
-    """How many tokens are in."""
+    """The number of queued tokens."""
     return self.tokens.size
 
   @property
   def pending(self) -> tuple[Hashable, ...]:
-    """The ids of the dequeues that wait, in order."""
+    """The ids of the pending dequeues, in order."""
     return tuple(self.waiting)
 
   def enqueue_many(
     self, tokens: Iterable[int]
   ) -> tuple[TokenQueue, tuple[Completed, ...]]:
-    """Puts tokens in, which first serve the dequeues that wait."""
+    """Enqueues tokens, which first serve the pending dequeues."""
     given = tuple(tokens)
     if not given:
       return self, ()
@@ -67,7 +67,7 @@ class TokenQueue:
     return new, tuple(served)
 
   def dequeue(self, id: Hashable) -> tuple[TokenQueue, tuple[Completed, ...]]:
-    """Asks for the next token; waits where there is none."""
+    """Requests the next token; waits if there is none."""
     if self.tokens.size:
       token, rest = self.tokens.pop()
       new = dataclasses.replace(self, tokens=rest)
@@ -79,14 +79,14 @@ class TokenQueue:
   def cancel(
     self, id: Hashable, error: str = DEQUEUE_CANCELLED
   ) -> tuple[TokenQueue, tuple[Completed, ...]]:
-    """Ends a dequeue that waits."""
+    """Cancels a pending dequeue."""
     if id not in self.pending:
       return self, ()
     new = dataclasses.replace(self, waiting=self.waiting.without(id))
     return new, (Completed(id, "dequeue", error=error),)
 
   def close(self) -> tuple[TokenQueue, tuple[Completed, ...]]:
-    """Closes it: what is in can still be had, then every dequeue fails."""
+    """Closes it: queued tokens can still be dequeued, then dequeues fail."""
     ended = (
       Completed(id, "dequeue", error=self._drained()) for id in self.pending
     )
