@@ -73,7 +73,7 @@ FAULTS = (
   _one(
     "a token is lost: a drop is not told",
     "leader.leader",
-    "      self._say(seat, msg.Dropped(sequence, reason, count, lease, whole))",
+    "      self._say(state, msg.Dropped(sequence, reason, count, lease, whole))",
     "      pass",
   ),
   _one(
@@ -191,14 +191,14 @@ FAULTS = (
   _one(
     "a lost member is not noticed",
     "leader.leader",
-    '        if seat is not None:\n          self._remove(seat, f"its conn',
-    '        if False:\n          self._remove(seat, f"its conn',
+    '        if state is not None:\n          self._remove(state, f"its conn',
+    '        if False:\n          self._remove(state, f"its conn',
   ),
   _one(
     "two memberships get one number",
     "leader.leader",
-    "    self._next_incarnation += 1\n    self._seat(",
-    "    self._seat(",
+    "    self._next_incarnation += 1\n    self._roster.add(",
+    "    self._roster.add(",
   ),
   _one(
     "a replaced leader goes on after the other's record",
@@ -211,8 +211,8 @@ FAULTS = (
   _one(
     "a late fingerprint takes back a request for a snapshot",
     "leader.leader",
-    "    seat.applied = max(seat.applied, message.step)\n    replica, step",
-    "    self._applied(seat, message.step)\n    replica, step",
+    "    state.applied = max(state.applied, message.step)\n    replica, step",
+    "    state.has_applied(message.step)\n    replica, step",
   ),
   Planted(
     "a mean that can't come any more is waited for",

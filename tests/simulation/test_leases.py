@@ -28,7 +28,7 @@ FAULTS = (
   (
     "a replica is not told of its samples",
     "leader.leader",
-    "      self._say(seat, msg.Asked(inside, count, lease.spans))",
+    "      self._say(state, msg.Asked(inside, count, lease.spans))",
     "      pass",
   ),
   (

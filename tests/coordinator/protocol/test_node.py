@@ -296,7 +296,7 @@ def test_one_that_called_the_new_leader_too_early_calls_again():
   cluster.kill("p0")
   (leader,) = cluster.leaders()
   (other,) = {"p1", "p2"} - {leader}
-  position = cluster.nodes[leader].leader._first
+  position = cluster.nodes[leader].leader._publisher.first
   told = msg.Recorded(position, cluster.store[f"log/{position}"])
   node = cluster.nodes[other]
   node.step(ins.Received(leader, msg.NotLeader("it is not, as yet")), 0.0)
@@ -349,7 +349,9 @@ def test_who_comes_after_the_end_is_told_if_the_final_state_is_gone(how):
   elif how == "silent":
     cluster.silent = (msg.NeedsSnapshot,)
   elif how == "refuses":
-    cluster.nodes["p0"].leader._seats.clear()
+    roster = cluster.nodes["p0"].leader._roster
+    for member in list(roster):
+      roster.remove(member.member.incarnation)
   else:
     cluster.silent = (fx.ServeSnapshot,)
   cluster.start(2, "p2")

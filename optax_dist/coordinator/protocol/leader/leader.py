@@ -40,6 +40,8 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.inputs import Input
 from optax_dist.coordinator.protocol.leader.lender import Lender
+from optax_dist.coordinator.protocol.leader.publisher import Publisher
+from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
 from optax_dist.coordinator.protocol.leader.rounds import Rounds
 from optax_dist.coordinator.protocol.log import (
   LEADER_KEY,
@@ -62,44 +64,8 @@ _ASK_LAG = 4
 _STRIKES = 3
 # Heartbeats to the store between lines of the journal about deadlines.
 _BEATS = 8
-# To more followers than this, sending a record twice takes longer than the
-# put, during which they would prepare for it.
-_MAX_PROPOSED = 8
 # After these a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
-
-
-@dataclasses.dataclass(slots=True)
-class _Seat:
-  """What the leader knows of a member.
-
-  Attributes:
-    member: the membership.
-    until: when it is given up, unless it has said `Hello` to this leader by then;
-      infinity once it has.
-    applied: how many steps its state has at least; -1 if it may have none.
-    needs: whether it needs a snapshot.
-    server: which member serves it one.
-    tried: which members have failed to.
-    sequence: of its latest submission.
-    leaving: the step and time at which it wanted to leave.
-    reported: the step of the latest `Report` to it.
-  """
-
-  member: Member
-  until: float = math.inf
-  applied: int = -1
-  needs: bool = False
-  server: Incarnation | None = None
-  tried: set[Incarnation] = dataclasses.field(default_factory=set)
-  sequence: int = -1
-  leaving: tuple[int, float] | None = None
-  reported: int = -1
-
-  @property
-  def waits(self) -> bool:
-    """Whether it waits for anything but the next step."""
-    return self.until < math.inf or self.needs or self.leaving is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,17 +133,9 @@ class Leader:
     self._plain = False
     self._log = LogWriter(view.term, position + 1, count)
     self._trimmer = Trimmer(config.block, count)
-    self._first = position
-    self._records = [record]
+    self._publisher = Publisher(position, record, config.block)
     self._recent = tuple(recent)
-    # Who is sent the log, and where it listens.
-    self._streams: dict[Process, str] = {}
-    self._proposed_to: set[Process] = set()
-    self._seats: dict[Incarnation, _Seat] = {}
-    self._by_process: dict[Process, _Seat] = {}
-    # Those that wait, or None where that is to be looked up: there may be
-    # hundreds of seats, and gradients don't change it.
-    self._waiting: list[_Seat] | None = None
+    self._roster = Roster()
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
     self._lender: Lender | None = None
@@ -221,15 +179,17 @@ class Leader:
     self._bad = 0
 
   def begin(self, now: float) -> list[Effect]:
-    """Takes office: tells all members, and learns from them what is under way."""
+    """Tells all members of its leadership, and asks them what is under way."""
     self._now = now
-    config, view, (term,) = self._config, self._view, self._records[0].entries
+    config, view, recorded = self._config, self._view, self._publisher.oldest
+    assert recorded.record is not None
+    (term,) = recorded.record.entries
     assert isinstance(term, Term)
     self._out.append(fx.OpenJournal(() if term.fresh else self._recent))
     if term.fresh:
       self._note(notes.RunBegins(view.step))
     self._note(notes.LeaderBegins(config.replica, view.term, view.step))
-    if view.membership == self._first:
+    if view.membership == recorded.position:
       # Its membership began with its leadership, and stands in no `Joined`.
       joined = notes.MemberJoined(
         config.replica, term.incarnation, view.step, config.address
@@ -248,12 +208,12 @@ class Leader:
       )
     for member in list(view.members.values()):
       until = now + config.leader_timeout
-      self._seat(_Seat(member, until))
+      self._roster.add(MemberState(member, until))
       join = quorum.Join(member.replica, member.incarnation)
       self._quorum, _ = quorum.step(self._quorum, join)
       if member.process != config.process:
         self._out.append(fx.Connect(member.process, member.address))
-      self._send(member.process, msg.Recorded(self._first, self._records[0]))
+      self._send(member.process, recorded)
     self._quorum = self._quorum._replace(step=view.step)
     self._members_changed()
     return self._finish_step()
@@ -284,7 +244,7 @@ class Leader:
     if not self.over:
       self._proceed()
       self._flush()
-    self._seats_that_wait()  # So that equal states are equal here, too.
+    self._roster.waiting()  # So that equal states are equal here, too.
     self._due = self._deadline()
     effects, self._out = self._out, []
     return effects
@@ -317,27 +277,26 @@ class Leader:
       times.append(self._ending + config.attempt_timeout)
     if self._rounds is not None:
       times += [self._rounds.closes, self._rounds.begins_by]
-    for seat in self._seats_that_wait():
-      times.append(seat.until)
-      if seat.leaving is not None:
-        times.append(seat.leaving[1] + config.attempt_timeout)
+    for state in self._roster.waiting():
+      times.append(state.until)
+      if state.leaving is not None:
+        times.append(state.leaving[1] + config.attempt_timeout)
     return min(times)
 
   def _handle(self, input_: Input) -> None:
     match input_:
       case ins.Received(peer, message):
         if type(message) not in _WAIT_NO_LESS:
-          self._waiting = None
+          self._roster.changed()
         self._receive(peer, message)
       case ins.Malformed(peer, error):
         self._reject(peer, error)
       case ins.PeerLost(peer, _, reason):
-        self._streams.pop(peer, None)
-        self._proposed_to.discard(peer)
+        self._publisher.drop(peer)
         self._rivals.pop(peer, None)
-        seat = self._seat_of(peer)
-        if seat is not None:
-          self._remove(seat, f"its connection was lost: {reason}")
+        state = self._roster.of_process(peer)
+        if state is not None:
+          self._remove(state, f"its connection was lost: {reason}")
       case ins.PutAnswered():
         self._out += self._trimmer.answered(input_, self._view.terms)
         self._logged(input_)
@@ -358,33 +317,33 @@ class Leader:
     if self._ended and isinstance(message, msg.NeedsSnapshot):
       self._serve_the_end(peer)
       return
-    seat = self._by_process.get(peer)
-    if seat is None or seat.until < math.inf:
+    state = self._roster.of_process(peer)
+    if state is None or not state.is_connected:
       return  # It is a member no more, or none of this term yet.
     match message:
       case msg.Arrive():
-        if self._may_count(seat, message):
-          self._arrive(seat, message)
+        if self._may_count(state, message):
+          self._arrive(state, message)
         else:
-          self._queue.append((seat.member.incarnation, message))
+          self._queue.append((state.member.incarnation, message))
       case msg.Done():
-        self._done(seat, message)
+        self._done(state, message)
       case msg.Failed():
-        self._failed(seat, message)
+        self._failed(state, message)
       case msg.Applied(step):
-        self._applied(seat, step)
+        state.has_applied(step)
       case msg.NeedsSnapshot(step):
-        seat.needs, seat.applied = True, step
-        if seat.server is not None:
-          seat.tried.add(seat.server)
-          seat.server = None
+        state.needs, state.applied = True, step
+        if state.server is not None:
+          state.tried.add(state.server)
+          state.server = None
       case msg.Leave(lost, reason, stacks):
         if lost:
           if stacks:
-            self._note_stuck(seat, reason, stacks)
-          self._remove(seat, reason)
-        elif seat.leaving is None:
-          seat.leaving = (self._quorum.step, self._now)
+            self._note_stuck(state, reason, stacks)
+          self._remove(state, reason)
+        elif state.leaving is None:
+          state.leaving = (self._quorum.step, self._now)
       case msg.Finish(reason):
         if self._ending is None:
           self._reason_of_end = reason
@@ -392,7 +351,7 @@ class Leader:
       case msg.Save():
         self._saving = True
       case msg.Fingerprint():
-        self._fingerprint(seat, message)
+        self._fingerprint(state, message)
       case _:
         self._reject(peer, f"{type(message).__name__} is not for a leader")
 
@@ -428,21 +387,11 @@ class Leader:
         gone.append(process)
         left = left or (entry.left and process == self._config.process)
     self._view.apply(done.position, done.record)
-    self._records.append(done.record)
-    if len(self._records) > 2 * self._config.block:
-      del self._records[0]
-      self._first += 1
-    # One message for all, so that it is encoded once.
-    brief = msg.Recorded(done.position, None)
-    whole = msg.Recorded(done.position, done.record)
-    prepared = self._proposed_to
-    self._send_all([p for p in self._streams if p in prepared], brief)
-    self._send_all([p for p in self._streams if p not in prepared], whole)
-    prepared.clear()
+    self._out += self._publisher.append(done.position, done.record)
     self._out += done.effects
     for peer in gone:
-      if self._seat_of(peer) is None:
-        self._streams.pop(peer, None)
+      if self._roster.of_process(peer) is None:
+        self._publisher.drop(peer)
         if peer != self._config.process:
           self._out.append(fx.Disconnect(peer, "it is a member no more"))
     if left:
@@ -458,42 +407,26 @@ class Leader:
     self._out.append(put)
     record = self._log.record
     assert record is not None
-    if any(isinstance(e, Committed) and e.inline for e in record.entries):
-      # With a mean in it there is something to prepare.
-      few, me = len(self._streams) <= _MAX_PROPOSED, self._config.process
-      to = [peer for peer in self._streams if few or peer == me]
-      self._proposed_to = set(to)
-      self._send_all(to, msg.Proposed(self._log.position, record))
+    position, leader = self._log.position, self._config.process
+    self._out += self._publisher.propose(position, record, leader)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Begins to send the log to a process."""
-    self._proposed_to.discard(peer)
-    position, call = hello.position, hello.call
-    first, end = self._first, self._log.position
-    if first <= position <= end:
-      self._send(peer, msg.Welcome(call, position, None, incarnation))
-      for at in range(position, end):
-        self._send(peer, msg.Recorded(at, self._records[at - first]))
-    else:
-      self._send(peer, msg.Welcome(call, end, self._view.dump(), incarnation))
-    self._streams[peer] = hello.address
+    end, view = self._log.position, self._view
+    self._out += self._publisher.follow(peer, hello, incarnation, end, view)
 
   def _resign(self, why: str) -> None:
     self.over = why
-    self._send_all(list(self._streams), msg.NotLeader(why))
+    self._out += self._publisher.to_all(msg.NotLeader(why))
 
   # Ways to speak.
 
   def _send(self, peer: Process, message: msg.Message) -> None:
     self._out.append(fx.Send(peer, message))
 
-  def _send_all(self, peers: list[Process], message: msg.Message) -> None:
-    if peers:
-      self._out.append(fx.SendAll(tuple(peers), message))
-
-  def _say(self, seat: _Seat, message: msg.Message) -> None:
+  def _say(self, state: MemberState, message: msg.Message) -> None:
     """Tells a member, once what was decided before stands in the log."""
-    self._log.say(self._out, fx.Send(seat.member.process, message))
+    self._log.say(self._out, fx.Send(state.member.process, message))
 
   def _note(self, note: notes.Note) -> None:
     self._log.say(self._out, fx.WriteJournal(note))
@@ -505,37 +438,6 @@ class Leader:
 
   # Members.
 
-  def _seat(self, seat: _Seat) -> None:
-    """Takes a member in."""
-    self._seats[seat.member.incarnation] = seat
-    self._by_process[seat.member.process] = seat
-    self._waiting = None
-
-  def _unseat(self, incarnation: Incarnation) -> bool:
-    """The member is one no more; returns whether it was one."""
-    seat = self._seats.pop(incarnation, None)
-    if seat is None:
-      return False
-    process = seat.member.process
-    if self._by_process.get(process) is seat:
-      del self._by_process[process]
-    self._waiting = None
-    return True
-
-  def _seat_of(self, process: Process) -> _Seat | None:
-    return self._by_process.get(process)
-
-  def _seats_that_wait(self) -> list[_Seat]:
-    if self._waiting is None:
-      self._waiting = [s for s in self._seats.values() if s.waits]
-    return self._waiting
-
-  def _seat_by_id(self, replica: ReplicaId) -> _Seat | None:
-    for seat in self._seats.values():
-      if seat.member.replica == replica:
-        return seat
-    return None
-
   def _hello(
     self, peer: Process, hello: msg.Hello, waited: bool = False
   ) -> None:
@@ -546,60 +448,64 @@ class Leader:
     if hello.position > self._log.position:
       self._send(peer, msg.NotLeader("it has read more than this leader put"))
       return
-    seat = self._seat_of(peer)
+    state = self._roster.of_process(peer)
     if (
-      seat is not None
-      and seat.until < math.inf
-      and seat.member.incarnation == hello.incarnation
+      state is not None
+      and not state.is_connected
+      and state.member.incarnation == hello.incarnation
     ):
-      seat.until, self._waiting = math.inf, None
-      seat.applied = hello.step if hello.has_state else -1
+      state.until = math.inf
+      self._roster.changed()
+      state.applied = hello.step if hello.has_state else -1
       self._stream(peer, hello, hello.incarnation)
-      self._ask_again(seat, hello.lease)
+      self._ask_again(state, hello.lease)
       return
     if self._ending is not None:
       self._stream(peer, hello, -1)
       return  # It will read of the end.
-    if seat is None and self._has_left(hello):
+    if state is None and self._has_left(hello):
       self._stream(peer, hello, hello.incarnation)
       return  # It will read that it has left; admitted, it would be lost.
-    rival = self._seat_by_id(hello.replica)
-    rivals = self._streams.keys() - {peer}
+    rival = self._roster.of_replica(hello.replica)
+    rivals = self._publisher.followers.keys() - {peer}
     if not waited and rival is not None and rival.member.process in rivals:
       # One of the two is dead, most likely, and will be noticed to be.
       self._rivals[peer] = (self._now + self._config.leader_timeout, hello)
       return
-    if seat is not None and seat.member.replica != hello.replica:
-      self._remove(seat, "its process has joined as another replica")
+    if state is not None and state.member.replica != hello.replica:
+      self._remove(state, "its process has joined as another replica")
     incarnation = self._next_incarnation
     self._stream(peer, hello, incarnation)
     self._admit(Member(incarnation, hello.replica, peer, hello.address))
 
   def _has_left(self, hello: msg.Hello) -> bool:
     """Whether one comes that was let go, and has yet to read the record of it."""
-    return hello.incarnation in self._left and hello.position >= self._first
+    return (
+      hello.incarnation in self._left
+      and hello.position >= self._publisher.first
+    )
 
-  def _ask_again(self, seat: _Seat, lease: Spans) -> None:
-    known = self._quorum.replicas.get(seat.member.replica)
+  def _ask_again(self, state: MemberState, lease: Spans) -> None:
+    known = self._quorum.replicas.get(state.member.replica)
     if self._lender is not None:
       count = known.asked if known is not None else 1
-      self._lender.claim(seat.member.incarnation, lease, max(1, count))
+      self._lender.claim(state.member.incarnation, lease, max(1, count))
       self._tell_leases()
     elif self._shared and known is not None and known.asked:
-      self._say(seat, msg.Asked(-1, known.asked))
+      self._say(state, msg.Asked(-1, known.asked))
 
   def _admit(self, member: Member) -> None:
-    old = self._seat_by_id(member.replica)
+    old = self._roster.of_replica(member.replica)
     if old is not None:
       # The entry `Joined` says so.
-      self._unseat(old.member.incarnation)
+      self._roster.remove(old.member.incarnation)
       self._note_removed(old, False, "replaced")
       self._dismiss(old.member.incarnation)
       self._step(quorum.Lost(member.replica, old.member.incarnation))
       self._take_back(old.member.incarnation)
     self._expected.pop(member.replica, None)
     self._next_incarnation += 1
-    self._seat(_Seat(member))
+    self._roster.add(MemberState(member))
     self._log.add(Joined(member))
     self._note(
       notes.MemberJoined(
@@ -612,16 +518,18 @@ class Leader:
     self._step(quorum.Join(member.replica, member.incarnation))
     self._members_changed()
 
-  def _remove(self, seat: _Seat, reason: str, left: bool = False) -> None:
+  def _remove(
+    self, state: MemberState, reason: str, left: bool = False
+  ) -> None:
     """A member is one no more: it has left, or is lost."""
-    incarnation, replica = seat.member.incarnation, seat.member.replica
-    if not self._unseat(incarnation) or self._ended:
+    incarnation, replica = state.member.incarnation, state.member.replica
+    if not self._roster.remove(incarnation) or self._ended:
       return
     self._has_lost = self._has_lost or not left
     if left:
       self._left.add(incarnation)
     self._log.add(Removed(incarnation, left, reason))
-    self._note_removed(seat, left, reason)
+    self._note_removed(state, left, reason)
     self._dismiss(incarnation)
     self._step(self._departure(left)(replica, incarnation))
     self._take_back(incarnation)
@@ -666,14 +574,14 @@ class Leader:
     """Tells members what they compute on, where no other message has."""
     assert self._lender is not None
     for lease in self._lender.take_all():
-      seat = self._seats.get(lease.incarnation)
-      if seat is None or seat.until < math.inf:
+      state = self._roster.get(lease.incarnation)
+      if state is None or not state.is_connected:
         continue
       arrival = self._arrivals.get(lease.incarnation)
       inside = -1 if arrival is None else arrival.message.sequence
       samples = sum(stop - start for start, stop in lease.spans)
       count = samples // self._lender.state.unit
-      self._say(seat, msg.Asked(inside, count, lease.spans))
+      self._say(state, msg.Asked(inside, count, lease.spans))
 
   def _take_in(self, incarnation: Incarnation, message: msg.Arrive) -> bool:
     """A gradient's samples are in; whether others are leased for it."""
@@ -696,8 +604,8 @@ class Leader:
     """The tokens that come with a commit, which are then taken care of."""
     found: dict[Incarnation, int] = {}
     for part in parts:
-      seat = self._seats.get(part.incarnation)
-      if seat is not None and seat.until == math.inf and part.replica in tokens:
+      state = self._roster.get(part.incarnation)
+      if state is not None and state.is_connected and part.replica in tokens:
         found[part.incarnation] = tokens.pop(part.replica)
     if tokens:  # Of those whose gradient was not in it.
       found |= self._present(tokens)
@@ -708,12 +616,12 @@ class Leader:
     """The tokens of those that can be told of them."""
     if not tokens:
       return {}
-    seats = {seat.member.replica: seat for seat in self._seats.values()}
+    states = {state.member.replica: state for state in self._roster}
     found = {}
     for replica, count in tokens.items():
-      seat = seats.get(replica)
-      if seat is not None and seat.until == math.inf:
-        found[seat.member.incarnation] = count
+      state = states.get(replica)
+      if state is not None and state.is_connected:
+        found[state.member.incarnation] = count
     return found
 
   def _end_of_data(self) -> None:
@@ -728,19 +636,19 @@ class Leader:
       self._reason_of_end = "all data is used"
       self._step(quorum.Finish())
 
-  def _note_removed(self, seat: _Seat, left: bool, reason: str) -> None:
+  def _note_removed(self, state: MemberState, left: bool, reason: str) -> None:
     self._note(
       notes.MemberRemoved(
-        seat.member.replica,
-        seat.member.incarnation,
+        state.member.replica,
+        state.member.incarnation,
         self._quorum.step,
         left,
         reason,
       )
     )
 
-  def _note_stuck(self, seat: _Seat, reason: str, stacks: str) -> None:
-    member, step = seat.member, self._quorum.step
+  def _note_stuck(self, state: MemberState, reason: str, stacks: str) -> None:
+    member, step = state.member, self._quorum.step
     note = notes.MemberStuck(
       member.replica, member.incarnation, step, reason, stacks
     )
@@ -756,29 +664,20 @@ class Leader:
     if attempt is not None and attempt.witness == incarnation:
       self._witnessed(attempt)
 
-  def _applied(self, seat: _Seat, step: int) -> None:
-    seat.applied = max(seat.applied, step)
-    seat.needs, seat.server = False, None
-    seat.tried.clear()
-
-  def _has(self, seat: _Seat, step: int) -> bool:
-    """Whether a member needs nothing of others for the state of a step."""
-    return seat.applied >= step and not seat.needs
-
-  def _report(self, seat: _Seat) -> None:
+  def _report(self, state: MemberState) -> None:
     """Asks a member to tell when it has the state of this step."""
-    if seat.reported < self._quorum.step and seat.until == math.inf:
-      seat.reported = self._quorum.step
-      self._say(seat, msg.Report(self._quorum.step))
+    if state.reported < self._quorum.step and state.is_connected:
+      state.reported = self._quorum.step
+      self._say(state, msg.Report(self._quorum.step))
 
   def _serve_snapshots(self) -> None:
-    waiting = self._seats_that_wait()
-    lacking = [s for s in waiting if s.needs and s.server is None]
-    for seat in lacking:
-      server = self._who_can_serve(seat)
+    step, waiting = self._quorum.step, self._roster.waiting()
+    unserved = [s for s in waiting if s.needs and s.server is None]
+    for state in unserved:
+      server = self._roster.server_for(state, step, self._config.process)
       if server is not None:
-        self._serve(server, seat)
-      elif all(s.needs for s in self._seats.values()):
+        self._serve(server, state)
+      elif all(s.needs for s in self._roster):
         if self._lacking_since is None:
           self._lacking_since = self._now
         # One that was given up may come back with it.
@@ -786,54 +685,28 @@ class Leader:
         waited = self._now - self._lacking_since
         if not lost or waited >= self._config.timeout:
           self._give_up(
-            f"Step {self._quorum.step - 1} was committed by replicas that are "
+            f"Step {step - 1} was committed by replicas that are "
             "all gone; nobody holds its parameters. Restart from a checkpoint."
           )
         return
     self._lacking_since = None
 
-  def _who_can_serve(self, seat: _Seat) -> _Seat | None:
-    """The member best placed to serve a snapshot.
-
-    One that has the latest state comes before one that has yet to get it, and
-    the leader comes last.
-    """
-    able = [
-      s
-      for s in self._seats.values()
-      if s is not seat and s.applied >= 0 and not s.needs
-    ]
-    fresh = [s for s in able if s.member.incarnation not in seat.tried]
-    if not fresh:
-      seat.tried.clear()
-    return max(
-      fresh or able,
-      key=lambda s: (
-        s.applied >= self._quorum.step,
-        s.leaving is None,
-        s.member.process != self._config.process,
-        s.applied,
-        s.member.incarnation,
-      ),
-      default=None,
-    )
-
-  def _serve(self, server: _Seat, seat: _Seat) -> None:
+  def _serve(self, server: MemberState, state: MemberState) -> None:
     at_least = self._quorum.step + (self._attempt is not None)
     transfer = self._next_transfer()
-    seat.server = server.member.incarnation
+    state.server = server.member.incarnation
     # From here on it is a reader of every attempt.
-    seat.applied = at_least
-    to, source = seat.member, server.member
+    state.applied = at_least
+    to, source = state.member, server.member
     self._say(server, msg.Serve(transfer, to.process, to.address, at_least))
     self._say(
-      seat, msg.Fetch(transfer, source.process, source.address, at_least)
+      state, msg.Fetch(transfer, source.process, source.address, at_least)
     )
 
   def _serve_the_end(self, peer: Process) -> None:
     """Has one that the run's end has left behind sent the final state."""
-    address, step = self._streams.get(peer), self._quorum.step
-    able = [s.member for s in self._seats.values() if self._has(s, step)]
+    address, step = self._publisher.followers.get(peer), self._quorum.step
+    able = [s.member for s in self._roster if s.has(step)]
     if address is None or not able:
       self._send(peer, msg.NotLeader("nobody is left with the final state"))
       return
@@ -850,10 +723,10 @@ class Leader:
 
   def _wait_longer(self, slept: float) -> None:
     """Nobody could be served while this process was stopped."""
-    for seat in self._seats.values():
-      if seat.leaving is not None:
-        step, since = seat.leaving
-        seat.leaving = (step, since + slept)
+    for state in self._roster:
+      if state.leaving is not None:
+        step, since = state.leaving
+        state.leaving = (step, since + slept)
 
   def _let_go(self) -> None:
     """Lets those leave whose state all others have.
@@ -862,21 +735,17 @@ class Leader:
     the only other member with the state could be lost in the meantime.
     """
     busy = self._log.pending
-    for seat in self._seats_that_wait():
-      if seat.leaving is None:
+    for state in self._roster.waiting():
+      if state.leaving is None:
         continue
-      step, since = seat.leaving
-      late = [
-        s
-        for s in self._seats.values()
-        if s.leaving is None and not self._has(s, step)
-      ]
+      step, since = state.leaving
+      late = [s for s in self._roster if s.leaving is None and not s.has(step)]
       for other in late:
         self._report(other)
       waits = bool(late) or busy
       if not waits or self._now >= since + self._config.attempt_timeout:
-        self._remove(seat, "left", left=True)
-        if not self._seats:
+        self._remove(state, "left", left=True)
+        if not self._roster:
           # Nobody has the state any more: one that joins now comes too late.
           self._record_end("all replicas have left", "")
 
@@ -888,22 +757,22 @@ class Leader:
     config = self._config
     return config.replicas_to_aggregate > config.total_num_replicas
 
-  def _arrive(self, seat: _Seat, message: msg.Arrive) -> None:
-    incarnation, replica = seat.member.incarnation, seat.member.replica
-    if message.sequence <= seat.sequence or message.count > message.total:
-      self._reject(seat.member.process, "a submission out of order")
+  def _arrive(self, state: MemberState, message: msg.Arrive) -> None:
+    incarnation, replica = state.member.incarnation, state.member.replica
+    if message.sequence <= state.sequence or message.count > message.total:
+      self._reject(state.member.process, "a submission out of order")
       return
     if message.local_step > self._quorum.step:
-      self._reject(seat.member.process, "a gradient of a step to come")
+      self._reject(state.member.process, "a gradient of a step to come")
       return
     if self._rounds is not None:
       if message.work is None:
-        self._reject(seat.member.process, "a contribution without its work")
+        self._reject(state.member.process, "a contribution without its work")
         return
       self._rounds.arrived(incarnation, message.work)
-    seat.sequence = message.sequence
-    if not seat.needs:
-      seat.applied = max(seat.applied, message.applied)
+    state.sequence = message.sequence
+    if not state.needs:
+      state.applied = max(state.applied, message.applied)
     local_step = message.local_step
     held = self._quorum.inside.get(replica)
     inside = held.count if held and held.local_step == local_step else 0
@@ -917,7 +786,7 @@ class Leader:
     if fresh and message.finite and len(message.payload) != expected:
       found = len(message.payload)
       self._remove(
-        seat, f"it sent a gradient of {found:,} bytes, not {expected:,}"
+        state, f"it sent a gradient of {found:,} bytes, not {expected:,}"
       )
       return
     finite = message.finite
@@ -939,7 +808,7 @@ class Leader:
       leased = self._lender is not None and self._take_in(incarnation, message)
       # Of hundreds of gradients all but one are like this.
       ending = self._ending is not None
-      self._plain = not (ending or leased or self._seats_that_wait())
+      self._plain = not (ending or leased or self._roster.waiting())
       if self._waiting_since is None:
         self._waiting_since, self._warned = self._now, 0.0
         # Nothing else that there is to wait for has changed.
@@ -978,7 +847,7 @@ class Leader:
       and self._lender is None
       and self._rounds is None
       and not self._config.alone
-      and not self._seats_that_wait()
+      and not self._roster.waiting()
     )
 
   def _take_many(self, received: Sequence[ins.Received]) -> int:
@@ -987,42 +856,42 @@ class Leader:
     Returns:
       How many.
     """
-    state, expected = self._quorum, self._config.inline_bytes or 0
-    step, most = state.step, quorum.needed(state) - 1 - state.gathered
+    rules, expected = self._quorum, self._config.inline_bytes or 0
+    step, most = rules.step, quorum.needed(rules) - 1 - rules.gathered
     incarnations: dict[ReplicaId, int | None] = {}
-    seats: list[_Seat] = []
+    states: list[MemberState] = []
     for one in received[: max(0, most)]:
-      seat, message = self._by_process.get(one.peer), one.message
+      state, message = self._roster.of_process(one.peer), one.message
       assert isinstance(message, msg.Arrive)
       if (
-        seat is None
-        or message.sequence <= seat.sequence
+        state is None
+        or message.sequence <= state.sequence
         or message.local_step != step
         or message.total != 1
         or message.count != 1
         or not message.finite
         or len(message.payload) != expected
-        or seat.member.replica in incarnations
+        or state.member.replica in incarnations
       ):
         break
-      incarnations[seat.member.replica] = seat.member.incarnation
-      seats.append(seat)
-    if len(seats) < 2:
+      incarnations[state.member.replica] = state.member.incarnation
+      states.append(state)
+    if len(states) < 2:
       return 0
-    found = quorum.take_in(state, incarnations)
+    found = quorum.take_in(rules, incarnations)
     if found is None:
       return 0
     self._quorum = found
-    for seat, one in zip(seats, received, strict=False):
+    for state, one in zip(states, received, strict=False):
       message = one.message
       assert isinstance(message, msg.Arrive)
-      seat.sequence = message.sequence
-      if not seat.needs and seat.applied < message.applied:
-        seat.applied = message.applied
-      self._arrivals[seat.member.incarnation] = _Arrival(message, self._now)
-    return len(seats)
+      state.sequence = message.sequence
+      if not state.needs and state.applied < message.applied:
+        state.applied = message.applied
+      self._arrivals[state.member.incarnation] = _Arrival(message, self._now)
+    return len(states)
 
-  def _may_count(self, seat: _Seat, message: msg.Arrive) -> bool:
+  def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may be told of a gradient now; else it is queued."""
     if self._config.alone:
       # Two that arrive meanwhile would be averaged, not taken in turn.
@@ -1032,25 +901,25 @@ class Leader:
     return (
       attempt is None
       or message.count == message.total
-      or seat.member.replica not in attempt.incarnations
+      or state.member.replica not in attempt.incarnations
     )
 
   def _count_queued(self) -> None:
     """Tells the rules of what has waited, in order, as far as they may be."""
     while self._queue and not self._ended:
       incarnation, message = self._queue[0]
-      seat = self._seats[incarnation]  # `_dismiss` clears up after others.
-      if not self._may_count(seat, message):
+      state = self._roster[incarnation]  # `_dismiss` clears up after others.
+      if not self._may_count(state, message):
         return
       del self._queue[0]
-      self._arrive(seat, message)
+      self._arrive(state, message)
 
   def _all_have_come(self) -> bool:
     """Whether a new leader has heard of every member.
 
     If it is the only one there, a step by one gradient would be lost with it.
     """
-    return all(seat.until == math.inf for seat in self._seats.values())
+    return all(state.is_connected for state in self._roster)
 
   def _decide(
     self, event: quorum.Event, decisions: Sequence[quorum.Decision]
@@ -1102,11 +971,11 @@ class Leader:
   def _ask(self, tokens: dict[ReplicaId, int]) -> None:
     """Says how many gradients a replica is to sum, where it isn't one."""
     for replica, count in tokens.items():
-      seat = self._seat_by_id(replica)
-      if seat is not None and seat.until == math.inf:
-        arrival = self._arrivals.get(seat.member.incarnation)
+      state = self._roster.of_replica(replica)
+      if state is not None and state.is_connected:
+        arrival = self._arrivals.get(state.member.incarnation)
         inside = -1 if arrival is None else arrival.message.sequence
-        self._say(seat, msg.Asked(inside, count))
+        self._say(state, msg.Asked(inside, count))
 
   def _begin_round(self, rounds: Rounds, message: msg.Arrive) -> None:
     """Has all who are not in a round that begins give what they have."""
@@ -1115,9 +984,10 @@ class Leader:
       self._call_to_round(message.local_step)
 
   def _call_to_round(self, step: int) -> None:
-    for incarnation, seat in self._seats.items():
-      if seat.until == math.inf and incarnation not in self._arrivals:
-        self._say(seat, msg.Call(step))
+    for state in self._roster:
+      incarnation = state.member.incarnation
+      if state.is_connected and incarnation not in self._arrivals:
+        self._say(state, msg.Call(step))
 
   def _drop(
     self,
@@ -1131,17 +1001,17 @@ class Leader:
     if drop.reason is quorum.Reason.NON_FINITE and finite:
       reason = quorum.Reason.RETURNED.value
     self._dropped[reason] = self._dropped.get(reason, 0) + drop.count
-    seat = self._seats.get(incarnation)
+    state = self._roster.get(incarnation)
     asked = tokens.pop(drop.replica, None)
     lease: Spans = ()
     if self._lender is not None:
       lease = self._lend_again(incarnation, arrival, drop, asked)
-    if seat is not None and arrival is not None:
+    if state is not None and arrival is not None:
       message = arrival.message
       added = self._arriving is not None and self._arriving[1] is arrival
       whole = not added or message.count == message.total
       count, sequence = asked or 1, message.sequence
-      self._say(seat, msg.Dropped(sequence, reason, count, lease, whole))
+      self._say(state, msg.Dropped(sequence, reason, count, lease, whole))
     self._note(
       notes.GradientDropped(
         self._quorum.step,
@@ -1171,7 +1041,7 @@ class Leader:
     arriving = self._arriving is not None and self._arriving[1] is arrival
     data = arrival.message.data if arriving else self._lender.data(incarnation)
     self._lender.drop(incarnation, data, arrival.message.finite)
-    if asked is not None and incarnation in self._seats:
+    if asked is not None and incarnation in self._roster:
       self._lender.ask(incarnation, asked)
     self._lender.take(incarnation)
     return self._lender.lease(incarnation)
@@ -1187,8 +1057,8 @@ class Leader:
       and self._arriving is not None
     ):
       return self._arriving
-    seat = self._seat_by_id(drop.replica)
-    incarnation = -1 if seat is None else seat.member.incarnation
+    state = self._roster.of_replica(drop.replica)
+    incarnation = -1 if state is None else state.member.incarnation
     if own and isinstance(event, quorum.Lost | quorum.Leave):
       incarnation = -1 if event.incarnation is None else event.incarnation
     incarnation = self._void.pop(drop.replica, incarnation)
@@ -1219,21 +1089,22 @@ class Leader:
     parts = self._parts(start.members)
     inside = {part.incarnation for part in parts}
     readers, lag = [], 0
-    for incarnation, seat in self._seats.items():
-      behind = start.step - seat.applied
-      limit = _MAX_LAG if seat.server is None else _MAX_LAG_AFTER_SNAPSHOT
-      late = seat.applied < 0 or behind > limit
-      if incarnation in inside or late or seat.until < math.inf:
+    for state in self._roster:
+      incarnation = state.member.incarnation
+      behind = start.step - state.applied
+      limit = _MAX_LAG if state.server is None else _MAX_LAG_AFTER_SNAPSHOT
+      late = state.applied < 0 or behind > limit
+      if incarnation in inside or late or not state.is_connected:
         continue
-      if seat.needs and seat.server is None:
+      if state.needs and state.server is None:
         continue
       readers.append(incarnation)
       lag = max(lag, behind)
     witness = None
     if len(parts) == 1:
       # One copy of a committed step would be lost with its process.
-      able = [i for i in readers if not self._seats[i].needs]
-      key = lambda i: (self._seats[i].applied, i)
+      able = [i for i in readers if not self._roster[i].needs]
+      key = lambda i: (self._roster[i].applied, i)
       witness = max(able, key=key, default=None)
     attempt = AttemptId(
       self.term, start.step, start.attempt, self._view.membership
@@ -1251,13 +1122,13 @@ class Leader:
     if self._attempt.optimistic is None:
       self._tell(self._attempt)
     for incarnation, message in early.items():
-      seat_ = self._seats.get(incarnation)
-      if seat_ is None or self._attempt is None:
+      state_ = self._roster.get(incarnation)
+      if state_ is None or self._attempt is None:
         continue
       if isinstance(message, msg.Done):
-        self._done(seat_, message)
+        self._done(state_, message)
       else:
-        self._failed(seat_, message)
+        self._failed(state_, message)
 
   def _optimistic(
     self, parts: tuple[Part, ...], readers: list[Incarnation]
@@ -1282,14 +1153,14 @@ class Leader:
     attempt.optimistic, attempt.began = None, self._now
     message = attempt.message
     for part in message.parts:
-      if part.incarnation in self._seats:
-        self._say(self._seats[part.incarnation], message)
+      if part.incarnation in self._roster:
+        self._say(self._roster[part.incarnation], message)
     for incarnation in message.readers:
-      if incarnation in self._seats:
-        self._say(self._seats[incarnation], message)
+      if incarnation in self._roster:
+        self._say(self._roster[incarnation], message)
 
-  def _done(self, seat: _Seat, message: msg.Done) -> None:
-    attempt, incarnation = self._attempt, seat.member.incarnation
+  def _done(self, state: MemberState, message: msg.Done) -> None:
+    attempt, incarnation = self._attempt, state.member.incarnation
     if attempt is None:
       if message.attempt.number == 0:
         # It was quicker than another one's arrival.
@@ -1320,8 +1191,8 @@ class Leader:
     held, attempt.held = attempt.held, []
     self._step(*held)
 
-  def _failed(self, seat: _Seat, message: msg.Failed) -> None:
-    attempt, incarnation = self._attempt, seat.member.incarnation
+  def _failed(self, state: MemberState, message: msg.Failed) -> None:
+    attempt, incarnation = self._attempt, state.member.incarnation
     if attempt is None:
       if message.attempt.number == 0:
         self._early[incarnation] = message
@@ -1340,23 +1211,23 @@ class Leader:
       id_ = attempt.message.attempt
       self._step(
         quorum.Failed(
-          seat.member.replica,
+          state.member.replica,
           id_.step,
           id_.number,
           named[0] if named else None,
         )
       )
-      self._strike(seat, message)
+      self._strike(state, message)
 
-  def _strike(self, seat: _Seat, message: msg.Failed) -> None:
+  def _strike(self, state: MemberState, message: msg.Failed) -> None:
     """Two that can't exchange: neither is dead, or the leader would know."""
-    failed_replica = self._seats.get(
+    failed_replica = self._roster.get(
       -1 if message.failed_replica is None else message.failed_replica
     )
-    if failed_replica is None or failed_replica is seat:
+    if failed_replica is None or failed_replica is state:
       return
     pair = frozenset(
-      (seat.member.incarnation, failed_replica.member.incarnation)
+      (state.member.incarnation, failed_replica.member.incarnation)
     )
     self._strikes[pair] = self._strikes.get(pair, 0) + 1
     if self._strikes[pair] >= _STRIKES and self._config.lower_on_loss:
@@ -1365,7 +1236,7 @@ class Leader:
       del self._strikes[pair]
       self._remove(
         failed_replica,
-        f"replica {seat.member.replica!r} can't reach it: {message.reason}",
+        f"replica {state.member.replica!r} can't reach it: {message.reason}",
       )
 
   def _abandon(self, abandon: quorum.Abandon) -> None:
@@ -1376,8 +1247,8 @@ class Leader:
     message = attempt.message
     if attempt.optimistic is None:
       for incarnation in (*self._void.values(), *message.readers):
-        if incarnation in self._seats:
-          self._say(self._seats[incarnation], msg.Abandoned(message.attempt))
+        if incarnation in self._roster:
+          self._say(self._roster[incarnation], msg.Abandoned(message.attempt))
     self._note(
       notes.AttemptAbandoned(
         abandon.step,
@@ -1386,9 +1257,9 @@ class Leader:
         f"replica {abandon.failed_replica!r} could not do its part",
       )
     )
-    for seat in self._seats.values():
+    for state in self._roster:
       # What is served may wait for a step that isn't coming now.
-      seat.server = None
+      state.server = None
 
   def _commit(
     self, commit: quorum.Commit, tokens: dict[ReplicaId, int]
@@ -1458,17 +1329,17 @@ class Leader:
       self._waiting_since = self._now
     self._strikes.clear()
     for part in parts:
-      seat = self._seats.get(part.incarnation)
-      if seat is not None and not inline and seat.applied == commit.step:
+      state = self._roster.get(part.incarnation)
+      if state is not None and not inline and state.applied == commit.step:
         # It has the mean, and will very soon have the state. With a gradient
         # of an older step it may still lack a mean before this one.
-        seat.applied = commit.step + 1
-      if seat is not None and seat.leaving is not None:
+        state.applied = commit.step + 1
+      if state is not None and state.leaving is not None:
         # What it wanted to leave with isn't all that others may need of it.
-        seat.leaving = (commit.step + 1, seat.leaving[1])
-    for seat in self._seats.values():
-      if commit.step + 1 - seat.applied >= _ASK_LAG and not seat.needs:
-        self._report(seat)
+        state.leaving = (commit.step + 1, state.leaving[1])
+    for state in self._roster:
+      if commit.step + 1 - state.applied >= _ASK_LAG and not state.needs:
+        self._report(state)
 
   # Ends.
 
@@ -1482,11 +1353,9 @@ class Leader:
     """Ends the run, once all have the final state, or after a while."""
     if self._ending is None or self._ended:
       return
-    late = [
-      s for s in self._seats.values() if not self._has(s, self._quorum.step)
-    ]
-    for seat in late:
-      self._report(seat)
+    late = [s for s in self._roster if not s.has(self._quorum.step)]
+    for state in late:
+      self._report(state)
     if not late or self._now >= self._ending + self._config.attempt_timeout:
       self._record_end(self._reason_of_end, "")
 
@@ -1527,10 +1396,10 @@ class Leader:
     else:
       self._stalled(decision.step, 0.0, str(decision))
 
-  def _fingerprint(self, seat: _Seat, message: msg.Fingerprint) -> None:
+  def _fingerprint(self, state: MemberState, message: msg.Fingerprint) -> None:
     # Of a state it had: it takes a while, and may need a snapshot by now.
-    seat.applied = max(seat.applied, message.step)
-    replica, step = seat.member.replica, message.step
+    state.applied = max(state.applied, message.step)
+    replica, step = state.member.replica, message.step
     digest, first = self._prints.setdefault(step, (message.digest, replica))
     if first == replica:
       self._note(notes.FingerprintSeen(step, replica, digest))
@@ -1550,13 +1419,13 @@ class Leader:
     now, config = self._now, self._config
     self._count_queued()
     for peer, (until, hello) in list(self._rivals.items()):
-      rival = self._seat_by_id(hello.replica)
+      rival = self._roster.of_replica(hello.replica)
       if rival is None or rival.member.process == peer or now >= until:
         del self._rivals[peer]
         self._hello(peer, hello, waited=True)
-    for seat in self._seats_that_wait():
-      if now >= seat.until:
-        self._remove(seat, "it has not come to the new leader")
+    for state in self._roster.waiting():
+      if now >= state.until:
+        self._remove(state, "it has not come to the new leader")
     self._stop_expecting()
     self._check_window()
     self._check_attempt()
@@ -1592,7 +1461,7 @@ class Leader:
     if rounds is None:
       return
     first = min((a.at for a in self._arrivals.values()), default=math.inf)
-    here = len(self._arrivals) == len(self._seats)
+    here = len(self._arrivals) == len(self._roster)
     if rounds.begin_unasked(self._quorum, first, here, self._now):
       # Those in it have waited since they came; others only from now on.
       self._waiting_since, self._warned = first, self._now - first
@@ -1624,9 +1493,9 @@ class Leader:
       if not stuck and attempt.witness is not None:
         stuck = [attempt.witness]
       for incarnation in stuck:
-        seat = self._seats.get(incarnation)
-        if seat is not None:
-          self._remove(seat, f"stuck: no report in {lasts:.1f} s")
+        state = self._roster.get(incarnation)
+        if state is not None:
+          self._remove(state, f"stuck: no report in {lasts:.1f} s")
 
   def _note_deadlines(self) -> None:
     members = self._view.members.values()
@@ -1663,9 +1532,8 @@ class Leader:
       self._stalled(step, waited, self._missing())
 
   def _stalled(self, step: int, waited: float, text: str) -> None:
-    if self._streams:
-      stalled = msg.Stalled(step, waited, text)
-      self._log.say(self._out, fx.SendAll(tuple(self._streams), stalled))
+    for effect in self._publisher.to_all(msg.Stalled(step, waited, text)):
+      self._log.say(self._out, effect)
 
   def _missing(self) -> str:
     missing = quorum.missing(self._quorum)

@@ -687,7 +687,7 @@ def come_together(seed):
     assert apart == together
     assert ones.leader._quorum == many.leader._quorum
     assert ones.leader._arrivals == many.leader._arrivals
-    assert ones.leader._seats == many.leader._seats
+    assert list(ones.leader._roster) == list(many.leader._roster)
     assert ones.leader.deadline() == many.leader.deadline()
     assert many.leader.deadline() == many.leader._deadline()
     ones.carry_out(apart)

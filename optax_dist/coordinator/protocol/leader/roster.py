@@ -1,0 +1,160 @@
+"""The members as the leader knows them, and how far each of them is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from optax_dist.coordinator.protocol.entries import (
+  Incarnation,
+  Member,
+  Process,
+  ReplicaId,
+)
+
+
+@dataclasses.dataclass(slots=True)
+class MemberState:
+  """What the leader knows of a member.
+
+  Attributes:
+    member: the membership.
+    until: when it is removed, unless it has sent `Hello` to this leader by then;
+      infinity once it has.
+    applied: how many steps its state has at least; -1 if it may have none.
+    needs: whether it needs a snapshot.
+    server: the member that serves it one.
+    tried: members that have failed to.
+    sequence: of its latest submission.
+    leaving: the step and time at which it asked to leave.
+    reported: the step of the latest `Report` to it.
+  """
+
+  member: Member
+  until: float = math.inf
+  applied: int = -1
+  needs: bool = False
+  server: Incarnation | None = None
+  tried: set[Incarnation] = dataclasses.field(default_factory=set)
+  sequence: int = -1
+  leaving: tuple[int, float] | None = None
+  reported: int = -1
+
+  @property
+  def is_connected(self) -> bool:
+    """Whether it has sent `Hello` to this leader."""
+    return self.until == math.inf
+
+  @property
+  def waits(self) -> bool:
+    """Whether it waits for anything but the next step."""
+    return self.until < math.inf or self.needs or self.leaving is not None
+
+  def has(self, step: int) -> bool:
+    """Whether it can reach the state of a step without a snapshot."""
+    return self.applied >= step and not self.needs
+
+  def has_applied(self, step: int) -> None:
+    """Its state is that of a step: what it was served has arrived."""
+    self.applied = max(self.applied, step)
+    self.needs, self.server = False, None
+    self.tried.clear()
+
+
+class Roster:
+  """The members: by incarnation, by process and by replica."""
+
+  def __init__(self) -> None:
+    self._states: dict[Incarnation, MemberState] = {}
+    self._by_process: dict[Process, MemberState] = {}
+    # Those that wait, or None where that is to be looked up: there may be
+    # hundreds of members, and gradients don't change it.
+    self._waiting: list[MemberState] | None = None
+
+  def __len__(self) -> int:
+    return len(self._states)
+
+  def __iter__(self) -> Iterator[MemberState]:
+    return iter(self._states.values())
+
+  def __contains__(self, incarnation: Incarnation) -> bool:
+    return incarnation in self._states
+
+  def __getitem__(self, incarnation: Incarnation) -> MemberState:
+    return self._states[incarnation]
+
+  def get(self, incarnation: Incarnation) -> MemberState | None:
+    """The member of an incarnation, if it is one."""
+    return self._states.get(incarnation)
+
+  def of_process(self, process: Process) -> MemberState | None:
+    """The member that a process is."""
+    return self._by_process.get(process)
+
+  def of_replica(self, replica: ReplicaId) -> MemberState | None:
+    """The member that has this replica's id."""
+    for state in self._states.values():
+      if state.member.replica == replica:
+        return state
+    return None
+
+  def add(self, state: MemberState) -> None:
+    """Adds a member."""
+    self._states[state.member.incarnation] = state
+    self._by_process[state.member.process] = state
+    self._waiting = None
+
+  def remove(self, incarnation: Incarnation) -> bool:
+    """Removes a member; returns whether it was one."""
+    state = self._states.pop(incarnation, None)
+    if state is None:
+      return False
+    process = state.member.process
+    if self._by_process.get(process) is state:
+      del self._by_process[process]
+    self._waiting = None
+    return True
+
+  def waiting(self) -> list[MemberState]:
+    """The members that wait for anything but the next step."""
+    if self._waiting is None:
+      self._waiting = [s for s in self._states.values() if s.waits]
+    return self._waiting
+
+  def changed(self) -> None:
+    """Who waits may have changed."""
+    self._waiting = None
+
+  def server_for(
+    self, state: MemberState, step: int, leader: Process
+  ) -> MemberState | None:
+    """The member best placed to serve a snapshot.
+
+    A member that has the latest state comes before one that has yet to get it,
+    and the leader comes last.
+
+    Args:
+      state: the member that needs the snapshot.
+      step: the latest.
+      leader: the leader's process.
+    """
+    able = [
+      s
+      for s in self._states.values()
+      if s is not state and s.applied >= 0 and not s.needs
+    ]
+    fresh = [s for s in able if s.member.incarnation not in state.tried]
+    if not fresh:
+      state.tried.clear()
+    return max(
+      fresh or able,
+      key=lambda s: (
+        s.applied >= step,
+        s.leaving is None,
+        s.member.process != leader,
+        s.applied,
+        s.member.incarnation,
+      ),
+      default=None,
+    )
