@@ -133,8 +133,8 @@ FAULTS = (
   _one(
     "a run that has begun is begun anew",
     "follower.search",
-    "fit = situation.holds or view.untouched",
-    "fit = True",
+    "starts = view.untouched and situation.start is not None",
+    "starts = True",
   ),
   _one(
     "a gradient in a commit is sent to the next leader again",

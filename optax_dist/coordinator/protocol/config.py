@@ -79,6 +79,11 @@ class Config:
     return self.inline_bytes is not None
 
   @property
+  def longest_silence(self) -> float:
+    """How long a process may be dead before its peers know."""
+    return max(self.leader_timeout, arrivals.silence(self.timeout).ceiling)
+
+  @property
   def patience(self) -> float:
     """How long a replica waits, where the leader should have given up before."""
     return self.timeout + 3 * self.leader_timeout + self.attempt_timeout

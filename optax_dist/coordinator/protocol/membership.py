@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import assert_never
 
 from optax_dist.coordinator.protocol.entries import (
@@ -21,6 +22,21 @@ from optax_dist.coordinator.protocol.entries import (
   ViewState,
 )
 from optax_dist.ledger import Progress
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+  """A state from which a run can begin.
+
+  Attributes:
+    step: how many steps it has.
+    digest: of its arrays.
+    progress: the samples that are in it; part of no comparison.
+  """
+
+  step: int
+  digest: str
+  progress: Progress = dataclasses.field(compare=False)
 
 
 class View:
@@ -60,6 +76,11 @@ class View:
   def untouched(self) -> bool:
     """Whether no step has been committed, so that all start states are equal."""
     return self.step == self.origin_step
+
+  @property
+  def origin(self) -> Start:
+    """The state the run began from."""
+    return Start(self.origin_step, self.origin_digest, self.progress)
 
   def of_process(self, process: Process) -> Member | None:
     """The membership of a process."""

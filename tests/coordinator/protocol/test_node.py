@@ -371,3 +371,43 @@ def test_who_comes_after_the_end_is_told_if_the_final_state_is_gone(how):
   assert "replica 2 came too late" in failed.reason
   assert "checkpoint" in failed.reason
   assert cluster.nodes["p2"].deadline() == math.inf
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_a_request_of_an_earlier_process_that_comes_late_displaces_nobody(
+  lives,
+):
+  """A dead process's request to join is read after its successor was given up."""
+  cluster = Cluster(2)
+  cluster.silent = (msg.Hello,)  # What it sends now comes later.
+  cluster.give("p1", ins.PeerLost("p0", "broken", "reset"))
+  cluster.give("p0", ins.PeerLost("p1", "broken", "reset"))
+  late = msg.Hello(msg.PROTOCOL_VERSION, (), 1, "at old", -1, -1, 0, False, 1)
+  cluster.give("p0", ins.Received("old", late))
+  if not lives:
+    cluster.give("p0", ins.PeerLost("old", "broken", "killed"))
+  cluster.pass_time(cluster.now + 2.0)
+  cluster.silent = ()
+  cluster.pass_time(cluster.now + 20.0)
+  failed = cluster.done("p1", fx.Fail)
+  if lives:
+    (fail,) = failed
+    assert "Another process has joined as replica 1" in fail.reason
+  else:
+    assert failed == []
+    assert len(cluster.nodes["p0"].follower.view.members) == 2
+
+
+def test_who_leaves_waits_until_a_dead_leader_must_have_been_noticed():
+  cluster = Cluster(3)
+  config = cluster.nodes["p0"].follower._config
+  cluster.down.add("p0")
+  cluster.give("p2", ins.LeaveWanted())
+  cluster.pass_time(config.longest_silence)
+  assert not cluster.done("p2", fx.Left)
+  for process in ("p1", "p2"):
+    cluster.give(process, ins.PeerLost("p0", "silent", "nothing heard"))
+  cluster.pass_time(cluster.now + 10.0)
+  assert cluster.done("p2", fx.Left)
+  # As one that has left, and not as one that is lost.
+  assert cluster.nodes["p1"].follower.view.departed[2] is True

@@ -32,6 +32,7 @@ from optax_dist.coordinator.protocol.inputs import (
   SnapshotFailed,
   SnapshotFetched,
 )
+from optax_dist.coordinator.protocol.membership import Start, View
 from optax_dist.coordinator.protocol.messages import (
   Applied,
   Attempt,
@@ -68,6 +69,7 @@ class Applier:
   Attributes:
     step: how many steps the published state has.
     sound: whether that state is the run's own.
+    start: the start state that it is; None once it is a later one.
     needs: whether it needs a snapshot, and why; "" if it doesn't.
   """
 
@@ -83,7 +85,11 @@ class Applier:
     self.step = config.step
     self.sound = False
     self.needs = ""
-    self._pristine = True
+    self.start: Start | None = Start(
+      config.step, config.digest, config.progress
+    )
+    # What the run began from, while it has no step.
+    self._origin: Start | None = None
     self._todo: collections.deque[Committed] = collections.deque()
     self._ahead: Committed | AttemptId | None = None
     self._work: dict[AttemptId, _Work] = {}
@@ -128,15 +134,15 @@ class Applier:
     runs = work is not None and work.status == "runs"
     return not runs and not self._todo[0].inline
 
-  def begin(self, step: int, origin_step: int, origin_digest: str) -> None:
-    """The run is at this step: takes part from there, or needs a snapshot."""
-    own = (self._config.step, self._config.digest)
-    if self._pristine:
-      self.sound = own == (origin_step, origin_digest)
+  def begin(self, view: View) -> None:
+    """Takes part from where the run is, or needs a snapshot."""
+    self._origin = view.origin if view.untouched else None
+    if self.start is not None:
+      self.sound = self.start == view.origin
     if not self.sound:
       self._need("its state is not the run's")
-    elif not self._todo and self.step != step:
-      self._need(f"it is at step {self.step} of {step}")
+    elif not self._todo and self.step != view.step:
+      self._need(f"it is at step {self.step} of {view.step}")
     self.pump()
     if self.sound and not self.needs:
       self.tell(Applied(self.step))
@@ -338,7 +344,7 @@ class Applier:
 
   def _publish(self, commit: Committed) -> None:
     self._ahead = None
-    self._pristine = False
+    self.start = None
     self.step += 1
     self._out.append(fx.Publish(self.step, commit.save))
     every = self._config.fingerprint_every
@@ -422,7 +428,10 @@ class Applier:
       self.needs = f"a snapshot of step {found.step} came too late"
       self.ask()
       return
-    self.needs, self.sound, self._pristine = "", True, False
+    self.needs, self.sound = "", True
+    origin = self._origin
+    began = origin is not None and origin.step == found.step
+    self.start = origin if began else None
     self._ahead = None
     self.step = found.step
     self._out.append(fx.Restore(found.step, found.state))

@@ -97,6 +97,9 @@ class Follower:
     self._nonce, self._run_request, self._run_at = "", -1, math.inf
     self._admission, self._admitted = 0, -1
     self._last_incarnation = -1
+    # Another process that is a member as this replica, and how long it may take
+    # to be removed.
+    self._rival, self._rival_until = -1, math.inf
     self._rejoins = 0
     self._asked = 1
     # The samples it computes on, or has submitted and got no answer for.
@@ -144,6 +147,7 @@ class Follower:
       self._run_at,
       self._leave_by,
       self._end_by,
+      self._rival_until,
       self._called_at + self._config.attempt_timeout,
       self._waiting_since + self._config.patience,
     )
@@ -154,7 +158,12 @@ class Follower:
   def _situation(self) -> Situation:
     holds = self.applier.current and self.applier.step == self.view.step
     return Situation(
-      self.view, self._position, self._complete, self.incarnation, holds
+      self.view,
+      self._position,
+      self._complete,
+      self.incarnation,
+      holds,
+      self.applier.start,
     )
 
   def _proceed(self, now: float) -> None:
@@ -163,6 +172,8 @@ class Follower:
     if self._called and now >= self._called_at + self._config.attempt_timeout:
       self._lose_leader(self._called, now)
     self._end_if_ended(now)
+    if not self.over:
+      self._check_rival(now)
     if self.over:
       return
     if now >= self._leave_by + self._config.leader_timeout:
@@ -223,7 +234,8 @@ class Follower:
         self._leaving = reason
         config = self._config
         patience = 2 * (config.leader_timeout + config.attempt_timeout)
-        self._leave_by = now + patience
+        # If the leader is dead, a while passes before the others know.
+        self._leave_by = now + patience + config.longest_silence
         self._tell(msg.Leave(False, reason))
       case ins.FinishWanted(reason):
         self._finishing = reason
@@ -548,13 +560,11 @@ class Follower:
         elif member.replica == self._config.replica and (
           0 <= self._last_incarnation < member.incarnation
         ):
-          # Were it to join again, the two would go on replacing each other.
-          self._fail(
-            "CoordinatorError",
-            f"Another process has joined as replica {self._config.replica!r}, "
-            "and takes the place of this one. If both are wanted, they need "
-            "numbers of their own.",
-          )
+          self._rival = member.incarnation
+          # If this one was given up before, the other may be dead already: its
+          # request may have been under way for long.
+          pause = 0.0 if self.incarnation >= 0 else self._config.leader_timeout
+          self._rival_until = now + pause / 2
       case Removed(incarnation, left, reason):
         if incarnation == self.incarnation:
           self._removed(left, reason, now)
@@ -572,6 +582,20 @@ class Follower:
         self._out += self.session.lost(quorum.Reason.FINISHED.value)
       case _:
         assert_never(entry)
+
+  def _check_rival(self, now: float) -> None:
+    """Ends if another process is a member as this replica."""
+    if now < self._rival_until:
+      return
+    self._rival_until = math.inf
+    if self._rival in self.view.members:
+      # Were it to join again, the two would go on replacing each other.
+      self._fail(
+        "CoordinatorError",
+        f"Another process has joined as replica {self._config.replica!r}, "
+        "and takes the place of this one. If both are wanted, they need "
+        "numbers of their own.",
+      )
 
   def _lend(self, commit: Committed) -> None:
     """Finds what a commit leases to this replica."""
@@ -620,9 +644,7 @@ class Follower:
       self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
-    self.applier.begin(
-      self.view.step, self.view.origin_step, self.view.origin_digest
-    )
+    self.applier.begin(self.view)
     self._tell_wishes()
 
   def _joined(self, incarnation: Incarnation) -> None:

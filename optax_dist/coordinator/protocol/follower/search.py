@@ -39,7 +39,7 @@ from optax_dist.coordinator.protocol.log import (
   marker_key,
   record_key,
 )
-from optax_dist.coordinator.protocol.membership import View
+from optax_dist.coordinator.protocol.membership import Start, View
 from optax_dist.coordinator.protocol.messages import Canvass
 from optax_dist.ledger import Progress
 
@@ -83,6 +83,7 @@ class Situation:
     complete: whether the view has everything that was decided.
     me: the incarnation of its membership; -1 for none.
     holds: whether it has the latest state.
+    start: the start state that it has, or None.
   """
 
   view: View
@@ -90,6 +91,7 @@ class Situation:
   complete: bool
   me: int
   holds: bool
+  start: Start | None
 
 
 @dataclasses.dataclass(slots=True)
@@ -240,10 +242,9 @@ class Search:
     if me < 0:
       # Perhaps all members are dead, and a process with the latest state may
       # go on. Until the first commit, one start state is as good as any.
-      fit = situation.holds or view.untouched
-      if not self._at_end or not (
-        situation.position == 0 or (situation.complete and fit)
-      ):
+      starts = view.untouched and situation.start is not None
+      knows = situation.complete or situation.position == 0
+      if not (self._at_end and knows and (situation.holds or starts)):
         return math.inf
       return self._heard + (2 * silence if situation.position else 0.0)
     others = self._others(situation)
@@ -257,6 +258,7 @@ class Search:
 
   def _begin_claim(self, situation: Situation, fresh: bool) -> Effect:
     config, view = self._config, situation.view
+    start = situation.start if fresh else None
     member = view.members.get(situation.me)
     term = Term(
       view.term + 1,
@@ -265,9 +267,9 @@ class Search:
       fresh,
       view.next_incarnation if member is None else member.incarnation,
       config.replica,
-      config.step if fresh else view.step,
-      config.digest if fresh else "",
-      config.progress if fresh else Progress(),
+      view.step if start is None else start.step,
+      "" if start is None else start.digest,
+      Progress() if start is None else start.progress,
     )
     return self._put_claim(situation.position, Record(term.term, (term,)))
 

@@ -449,20 +449,19 @@ class Leader:
       self._send(peer, msg.NotLeader("it has read more than this leader put"))
       return
     state = self._roster.of_process(peer)
-    if (
-      state is not None
-      and not state.is_connected
-      and state.member.incarnation == hello.incarnation
-    ):
-      state.until = math.inf
-      self._roster.changed()
-      state.applied = hello.step if hello.has_state else -1
-      self._stream(peer, hello, hello.incarnation)
+    known = state is not None and state.member.incarnation == hello.incarnation
+    if state is not None and known and not state.is_connected:
+      self._come(state, peer, hello)
       self._ask_again(state, hello.lease)
       return
     if self._ending is not None:
-      self._stream(peer, hello, -1)
-      return  # It will read of the end.
+      # Nobody joins any more: one that calls again stays the member it was, for
+      # the end waits for its state, and others read of the end.
+      if state is not None and state.member.replica == hello.replica:
+        self._come(state, peer, hello)
+      else:
+        self._stream(peer, hello, -1)
+      return
     if state is None and self._has_left(hello):
       self._stream(peer, hello, hello.incarnation)
       return  # It will read that it has left; admitted, it would be lost.
@@ -477,6 +476,12 @@ class Leader:
     incarnation = self._next_incarnation
     self._stream(peer, hello, incarnation)
     self._admit(Member(incarnation, hello.replica, peer, hello.address))
+
+  def _come(self, state: MemberState, peer: Process, hello: msg.Hello) -> None:
+    """A member comes to this leader, or comes again."""
+    state.comes(hello.step if hello.has_state else -1)
+    self._roster.changed()
+    self._stream(peer, hello, state.member.incarnation)
 
   def _has_left(self, hello: msg.Hello) -> bool:
     """Whether one comes that was let go, and has yet to read the record of it."""
@@ -896,6 +901,8 @@ class Leader:
     if self._config.alone:
       # Two that arrive meanwhile would be averaged, not taken in turn.
       return self._attempt is None and self._all_have_come()
+    if not self._state_is_here():
+      return False
     attempt = self._quorum.attempt
     # If the attempt fails, what it was to add to is there again.
     return (
@@ -919,7 +926,19 @@ class Leader:
 
     If it is the only one there, a step by one gradient would be lost with it.
     """
-    return all(state.is_connected for state in self._roster)
+    return all(state.is_connected for state in self._roster.waiting())
+
+  def _state_is_here(self) -> bool:
+    """Whether a step that is taken now can be applied by anybody.
+
+    Not if a member that has yet to come to the new leader may be the only one with
+    the state: it would miss the mean, and the others have nothing to apply it to.
+    """
+    # A mean that is inline is in the log, where that member will read it.
+    if self._config.inline or self._all_have_come():
+      return True
+    step = self._quorum.step
+    return any(s.is_connected and s.has(step) for s in self._roster)
 
   def _decide(
     self, event: quorum.Event, decisions: Sequence[quorum.Decision]

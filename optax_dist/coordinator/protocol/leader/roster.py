@@ -55,6 +55,16 @@ class MemberState:
     """Whether it can reach the state of a step without a snapshot."""
     return self.applied >= step and not self.needs
 
+  def comes(self, applied: int) -> None:
+    """It has sent `Hello` to this leader, which forgets what it asked for before.
+
+    Args:
+      applied: how many steps its state has, or -1.
+    """
+    self.until, self.applied = math.inf, applied
+    self.needs, self.server = False, None
+    self.tried.clear()
+
   def has_applied(self, step: int) -> None:
     """Its state is that of a step: what it was served has arrived."""
     self.applied = max(self.applied, step)
@@ -106,13 +116,19 @@ class Roster:
     self._waiting = None
 
   def remove(self, incarnation: Incarnation) -> bool:
-    """Removes a member; returns whether it was one."""
+    """Removes a member; returns whether it was one.
+
+    Those that it served a snapshot need another server.
+    """
     state = self._states.pop(incarnation, None)
     if state is None:
       return False
     process = state.member.process
     if self._by_process.get(process) is state:
       del self._by_process[process]
+    for other in self._states.values():
+      if other.server == incarnation:
+        other.server = None
     self._waiting = None
     return True
 

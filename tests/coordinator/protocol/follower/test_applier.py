@@ -15,6 +15,7 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.follower.applier import Applier
 from optax_dist.coordinator.protocol.follower.session import Session
+from optax_dist.coordinator.protocol.membership import View
 
 MEMBERS = {i: Member(i, i, f"p{i}", f"at p{i}") for i in range(3)}
 
@@ -27,7 +28,9 @@ class Driven:
     config = Config("p0", 0, "at p0", digest="s")
     self.applier = Applier(config, self.session, self.out)
     self.applier.tell = self.told.append
-    self.applier.begin(0, 0, "s" if sound else "another")
+    view = View()
+    view.origin_digest = "s" if sound else "another"
+    self.applier.begin(view)
     self.told.clear()
 
   def did(self):
@@ -196,3 +199,38 @@ def test_a_commit_whose_mean_is_nowhere_is_hopeless():
   driven.applier.removed(1)
   driven.applier.end()  # It is a member no more, and nobody serves it.
   assert driven.applier.hopeless
+
+
+def fetch_at(driven, step, at_least=0):
+  driven.applier.fetch(msg.Fetch(1, "p1", "at p1", at_least))
+  driven.applier.fetched(ins.SnapshotFetched(1, step, "state"))
+
+
+def test_it_knows_which_start_state_it_has():
+  driven = Driven()
+  own = driven.applier.start
+  assert (own.step, own.digest) == (0, "s")
+  driven.applier.committed(committed(0))
+  assert driven.applier.step == 1
+  assert driven.applier.start is None
+
+
+def test_a_snapshot_of_the_run_s_start_is_that_start():
+  """The state that it began with itself is gone."""
+  driven = Driven(sound=False)
+  assert driven.applier.start.digest == "s"
+  fetch_at(driven, 0)
+  assert driven.applier.start.digest == "another"
+  # The run begins anew from yet another state, and then from this one.
+  view = View()
+  for digest, sound in (("s", False), ("another", True)):
+    view.origin_digest = digest
+    driven.applier.start_anew()
+    driven.applier.begin(view)
+    assert driven.applier.sound == sound
+
+
+def test_a_snapshot_of_a_later_step_is_no_start():
+  driven = Driven(sound=False)
+  fetch_at(driven, 3)
+  assert driven.applier.start is None

@@ -23,7 +23,10 @@ from optax_dist.coordinator.protocol.follower.search import (
   Situation,
 )
 from optax_dist.coordinator.protocol.log import FellOff
-from optax_dist.coordinator.protocol.membership import View
+from optax_dist.coordinator.protocol.membership import Start, View
+from optax_dist.ledger import NOTHING_DONE
+
+START = Start(0, "s", NOTHING_DONE)
 
 
 def _view():
@@ -42,7 +45,7 @@ class Driven:
     config = Config(f"p{me}", me, f"at p{me}", leader_timeout=5.0)
     self.search = Search(config, itertools.count(1).__next__)
     self.view = _view()
-    self.situation = Situation(self.view, 3, True, me, True)
+    self.situation = Situation(self.view, 3, True, me, True, START)
     self.store: dict[str, object] = {}
     self.found: list[object] = []
     self.sent: list[object] = []
@@ -160,6 +163,20 @@ def test_one_that_is_no_member_claims_only_with_the_latest_state():
   for holds, expected in ((True, 10.0), (False, None)):
     driven = Driven()
     driven.view.step = 4  # Steps were committed.
-    driven.situation = Situation(driven.view, 3, True, -1, holds)
+    driven.situation = Situation(driven.view, 3, True, -1, holds, None)
     at = driven.run(60.0)
     assert at == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("start", [None, Start(0, "theirs", NOTHING_DONE)])
+def test_a_run_begins_anew_from_the_start_state_that_is_there(start):
+  """It may be that of another replica; one's own is gone then."""
+  driven = Driven()
+  driven.situation = Situation(driven.view, 3, True, -1, False, start)
+  driven.run(60.0)
+  if start is None:
+    assert driven.claims == []
+  else:
+    ((_, put),) = driven.claims
+    (term,) = put.value.entries
+    assert (term.fresh, term.step, term.digest) == (True, 0, "theirs")

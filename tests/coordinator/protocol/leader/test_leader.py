@@ -695,3 +695,76 @@ def come_together(seed):
   assert ones.log == many.log
   assert many.logged(Committed)
   return sum(taken)
+
+
+def test_a_snapshot_comes_from_another_member_once_its_server_is_lost():
+  driven = inline(replicas_to_aggregate=1, total_num_replicas=3)
+  driven.hello("p2")
+  driven.arrive("p0", payload=b"g")
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Applied(1))
+  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  assert driven.sent_to("p2", msg.Fetch)[-1].source == "p1"
+  driven.give(ins.PeerLost("p1", "broken", "killed"))
+  assert driven.sent_to("p2", msg.Fetch)[-1].source == "p0"
+
+
+def new_leader(**options):
+  """Replicas 1 and 2 were members before it was elected, and have yet to come."""
+  return Driven(
+    earlier=(
+      Term(0, "p0", "at p0", True, 0, 0, 0, "s"),
+      Joined(Member(1, 1, "p1", "at p1")),
+      Joined(Member(2, 2, "p2", "at p2")),
+    ),
+    fresh=False,
+    **options,
+  )
+
+
+@pytest.mark.parametrize("how", ["comes", "lost"])
+def test_no_step_is_taken_before_the_only_state_may_be_there(how):
+  driven = new_leader(replicas_to_aggregate=1, total_num_replicas=3)
+  driven.hello("p2", incarnation=2)
+  driven.say("p0", msg.NeedsSnapshot(0, "a hole"))
+  driven.say("p2", msg.NeedsSnapshot(0, "a hole"))
+  driven.arrive("p0")
+  assert not driven.sent_to("p0", msg.Attempt)
+  if how == "comes":
+    driven.hello("p1", incarnation=1)
+  else:
+    driven.now = driven.config.leader_timeout
+    driven.give(ins.TimePassed())
+  (attempt,) = driven.sent_to("p0", msg.Attempt)
+  # It misses no mean that others would need it to have.
+  assert (1 in attempt.readers) == (how == "comes")
+
+
+def test_a_step_is_taken_where_the_state_is_whoever_has_yet_to_come():
+  driven = new_leader(replicas_to_aggregate=1, total_num_replicas=3)
+  driven.arrive("p0")
+  assert driven.sent_to("p0", msg.Attempt)
+
+
+@pytest.mark.parametrize("incarnation", [1, -1])
+def test_at_the_end_a_member_that_calls_again_is_served_the_state(incarnation):
+  """It has lost the connection, or even fallen off the log."""
+  driven = inline(replicas_to_aggregate=1)
+  driven.arrive("p0", payload=b"g")
+  driven.say("p0", msg.Applied(1))
+  driven.say("p0", msg.Finish("enough"))
+  assert not driven.logged(Ended)
+  driven.hello("p1", incarnation=incarnation)
+  assert driven.sent_to("p1", msg.Welcome)[-1].incarnation == 1
+  driven.say("p1", msg.NeedsSnapshot(0, "a hole"))
+  assert driven.sent_to("p1", msg.Fetch)[-1].source == "p0"
+  driven.say("p1", msg.Applied(1))
+  assert driven.logged(Ended)
+
+
+def test_at_the_end_nobody_joins():
+  driven = inline(replicas_to_aggregate=1)
+  driven.arrive("p0", payload=b"g")
+  driven.say("p0", msg.Finish("enough"))
+  driven.hello("p2")
+  assert driven.sent_to("p2", msg.Welcome)[-1].incarnation == -1

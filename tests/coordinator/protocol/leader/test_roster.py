@@ -105,3 +105,18 @@ def test_nobody_can_serve_what_nobody_has():
   roster.add(state(1, applied=-1))
   roster.add(state(2, applied=3, needs=True))
   assert roster.server_for(needs, 3, "p1") is None
+
+
+def test_who_was_served_by_a_removed_member_needs_another_server():
+  roster = Roster()
+  served, other = state(0, needs=True, server=2), state(1, server=3)
+  for one in (served, other, state(2), state(3)):
+    roster.add(one)
+  roster.remove(2)
+  assert (served.server, other.server) == (None, 3)
+
+
+def test_who_comes_again_asks_again_for_what_it_needs():
+  one = state(0, until=5.0, applied=3, needs=True, server=1, tried={2})
+  one.comes(4)
+  assert one == state(0, applied=4)
