@@ -1,8 +1,8 @@
 """The optimizers of TensorFlow 1 and RETURNN as optax transformations.
 
 Each has the update rule, the initial state, the argument names and the defaults
-of the original, so that a model trained there goes on training here along the
-same trajectory. ``learning_rate`` may be a schedule, gradients may be
+of the original, so that a model trained there continues here along the same
+trajectory. ``learning_rate`` may be a schedule, gradients may be
 :class:`~optax_dist.IndexedSlices` or ``None``; apply the updates with
 ``optax_dist.apply_updates``.
 """

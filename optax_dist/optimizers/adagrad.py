@@ -21,12 +21,12 @@ def adagrad(
   .. math::
     a \leftarrow a + g^2, \quad w \leftarrow w - \eta g / \sqrt{a}
 
-  This is ``optax.adagrad`` with ``eps=0`` (optax adds 1e-7 inside of the root).
-  On a sparse gradient it is lazy, which is the same as dense.
+  This is ``optax.adagrad`` with ``eps=0`` (optax adds 1e-7 inside the root).
+  With a sparse gradient it is lazy, which is equivalent to the dense rule.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
-    initial_accumulator_value: Where the accumulator starts, > 0.
+    initial_accumulator_value: Initial value of the accumulator, > 0.
 
   Returns:
     The transformation. Its slot is ``accumulator``.
@@ -75,17 +75,17 @@ def adagrad_da(
            {\sqrt{a} + \lambda_2 T \eta}
 
   with the step :math:`T`, from 1. The parameter's initial value is forgotten in
-  the first step. On a sparse gradient only the touched rows are computed anew,
-  with the present :math:`T`.
+  the first step. With a sparse gradient only the touched rows are recomputed,
+  with the current :math:`T`.
 
-  The original is given the global step. Here it is ``global_step_start`` plus
-  the number of updates so far, unless ``update`` gets a ``global_step=``
-  argument: TensorFlow's global step before this update (so :math:`T` is one
-  more).
+  The original takes the global step as an argument. Here it is
+  ``global_step_start`` plus the number of updates so far, unless ``update``
+  gets a ``global_step=`` argument: TensorFlow's global step before this update
+  (so :math:`T` is one more).
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
-    initial_gradient_squared_accumulator_value: Where :math:`a` starts, > 0.
+    initial_gradient_squared_accumulator_value: Initial value of :math:`a`, > 0.
     l1_regularization_strength: :math:`\lambda_1`.
     l2_regularization_strength: :math:`\lambda_2`.
     global_step_start: Global step of the first update.
@@ -166,13 +166,13 @@ def adadelta(
     d &= g \sqrt{u + \epsilon} / \sqrt{a + \epsilon} \\
     u &\leftarrow \rho u + (1 - \rho) d^2, \quad w \leftarrow w - \eta d
 
-  This is ``optax.scale_by_adadelta``, with other defaults. On a sparse gradient it is
-  lazy: the averages of untouched rows do not decay.
+  This is ``optax.scale_by_adadelta``, with other defaults. With a sparse
+  gradient it is lazy: the averages of untouched rows do not decay.
 
   Args:
-    learning_rate: A number, a scalar array or a schedule. The paper has 1.
+    learning_rate: A number, a scalar array or a schedule. The paper uses 1.
     rho: Decay of the averages.
-    epsilon: Added inside of both roots.
+    epsilon: Added inside both roots.
 
   Returns:
     The transformation. Its slots are ``accum``, :math:`a`, and

@@ -1,4 +1,4 @@
-"""Adam in TensorFlow's and RETURNN's own form, and Nadam."""
+"""Adam as in TensorFlow and in RETURNN, and Nadam."""
 
 import jax.numpy as jnp
 import optax
@@ -17,7 +17,7 @@ def adam(
   beta2: hyperparameters.Scalar = 0.999,
   epsilon: hyperparameters.Scalar = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Adam, with epsilon outside of the bias correction ("epsilon hat").
+  r"""Adam, with epsilon outside the bias correction ("epsilon hat").
 
   .. math::
     \eta_t &= \eta \sqrt{1 - \beta_2^t} / (1 - \beta_1^t) \\
@@ -27,8 +27,8 @@ def adam(
 
   ``optax.adam`` adds epsilon to the corrected root, so its epsilon is this one
   divided by :math:`\sqrt{1 - \beta_2^t}`. Both :math:`1 - \beta` and the powers
-  are float32, as in TensorFlow. On a sparse gradient this equals dense: the
-  averages of all rows decay and all rows move, so the update is dense.
+  are float32, as in TensorFlow. A sparse gradient is equivalent to a dense one:
+  the averages of all rows decay and all rows move, so the update is dense.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
@@ -89,9 +89,9 @@ def custom_adam(
     v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
     w &\leftarrow w - \eta_t m / (\sqrt v + \epsilon)
 
-  On a sparse gradient only the touched rows and their averages change, and the
-  updates are sparse. The original does not define what happens to repeated
-  indices (the last write wins); here they are added up first.
+  With a sparse gradient only the touched rows and their averages change, and
+  the updates are sparse. The original leaves repeated indices undefined (the
+  last write wins); here they are summed first.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
@@ -145,10 +145,10 @@ def nadam(
     w &\leftarrow w - \eta_t (\beta_1 m + (1 - \beta_1) g)
       / (\sqrt v + \epsilon)
 
-  ``optax.nadam`` corrects the bias of both addends on their own and adds
-  epsilon after the correction; Keras's Nadam, ``keras("Nadam")``, schedules the
-  momentum. On a sparse gradient the averages of all rows decay, and the touched
-  rows move; the updates are sparse.
+  ``optax.nadam`` corrects the bias of the two terms separately and adds epsilon
+  after the correction; Keras's Nadam, ``keras("Nadam")``, schedules the
+  momentum. With a sparse gradient the averages of all rows decay, and the
+  touched rows move; the updates are sparse.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
@@ -159,7 +159,7 @@ def nadam(
   Returns:
     The transformation. Its slots are ``m`` and ``v``, from 0.
 
-  Source: ``returnn.tf.updater.NadamOptimizer``, once
+  Source: ``returnn.tf.updater.NadamOptimizer``, formerly
   ``tf.contrib.opt.NadamOptimizer``; Dozat, `Incorporating Nesterov Momentum
   into Adam <https://cs229.stanford.edu/proj2015/054_report.pdf>`_, 2015.
 
@@ -219,7 +219,7 @@ def _averages(slots, grad, b1, b2):
 
 
 def _sparse_averages(slots, slices, b1, b2):
-  """The same for a sparse gradient: all rows decay, the touched ones are added."""
+  """The same for a sparse gradient: all rows decay, touched ones are added."""
   values = slices.values
   m = row_wise.decay_and_add(slots["m"], b1, slices, values)
   v = row_wise.decay_and_add(

@@ -1,4 +1,4 @@
-"""AMSGrad as RETURNN has it."""
+"""AMSGrad as in RETURNN."""
 
 import jax.numpy as jnp
 import optax
@@ -21,10 +21,10 @@ def amsgrad(
     \hat v \leftarrow \max(\hat v, v) \\
     w &\leftarrow w - \eta m / (\sqrt{\hat v} + \epsilon)
 
-  with :math:`\eta / \sqrt t` in place of :math:`\eta` if ``decay``. This is
-  ``optax.amsgrad`` without its bias corrections. Mind the default epsilon: a
-  coordinate whose gradients were all exactly 0 becomes NaN and stays so, as in
-  the original. RETURNN's configurations have 1e-16.
+  with :math:`\eta / \sqrt t` instead of :math:`\eta` if ``decay``. This is
+  ``optax.amsgrad`` without its bias corrections. Note the default epsilon: an
+  element whose gradients were all exactly 0 becomes NaN permanently, as in the
+  original. RETURNN's configurations use 1e-16.
 
   The original has no rule for sparse gradients; here it is applied to the
   touched rows (lazy).
@@ -53,8 +53,8 @@ def amsgrad(
   rate = learning_rate
   if decay:
     rate = rates.divided(learning_rate, lambda count: jnp.sqrt(count + 1))
-  # Unlike TensorFlow's own, RETURNN's class computes 1 - beta in Python, so the
-  # betas are not rounded to float32 before.
+  # Unlike TensorFlow's optimizers, RETURNN's class computes 1 - beta in Python,
+  # so the betas are not rounded to float32 first.
   return row_wise.row_wise(
     rates.with_learning_rate(
       lambda rate: optax.amsgrad(

@@ -31,17 +31,17 @@ def ftrl(
       0 & \text{else}
     \end{cases}, \quad a \leftarrow a'
 
-  The accumulator adds the gradient without the shrinkage. On a sparse gradient
-  only the touched rows are computed anew.
+  The accumulator adds the gradient without the shrinkage. With a sparse
+  gradient only the touched rows are recomputed.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
     learning_rate_power: :math:`p`, at most 0; 0 gives a constant rate.
-    initial_accumulator_value: Where :math:`a` starts, at least 0.
+    initial_accumulator_value: Initial value of :math:`a`, at least 0.
     l1_regularization_strength: :math:`\lambda_1`, at least 0.
     l2_regularization_strength: :math:`\lambda_2`, at least 0.
     l2_shrinkage_regularization_strength: :math:`\lambda_s`, at least 0.
-    beta: :math:`\beta`; ``None`` is 0.
+    beta: :math:`\beta`; ``None`` means 0.
 
   Returns:
     The transformation. Its slots are ``accum``, :math:`a`, and ``linear``,
@@ -77,7 +77,7 @@ def ftrl(
   )
 
   def power(value):
-    # A root is faster and more exact than a general power.
+    # A root is faster and more accurate than a general power.
     if hyperparameters.is_static(learning_rate_power):
       if learning_rate_power == -0.5:
         return jnp.sqrt(value)
@@ -103,7 +103,7 @@ def ftrl(
     linear = slots["linear"] + (shrunk - (new_power - old_power) / rate * param)
     quadratic = new_power / rate + 2 * l2
     active = jnp.abs(linear) > l1
-    # Where inactive the quotient may be 0 / 0.
+    # The unused branch of the quotient may be 0 / 0.
     new = jnp.where(
       active,
       (l1 * jnp.sign(linear) - linear) / jnp.where(active, quadratic, 1),

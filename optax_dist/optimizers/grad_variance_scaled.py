@@ -17,16 +17,16 @@ def grad_variance_scaled(
   beta2: hyperparameters.Scalar = 0.999,
   epsilon: hyperparameters.Scalar = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Gradient descent scaled down where a gradient is far from its average.
+  r"""Gradient descent, scaled down if a gradient is far from its average.
 
   .. math::
     m &\leftarrow \beta_1 m + (1 - \beta_1) g, \quad d = (g - m)^2, \quad
     v \leftarrow \beta_2 v + (1 - \beta_2) d \\
     w &\leftarrow w - \eta g \min(v / (d + \epsilon), 1)
 
-  with the new :math:`m` and :math:`v`. On a sparse gradient the averages of all
-  rows decay and the touched rows move; repeated indices are not added up first,
-  each has its own :math:`d`.
+  with the new :math:`m` and :math:`v`. With a sparse gradient the averages of
+  all rows decay and the touched rows move; repeated indices are not summed
+  first, each has its own :math:`d`.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.

@@ -18,8 +18,8 @@ def gradient_descent(
 ) -> optax.GradientTransformationExtraArgs:
   r"""Plain gradient descent: :math:`w \leftarrow w - \eta g`.
 
-  This is ``optax.sgd``. A sparse gradient changes the rows it names; repeated
-  indices add up by themselves.
+  This is ``optax.sgd``. A sparse gradient changes only its rows; repeated
+  indices add up in the update.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
@@ -71,8 +71,8 @@ def normalized_sgd(
     w \leftarrow w - \eta g / \sqrt{\max(\textstyle\sum g^2, 10^{-12})}
 
   The norm is that of one leaf, not of the whole gradient as in
-  ``optax.normalize_by_update_norm``. Of a sparse gradient it is that of its
-  values as given: repeated indices count each on their own.
+  ``optax.normalize_by_update_norm``. For a sparse gradient it is that of its
+  values as given: repeated indices are counted separately.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.

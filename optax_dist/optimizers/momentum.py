@@ -10,7 +10,7 @@ def momentum(
   momentum: hyperparameters.Scalar,
   use_nesterov: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Momentum, with the learning rate outside of the buffer.
+  r"""Momentum, with the learning rate outside the buffer.
 
   .. math::
     a &\leftarrow \mu a + g \\
@@ -18,8 +18,8 @@ def momentum(
     \quad\text{or, with use\_nesterov,}\quad
     w \leftarrow w - \eta (g + \mu a)
 
-  This is ``optax.sgd(learning_rate, momentum, nesterov)``. On a sparse gradient
-  it is lazy: an untouched row neither moves nor decays.
+  This is ``optax.sgd(learning_rate, momentum, nesterov)``. With a sparse
+  gradient it is lazy: an untouched row neither moves nor decays.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.

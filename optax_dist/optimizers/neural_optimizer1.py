@@ -26,14 +26,14 @@ def neural_optimizer1(
         \text{decrease\_factor} & \text{else}
       \end{cases}
 
-  with the new :math:`m`. On a sparse gradient the average of all rows decays
-  and the touched rows move; repeated indices are not added up first, each
+  with the new :math:`m`. With a sparse gradient the average of all rows decays
+  and the touched rows move; repeated indices are not summed first, each
   compares its own sign.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
     beta1: Decay of the average.
-    decrease_factor: Factor where the signs differ. The paper has exp(-2).
+    decrease_factor: Factor if the signs differ. The paper uses exp(-2).
 
   Returns:
     The transformation. Its slot is ``m``, from 0.

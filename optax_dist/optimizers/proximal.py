@@ -22,7 +22,7 @@ def proximal_gradient_descent(
     p = w - \eta g, \quad w \leftarrow
     \operatorname{sign}(p) \max(|p| - \eta \lambda_1, 0) / (1 + \eta \lambda_2)
 
-  On a sparse gradient only the touched rows shrink.
+  With a sparse gradient only the touched rows shrink.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
@@ -74,11 +74,11 @@ def proximal_adagrad(
     w \leftarrow \operatorname{sign}(p) \max(|p| - r \lambda_1, 0) /
       (1 + r \lambda_2)
 
-  On a sparse gradient only the touched rows shrink.
+  With a sparse gradient only the touched rows shrink.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
-    initial_accumulator_value: Where the accumulator starts, > 0.
+    initial_accumulator_value: Initial value of the accumulator, > 0.
     l1_regularization_strength: :math:`\lambda_1`.
     l2_regularization_strength: :math:`\lambda_2`.
 

@@ -30,7 +30,7 @@ Factory = Callable[
 
 
 def _amsgrad(learning_rate):
-  # Its own default epsilon, 0, makes NaN of every parameter without a gradient.
+  # The default epsilon, 0, would make parameters without a gradient NaN.
   return amsgrad(learning_rate, epsilon=1e-16)
 
 
@@ -67,7 +67,7 @@ REGISTRY: dict[str, Factory] = {
 def by_name(
   name: str, learning_rate: hyperparameters.ScalarOrSchedule
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes an optimizer with its defaults.
+  """Creates an optimizer with its defaults.
 
   Args:
     name: A key of ``REGISTRY``: the function's name, or ``keras_`` and the
@@ -75,11 +75,11 @@ def by_name(
     learning_rate: A number, a scalar array or a schedule.
 
   Returns:
-    The transformation. ``momentum`` has 0.9, which the original has no default
-    for; ``amsgrad`` has RETURNN's epsilon, 1e-16, in place of 0.
+    The transformation. ``momentum`` uses 0.9, for which the original has no
+    default; ``amsgrad`` uses RETURNN's epsilon, 1e-16, instead of 0.
 
   Raises:
-    ValueError: If there is none of that name; lists the names.
+    ValueError: If there is no optimizer of that name; lists the names.
 
   Example:
     >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""RETURNN's optimizer configurations, as dictionaries, read as RETURNN does."""
+"""Creates optimizers from RETURNN's configuration dictionaries."""
 
 import functools
 import inspect
@@ -30,8 +30,8 @@ from optax_dist.optimizers.rmsprop import rmsprop
 Factory = Callable[..., optax.GradientTransformationExtraArgs]
 
 # RETURNN looks in its own module first, then in tf.compat.v1.train, then in
-# Keras; a name taken before is not taken again. So "Nadam" is RETURNN's own and
-# "Adam" is TensorFlow's, and of Keras only the names below are left.
+# Keras; the first match wins. So "Nadam" is RETURNN's own and "Adam" is
+# TensorFlow's, and only the names below are left for Keras.
 _CLASSES: dict[str, Factory] = {
   "AdadeltaOptimizer": adadelta,
   "AdagradDAOptimizer": adagrad_da,
@@ -53,7 +53,7 @@ _CLASSES: dict[str, Factory] = {
 }
 _KERAS_CLASSES = {"Adamax": "Adamax", "NadamKeras": "Nadam", "SGD": "SGD"}
 
-# Arguments of TensorFlow's classes without a meaning here.
+# Arguments of TensorFlow's classes that have no meaning here.
 _IGNORED = ("name", "use_locking")
 _IGNORED_OF: dict[Factory, tuple[str, ...]] = {
   ftrl: ("accum_name", "linear_name")
@@ -68,25 +68,25 @@ def from_returnn_config(
   momentum: float = 0.0,
   frozen_iterations: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes the optimizer of a RETURNN configuration's ``optimizer`` option.
+  """Creates the optimizer of a RETURNN configuration's ``optimizer`` option.
 
-  The class name is that of RETURNN's, TensorFlow 1's or Keras's class; case does
-  not matter, and a final ``Optimizer`` may be left out: ``"adam"``,
-  ``"AdamOptimizer"``, ``"NormalizedSGD"``. RETURNN's own classes go before
-  TensorFlow's, and those before Keras's, of which ``"sgd"``, ``"adamax"`` and
-  ``"NadamKeras"`` are left.
+  The class name is that of RETURNN's, TensorFlow 1's or Keras's class,
+  case-insensitively and with or without a final ``Optimizer``: ``"adam"``,
+  ``"AdamOptimizer"``, ``"NormalizedSGD"``. RETURNN's classes take precedence
+  over TensorFlow's, and those over Keras's, of which ``"sgd"``, ``"adamax"``
+  and ``"NadamKeras"`` are left.
 
-  A class that has an ``epsilon`` gets RETURNN's default, 1e-16, not its own.
+  A class with an ``epsilon`` gets RETURNN's default, 1e-16, not its own.
 
   Args:
-    config: ``{"class": name}`` with the class's arguments, or the name alone.
+    config: ``{"class": name}`` with the class's arguments, or only the name.
       ``learning_rate_multiplier`` scales the learning rate; ``use_locking``,
-      ``name`` and Ftrl's names of slots are read over.
-    learning_rate: What RETURNN's ``learning_rate`` and schedule give: a number,
-      a scalar array or a schedule.
+      ``name`` and Ftrl's names of slots are ignored.
+    learning_rate: The learning rate from RETURNN's ``learning_rate`` and
+      schedule: a number, a scalar array or a schedule.
     optimizer_epsilon: RETURNN's global option of this name.
     momentum: RETURNN's global option of this name: if not 0, the default of
-      classes that have a ``momentum``.
+      classes with a ``momentum``.
     frozen_iterations: For Keras's classes, see
       :func:`~optax_dist.optimizers.keras`: as in RETURNN, whose wrapper never
       advances Keras's ``iterations``.
@@ -95,8 +95,8 @@ def from_returnn_config(
     The transformation.
 
   Raises:
-    ValueError: If the class or an argument is not known, the learning rate is
-      set in ``config``, or an argument is missing or out of its range.
+    ValueError: If the class or an argument is unknown, the learning rate is set
+      in ``config``, or an argument is missing or out of its range.
 
   Source: ``returnn.tf.updater.Updater._create_optimizer`` and
   ``get_optimizer_class``.
@@ -157,7 +157,7 @@ def returnn_class_names() -> list[str]:
 
 
 def _find(name: Any, frozen: bool) -> tuple[Factory, dict[str, bool]]:
-  """Finds a class: how to make it, its arguments and whether they must be."""
+  """Finds a class: its factory, its arguments and whether they are required."""
   wanted = name.lower() if isinstance(name, str) else name
   if wanted in ("basecustom", "basecustomoptimizer"):
     raise ValueError(

@@ -12,7 +12,8 @@ def rmsprop(
   epsilon: hyperparameters.Scalar = 1e-10,
   centered: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""RMSProp whose average starts at 1, the learning rate inside the momentum.
+  r"""RMSProp whose average starts at 1, with the learning rate inside the
+  momentum.
 
   .. math::
     s &\leftarrow \rho s + (1 - \rho) g^2, \quad
@@ -20,16 +21,15 @@ def rmsprop(
     b &\leftarrow \mu b + \eta g / \sqrt{s - c^2 + \epsilon}, \quad
     w \leftarrow w - b
 
-  These are optax's parts of ``optax.rmsprop`` with ``initial_scale=1``, which
-  starts at 0 by default. The buffer is there, as in TensorFlow, even if
-  ``momentum`` is 0. On a sparse gradient it is lazy: untouched rows neither
-  move nor decay.
+  It consists of the parts of ``optax.rmsprop`` with ``initial_scale=1``, which
+  is 0 by default. As in TensorFlow, there is a buffer even if ``momentum`` is
+  0. With a sparse gradient it is lazy: untouched rows neither move nor decay.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
     decay: :math:`\rho`, decay of the averages.
     momentum: :math:`\mu`, decay of the buffer.
-    epsilon: Added inside of the root.
+    epsilon: Added inside the root.
     centered: Whether to divide by the deviation rather than the magnitude.
 
   Returns:
@@ -55,7 +55,7 @@ def rmsprop(
         hyperparameters.rounded(epsilon),
         initial_scale=1.0,
       ),
-      # Not flipped before, so that the buffer has TensorFlow's sign.
+      # The sign is not flipped first, so that the buffer has TensorFlow's sign.
       rates.scale_by_learning_rate(learning_rate, flip_sign=False),
       optax.trace(hyperparameters.rounded(momentum)),
       optax.scale(-1.0),

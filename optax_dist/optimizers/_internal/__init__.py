@@ -1,1 +1,1 @@
-"""What the update rules share; nothing here is public."""
+"""Shared code of the update rules; nothing here is public."""

@@ -1,9 +1,10 @@
-"""Complex parameters: squares are those of the magnitude, or there is no rule.
+"""Support for complex parameters: squared magnitudes, or an error.
 
-TensorFlow 1 has no optimizer for complex variables. Where a rule squares
-gradients, the square of the magnitude is the one that makes sense, as in optax
-(and in Keras's kernels): a step then turns with the gradient. A rule that takes
-signs, compares numbers or adds up something else than squares refuses.
+TensorFlow 1 has no optimizers for complex variables. If a rule squares
+gradients, the squared magnitude is the meaningful choice, as in optax (and in
+Keras's kernels): a step is then equivariant to rotations of the gradient. Rules
+that take signs, compare numbers or accumulate anything other than squares raise
+an error.
 """
 
 from typing import Any
@@ -30,15 +31,15 @@ def abs_square(x: jax.Array) -> jax.Array:
 def real_only(
   name: str, inner: optax.GradientTransformationExtraArgs
 ) -> optax.GradientTransformationExtraArgs:
-  """Refuses complex parameters and gradients.
+  """Rejects complex parameters and gradients.
 
   Args:
     name: The optimizer's name, for the message.
     inner: The transformation.
 
   Returns:
-    The transformation; its ``init`` and ``update`` raise a ``TypeError`` where
-    a leaf is complex.
+    The transformation; its ``init`` and ``update`` raise a ``TypeError`` if a
+    leaf is complex.
   """
 
   def check(tree):
@@ -67,5 +68,5 @@ def real_only(
 
 
 def _dtype(leaf: Any) -> Any:
-  # A leaf of a tree that was mapped over, such as a mask, may be anything.
+  # A leaf of another tree that is mapped over, such as a mask, may be anything.
   return getattr(leaf, "dtype", None) or jnp.result_type(type(leaf))

@@ -1,4 +1,4 @@
-"""Hyper-parameters as TensorFlow's kernels see them: float32, then cast."""
+"""Hyperparameters rounded as in TensorFlow's kernels: float32, then cast."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,25 +15,25 @@ ScalarOrSchedule = optax.ScalarOrSchedule
 
 
 def is_static(value: Any) -> bool:
-  """Returns whether a hyper-parameter is a plain number, known at construction."""
+  """Returns whether a hyperparameter is a number known at construction."""
   return isinstance(value, int | float | np.generic)
 
 
 def rounded(value: Any) -> Any:
-  """Rounds a plain number to float32, as TensorFlow does; leaves arrays.
+  """Rounds a plain number to float32, as TensorFlow does; leaves arrays alone.
 
-  TensorFlow's hyper-parameters are float32 tensors, and its kernels compute
-  ``1 - beta`` from them in float32. For beta = 0.999 that differs from the
-  float64 result by 5e-5 of it, which shows in trajectories. The difference of 1
-  and a number that float32 holds is exact in Python's floats, so rounding first
-  gives the kernel's value in any later arithmetic.
+  TensorFlow's hyperparameters are float32 tensors, and its kernels compute ``1
+  - beta`` from them in float32. For beta = 0.999 the float64 result has a
+  relative difference of 5e-5, which is visible in trajectories. The difference
+  of 1 and a float32 number is exact in Python's floats, so rounding first gives
+  the kernel's value in any later arithmetic.
 
   Args:
     value: A number, an array or a schedule.
 
   Returns:
-    A Python float (weakly typed, so it takes on the dtype it meets), or the
-    array or schedule as given.
+    A Python float (weakly typed, so it adopts other operands' dtypes), or the
+    array or schedule unchanged.
 
   Example:
     >>> 1 - rounded(0.999) == float(np.float32(1) - np.float32(0.999))
@@ -43,20 +43,20 @@ def rounded(value: Any) -> Any:
 
 
 def cast(value: Any, dtype: Any) -> Any:
-  """Gives a hyper-parameter in the dtype of the leaf it is applied to.
+  """Casts a hyperparameter to the dtype of the leaf it is applied to.
 
   Args:
     value: A number or a scalar array.
     dtype: The leaf's dtype.
 
   Returns:
-    A weakly typed Python float for a number, else the array in ``dtype``.
+    A weakly typed Python float for a number, otherwise the array in ``dtype``.
   """
   return rounded(value) if is_static(value) else jnp.asarray(value, dtype)
 
 
 def wide_dtype(dtype: Any) -> Any:
-  """Dtype to compute an optimizer's scalars in: float32, float64 if it is wider.
+  """The dtype for an optimizer's scalars: float32, or float64 if that is wider.
 
   bfloat16 has 8 bits: 0.999 would round to 1, and 1 - beta2 to 0.
   """
@@ -65,7 +65,7 @@ def wide_dtype(dtype: Any) -> Any:
 
 
 def check_learning_rate(value: Any) -> None:
-  """Checks a learning rate as far as it is known.
+  """Checks a learning rate as far as its value is known.
 
   Args:
     value: A finite number, a scalar array or a schedule.
@@ -96,16 +96,16 @@ def check_learning_rate(value: Any) -> None:
 def check(
   name: str, value: Any, holds: Callable[[Any], bool], constraint: str
 ) -> None:
-  """Checks a hyper-parameter that is a plain number.
+  """Checks a hyperparameter if it is a plain number.
 
   Args:
     name: The argument's name.
     value: Its value; anything that is not a plain number passes.
-    holds: Returns whether a number is good.
-    constraint: What good means, in words.
+    holds: Returns whether a number is valid.
+    constraint: Describes the valid numbers.
 
   Raises:
-    ValueError: If it is not good.
+    ValueError: If it is not valid.
   """
   if is_static(value) and not holds(value):
     raise ValueError(f"{name} must be {constraint}, got {value}")

@@ -1,4 +1,4 @@
-"""A base for one's own optimizer: give it an apply rule for one leaf."""
+"""A base for custom optimizers: define one by an apply rule for one leaf."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,14 +14,13 @@ from optax_dist.sparse import indexed_slices
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What an apply rule knows of the step it is in.
+  """What an apply rule knows about the current step.
 
   Attributes:
-    learning_rate: This step's learning rate, a number or an array of the leaf's
-      dtype.
+    learning_rate: The learning rate of this step, a number or an array of the
+      leaf's dtype.
     count: Steps before this one, an int32 scalar.
-    scalars: The optimizer's own scalars, float32, as they were before this
-      step.
+    scalars: The optimizer's own scalars, float32, before this step.
     extra_args: Further arguments of ``update``.
   """
 
@@ -32,11 +31,11 @@ class Step:
 
 
 class CustomState(NamedTuple):
-  """State of an optimizer made by :func:`base_custom`.
+  """State of an optimizer created by :func:`base_custom`.
 
   Attributes:
     count: Steps so far, an int32 scalar.
-    scalars: Scalars of the optimizer as a whole by name, float32 (TensorFlow's
+    scalars: Scalars of the whole optimizer by name, float32 (TensorFlow's
       "non-slot variables", such as ``beta1_power``).
     slots: Trees like the parameters by name, in the parameters' dtypes.
   """
@@ -57,11 +56,11 @@ SparseApplyRule = Callable[
 
 
 class ScalarRule(NamedTuple):
-  """How a scalar of an optimizer as a whole begins and goes on.
+  """The initial value and the update rule of a scalar of the whole optimizer.
 
   Attributes:
     initial: Its value at step 0.
-    advance: Gives the next value of the value and the :class:`Step`.
+    advance: Computes the next value from the value and the :class:`Step`.
   """
 
   initial: Any
@@ -78,29 +77,29 @@ def base_custom(
   sum_duplicates: bool = False,
   needs_params: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes an optimizer of a rule for one leaf.
+  """Creates an optimizer from a rule for one leaf.
 
   Args:
-    apply_rule: Takes the gradient of one leaf, the leaf (``None`` where
-      ``update`` was called without parameters), its slots by name and the
-      :class:`Step`, and returns the update, to be added to the leaf, and the
-      new slots. All arrays have the leaf's shape and dtype.
+    apply_rule: Takes the gradient of one leaf, the leaf (``None`` if ``update``
+      was called without parameters), its slots by name and the :class:`Step`,
+      and returns the update, to be added to the leaf, and the new slots. All
+      arrays have the leaf's shape and dtype.
     learning_rate: A number, a scalar array or a schedule of the step count.
     slots: Initial values of the slots by name.
-    scalars: Scalars of the optimizer as a whole by name.
-    sparse_apply_rule: As ``apply_rule``, for a sparse gradient: gets an
+    scalars: Scalars of the whole optimizer by name.
+    sparse_apply_rule: Like ``apply_rule``, for a sparse gradient: takes an
       :class:`~optax_dist.IndexedSlices` and the whole leaf and slots, and
-      returns the update dense or sparse. Without it, the ``apply_rule`` sees
+      returns a dense or sparse update. Without it, ``apply_rule`` is called on
       the touched rows alone, with the same rows of the leaf and of its slots.
-    sum_duplicates: Whether to add up repeated indices before either rule sees
-      them. The original does not: each repetition is a row of its own, its
-      updates add up, and of its slots one, unspecified, stays.
+    sum_duplicates: Whether to sum repeated indices before calling either rule.
+      The original does not: each repetition is a separate row, their updates
+      add up, and one of their slots, unspecified which, is kept.
     needs_params: Whether the rule reads the leaf.
 
   Returns:
-    A transformation with a :class:`CustomState`. A ``None`` gradient leaves
-    its leaf and slots as they are. ``update`` raises a ``ValueError`` if it is
-    called without parameters and the rule needs them.
+    A transformation with a :class:`CustomState`. A ``None`` gradient leaves its
+    leaf and slots unchanged. ``update`` raises a ``ValueError`` if it is called
+    without parameters and the rule needs them.
 
   Source: ``returnn.tf.updater.BaseCustomOptimizer``.
 
@@ -153,14 +152,15 @@ def base_custom(
       if grad is None:
         continue
       old = {name: arrays[i] for name, arrays in slot_leaves.items()}
-      # Without parameters the slots tell their dtype.
+      # Without parameters the dtype is taken from the slots.
       like = next(iter(old.values()), None) if param is None else param
       grad = row_wise.as_parameter_dtype(grad, like)
       here = dataclasses.replace(
         step, learning_rate=hyperparameters.cast(rate, grad.dtype)
       )
       if indexed_slices.is_indexed_slices(grad):
-        # Only with a sparse_apply_rule: else row_wise has made rows of it.
+        # Only with a sparse_apply_rule: otherwise row_wise has converted it to
+        # rows.
         assert sparse_apply_rule is not None
         if sum_duplicates:
           grad = indexed_slices.sum_duplicates(grad)
@@ -189,10 +189,10 @@ def base_custom(
 
 
 def power(base: hyperparameters.Scalar) -> ScalarRule:
-  """Gives the powers of a number, as TensorFlow keeps them.
+  """Creates the powers of a number, as TensorFlow keeps them.
 
-  A float32 scalar that begins as ``base`` and is multiplied by it after each
-  step, which rounds otherwise than ``base ** count``.
+  A float32 scalar that starts at ``base`` and is multiplied by it after each
+  step, which rounds differently from ``base ** count``.
   """
   return ScalarRule(
     hyperparameters.rounded(base),

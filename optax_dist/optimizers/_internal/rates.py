@@ -1,8 +1,9 @@
-"""Learning rates that are arrays, for parameters of any dtype.
+"""Array learning rates for parameters of any dtype.
 
-optax multiplies by an array as it is: a float32 learning rate and bfloat16
-gradients give float32 updates, and a float32 momentum after the first step. It
-casts what a schedule returns, and a Python number takes on any dtype.
+optax multiplies by an array without a cast: a float32 learning rate and
+bfloat16 gradients give float32 updates, and a float32 momentum after the first
+step. It does cast the value of a schedule, and a Python number adopts any
+dtype.
 """
 
 from collections.abc import Callable
@@ -18,11 +19,11 @@ from optax_dist.optimizers._internal import hyperparameters
 def scale_by_learning_rate(
   learning_rate: hyperparameters.ScalarOrSchedule, *, flip_sign: bool = True
 ) -> optax.GradientTransformation:
-  """Is ``optax.scale_by_learning_rate``, but casts an array to each leaf.
+  """Like ``optax.scale_by_learning_rate``, but casts an array to each leaf.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.
-    flip_sign: Whether to multiply by -1 too.
+    flip_sign: Whether to also multiply by -1.
 
   Returns:
     The transformation.
@@ -52,10 +53,10 @@ def with_learning_rate(
   ],
   learning_rate: hyperparameters.ScalarOrSchedule,
 ) -> optax.GradientTransformation:
-  """Makes an optax optimizer that scales by its learning rate last.
+  """Creates an optax optimizer whose last operation is the learning rate.
 
   Args:
-    make: Makes it, of a learning rate.
+    make: Creates it from a learning rate.
     learning_rate: A number, a scalar array or a schedule.
 
   Returns:
@@ -79,7 +80,7 @@ def divided(
   learning_rate: hyperparameters.ScalarOrSchedule,
   divisor: Callable[[jax.Array], Any],
 ) -> Callable[[Any], jax.Array]:
-  """Makes a schedule of a learning rate divided by a function of the step.
+  """Creates a schedule of a learning rate divided by a function of the step.
 
   Args:
     learning_rate: A number, a scalar array or a schedule.

@@ -1,9 +1,9 @@
-"""Makes an elementwise optimizer lazy: sparse gradients cost their rows only.
+"""Makes an elementwise optimizer lazy: sparse gradients only cost their rows.
 
-TensorFlow's kernels for sparse gradients are, for most optimizers, the dense
-rule on the touched rows of the variable and of its slots. So is this wrapper: it
-reads the touched rows out of the optimizer's state, runs the dense rule on them
-as if they were the parameter, and writes the rows of the state back.
+For most optimizers, TensorFlow's kernels for sparse gradients apply the dense
+rule to the touched rows of the variable and of its slots. This wrapper does the
+same: it reads the touched rows of the optimizer's state, runs the dense rule on
+them as if they were the parameter, and writes the rows of the state back.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,27 +20,27 @@ from optax_dist.sparse import indexed_slices
 def row_wise(
   inner: optax.GradientTransformation, *, sum_duplicates: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets an elementwise transformation take sparse gradients and ``None``.
+  """Extends an elementwise transformation to sparse gradients and ``None``.
 
-  Dense gradients go to ``inner`` as they are. Of an
+  Dense gradients are passed to ``inner`` unchanged. For an
   :class:`~optax_dist.IndexedSlices` it gets the touched rows, with the same
-  rows of its state and of the parameter; other rows stay as they were, state
-  included ("lazy"; an untouched momentum does not decay). Under ``jax.jit`` with
-  the state donated the work is that of the rows, not of the table. A ``None``
-  gradient leaves its state as it is.
+  rows of its state and of the parameter; other rows are unchanged, state
+  included ("lazy"; an untouched momentum does not decay). Under ``jax.jit``
+  with a donated state the cost is that of the rows, not of the table. A
+  ``None`` gradient leaves its state unchanged.
 
   Args:
-    inner: The transformation. Each number of its output may depend on the
-      gradient, the parameter and the state at the same place and on scalars of
-      the state, as is so for most of optax; a norm over a tensor would be taken
+    inner: The transformation. Each element of its output may depend on the
+      gradient, the parameter and the state at the same position and on scalars
+      of the state, as in most of optax; a norm over a tensor would be taken
       over the touched rows.
-    sum_duplicates: Whether to add up repeated indices first. Only where the
-      rule is linear in the gradient and keeps no state may this be left out.
+    sum_duplicates: Whether to sum repeated indices first. It may only be False
+      if the rule is linear in the gradient and keeps no state.
 
   Returns:
-    A transformation with the state of ``inner``. Its updates hold ``None`` and
-    :class:`~optax_dist.IndexedSlices` where the gradients do; apply them with
-    ``optax_dist.apply_updates``.
+    A transformation with the state of ``inner``. Its updates have ``None`` and
+    :class:`~optax_dist.IndexedSlices` in the same places as the gradients;
+    apply them with ``optax_dist.apply_updates``.
 
   Source: TensorFlow's ``ResourceSparseApply*`` kernels, and
   ``Optimizer._resource_apply_sparse_duplicate_indices``.
@@ -118,7 +118,7 @@ def row_wise(
 
 
 def flatten_gradients(updates: optax.Updates) -> tuple[list[Any], Any]:
-  """Flattens gradients; a ``None`` and an IndexedSlices is one leaf each."""
+  """Flattens gradients; ``None`` and IndexedSlices are one leaf each."""
   return jax.tree.flatten(
     updates,
     is_leaf=lambda x: x is None or indexed_slices.is_indexed_slices(x),
@@ -128,7 +128,7 @@ def flatten_gradients(updates: optax.Updates) -> tuple[list[Any], Any]:
 def as_parameter_dtype(gradient: Any, parameter: Any) -> Any:
   """Casts a gradient, dense, sparse or ``None``, to its parameter's dtype.
 
-  So that the state keeps its dtypes; TensorFlow demands that they are equal.
+  It keeps the state's dtypes; TensorFlow requires them to be equal.
   """
   if gradient is None or parameter is None:
     return gradient
@@ -142,7 +142,7 @@ def as_parameter_dtype(gradient: Any, parameter: Any) -> Any:
 
 
 def read_rows(array: jax.Array, gradient: Any) -> jax.Array:
-  """Takes the rows that a gradient touches: all, if it is dense."""
+  """Reads the rows that a gradient touches; all rows if it is dense."""
   if not indexed_slices.is_indexed_slices(gradient):
     return array
   # Unused slots read the last row; their results are dropped.
@@ -150,7 +150,7 @@ def read_rows(array: jax.Array, gradient: Any) -> jax.Array:
 
 
 def write_rows(array: jax.Array, gradient: Any, rows: jax.Array) -> jax.Array:
-  """Replaces the rows that a gradient touches: all, if it is dense."""
+  """Replaces the rows that a gradient touches; all rows if it is dense."""
   if not indexed_slices.is_indexed_slices(gradient):
     return rows
   return jnp.asarray(array).at[gradient.indices].set(rows, mode="drop")
@@ -162,17 +162,17 @@ def decay_and_add(
   gradient: indexed_slices.IndexedSlices,
   values: jax.Array,
 ) -> jax.Array:
-  """Decays all of a moving average and adds rows to it.
+  """Decays a whole moving average and adds rows to it.
 
-  What TensorFlow does for a sparse gradient where it does not have a kernel of
-  its own; the work is that of the table.
+  This is what TensorFlow does for a sparse gradient without a special kernel;
+  the cost is that of the table.
 
   Args:
     average: The moving average, an array.
     decay: Its decay.
-    gradient: Sparse gradient that names the rows.
-    values: What to average, as many rows as the gradient has; those of repeated
-      indices add up.
+    gradient: Sparse gradient whose indices are the rows.
+    values: The values to average, one row per row of the gradient; those of
+      repeated indices add up.
 
   Returns:
     The new average.
@@ -185,7 +185,7 @@ def decay_and_add(
 
 
 def like_gradient(update: jax.Array, gradient: Any) -> Any:
-  """Gives an update of the touched rows the form of the gradient."""
+  """Converts an update of the touched rows to the form of the gradient."""
   if not indexed_slices.is_indexed_slices(gradient):
     return update
   return indexed_slices.map_values(
@@ -204,7 +204,7 @@ def _map_parameter_trees(
   fun: Callable[[Any], Any],
   state: optax.OptState,
 ) -> optax.OptState:
-  """Maps a function over those parts of a state that are like the parameters.
+  """Maps a function over the parts of a state that mirror the parameters.
 
   ``fun`` gets each such tree as a whole, always in the same order.
   """

@@ -1,8 +1,8 @@
 """The legacy Keras optimizers by name.
 
-Their rules differ from TensorFlow 1's of the same name: other defaults, the
-learning rate inside of SGD's momentum, RMSprop from 0, Adagrad with an epsilon,
-Nadam with a scheduled momentum.
+Their rules differ from those of the same name in TensorFlow 1: other defaults,
+the learning rate inside SGD's momentum, RMSprop from 0, Adagrad with an
+epsilon, Nadam with a scheduled momentum.
 """
 
 import inspect
@@ -31,7 +31,7 @@ _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 def keras(
   name: str, *, frozen_iterations: bool = False, **arguments: Any
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Makes a legacy Keras optimizer ("optimizer_v2", that of Keras 2).
+  r"""Creates a legacy Keras optimizer ("optimizer_v2", that of Keras 2).
 
   With :math:`t` the step from 1, :math:`\eta` the learning rate, divided by
   :math:`1 + \text{decay} \cdot (t - 1)` (an argument of all but Nadam):
@@ -65,24 +65,24 @@ def keras(
     :math:`w \leftarrow w - \eta m / ((1 - \beta_1^t) (v + \epsilon))`. Slots
     ``m``, ``v``. Lazy.
 
-  An epsilon of 0 or ``None`` stands for 1e-7, as in Keras. All take
-  ``clipvalue`` (of each number), ``clipnorm`` (of each leaf's norm) or
-  ``global_clipnorm`` too, and clip the gradients first.
+  An epsilon of 0 or ``None`` means 1e-7, as in Keras. All classes also take
+  ``clipvalue`` (for each element), ``clipnorm`` (for each leaf's norm) or
+  ``global_clipnorm``, and clip the gradients first.
 
   Args:
     name: The class name; case does not matter.
     frozen_iterations: Whether Keras's ``iterations`` stays at 0, as it does in
-      RETURNN's wrapper: whatever depends on the step keeps its first value.
-      Only a ``learning_rate`` that is a schedule goes on. Nor does the wrapper
-      clip gradients, so clipping arguments have no effect.
+      RETURNN's wrapper: everything that depends on the step keeps its first
+      value. Only a ``learning_rate`` that is a schedule advances. The wrapper
+      does not clip gradients either, so clipping arguments have no effect.
     **arguments: Arguments of the class. ``learning_rate`` may be a schedule.
 
   Returns:
     The transformation.
 
   Raises:
-    ValueError: If the name or an argument is not known, or an argument is out
-      of its range.
+    ValueError: If the name or an argument is unknown, or an argument is out of
+      its range.
 
   Source: ``tf_keras.optimizers.legacy``,
   ``returnn.tf.updater._KerasOptimizerWrapper``.

@@ -1,8 +1,8 @@
-"""Gradient clipping as the legacy Keras optimizers have it.
+"""Gradient clipping as in the legacy Keras optimizers.
 
 ``clipvalue``, ``clipnorm`` and ``global_clipnorm`` are arguments of all their
-classes. Of a sparse gradient the values as given count: TensorFlow does not add
-up repeated indices before it clips.
+classes. Sparse gradients are clipped by their values as given: TensorFlow does
+not sum repeated indices before it clips.
 """
 
 from typing import Any
@@ -30,13 +30,13 @@ def clipped(
   Args:
     inner: The transformation.
     clipnorm: Largest norm of the gradient of one leaf.
-    clipvalue: Largest magnitude of a number of a gradient.
-    global_clipnorm: Largest norm of all gradients together. A global norm that
-      is not finite makes all of them NaN, as in TensorFlow.
+    clipvalue: Largest magnitude of an element of a gradient.
+    global_clipnorm: Largest norm of all gradients together. A non-finite global
+      norm makes all of them NaN, as in TensorFlow.
 
   Returns:
-    A transformation with the state of ``inner``; ``inner`` itself if nothing is
-    to be clipped.
+    A transformation with the state of ``inner``; ``inner`` itself if there is
+    nothing to clip.
 
   Raises:
     ValueError: If an argument is negative, or both norms are given.

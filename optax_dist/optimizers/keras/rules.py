@@ -1,7 +1,7 @@
-"""The rules of the legacy Keras optimizers; see :mod:`.keras` for them.
+"""The rules of the legacy Keras optimizers; see :mod:`.keras`.
 
-Each function takes the arguments of the class of its name, and ``frozen``:
-whether Keras's ``iterations`` stays at 0.
+Each function takes the arguments of the Keras class of the same name, and
+``frozen``: whether Keras's ``iterations`` stays at 0.
 """
 
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def sgd(
   *,
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes Keras's SGD."""
+  """Creates Keras's SGD."""
   _check_momentum(momentum)
   rate = rates.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
   if hyperparameters.is_static(momentum) and momentum == 0:
@@ -45,7 +45,7 @@ def rmsprop(
   *,
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes Keras's RMSprop."""
+  """Creates Keras's RMSprop."""
   _check_momentum(momentum)
   epsilon = _epsilon(epsilon)
   rate = _decayed(learning_rate, decay, frozen)
@@ -107,7 +107,7 @@ def adagrad(
   *,
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes Keras's Adagrad."""
+  """Creates Keras's Adagrad."""
   hyperparameters.check_not_negative(
     initial_accumulator_value=initial_accumulator_value
   )
@@ -137,7 +137,7 @@ def adam(
   *,
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes Keras's Adam, or AMSGrad."""
+  """Creates Keras's Adam, or AMSGrad."""
   epsilon = _epsilon(epsilon)
 
   def rule(grad, step, moments, slots):
@@ -189,7 +189,7 @@ def nadam(
   *,
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes Keras's Nadam, whose momentum is scheduled."""
+  """Creates Keras's Nadam, whose momentum is scheduled."""
   hyperparameters.check_learning_rate(learning_rate)
   epsilon = _epsilon(epsilon)
 
@@ -262,7 +262,7 @@ def adamax(
   *,
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes Keras's Adamax."""
+  """Creates Keras's Adamax."""
   epsilon = _epsilon(epsilon)
 
   def apply_rule(grad, param, slots, step):
@@ -291,7 +291,7 @@ def _check_momentum(momentum):
 
 
 def _epsilon(epsilon):
-  """Keras takes the epsilon by ``epsilon or default``."""
+  """Keras computes the epsilon by ``epsilon or default``."""
   if epsilon is None or (hyperparameters.is_static(epsilon) and epsilon == 0):
     return DEFAULT_EPSILON
   return epsilon
@@ -310,7 +310,7 @@ def _decayed(learning_rate, decay, frozen):
 
 
 def _time(dtype, step, frozen):
-  """The step from 1, in the dtype that scalars are computed in, and that."""
+  """The step from 1, in the dtype for scalars, and that dtype."""
   wide = hyperparameters.wide_dtype(dtype)
   if frozen:
     return wide, jnp.ones([], wide)
