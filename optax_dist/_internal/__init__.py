@@ -1,1 +1,1 @@
-"""What the transforms share; nothing here is public."""
+"""Shared code of the transforms; nothing here is public."""

@@ -1,19 +1,19 @@
-"""Adasum: a sum of gradients that counts what they have in common once."""
+"""Adasum: a sum of gradients that counts their common part once."""
 
 import jax
 import jax.numpy as jnp
 
 
 def adasum(rows: jax.Array) -> jax.Array:
-  """Returns the Adasum of gradients, one a row.
+  """Returns the Adasum of gradients, given as rows.
 
-  Two gradients a and b give ``(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b``: their
-  sum where they are orthogonal, their mean where they are equal. More are halved,
-  and the results of both halves combined.
+  Two gradients a and b give ``(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b``:
+  their sum if they are orthogonal, their mean if they are equal. More gradients
+  are split into halves, and the results of both are combined.
 
   Args:
-    rows: of shape (replicas, ...); the dot products are over all but the first
-      axis, in float32 at least.
+    rows: array of shape (replicas, ...); the dot products are over all but the
+      first axis, in float32 or wider.
 
   Returns:
     An array like one row.
@@ -45,6 +45,6 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _share(dot: jax.Array, square: jax.Array) -> jax.Array:
-  # A gradient of zeros has no direction to share.
+  # A zero gradient has no direction.
   some = jnp.real(square) > 0
   return 1 - jnp.where(some, dot / jnp.where(some, 2 * square, 1), 0)

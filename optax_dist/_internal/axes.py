@@ -1,10 +1,10 @@
-"""What a named axis is in each map: its size, its tracking, its errors.
+"""Named axes in each map: size, tracking, and errors.
 
 JAX binds axis names in several ways: ``vmap(axis_name=)`` batches on one device,
 ``pmap`` and ``shard_map`` run one program per device, and ``shard_map`` with
 ``check_vma=True`` also *tracks*, in the type of every value, the axes over which
-that value varies. Everything in this library that depends on such a difference,
-or on a difference between JAX versions, asks this file.
+All code in this library that depends on such a difference, or on a difference
+between JAX versions, uses this module.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -29,10 +29,10 @@ def canonical_names(axis_name: AxisNames) -> tuple[AxisName, ...]:
     axis_name: a name, or a list or tuple of names.
 
   Returns:
-    A tuple of names, in the order given.
+    A tuple of names, in the given order.
 
   Raises:
-    ValueError: if there is no name, or one that is None, unhashable or repeated.
+    ValueError: if there is no name, or one is None, unhashable or repeated.
 
   Example:
     >>> canonical_names("data"), canonical_names(["data", "model"])
@@ -62,19 +62,19 @@ def bound_axes() -> dict[AxisName, int]:
 def check_bound(
   names: Iterable[AxisName], user: str, remedy: str = ""
 ) -> dict[AxisName, int]:
-  """Returns the sizes of the axes ``names``, or says which are missing.
+  """Returns the sizes of the axes ``names``, if all of them are bound.
 
   Args:
     names: the axis names that ``user`` was built with.
-    user: what needs the axes, for the message: ``"cross_shard"``.
-    remedy: what the message says of plain ``jax.jit``, where ``user`` is not just
-      unnecessary there.
+    user: the transform that needs the axes, for the message: ``"cross_shard"``.
+    remedy: what the message says about plain ``jax.jit``, unless ``user`` is
+      simply unnecessary there.
 
   Returns:
     A dictionary from each name to its size.
 
   Raises:
-    UnboundAxisError: if a name is not bound here; lists the names that are.
+    UnboundAxisError: if a name is not bound; lists the names that are.
   """
   names = tuple(names)
   bound = bound_axes()
@@ -109,10 +109,10 @@ def axes_size(names: Iterable[AxisName]) -> int:
 
 
 def is_tracked(name: AxisName) -> bool:
-  """Whether types here say which values vary over the (bound) axis ``name``.
+  """Whether types indicate which values vary over the (bound) axis ``name``.
 
   True under ``shard_map(check_vma=True)``, False in every other map. The index
-  along the axis varies over it by definition, so its type says so.
+  along the axis varies over it by definition, so its type indicates it.
   """
   return name in varying_axes(jax.lax.axis_index(name))
 
@@ -128,7 +128,7 @@ def varying_axes(x: Any) -> frozenset[AxisName]:
 
 
 def unreduced_axes(x: Any) -> frozenset[AxisName]:
-  """Returns the tracked axes over which ``x`` is a sum still to be made."""
+  """Returns the tracked axes over which ``x`` is still to be summed."""
   manual = [
     getattr(jax.typeof(leaf), "manual_axis_type", None)
     for leaf in jax.tree.leaves(x)
@@ -137,17 +137,17 @@ def unreduced_axes(x: Any) -> frozenset[AxisName]:
 
 
 def cast_to_varying(tree: Any, names: Iterable[AxisName]) -> Any:
-  """Casts every array of ``tree`` to vary over the tracked ones of ``names``.
+  """Casts every array to vary over the tracked axes among ``names``.
 
-  Where nothing is tracked every value counts as varying already, and the tree
-  comes back unchanged. No data moves.
+  If nothing is tracked, every value already counts as varying, and the tree is
+  returned unchanged. No data is moved.
 
   Args:
     tree: a pytree of arrays.
-    names: axis names, all bound here.
+    names: names of bound axes.
 
   Returns:
-    The same values; under ``shard_map(check_vma=True)`` typed as varying.
+    The same values; under ``shard_map(check_vma=True)``, typed as varying.
   """
   tracked = tuple(name for name in names if is_tracked(name))
   if not tracked:
@@ -166,17 +166,17 @@ def cond(
   true_fun: Callable[[], Any],
   false_fun: Callable[[], Any],
 ) -> Any:
-  """As ``jax.lax.cond``, for branches that vary over different tracked axes.
+  """Like ``jax.lax.cond``, for branches that vary over different tracked axes.
 
-  ``jax.lax.cond`` refuses branches whose results differ in the axes over which
-  they vary, as zeros and a gradient do. Here each result is cast to vary over the
-  axes of both.
+  ``jax.lax.cond`` rejects branches whose results differ in the axes over which
+  they vary, such as zeros and a gradient. Here each result is cast to vary over
+  the axes of both.
 
   Args:
     predicate: a boolean scalar, equal on all replicas if a branch communicates.
-    true_fun: returns the result where ``predicate`` holds.
-    false_fun: returns the result, of the same structure, shapes and dtypes,
-      where it does not.
+    true_fun: returns the result if ``predicate`` is true.
+    false_fun: returns the result otherwise, with the same structure, shapes and
+      dtypes.
 
   Returns:
     The chosen result.
@@ -203,19 +203,19 @@ def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def mesh_axes() -> frozenset[AxisName]:
-  """Returns the axes here that are mesh axes, with one program per device.
+  """Returns the bound axes that are mesh axes, with one program per device.
 
-  An axis of ``vmap`` is not among them, even where ``spmd_axis_name`` spreads
-  it over a mesh: there the compiler places the communication, not the program.
+  An axis of ``vmap`` is not one of them, even if ``spmd_axis_name`` spreads it
+  over a mesh: then the compiler inserts the communication, not the program.
   """
   return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def is_fully_manual() -> bool:
-  """Whether every axis of the mesh here is manual.
+  """Whether every axis of the current mesh is manual.
 
-  Where some are not, an array seen here may be sharded over those by the
-  compiler, and flattening it would gather it.
+  Otherwise the compiler may have sharded an array over the other axes, and
+  flattening it would gather it.
   """
   mesh = jax.sharding.get_abstract_mesh()
   return not mesh.empty and len(mesh.manual_axes) == len(mesh.axis_names)

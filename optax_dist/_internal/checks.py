@@ -1,4 +1,4 @@
-"""Checks of arguments: a clear error where the transformation is made."""
+"""Checks of arguments, with clear errors when a transformation is created."""
 
 import math
 import operator
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def count(name: str, value: Any, *, least: int = 1) -> int:
-  """Returns an integer as an ``int``; NumPy's integers are fine.
+  """Returns an integer as an ``int``; accepts NumPy's integers.
 
   Raises:
-    ValueError: if it is not one, or less than ``least``: 1 or 0.
+    ValueError: if it is not an integer, or less than ``least``: 1 or 0.
   """
   try:
     number = operator.index(value)
@@ -26,7 +26,7 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
 
 
 def count_or_none(name: str, value: Any) -> int | None:
-  """As :func:`count`, and None is fine too."""
+  """Like :func:`count`, but also accepts None."""
   return None if value is None else count(name, value)
 
 
@@ -41,7 +41,7 @@ def at_most(name: str, value: int, most: int) -> None:
 
 
 def flag(name: str, value: Any) -> None:
-  """Checks a True or False; of another value nobody knows which it stands for.
+  """Checks a True or False; other values would be ambiguous.
 
   Raises:
     ValueError: if it is neither.
@@ -51,7 +51,7 @@ def flag(name: str, value: Any) -> None:
 
 
 def rate(name: str, value: Any, *, positive: bool = False) -> None:
-  """Checks a number or a scalar array; what is traced is taken on trust.
+  """Checks a number or a scalar array; traced values are not checked.
 
   Raises:
     ValueError: if it is not a number, not finite, or negative; or if it is 0 and
@@ -75,10 +75,10 @@ def rate(name: str, value: Any, *, positive: bool = False) -> None:
 
 
 def fraction(name: str, value: Any, kind: str = "") -> None:
-  """Checks a number from 0 to 1; ``kind`` says of what, for the message.
+  """Checks a number from 0 to 1; ``kind`` is its name in the message.
 
   Raises:
-    ValueError: if it is not one.
+    ValueError: if it is not in this range.
   """
   is_number = isinstance(value, int | float | np.number)
   if not is_number or isinstance(value, bool) or not 0 <= value <= 1:
@@ -86,7 +86,7 @@ def fraction(name: str, value: Any, kind: str = "") -> None:
 
 
 def rate_or_schedule(name: str, value: Any, *, positive: bool = False) -> None:
-  """As :func:`rate`, and a schedule is fine too."""
+  """Like :func:`rate`, but also accepts a schedule."""
   if not callable(value):
     rate(name, value, positive=positive)
 

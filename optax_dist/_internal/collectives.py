@@ -1,4 +1,4 @@
-"""Sums over mesh axes, with few large messages where that is faster.
+"""Sums over mesh axes, in a few large messages if that is faster.
 
 See :mod:`optax_dist._internal.leaves.packing` for how leaves share messages.
 """
@@ -14,12 +14,12 @@ from optax_dist._internal.leaves import packing
 
 Groups = Sequence[Sequence[int]]
 
-# Bytes of a TPU's tile of one-dimensional arrays.
+# Bytes of a TPU tile of one-dimensional arrays.
 _TILE = 512
 
 
 def check_groups(groups: Groups | None) -> None:
-  """Checks groups of axis indices as far as that needs no axis.
+  """Checks groups of axis indices as far as possible without the axis.
 
   Args:
     groups: the groups, as a list of lists of integers; None or ``[]`` for none.
@@ -75,9 +75,9 @@ def sum_leaves(
   Args:
     leaves: arrays of any shapes and dtypes.
     names: for each leaf the bound axes to sum over; an empty tuple for a leaf
-      that is to stay as it is.
-    groups: groups of indices, for leaves that have a single axis to sum over:
-      the sum is over the own group instead of the whole axis.
+      to leave unchanged.
+    groups: groups of indices, for leaves with a single axis to sum over: the
+      sum is over the replica's own group instead of the whole axis.
 
   Raises:
     NotImplementedError: for an axis of ``jax.vmap`` inside a ``jax.shard_map``
@@ -85,7 +85,7 @@ def sum_leaves(
 
   Returns:
     The sums, each in its leaf's shape and dtype. They are bit-identical on all
-    replicas that were summed over.
+    replicas of the sum.
   """
   packed = packing.Packing.of(names, leaves)
   totals = []
@@ -106,9 +106,9 @@ def gather_rows(
 
   Args:
     x: an array of shape ``[rows, ...]``, of the same shape on each replica.
-    names: the bound axes that the replicas lie along.
-    groups: groups of indices along the (single) axis: the rows come from the
-      replicas of the own group only, in the group's order.
+    names: the bound axes over the replicas.
+    groups: groups of indices along the (single) axis: only rows of the
+      replica's own group are gathered, in the group's order.
 
   Returns:
     An array of shape ``[replicas * rows, ...]``, equal on all replicas that
@@ -140,18 +140,19 @@ def gather_replicas(
 
   Args:
     x: this replica's array.
-    names: of the axes that the replicas lie along, the first one outermost.
+    names: names of the axes over the replicas, the first one outermost.
   """
   _check_vmap_collectives(tuple(n for n in names if n not in axes.mesh_axes()))
-  # A message of one axis is one run, others keep theirs: they may be sharded.
+  # A one-dimensional array is flattened; others keep their axes, which may be
+  # sharded.
   rows = x if x.ndim == 1 else x[None]
   if x.ndim == 1 and axes.platform() == "tpu":
-    # Of anything but whole tiles the compiler for TPUs makes an all-reduce among
-    # zeros, which moves twice the bytes.
+    # For sizes that aren't whole tiles, the TPU compiler uses an all-reduce
+    # with zeros, which moves twice the bytes.
     rows = jnp.pad(x, (0, -x.size % (_TILE // x.dtype.itemsize)))
   length = rows.shape[0]
   for name in reversed(names):
-    # Equal everywhere, and typed so: what comes of it is one value of all.
+    # Equal everywhere, and typed so: the results are replicated values.
     to = "invarying" if axes.is_tracked(name) else "varying"
     rows = jax.lax.all_gather(rows, name, tiled=True, to=to)
   return rows if x.ndim != 1 else rows.reshape(-1, length)[:, : x.size]
@@ -168,8 +169,8 @@ def _axis_sum(over: tuple[axes.AxisName, ...]):
 
 
 def _split(names: tuple[axes.AxisName, ...]):
-  # Axes of vmap first: that moves nothing, and leaves less to move. JAX refuses
-  # tracked and untracked axes in one psum anyway.
+  # Axes of vmap come first: they move nothing, and leave less to move. JAX
+  # rejects tracked and untracked axes in one psum anyway.
   on_mesh = axes.mesh_axes()
   batched = tuple(name for name in names if name not in on_mesh)
   _check_vmap_collectives(batched)
@@ -187,7 +188,7 @@ def _check_vmap_collectives(batched: tuple[axes.AxisName, ...]) -> None:
 
 
 def _group_sum(name: axes.AxisName, groups: Groups):
-  """Returns the sum over the own group, by the way that works in this map."""
+  """Returns the sum over the replica's group, by the method for this map."""
   if name not in axes.mesh_axes():
     _check_vmap_collectives((name,))
     return lambda x: _sum_of_gathered(x, name, groups)
@@ -203,7 +204,7 @@ def _group_sum(name: axes.AxisName, groups: Groups):
 
 
 def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):
-  """Under vmap, where no collective knows groups and a gather moves nothing."""
+  """For vmap: collectives have no groups, and a gather moves nothing."""
   rows = jax.lax.all_gather(x, name)[_peers(name, groups)]
   return jnp.sum(rows, axis=0, dtype=x.dtype)
 
@@ -218,10 +219,10 @@ def _peers(name: axes.AxisName, groups: Groups) -> jax.Array:
 
 
 def _sum_by_scatter(x: jax.Array, name: axes.AxisName, groups: Groups):
-  """Under check_vma, where psum refuses groups: its two halves do not."""
+  """Under check_vma, psum rejects groups, but its two halves do not."""
   flat = jnp.ravel(x)
   size = len(groups[0])
-  # At least one element each: there is no scatter of nothing.
+  # At least one element each: an empty array can't be scattered.
   flat = jnp.pad(flat, (0, -flat.size % size if flat.size else size))
   part = jax.lax.psum_scatter(flat, name, axis_index_groups=groups, tiled=True)
   total = jax.lax.all_gather(part, name, axis_index_groups=groups, tiled=True)

@@ -1,7 +1,7 @@
-"""Files that are whole, on the disk, and nobody else's.
+"""Private files that appear complete or not at all.
 
-What holds parameters may be read by its owner alone, appears under its name
-whole or not at all, and is still there after the machine has lost its power.
+A file with parameters is readable by its owner only, appears under its name
+complete or not at all, and survives a power failure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 
 def write(path: pathlib.Path, data: bytes) -> None:
-  """Writes a file, in place of one that may be there; its mode is 0600."""
+  """Writes a file, replacing an existing one; its mode is 0600."""
   number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
   try:
     with open(number, "wb") as file:
@@ -32,16 +32,16 @@ def write(path: pathlib.Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Makes a folder with all that the block writes, at the block's end.
+  """Creates a folder with everything that the block writes, at the block's end.
 
   Args:
-    path: of the folder.
+    path: the folder.
 
   Yields:
-    Where to write it: a path of which nothing is there yet.
+    A temporary path to write it to, which does not exist yet.
 
   Raises:
-    FileExistsError: there is such a folder by now.
+    FileExistsError: the folder exists at the end.
 
   Example:
     >>> import tempfile

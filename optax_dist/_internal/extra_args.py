@@ -1,10 +1,10 @@
-"""Keyword arguments of ``update`` that nobody uses are mistakes.
+"""Detects keyword arguments of ``update`` that nothing uses: they are mistakes.
 
-Optax hands further keyword arguments from transformation to transformation, and
-each takes those that it knows. So a misspelt one reaches the last and is lost
-without notice. Which ones an inner transformation knows, its signature does not
-tell: a chain takes any. What it *uses* can be seen by tracing it with an argument
-that reports its first use.
+Optax passes extra keyword arguments from transformation to transformation, and
+each takes those that it knows. So a misspelled one reaches the last and is
+ignored silently. The signature of an inner transformation does not say which
+ones it knows: a chain accepts any. To find out which it *uses*, it is traced
+with an argument that reports its first use.
 """
 
 import difflib
@@ -13,13 +13,13 @@ from typing import Any
 
 import jax
 
-# What optax's own transformations take. Training loops hand these to every
-# optimizer, whether it uses them or not.
+# Extra arguments of optax's own transformations. Training loops pass these to
+# every optimizer, whether it uses them or not.
 CONVENTIONAL = frozenset({"value", "grad", "value_fn", "grad_fn", "obj_fn"})
 
 
 class _UsedError(Exception):
-  """Somebody looked at the argument."""
+  """The argument was used."""
 
 
 def _used(self, *args, **kwargs):
@@ -51,14 +51,14 @@ def check_used(
   """Checks that the inner transformation uses each of ``extra_args``.
 
   Args:
-    user: what got them, for the message.
+    user: the transform that got them, for the message.
     update: the ``update`` of the inner transformation.
-    args: what it is called with.
-    extra_args: the keyword arguments that ``user`` itself does not know.
-    known: those that it knows, for the message.
+    args: the arguments it is called with.
+    extra_args: the keyword arguments that ``user`` itself does not take.
+    known: those that it does take, for the message.
 
   Raises:
-    TypeError: if one is never used, and is none that training loops hand to
+    TypeError: if one is never used, and isn't one that training loops pass to
       every optimizer.
   """
   for name in extra_args.keys() - CONVENTIONAL:
@@ -66,7 +66,7 @@ def check_used(
     try:
       jax.eval_shape(lambda probed=probed: update(*args, **probed))
     except Exception:
-      # Used; or else the call itself will say what is wrong.
+      # It is used; or the call itself will report what is wrong.
       continue
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f" Did you mean `{close[0]}`?" if close else ""

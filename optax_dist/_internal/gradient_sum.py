@@ -1,8 +1,9 @@
-"""The gradients that one replica holds until the next aggregation.
+"""The gradients that a replica accumulates until the next aggregation.
 
-A dense gradient adds up in one array. A sparse one (:class:`IndexedSlices`) adds
-up row by row in a fixed number of slots, beside how many gradients touched each
-row: TensorFlow's sparse accumulators divide each row by that number.
+Dense gradients are added in one array. Sparse ones (:class:`IndexedSlices`) are
+added row by row in a fixed number of slots, together with the number of
+gradients that touched each row: TensorFlow's sparse accumulators divide each
+row by that number.
 """
 
 import dataclasses
@@ -18,22 +19,22 @@ from optax_dist._internal.leaves.packing import Joined, Packing
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
 
-#: The index of slots that are not in use: no row has it.
+#: The index of unused slots: no row has it.
 UNUSED = 2**31 - 1
 
 
 class SparseSum(NamedTuple):
   """The sum of a replica's sparse gradients of one table.
 
-  Plain arrays, which every checkpoint library takes: one slot for each row that
-  was touched, ascending, unused slots last.
+  It consists of plain arrays, which every checkpoint library supports: one slot
+  for each row that was touched, in ascending order, unused slots last.
 
   Attributes:
     values: array of shape ``[slots, *row]``.
-    indices: int32 array of shape ``[slots]``: the rows; ``UNUSED`` in slots that
-      are not in use.
-    touches: float32 array of shape ``[slots]``: by slot, how many gradients
-      touched the row.
+    indices: int32 array of shape ``[slots]``: the rows; ``UNUSED`` in unused
+      slots.
+    touches: float32 array of shape ``[slots]``: for each slot, the number of
+      gradients that touched the row.
   """
 
   values: jax.Array
@@ -42,25 +43,25 @@ class SparseSum(NamedTuple):
 
 
 def is_leaf(x: Any) -> bool:
-  """Whether ``x`` is one gradient, one sum, or the None of a missing one."""
+  """Whether ``x`` is a gradient, a sum, or None for a missing one."""
   return x is None or isinstance(x, SparseSum | IndexedSlices)
 
 
 def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
-  """Returns a sum of no gradients.
+  """Returns an empty sum.
 
   Args:
     params: a pytree of arrays.
     sparse_capacity: None, or a pytree like ``params`` (or a function of them
-      that returns one) with None for a parameter whose gradient is dense and the
-      number of slots for a table whose gradient is sparse.
-    dtype: of the sums, see :func:`precision.wide_dtype`.
+      that returns one) with None for a parameter with dense gradients and the
+      number of slots for a table with sparse gradients.
+    dtype: dtype of the sums, see :func:`precision.wide_dtype`.
 
   Returns:
     A pytree like ``params`` of zeros and :class:`SparseSum`.
 
   Raises:
-    ValueError: if a capacity is not a positive integer, or is one for a scalar.
+    ValueError: if a capacity is not a positive integer, or is for a scalar.
   """
   if callable(sparse_capacity):
     sparse_capacity = sparse_capacity(params)
@@ -68,7 +69,7 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
   def zeros(path, param, capacity):
     kind = precision.wide_dtype(param, dtype)
     if capacity is None:
-      # Sharded as the parameter is.
+      # Sharded like the parameter.
       return jnp.zeros_like(param, kind)
     if type(capacity) is not int or capacity < 1 or not jnp.ndim(param):
       raise ValueError(
@@ -99,16 +100,16 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-  """How gradients and their sums are computed with: small leaves in one buffer.
+  """Gradients and sums in the form for computing: small leaves share a buffer.
 
-  The functions of this module take the lists that it makes as they take trees.
-  First in them is a float32 scalar that the sums have room for, so that a number
-  of gradients is sent with them.
+  The functions of this module accept its lists instead of trees. Their first
+  element is a float32 scalar, so that the number of gradients is sent along
+  with the sums.
 
   Attributes:
     treedef: the structure of the parameters.
     packing: which leaves share a buffer.
-    names: of the axes that the sums are summed over.
+    names: names of the axes to sum over.
   """
 
   treedef: Any
@@ -119,16 +120,16 @@ class Packed:
   def of(
     cls, gradient: Any, total: Any, names: tuple[axes.AxisName, ...]
   ) -> "Packed":
-    """Returns what is fast for gradients that are summed over axes.
+    """Returns a fast packing for gradients that are summed over axes.
 
     Args:
-      gradient: a pytree like the parameters, with None where there is none.
-      total: the sum that it can be added to; None where there is none.
-      names: of the bound axes.
+      gradient: a pytree like the parameters, with None for missing gradients.
+      total: the sum that it can be added to; None if there is none.
+      names: names of the bound axes.
 
     Raises:
-      ValueError: if a gradient is sparse and its sum is not, or the other way
-        round, or if it has more slots than its sum.
+      ValueError: if only one of a gradient and its sum is sparse, or if the
+        gradient has more slots than its sum.
     """
     treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
@@ -144,15 +145,15 @@ class Packed:
     return cls(treedef, packing, names)
 
   def leaves(self, tree: Any) -> list[Any]:
-    """Returns the leaves of a tree of gradients or of their sums."""
+    """Returns the leaves of a tree of gradients or sums."""
     return self.treedef.flatten_up_to(tree)
 
   def pack(self, tree: Any, count: jax.Array | None = None) -> list[Any]:
-    """Returns a tree of gradients or of their sums as a list.
+    """Packs a tree of gradients or sums into a list.
 
     Args:
       tree: the tree, or a list of its leaves.
-      count: a number to send with it, a scalar; an integer up to 2**24.
+      count: a scalar to send along; an integer up to 2**24.
     """
     room = _room(self.names)
     if count is not None:
@@ -161,21 +162,21 @@ class Packed:
     return self.packing.pack([room, *leaves])
 
   def kinds(self, leaves: Sequence[Any]) -> list[Any]:
-    """Returns a gradient for each place in such a list: one of those there."""
+    """Returns a gradient that represents each element of such a list."""
     room = [_room(self.names), *leaves]
     return [room[members[-1]] for members in self.packing.buckets]
 
   def unpack(self, buffers: Sequence[Any]) -> Any:
-    """Returns the tree that a list stands for."""
+    """Unpacks a list into a tree."""
     return self.treedef.unflatten(self.packing.unpack(buffers)[1:])
 
   def joined(self, buffers: Sequence[Any], tree: Any) -> list[Joined]:
-    """Returns where the leaves of a tree lie that share a buffer."""
+    """Returns the positions of the leaves that share a buffer."""
     leaves = [None, *self.treedef.flatten_up_to(tree)]
     return self.packing.joined(buffers, leaves)
 
   def count(self, sums: Sequence[Any]) -> jax.Array:
-    """Returns the number that is in sums."""
+    """Returns the count that was sent along with the sums."""
     return self.packing.get(sums, 0).astype(jnp.int32)
 
 
@@ -205,14 +206,14 @@ def _check_leaf(path: Any, grad: Any, into: Any) -> None:
 def add(total: Any, gradient: Any, weight: Any = None) -> tuple[Any, jax.Array]:
   """Adds one weighted gradient.
 
-  Args:
+  total: the result of :func:`init` or of this function.
     total: what :func:`init` or this function returned.
-    gradient: a pytree like the parameters, with None where there is no gradient.
+    gradient: a pytree like the parameters, with None for missing gradients.
     weight: a scalar, or None for 1.
 
   Returns:
-    The new sum, and a boolean scalar: whether every row found a slot. Where it
-    did not, the new sum lacks rows and must not be used.
+    The new sum, and a boolean scalar: whether every row found a slot. If not,
+    the new sum lacks rows and must not be used.
   """
   fits = jnp.asarray(True)
 
@@ -244,13 +245,13 @@ def _add_slices(into, grad, weight) -> tuple[SparseSum, jax.Array]:
     used.astype(jnp.float32),
   )
   merged = merge(jax.tree.map(lambda *x: jnp.concatenate(x), into, new))
-  # Unused slots come last, so one past the capacity stands for all beyond it.
+  # Unused slots come last, so the first one after the capacity represents all.
   fits = merged.indices[capacity] == UNUSED
   return jax.tree.map(lambda x: x[:capacity], merged), fits
 
 
 def merge(total: SparseSum) -> SparseSum:
-  """Adds up the slots of equal rows; they come first, ascending."""
+  """Sums the slots of equal rows; these come first, in ascending order."""
 
   def by_row(values):
     shape = (UNUSED, *values.shape[1:])
@@ -263,7 +264,7 @@ def merge(total: SparseSum) -> SparseSum:
 
 
 def clear(total: Any, where: Any) -> Any:
-  """Empties the sum where the boolean scalar ``where`` holds."""
+  """Empties the sum if the boolean scalar ``where`` is true."""
 
   def clear_leaf(leaf):
     if not isinstance(leaf, SparseSum):
@@ -280,12 +281,12 @@ def clear(total: Any, where: Any) -> Any:
 
 
 def cast(gradient: Any, total: Any = None, dtype: Any = None) -> Any:
-  """Casts dense gradients to the dtypes that they are added up in.
+  """Casts dense gradients to the dtypes in which they are summed.
 
   Args:
-    gradient: a pytree like the parameters, with None where there is no gradient.
-    total: the sum that it could be added to; None where there is none.
-    dtype: of the sums, see :func:`precision.wide_dtype`; for where there is none.
+    gradient: a pytree like the parameters, with None for missing gradients.
+    total: the sum that it could be added to; None if there is none.
+    dtype: dtype of the sums without one, see :func:`precision.wide_dtype`.
 
   Returns:
     A pytree like ``gradient``.
@@ -304,15 +305,15 @@ def cast(gradient: Any, total: Any = None, dtype: Any = None) -> Any:
 
 
 def reduce(total: Any, like: Any, names: tuple[axes.AxisName, ...]) -> Any:
-  """Adds up the sums of all replicas.
+  """Sums the sums of all replicas.
 
   Args:
     total: this replica's sum.
     like: the gradient, for its structure.
-    names: the bound axes that the replicas lie along.
+    names: the bound axes over the replicas.
 
   Returns:
-    The sum, like ``like``.
+    The total, with the structure of ``like``.
   """
   treedef: Any
   grads, treedef = jax.tree.flatten(like, is_leaf=is_leaf)
@@ -344,12 +345,13 @@ def divide(
   """Returns the average of all gradients.
 
   Args:
-    total: the sum of them, as of :func:`reduce`.
+    total: their sum, from :func:`reduce`.
     like: the gradient, for its structure and dtypes.
-    all_in: how many there are; where there are none, the average is zero.
-    sparse_average: ``"touched"`` divides each row of a sparse gradient by how
-      many gradients touched it, ``"gradients"`` by how many there are.
-    inverse: one over how many there are, or over 1, a float32 scalar, if it is known.
+    all_in: the number of gradients; if it is 0, the average is zero.
+    sparse_average: ``"touched"`` divides each row of a sparse gradient by the
+      number of gradients that touched it, ``"gradients"`` by the number of
+      gradients.
+    inverse: 1 / max(``all_in``, 1), a float32 scalar, if it is known.
   """
   divisor = jnp.maximum(all_in, 1)
   inverses = {} if inverse is None else {inverse.dtype: inverse}
@@ -365,8 +367,8 @@ def divide(
     if isinstance(grad, IndexedSlices):
       by = None if sparse_average == "touched" else divisor
       return _divide_slices(x, grad.dense_shape, by)
-    # The compiler repeats a product wherever it is needed, and keeps a quotient
-    # in memory: so multiply.
+    # The compiler recomputes a product wherever it is needed, but stores a
+    # quotient in memory: so multiply.
     kind = jnp.finfo(x.dtype).dtype
     wide = x.dtype
     if kind.itemsize < 4:

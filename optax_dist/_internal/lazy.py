@@ -1,7 +1,7 @@
-"""Names of a package that are imported when they are asked for.
+"""Package attributes that are imported on first use.
 
-A store process, `optax-dist watch` and `optax-dist launch` need no JAX, which
-takes seconds to import; a package whose names are lazy lets them do without.
+A store process, `optax-dist watch` and `optax-dist launch` don't need JAX,
+which takes seconds to import; lazy packages spare them that.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 def names(
   package: str, where: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-  """Makes a package's `__getattr__` and `__dir__` (PEP 562).
+  """Creates a package's `__getattr__` and `__dir__` (PEP 562).
 
-  Besides the names in `where`, they know the modules in the package, so that
-  `package.module` needs no import of its own.
+  Besides the names in `where`, they include the modules of the package, so that
+  `package.module` works without an import.
 
   Args:
     package: the package's `__name__`.
-    where: by each module's full name, the names that the package has from it.
-      None may be that of a module in the package, which would hide it once that
-      is imported.
+    where: for each module's full name, the names that the package takes from
+      it. None may be the name of a module in the package, which would hide it
+      after its import.
   """
   module_of = {name: module for module, all in where.items() for name in all}
 

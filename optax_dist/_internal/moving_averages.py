@@ -32,21 +32,21 @@ def check(decay: float | None, which: Any) -> None:
 def init(
   params: optax.Params, decay: float | None, which: Any, dtype: Any = None
 ) -> Any:
-  """Returns the averages to start with: the parameters themselves.
+  """Returns the initial averages: the parameters themselves.
 
   Args:
     params: a pytree of arrays.
     decay: the decay, or None for no averages.
     which: a pytree of booleans like ``params`` (or a prefix of it), a function of
       ``params`` that returns one, or None for all.
-    dtype: of the averages, see :func:`precision.wide_dtype`.
+    dtype: dtype of the averages, see :func:`precision.wide_dtype`.
 
   Returns:
-    A pytree like ``params``, with ``optax.MaskedNode`` for what is left out; or
-    None.
+    A pytree like ``params``, with ``optax.MaskedNode`` for excluded parameters;
+    or None.
 
   Raises:
-    ValueError: if ``which`` is not like ``params``.
+    ValueError: if ``which`` does not match ``params``.
   """
   if decay is None:
     return None
@@ -71,7 +71,7 @@ def update(averages: Any, params: Any, updates: Any, decay: Any) -> Any:
   """Moves the averages towards the updated parameters.
 
   Args:
-    averages: what :func:`init` or this function returned.
+    averages: the result of :func:`init` or of this function.
     params: the parameters before the update.
     updates: their update.
     decay: the decay: ``average -= (1 - decay) * (average - parameter)``.

@@ -1,9 +1,9 @@
-"""Leaves cut into one flat part per replica: reduced into them, gathered again.
+"""Splits leaves into one flat part per replica, and joins them again.
 
-Part ``r`` of a leaf is row ``r`` of its elements, padded with zeros, in as many rows
-as there are replicas. The rows of all leaves of a dtype lie side by side in one
-buffer, so that one message serves them all and each leaf still has a part of its
-own on every replica.
+Part ``r`` of a leaf is row ``r`` of its elements, padded with zeros, in as many
+rows as there are replicas. The rows of all leaves of a dtype are concatenated
+in one buffer, so that there is one message for all and each leaf still has its
+own part on every replica.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ Names = tuple[axes.AxisName, ...]
 
 
 def length(shape: Sequence[int], count: int) -> int:
-  """Returns how many elements each of ``count`` parts of a leaf has.
+  """Returns the number of elements in each of ``count`` parts of a leaf.
 
-  One at least, so that no part is empty: compilers crash with these.
+  At least one, so that no part is empty: compilers crash on empty parts.
   """
   size = 1
   for dim in shape:
@@ -43,7 +43,7 @@ def rows(x: jax.Array, count: int) -> jax.Array:
 
 
 def whole(parts: jax.Array, shape: Sequence[int]) -> jax.Array:
-  """Puts the parts of a leaf together: undoes :func:`rows`."""
+  """Joins the parts of a leaf: undoes :func:`rows`."""
   size = 1
   for dim in shape:
     size *= dim
@@ -56,7 +56,7 @@ def whole(parts: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def own(x: jax.Array, names: Names, count: int) -> jax.Array:
-  """Returns this replica's part of a leaf that is equal on all of them."""
+  """Returns this replica's part of a leaf that is equal on all replicas."""
   index = jax.lax.axis_index(names if len(names) > 1 else names[0])
   return jax.lax.dynamic_index_in_dim(
     rows(x, count), index, keepdims=False, allow_negative_indices=False
@@ -64,9 +64,9 @@ def own(x: jax.Array, names: Names, count: int) -> jax.Array:
 
 
 def numbers_of(leaves: Sequence[Any]) -> list[jax.Array]:
-  """Returns the numbers by which leaves are taken apart, on CPU.
+  """Returns the offsets at which leaves are split, on CPU.
 
-  Slices at constant places would be as many kernels to compile there.
+  Slices at constant offsets would be separate kernels to compile there.
   """
   if axes.platform() != "cpu" or len(leaves) < 2:
     return []
@@ -84,9 +84,9 @@ def reduce_scatter(
 
   Args:
     leaves: each replica's own arrays.
-    names: the bound axes that the replicas lie along.
-    count: how many replicas there are.
-    numbers: of the leaves, see :func:`numbers_of`.
+    names: the bound axes over the replicas.
+    count: the number of replicas.
+    numbers: the leaves' offsets, see :func:`numbers_of`.
     mean: whether to divide the sums by ``count``.
 
   Returns:
@@ -114,14 +114,14 @@ def all_gather(
   count: int,
   numbers: list[jax.Array],
 ) -> list[jax.Array]:
-  """Returns the whole leaves, equal on all replicas, from their parts.
+  """Returns the whole leaves from their parts, equal on all replicas.
 
   Args:
     parts: flat arrays, as :func:`reduce_scatter` returns them.
-    shapes: of the leaves.
-    names: the bound axes that the replicas lie along.
-    count: how many replicas there are.
-    numbers: of the leaves, see :func:`numbers_of`.
+    shapes: shapes of the leaves.
+    names: the bound axes over the replicas.
+    count: the number of replicas.
+    numbers: the leaves' offsets, see :func:`numbers_of`.
 
   Returns:
     Arrays of these shapes, with one all-gather per dtype.
@@ -140,7 +140,7 @@ def all_gather(
 
 
 def _buckets(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
-  """Returns which leaves share a buffer: those of one dtype, and of one type."""
+  """Groups leaves that share a buffer: equal dtypes and types."""
   buckets: dict[Any, list[int]] = {}
   for i, x in enumerate(leaves):
     buckets.setdefault((x.dtype, axes.varying_axes(x)), []).append(i)
@@ -148,10 +148,10 @@ def _buckets(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
 
 
 def _side_by_side(xs: list[jax.Array]) -> jax.Array:
-  """Joins arrays along their last axis, those of one length in a block.
+  """Concatenates arrays along their last axis, those of one length as a block.
 
-  Arrays of one length are joined along a first axis and turned over together: to
-  join many along their last axis takes compilers for CPUs minutes.
+  Arrays of one length are stacked along a first axis and transposed together:
+  concatenating many along their last axis takes CPU compilers minutes.
   """
   blocks = []
   for at in _by_length([x.shape[-1] for x in xs]):
@@ -190,7 +190,7 @@ def _apart(
 
 
 def _by_length(lengths: list[int]) -> list[list[int]]:
-  """Returns which places have the same length, in order of their first."""
+  """Groups positions of equal lengths, in order of their first."""
   groups: dict[int, list[int]] = {}
   for i, each in enumerate(lengths):
     groups.setdefault(each, []).append(i)

@@ -1,11 +1,11 @@
-"""Where a value comes from: what was summed over an axis, and by whom.
+"""The origin of a value: whether it was summed over an axis, and by what.
 
-Under ``shard_map(check_vma=True)`` a type says that a value is equal along an axis,
-but not why. ``jax.grad`` sums the gradient of a replicated parameter, a mean over
-the replicas is equal on all of them as well, and the two have the same type. What
-differs is the program that is being traced, so this file reads it, backwards from
-the value. It can do so where there is a program, under ``jax.jit`` or
-``jax.pmap``; what is computed operation by operation has no origin.
+Under ``shard_map(check_vma=True)`` a type says that a value is equal along an
+axis, but not why. ``jax.grad`` sums the gradient of a replicated parameter, a
+mean over the replicas is also equal on all of them, and the two have the same
+type. They differ in the traced program, so this module reads it, backwards from
+the value. It needs a program, as under ``jax.jit`` or ``jax.pmap``; values
+computed eagerly have no origin.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _given: contextvars.ContextVar[frozenset[axes.AxisName]] = (
 
 Origin = Literal["gradient", "caller"]
 
-# What changes numbers one by one, or the shape and the dtype.
+# Elementwise operations, and changes of shape or dtype.
 _SHAPE_AND_SCALE = frozenset(
   [
     "add",
@@ -53,7 +53,7 @@ _SHAPE_AND_SCALE = frozenset(
 
 
 def reduced_over(names: tuple[axes.AxisName, ...]) -> contextlib.ExitStack:
-  """Returns a context: what is computed in it is final over the axes ``names``."""
+  """Returns a context whose results are final over the axes ``names``."""
   stack = contextlib.ExitStack()
   for name in names:
     stack.enter_context(jax.named_scope(_scope(name)))
@@ -70,7 +70,7 @@ def given_equal(
 ) -> optax.GradientTransformationExtraArgs:
   """Returns ``inner``, for updates that were reduced over the axes ``names``.
 
-  What reduces them does not show where ``inner`` looks at them in a branch or a
+  The reduction is not visible if ``inner`` looks at them inside a branch or a
   loop, as ``optax.MultiSteps`` does.
   """
 
@@ -85,17 +85,17 @@ def given_equal(
 
 
 def of_invariant(x: Any, name: axes.AxisName) -> Origin | None:
-  """Returns who reduced a value that does not vary over a tracked axis.
+  """Returns what reduced a value that does not vary over a tracked axis.
 
   Args:
     x: an array that does not vary over the axis, by its type.
-    name: of the axis, bound and tracked here.
+    name: name of the bound and tracked axis.
 
   Returns:
-    ``"gradient"`` where ``jax.grad`` summed any part of it; ``"caller"`` where
-    every reduction that it comes from was written out, as ``jax.lax.pmean`` or
-    one of this library's own; None where there is none to be found, as for an
-    argument of the mapped function.
+    ``"gradient"`` if ``jax.grad`` summed any part of it; ``"caller"`` if every
+    reduction in its origin is explicit, such as ``jax.lax.pmean`` or one of
+    this library; None if none is found, as for an argument of the mapped
+    function.
   """
   origin: Origin | None = None
   for value, equation, todo in _backwards(x):
@@ -109,7 +109,7 @@ def of_invariant(x: Any, name: axes.AxisName) -> Origin | None:
       return "gradient"
     else:
       origin = "caller"
-      # A mean of equal values changes nothing: what are they?
+      # A mean of equal values changes nothing: find the values' origin.
       casts = [
         v.outside().equation() for v in equation.inputs() if v.varies(name)
       ]
@@ -121,14 +121,14 @@ def of_invariant(x: Any, name: axes.AxisName) -> Origin | None:
 
 
 def is_scattered(x: Any, name: axes.AxisName) -> bool:
-  """Whether a value is, but for shape and scale, one replica's part of a sum.
+  """Whether a value is a replica's part of a sum, except for shape and scale.
 
-  The gradient of a parameter that is sharded over the axis, and gathered where it
-  is used, is of that kind.
+  The gradient of a parameter that is sharded over the axis, and gathered where
+  it is used, is of that kind.
 
   Args:
     x: an array.
-    name: of an axis that is bound here.
+    name: name of a bound axis.
   """
   for value, equation, todo in _backwards(x):
     if "reduce_scatter" in equation.primitive:
@@ -142,13 +142,13 @@ def is_scattered(x: Any, name: axes.AxisName) -> bool:
 
 
 def was_reduced(x: Any, name: axes.AxisName) -> bool:
-  """Whether a value is, but for shape and scale, final over an axis already.
+  """Whether a value is already final over an axis, except for shape and scale.
 
-  That of a shard, which varies over the axis, no type shows.
+  For a shard, which varies over the axis, types don't show it.
 
   Args:
     x: an array.
-    name: of an axis that is bound here.
+    name: name of a bound axis.
   """
   for value, equation, todo in _backwards(x):
     if not equation.transposed and _scope(name) in equation.stack:
@@ -161,7 +161,7 @@ def was_reduced(x: Any, name: axes.AxisName) -> bool:
 
 
 class _Equation:
-  """An operation, of a program that is being traced or of a finished one."""
+  """An operation of a program, either being traced or finished."""
 
   def __init__(self, raw: Any, makers: "_Makers", transposed: bool):
     self._raw = raw
@@ -171,7 +171,7 @@ class _Equation:
     self.transposed = transposed or "transpose(" in self.stack
 
   def over(self) -> tuple[axes.AxisName, ...]:
-    """The axes that it communicates over."""
+    """The axes of its communication."""
     names = self._raw.params.get("axis_name", ())
     return tuple(names) if isinstance(names, list | tuple) else (names,)
 
@@ -179,7 +179,7 @@ class _Equation:
     return list(itertools.chain.from_iterable(self._inputs()))
 
   def _inputs(self) -> list[list["_Value"]]:
-    """One value or none for each argument."""
+    """For each argument, one value or none."""
     if self._makers is None:
       return [_traced(v, self.transposed) for v in self._raw.invars]
     return [
@@ -190,7 +190,7 @@ class _Equation:
     ]
 
   def insides(self, value: "_Value") -> list["_Value"]:
-    """What its result ``value`` is in the programs that it runs, as branches."""
+    """The definitions of its result ``value`` in inner programs (branches)."""
     at = [i for i, v in enumerate(self._raw.outvars) if v is value.variable]
     if not at:
       return []
@@ -198,7 +198,8 @@ class _Equation:
     for program in jax.extend.core.jaxprs_in_params(self._raw.params):
       if len(program.outvars) != len(self._raw.outvars):
         continue
-      # A branch's arguments follow the predicate, a loop's body those of its end.
+      # A branch's arguments follow the predicate; a loop's body also gets its
+      # results.
       given = zip(
         reversed(program.invars), reversed(self._inputs()), strict=False
       )
@@ -211,7 +212,7 @@ class _Equation:
 
 
 class _Value:
-  """A value, of a program that is being traced or of a finished one."""
+  """A value of a program, either being traced or finished."""
 
   def __init__(self, raw: Any, makers: "_Makers", transposed: bool):
     self._raw = raw
@@ -228,12 +229,12 @@ class _Value:
     return name in axes.varying_axes(self._raw.aval)
 
   def outside(self) -> "_Value":
-    """Returns what it is where the program is run that it is an argument of."""
+    """Returns the operand in the outer program that it is an argument for."""
     outer = self._makers and self._makers.get(self._raw)
     return outer.outside() if isinstance(outer, _Value) else self
 
   def equation(self) -> _Equation | None:
-    """Returns what made it; None for an argument or a constant."""
+    """Returns the equation that computed it; None if there is none."""
     if self._makers is None:
       raw = self._raw.parent
     else:
@@ -243,16 +244,16 @@ class _Value:
     return _Equation(raw, self._makers, self._transposed)
 
 
-# What made the variables of a finished program: an equation, or what is given as
-# an argument. None while it is being traced, where each value knows.
+# The definitions of a finished program's variables: an equation, or the operand
+# for an argument. None during tracing, where each value knows its own.
 _Makers = dict[Any, Any] | None
 
 
 def _traced(x: Any, transposed: bool = False) -> list[_Value]:
-  """Returns ``x`` if it is of a program that is being traced."""
+  """Returns ``x`` if it belongs to a program being traced."""
   while isinstance(x, jax.core.Tracer):
     if not hasattr(x, "parent"):
-      # What vmap and grad trace, they wrap.
+      # vmap and grad wrap the values that they trace.
       x = getattr(x, "primal", getattr(x, "val", None))
     elif x.parent is None and (outer := _closed_over(x)) is not None:
       x = outer
@@ -262,7 +263,7 @@ def _traced(x: Any, transposed: bool = False) -> list[_Value]:
 
 
 def _closed_over(x: Any) -> Any:
-  """Returns what ``x``, in the program of a branch or a loop, is outside of it."""
+  """Returns the outer value of ``x``, which a branch or a loop closes over."""
   if isinstance(x.val, jax.extend.core.Literal):
     return None
   frame = getattr(getattr(x, "_trace", None), "frame", None)
@@ -270,7 +271,7 @@ def _closed_over(x: Any) -> Any:
 
 
 def _backwards(x: Any) -> Iterator[tuple[_Value, _Equation, list[_Value]]]:
-  """Yields values and what made them, each once, and a list for what is next."""
+  """Yields values and equations, each once, and a list to add the next to."""
   todo, seen = _traced(x), set()
   while todo:
     value = todo.pop().outside()

@@ -1,4 +1,4 @@
-"""One replica's block of a state: marked, taken out, and put back."""
+"""One replica's block of a state: marking, extracting and restoring it."""
 
 from typing import Any, NamedTuple
 
@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 
 class PerReplica(NamedTuple):
-  """Marks a part of a state that differs from replica to replica.
+  """Marks a part of a state that differs between replicas.
 
-  Seen as a whole, each array in it has a leading replica axis. Seen by one
-  replica inside a map it is that replica's block: with a leading axis of size 1
-  under ``jax.shard_map``, without it under ``jax.vmap`` and ``jax.pmap``.
+  As a whole, each array in it has a leading replica axis. Inside a map it is
+  one replica's block: with a leading axis of size 1 under ``jax.shard_map``,
+  without it under ``jax.vmap`` and ``jax.pmap``.
 
   Attributes:
     value: a pytree of arrays.
@@ -25,9 +25,9 @@ def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
 
   Args:
     node: one replica's part of a state, inside a map.
-    scalar: an array of ``node`` that is a scalar per replica: its rank says
+    scalar: an array of ``node`` that is a scalar per replica: its rank tells
       whether there is a leading axis.
-    user: what needs the values, for the message.
+    user: the transform that needs the values, for the message.
 
   Raises:
     ValueError: if the block is not a single replica's.
@@ -45,13 +45,13 @@ def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
 
 
 def as_block(value: Any, leading: bool) -> PerReplica:
-  """Puts one replica's values back, with a leading axis where they had one."""
+  """Restores one replica's block, with a leading axis if there was one."""
   return PerReplica(block(value) if leading else value)
 
 
 def row(tree: Any) -> Any:
   """Drops the leading axis, of size 1, of every array."""
-  # One operation, where an index is several to trace and to compile.
+  # One operation; indexing would be several to trace and to compile.
   return jax.tree.map(lambda x: jax.lax.squeeze(x, (0,)), tree)
 
 

@@ -1,10 +1,10 @@
-"""What a transform sees of its replicas: the number, the own block, parameters.
+"""A transform's view of its replicas: number, own block, parameters.
 
-The transforms are written for one replica, as their papers are: scalars,
-parameters, a center. Around that, here and only here: how many replicas there
-are, that under ``jax.shard_map`` a replica's values come as a block with a leading
-axis of size 1, which parameters take part, and which axes of a sharded model must
-agree on a decision.
+The transforms are written for one replica, as in their papers: scalars,
+parameters, a center. Everything else is handled here, and only here: the number
+of replicas, blocks with a leading axis of size 1 under ``jax.shard_map``, which
+parameters take part, and which axes of a sharded model must agree on a
+decision.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ _NO_REPLICAS = (
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-  """The replicas that one transform is made for.
+  """The replicas of a transform.
 
   Attributes:
     user: the transform, for messages.
-    names: of the axes that the replicas lie along.
-    number: how many there are; None for the size of the axes.
-    model_axes: further axes, that each replica's parameters are sharded over.
-    argument: what the transform calls the number.
+    names: names of the axes over the replicas.
+    number: their number; None for the size of the axes.
+    model_axes: further axes, over which each replica's parameters are sharded.
+    argument: the transform's name for the number.
   """
 
   user: str
@@ -67,11 +67,11 @@ class Replicas:
     model_axes: axes.AxisNames,
     argument: str = "num_replicas",
   ) -> "Replicas":
-    """Checks what the transform was given.
+    """Checks the arguments of the transform.
 
     Raises:
-      ValueError: if it is not axis names and a positive integer or None, or if
-        the replicas and the model share an axis.
+      ValueError: if they are not axis names and a positive integer or None, or
+        if the replicas and the model share an axis.
     """
     names = axes.canonical_names(axis_name)
     sharded = axes.canonical_names(model_axes) if model_axes != () else ()
@@ -85,7 +85,7 @@ class Replicas:
     return cls(user, names, number, sharded, argument)
 
   def at_init(self) -> int:
-    """Returns their number where ``init`` is called, see :mod:`replicas`."""
+    """Returns their number when ``init`` is called, see :mod:`replicas`."""
     return replicas.at_init(self.user, self.names, self.number, self.argument)
 
   def start(self, own: Any, size: int) -> PerReplica:
@@ -95,22 +95,22 @@ class Replicas:
   def enter_with_params(
     self, state: Any, params: Any, updates: Any
   ) -> tuple["Replica", "Leaves", list, list, list]:
-    """Returns what one replica with its own parameters sees in ``update``.
+    """Returns a replica with its own parameters, inside ``update``.
 
     Args:
-      state: the transform's, with the fields ``ticks``, ``center`` and
+      state: the transform's state, with the fields ``ticks``, ``center`` and
         ``replica``.
       params: this replica's parameters.
-      updates: their gradients, with None for a parameter that takes no part.
+      updates: their gradients, with None for parameters that don't take part.
 
     Returns:
-      The replica, which parameters take part, and lists of these, of their
-      gradients and of their centers.
+      The replica, the leaves of the parameters that take part, and lists of
+      these, of their gradients and of their centers.
 
     Raises:
-      UnboundAxisError, ValueError: as :meth:`enter`; if there are no parameters,
-        if an update has no parameter, if a parameter is, by its type, equal on
-        all replicas, or if a center has another shape.
+      UnboundAxisError, ValueError: as in :meth:`enter`; if there are no
+        parameters, if an update has no parameter, if a parameter is, by its
+        type, equal on all replicas, or if a center has another shape.
       TypeError: if an update is not floating-point or complex.
     """
     axes.check_bound(self.names, self.user, _NO_REPLICAS)
@@ -128,16 +128,16 @@ class Replicas:
     )
 
   def enter(self, node: PerReplica, counter: jax.Array) -> "Replica":
-    """Returns what one replica sees in ``update``.
+    """Returns a replica inside ``update``.
 
     Args:
-      node: the replicas' part of the state, with a ``local_step`` in it.
-      counter: what decides on communication.
+      node: the replicas' part of the state, including a ``local_step``.
+      counter: the counter that decides when to communicate.
 
     Raises:
       UnboundAxisError: if an axis is not bound.
-      ValueError: if there is another number of replicas, if the counter may
-        differ from replica to replica, or if the block is not one replica's.
+      ValueError: if the number of replicas differs, if the counter may differ
+        between replicas, or if the block is not a single replica's.
     """
     size = replicas.in_update(self.user, self.names, self.number, self.argument)
     axes.check_bound(self.model_axes, self.user)
@@ -148,15 +148,15 @@ class Replicas:
 
 @dataclasses.dataclass(frozen=True)
 class Replica:
-  """One replica in ``update``.
+  """One replica inside ``update``.
 
   Attributes:
     of: the replicas of the transform.
-    size: how many there are.
-    own: what this one holds.
-    leading: whether its arrays come as blocks, with a leading axis of size 1.
-    undecided: tracked axes over which decisions may differ, as they are those of
-      a transform around this one.
+    size: the number of replicas.
+    own: the state of this replica.
+    leading: whether its arrays are blocks with a leading axis of size 1.
+    undecided: tracked axes over which decisions may differ, because they belong
+      to a transform around this one.
   """
 
   of: Replicas
@@ -174,16 +174,16 @@ class Replica:
     return collectives.sum_leaves(leaves, [self.of.names] * len(leaves))
 
   def packing(self, *lists: Sequence[jax.Array]) -> packing.Packing:
-    """Returns which arrays share a buffer, for lists that are packed alike."""
+    """Returns the packing of lists with the same structure."""
     return packing.Packing.of([self.of.names] * len(lists[0]), *lists)
 
   def agree(self, flag: jax.Array, like: Any = ()) -> jax.Array:
-    """Whether ``flag`` holds on all shards of this replica's model.
+    """Whether ``flag`` is true on all shards of this replica's model.
 
     Args:
       flag: a boolean scalar.
-      like: a pytree of arrays; where types tell, the axes that they vary over
-        are asked, beside ``model_axes``.
+      like: a pytree of arrays; with tracked axes, those over which they vary
+        are included, besides ``model_axes``.
     """
     over = set(self.of.model_axes).union(
       *(axes.varying_axes(x) for x in (flag, *dense_values(like)))
@@ -201,7 +201,7 @@ class Replica:
     return flag if len(finite) == 1 else materialize(flag)
 
   def finite_number(self, tree: Any) -> jax.Array:
-    """As :meth:`all_finite`, but a float32 scalar: finite where all elements are."""
+    """Like :meth:`all_finite`, but a float32 number: finite if all are."""
     finite = are_finite.add_up(self._finite_numbers(dense_values(tree)))
     flag = jnp.isfinite(finite)
     agreed = self.agree(flag, tree)
@@ -215,23 +215,23 @@ class Replica:
   def where_finite(
     self, points: list, center: list, reject: bool
   ) -> tuple[list, jax.Array]:
-    """Returns where this replica stands, in the dtype of the center.
+    """Returns this replica's position, in the dtype of the center.
 
     Args:
-      points: its parameters.
-      center: the center's.
-      reject: whether a replica that isn't finite is taken to stand at the center:
-        there it moves nothing.
+      points: the replica's parameters.
+      center: the center's parameters.
+      reject: whether a replica with non-finite parameters counts as being at
+        the center, where it moves nothing.
 
     Returns:
-      The points, and a boolean scalar: whether they are the replica's.
+      The points, and a boolean scalar: whether they are the replica's own.
     """
     points = [cast_like(x, c) for x, c in zip(points, center, strict=True)]
     if not reject:
       return points, jnp.asarray(True)
     pairs = list(zip(points, center, strict=True))
-    # Of the distance, which changes in the loop around this: what a loop does
-    # not change, compilers compute in every step.
+    # Uses the difference, which changes in the enclosing loop: compilers hoist
+    # values that a loop does not change, and compute them in every step.
     finite = self.all_finite([x - c for x, c in pairs])
     return [jnp.where(finite, x, c) for x, c in pairs], finite
 
@@ -242,16 +242,16 @@ class Replica:
 
     Args:
       points: this replica's parameters.
-      center: the center's.
-      reject: whether the mean is over the replicas that are finite; 0 where none
-        is.
+      center: the center's parameters.
+      reject: whether to average over the replicas with finite parameters only;
+        0 if there are none.
       others: further arrays to average over these, in the same message.
 
     Returns:
-      The mean, that of the others, and whether this replica is part of it.
+      The mean, that of the others, and whether this replica is included.
     """
     points, finite = self.where_finite(points, center, reject)
-    # Differences, as they are small: their sum is exact to more digits.
+    # Differences are small, so their sum is accurate to more digits.
     gaps = [c - x for x, c in zip(points, center, strict=True)]
     if not reject:
       sums = self.sum([*gaps, *others])
@@ -274,8 +274,8 @@ class Replica:
   def elementwise(self, fun: Callable, *lists: Sequence) -> list:
     """Applies ``fun`` to the arrays of several lists, one of each at a time.
 
-    What reads a large array and is stored in its place has to have the block's
-    shape, or the compiler for CPUs makes copies.
+    An operation that overwrites a large array must have the block's shape, or
+    the CPU compiler makes copies.
     """
     return [
       fun(*xs)
@@ -292,16 +292,16 @@ class Replica:
     common: Any,
     read: Any = (),
   ) -> tuple[Any, Any]:
-    """Returns ``fun(read, own, common)`` where ``predicate`` holds.
+    """Returns ``fun(read, own, common)`` if ``predicate`` is true.
 
-    Elsewhere ``(own, common)`` comes back, in place. See :func:`change_if`.
+    Otherwise returns ``(own, common)``, in place. See :func:`change_if`.
 
     Args:
       predicate: a boolean scalar, equal on all replicas; True for always.
       fun: a function that returns the new ``own`` and ``common``.
       own: a pytree of this replica's arrays.
       common: a pytree of arrays that are equal on all replicas.
-      read: a pytree of this replica's arrays that do not change.
+      read: a pytree of this replica's arrays that are only read.
     """
     read = self.blocks(read)
 
@@ -341,7 +341,7 @@ class Leaves:
     return Leaves(self.treedef, [i for i in self.at if i in others])
 
   def put(self, tree: Any, leaves: Iterable) -> Any:
-    """Returns ``tree`` with others in the place of these leaves."""
+    """Returns ``tree`` with these leaves replaced."""
     new = self.treedef.flatten_up_to(tree)
     for i, leaf in zip(self.at, leaves, strict=True):
       new[i] = leaf
@@ -349,20 +349,20 @@ class Leaves:
 
 
 def dense_values(tree: Any) -> list:
-  """Returns the arrays of a tree of gradients; of a sparse one, its values."""
+  """Returns the arrays of a tree of gradients; for a sparse one, its values."""
   leaves = jax.tree.leaves(tree, is_leaf=is_indexed_slices)
   return [x.values if is_indexed_slices(x) else x for x in leaves]
 
 
 def dense(leaves: list) -> list:
-  """Returns the leaves with each sparse one as an array."""
+  """Returns the leaves, with sparse ones converted to arrays."""
   return [x.to_dense() if is_indexed_slices(x) else x for x in leaves]
 
 
 def strong(params: Any) -> Any:
-  """Returns parameters that are not weakly typed.
+  """Returns the parameters without weak types.
 
-  Types must not change in the first update.
+  Otherwise the first update would change the types.
   """
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
 
@@ -372,14 +372,13 @@ def common(
 ) -> Any:
   """Returns a copy of the first replica's parameters, equal on all replicas.
 
-  Outside of the map, and where the type says that they are equal already, it is a
-  copy of ``params``. It is a copy because it must not share a buffer that is
-  donated.
+  Outside of a map, and if the type says that they are already equal, it is a
+  copy of ``params``. It is a copy because it must not share a donated buffer.
 
   Args:
     params: a pytree of arrays.
-    names: of the axes that the replicas lie along.
-    dtype: of the copy, see :func:`precision.wide_dtype`.
+    names: names of the axes over the replicas.
+    dtype: dtype of the copy, see :func:`precision.wide_dtype`.
   """
   treedef: Any
   leaves, treedef = jax.tree.flatten(precision.widen(params, dtype))
@@ -395,7 +394,7 @@ def common(
     if jnp.issubdtype(x.dtype, jnp.number)
     and (not tracked or axes.varying_axes(x) & set(names))
   ]
-  # "where", since a replica that is not the first may hold NaN.
+  # With "where", since other replicas may hold NaN.
   firsts = [
     jnp.where(is_first, leaves[i], jnp.zeros_like(leaves[i])) for i in differs
   ]
@@ -449,6 +448,6 @@ def _check_center(user: str, params: optax.Params, center: Any) -> None:
 
 
 def _of_one_type(flags: list[jax.Array]) -> list[jax.Array]:
-  """Casts flags to vary over the same tracked axes, so that they stack."""
+  """Casts flags to vary over the same tracked axes, to stack them."""
   over = frozenset().union(*map(axes.varying_axes, flags))
   return [axes.cast_to_varying(flag, over) for flag in flags]

@@ -1,4 +1,4 @@
-"""The replicas of a transform: how many there are, and what each holds first."""
+"""The replicas of a transform: their number, and their initial states."""
 
 import math
 from typing import Any
@@ -17,17 +17,17 @@ def in_update(
   given: int | None,
   argument: str = "num_replicas",
 ) -> int:
-  """Returns the number of replicas along the axes ``names``, bound here.
+  """Returns the number of replicas along the bound axes ``names``.
 
   Args:
-    user: what needs to know, for the message.
-    names: of the axes that the replicas lie along.
-    given: the number that ``user`` was made with; None for that of the axes.
-    argument: what it is called there.
+    user: the transform, for the message.
+    names: names of the axes over the replicas.
+    given: the number that ``user`` was created with; None for that of the axes.
+    argument: the name of that argument.
 
   Raises:
     UnboundAxisError: if an axis is not bound.
-    ValueError: if there are not as many as ``given``.
+    ValueError: if the number differs from ``given``.
   """
   found = math.prod(axes.check_bound(names, user).values())
   if given not in (None, found):
@@ -44,12 +44,12 @@ def at_init(
   given: int | None,
   argument: str = "num_replicas",
 ) -> int:
-  """Returns the number of replicas where ``init`` is called, in a map or not.
+  """Returns the number of replicas when ``init`` is called, in a map or not.
 
   The arguments are those of :func:`in_update`.
 
   Raises:
-    ValueError: if it is not known, or contradicts ``given``.
+    ValueError: if it is unknown, or contradicts ``given``.
   """
   if axes.bound_axes().keys() & set(names):
     return in_update(user, names, given, argument)
@@ -73,14 +73,14 @@ def at_init(
 def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:
   """Returns the replicas' part of a state, each starting from ``own``.
 
-  Inside the map a replica makes its own block only. Outside of it, under
-  ``jax.set_mesh``, each replica's block is made on its own devices. Random keys
-  are made different: replicas must not draw the same noise.
+  Inside the map a replica creates only its own block. Outside of it, under
+  ``jax.set_mesh``, each replica's block is created on its own devices. Random
+  keys are made different: replicas must not draw the same noise.
 
   Args:
-    own: what one replica holds.
-    count: how many replicas there are.
-    names: of the axes that they lie along.
+    own: the state of one replica.
+    count: the number of replicas.
+    names: names of the axes over the replicas.
   """
   own = jax.tree.map(jnp.asarray, own)
   if axes.bound_axes().keys() >= set(names):
@@ -101,7 +101,7 @@ def start(own: Any, count: int, names: tuple[axes.AxisName, ...]) -> PerReplica:
     blocks = jax.jit(stack, out_shardings=specs)(own)
     return PerReplica(jax.sharding.reshard(blocks, specs))
   if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(own)):
-    # What each replica's part is sharded over is for the compiler to say.
+    # The compiler chooses the sharding of each replica's part.
     free = jax.tree.map(
       lambda x: PartitionSpec(
         _entry(names), *[PartitionSpec.UNCONSTRAINED] * x.ndim
@@ -127,7 +127,7 @@ def _is_key(x: jax.Array) -> bool:
 
 
 def _spec(x: jax.Array, mesh: Any, names: tuple[axes.AxisName, ...]):
-  """Each replica on its own devices, and there as ``x`` is sharded."""
+  """Puts each replica on its own devices, sharded there like ``x``."""
   rest: Any = ()
   sharding = getattr(jax.typeof(x), "sharding", None)
   if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
@@ -154,8 +154,8 @@ def check_counter(
   """Checks that a counter that decides on communication is equal everywhere.
 
   Raises:
-    ValueError: if its type says that it varies over one of ``names``, or if it is
-      not a scalar.
+    ValueError: if its type says that it varies over one of ``names``, or if it
+      is not a scalar.
   """
   remedy = (
     "Pass the state into the map with in_specs=optax_dist.state_specs(state,"

@@ -1,7 +1,7 @@
-"""What a transformation inside of ``sharded`` needs to know of it.
+"""Tells a transformation inside ``sharded`` that it gets parts of leaves.
 
-``sharded`` hands its inner transformation flat parts of the leaves, which no type
-shows where JAX tracks nothing. While it calls it, this file says so.
+``sharded`` passes flat parts of the leaves to its inner transformation, which
+types don't show without tracked axes. This module records it during the call.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _dry: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def over(names: tuple[axes.AxisName, ...]) -> Iterator[None]:
-  """Every leaf that is seen inside is one replica's part of it, along ``names``."""
+  """Marks every leaf inside as one replica's part of it, over ``names``."""
   token = _axes.set(names)
   try:
     yield
@@ -30,7 +30,7 @@ def over(names: tuple[axes.AxisName, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def dry_run() -> Iterator[None]:
-  """What is traced inside is looked at only: nothing may communicate."""
+  """Marks the trace inside as inspection only: nothing may communicate."""
   token = _dry.set(True)
   try:
     yield
@@ -39,10 +39,10 @@ def dry_run() -> Iterator[None]:
 
 
 def names() -> tuple[axes.AxisName, ...]:
-  """Returns the axes along which all leaves are parts here; none mostly."""
+  """Returns the axes over which all leaves are parts; usually none."""
   return _axes.get()
 
 
 def is_dry_run() -> bool:
-  """Whether this trace is for looking at only."""
+  """Whether this trace is for inspection only."""
   return _dry.get()

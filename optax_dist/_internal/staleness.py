@@ -1,4 +1,4 @@
-"""What a late gradient counts for."""
+"""The weight of a stale gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ def weight_function(weight: str | Weight | None) -> Weight | None:
     weight: None for 1, ``"inverse"`` for 1 / max(1, staleness), or a function.
 
   Returns:
-    A function of an int32 array; None where every weight is 1.
+    A function of an int32 array; None if every weight is 1.
 
   Raises:
     ValueError: if ``weight`` is something else.

@@ -1,1 +1,1 @@
-"""What is done with the leaves of a tree: side by side, packed, in place."""
+"""Operations on the leaves of a tree: fused, packed, in place."""

@@ -1,4 +1,4 @@
-"""Whether arrays are finite, in one pass over them, and no kernel to compile."""
+"""Checks whether arrays are finite, in one pass and with few kernels."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from optax_dist._internal import axes
 
 
 def number(x: jax.Array) -> jax.Array:
-  """Returns a float32 scalar: 0 where every element is finite, and NaN elsewhere.
+  """Returns a float32 scalar: 0 if every element is finite, otherwise NaN.
 
-  On CPU it is a sum, which the compiler has a routine for, whereas ``jnp.all`` is
-  four kernels to compile and an array of booleans in memory.
+  On CPU this is a sum, for which the compiler has a routine, whereas
+  ``jnp.all`` compiles four kernels and needs an array of booleans in memory.
 
   Args:
     x: a floating-point or complex array.
@@ -32,5 +32,5 @@ def are_all(numbers: Sequence[jax.Array]) -> jax.Array:
 
 
 def add_up(numbers: Sequence[jax.Array]) -> jax.Array:
-  """Returns a number that is finite where all arrays are."""
+  """Returns a number that is finite if all arrays are."""
   return sum(numbers[1:], numbers[0])

@@ -1,4 +1,4 @@
-"""One of two trees, by a scalar: what is cheap where there are many leaves."""
+"""Chooses one of two trees by a scalar; cheap for many leaves."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 
 def choose(predicate: jax.Array, new: Any, old: Any) -> Any:
-  """Returns ``new`` where a scalar predicate holds, and ``old`` elsewhere.
+  """Returns ``new`` if a scalar predicate is true, otherwise ``old``.
 
-  The same as ``jnp.where`` for each array, in a program of a quarter of the size.
+  The same as ``jnp.where`` for each array, in a program a quarter of the size.
 
   Args:
     predicate: a boolean scalar.
@@ -17,7 +17,7 @@ def choose(predicate: jax.Array, new: Any, old: Any) -> Any:
     old: a pytree of arrays of the same structure and dtypes.
 
   Returns:
-    The chosen one.
+    The chosen tree.
 
   Example:
     >>> choose(jnp.asarray(True), [jnp.ones(2)], [jnp.zeros(2)])

@@ -1,10 +1,10 @@
-"""Whether a transformation may be given flat parts of the leaves.
+"""Checks whether a transformation can be applied to flat parts of the leaves.
 
-It may where each element of its results depends on the same element of the
-leaves only, and where it does not look at their shapes. Both are seen from what
-JAX traces, once with the whole leaves and once with their parts: the two programs
-must be the same but for shapes, and every value that comes from a leaf must stay
-element by element. Nothing is computed.
+It can if each element of its results depends only on the same element of the
+leaves, and if it does not use their shapes. Both are checked on the traced
+programs, once with the whole leaves and once with their parts: the two programs
+must be equal except for shapes, and every value computed from a leaf must
+remain elementwise. Nothing is computed.
 """
 
 import contextvars
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import source_info_util as _source  # To name what is refused.
+from jax._src import source_info_util as _source  # To name rejected operations.
 from jax.extend import core as _core
 
-#: Each element of the result depends on that element of the operands.
+#: Each element of the result depends only on that element of the operands.
 ELEMENTWISE = frozenset(
   """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp
   complex conj convert_element_type copy copy_p cos cosh digamma div eq erf
@@ -32,17 +32,18 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 class NotElementwise(Exception):
-  """What mixes elements, for a message: a name and what it does."""
+  """An operation that mixes elements: its name and its effect."""
 
 
 class _Value:
   """A value of both programs.
 
   Attributes:
-    kind: "same": equal in both; "uniform": of one number, which is equal in both;
-      "part": in one program a part of what it is in the other; "mixed": neither.
-    shapes: its shape in both programs; None for a number, which takes any.
-    why: for a mixed one, what made it so.
+    kind: "same": equal in both; "uniform": filled with one number, which is
+      equal in both; "part": in one program a part of its value in the other;
+      "mixed": none of these.
+    shapes: its shapes in both programs; None for a number, which fits any.
+    why: for a mixed one, the reason.
   """
 
   def __init__(self, kind: str, shapes: Any = None, why: str = ""):
@@ -57,17 +58,17 @@ def check(
   is_part: Sequence[bool],
   out_is_part: Callable[[int], bool],
 ) -> None:
-  """Checks that a function of leaves works on parts of them too.
+  """Checks that a function of leaves also works on parts of them.
 
   Args:
-    wholes: the function, and the shapes of its flat arguments, with the leaves;
-      its results are flat too.
-    parts: the same, with their parts.
-    is_part: which of the arguments are leaves or like them.
-    out_is_part: which of the results are to be.
+    wholes: the function, and the shapes of its flat arguments, with the whole
+      leaves; its results are flat too.
+    parts: the same, with parts of the leaves.
+    is_part: which of the arguments are leaves or mirror them.
+    out_is_part: which of the results should mirror them.
 
   Raises:
-    NotElementwise: if it does not, or if that can't be seen.
+    NotElementwise: if it does not, or if that can't be determined.
   """
   whole, part = (jax.make_jaxpr(fun)(*args) for fun, args in (wholes, parts))
   args = [
@@ -123,15 +124,15 @@ def _jaxprs(a: Any, b: Any, consts: list, args: list) -> list[_Value]:
 
 
 class _Spread(NamedTuple):
-  """A number that a program spreads out over an array."""
+  """A number that a program broadcasts to an array."""
 
   number: Any
 
 
 def _without_spreads(jaxpr: Any, env: dict) -> Iterator[Any]:
-  """Yields a program's equations, but for those that spread out a number.
+  """Yields a program's equations, except for broadcasts of numbers.
 
-  Where a leaf is a scalar, only the program with its parts has these.
+  If a leaf is a scalar, only the program with its parts has these.
   """
   for eqn in jaxpr.eqns:
     if (
@@ -146,7 +147,7 @@ def _without_spreads(jaxpr: Any, env: dict) -> Iterator[Any]:
 
 
 def _look_up(var: Any, env: dict) -> Any:
-  """Returns a literal's number, or what is known of a variable."""
+  """Returns a literal's number, or the known value of a variable."""
   if isinstance(var, _core.Literal):
     return np.asarray(var.val)
   found = env[var]
@@ -206,7 +207,7 @@ def _outputs(a: Any, b: Any, values: list[_Value]) -> list[_Value]:
   if all(v.kind == "same" for v in values):
     if all(x == y for x, y in shapes):
       return [_Value("same", s) for s in shapes]
-    if name in ELEMENTWISE:  # Numbers that were spread out.
+    if name in ELEMENTWISE:  # Numbers that were broadcast.
       return [_Value("uniform") for _ in shapes]
     return mixed()
   if name in ELEMENTWISE:
@@ -225,7 +226,7 @@ def _outputs(a: Any, b: Any, values: list[_Value]) -> list[_Value]:
 
 
 def _inner(a: Any, b: Any, values: list[_Value]) -> list[_Value] | None:
-  """Returns the results of a call or a choice; None for anything else."""
+  """Returns the results of a call or a conditional; otherwise None."""
   if "branches" in a.params:
     index, *operands = values
     if index.kind != "same":
@@ -261,7 +262,7 @@ def _either(outs: Sequence[_Value]) -> _Value:
   return outs[0]
 
 
-#: The calls that are being looked into: what is in them may not be named.
+#: The calls being examined, for equations without a name of their own.
 _calls: contextvars.ContextVar[tuple] = contextvars.ContextVar(
   "calls", default=()
 )

@@ -1,18 +1,18 @@
-"""Computes one equation of a traced program, as `jax.core.eval_jaxpr` does."""
+"""Evaluates one equation of a traced program, like `jax.core.eval_jaxpr`."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from jax._src import source_info_util as _source  # Used there, too.
+from jax._src import source_info_util as _source  # As in eval_jaxpr.
 
 
 def evaluate(equation: Any, operands: Sequence[Any]) -> Any:
-  """Returns what an equation computes of operands: of its own, or of others.
+  """Returns the results of an equation for given operands.
 
   Errors and profiles name the line that the equation comes from.
 
   Returns:
-    An array, or a list of them where its primitive has several results.
+    An array, or a list of arrays if its primitive has several results.
 
   Example:
     >>> import jax

@@ -1,14 +1,14 @@
-"""Arithmetic on many small arrays, done on one buffer of them all.
+"""Arithmetic on many small arrays, done on one buffer that contains them.
 
-An optimizer computes the same for each leaf, element by element. For a CPU that is
-one kernel per leaf and array to compile and to start, which takes longer than the
-arithmetic where leaves are small. So this file reads the program that a function
-traces to, finds the leaves that the same is done with, and does it once, on these
-leaves side by side. What is not element by element, large, or done with one leaf
-only stays as it is.
+An optimizer applies the same elementwise computation to each leaf. On CPU that
+is one kernel per leaf and array to compile and to start, which takes longer
+than the arithmetic if leaves are small. So this module reads the traced program
+of a function, finds the leaves with the same computations, and does these once,
+on the concatenated leaves. Operations that are not elementwise, on large
+leaves, or on a single leaf are unchanged.
 
-Numbers do not change: an element of a result is computed from the same elements
-by the same operations, whichever arrays lie side by side.
+Results do not change: each element is computed from the same elements by the
+same operations, whichever arrays are concatenated.
 """
 
 import dataclasses
@@ -33,7 +33,8 @@ from optax_dist._internal.leaves.packing import (
 )
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
-# Their first operand, or all but the second, may be scalars beside an array.
+# Operands that may be scalars next to an array: the first, or all but the
+# second.
 _TAKES_SCALARS = {"select_n": (0,), "clamp": (0, 2)}
 
 
@@ -46,11 +47,12 @@ def fuse_leaves(
 
   Args:
     fun: a function of pytrees of arrays that returns one.
-    names: of the axes that the replicas lie along, bound where it is called.
-    joined: of some of the arrays that it will be given, the buffers that they are in.
+    names: names of the axes over the replicas, bound when it is called.
+    joined: for some of the arrays that it will get, the buffers that contain
+      them.
 
   Returns:
-    A function of the same arguments. It is ``fun`` itself but on CPU, in a
+    A function of the same arguments. It is ``fun`` itself except on CPU, in a
     ``shard_map`` or ``pmap`` over all axes of the mesh.
 
   Example:
@@ -76,12 +78,12 @@ class _Value:
 
   Attributes:
     aval: its type.
-    kind: "plain"; "uniform", an array of one number; "root": a small array that is
-      given; or "element": computed from such, element by element.
-    number: equal for values that are equal, or that are equal but for the place
-      of their component in its group.
-    now: what it is, once it is known; of a uniform one, its number.
-    component: of a root or an element: what it belongs to.
+    kind: "plain"; "uniform", an array of one number; "root": a small input
+      array; or "element": computed from these, element by element.
+    number: equal for values that are equal, possibly except for the position of
+      their component in its group.
+    now: its value, once it is known; for a uniform one, its number.
+    component: the component of a root or an element.
   """
 
   aval: Any
@@ -92,7 +94,7 @@ class _Value:
 
 
 class _Component:
-  """Arrays of one shape that are computed from each other, element by element."""
+  """Arrays of one shape that are computed elementwise from each other."""
 
   def __init__(self, value: _Value):
     self.roots = [value]
@@ -102,7 +104,7 @@ class _Component:
     self.place = 0
 
   def join(self, other: "_Component") -> None:
-    """Takes over what belongs to another."""
+    """Takes over the values of another component."""
     if other is not self:
       other.into = self
       self.roots += other.roots
@@ -110,14 +112,14 @@ class _Component:
 
 
 class _Step(NamedTuple):
-  """An equation, what it computes, and what from: values and literals."""
+  """An equation, its results, and its operands: values and literals."""
 
   equation: Any
   operands: list[Any]
   outs: list[_Value]
 
   def key(self) -> tuple:
-    """What is equal for steps that do the same with equal values."""
+    """A key that is equal for steps with the same operation on equal values."""
     params = sorted((k, repr(v)) for k, v in self.equation.params.items())
     return (
       self.equation.primitive.name,
@@ -127,7 +129,7 @@ class _Step(NamedTuple):
 
 
 class _Group:
-  """Components that the same is done with, side by side."""
+  """Components with the same computations, concatenated."""
 
   def __init__(self, members: list[_Component], joined: dict[int, Joined]):
     self.joined = joined
@@ -155,7 +157,7 @@ class _Group:
     return self.leaves[number][place]
 
   def unpack(self, numbers: list[Any]) -> None:
-    # Or what makes a buffer would be computed again for each leaf of it.
+    # Otherwise a buffer would be recomputed for each of its leaves.
     whole = materialize([self.buffers[number] for number in numbers])
     for number, buffer in zip(numbers, whole, strict=True):
       self.leaves[number] = self.packing.unpack([buffer])
@@ -256,7 +258,7 @@ class _Program:
     return [look_up(v) for v in jaxpr.outvars]
 
   def _add(self, step: _Step) -> None:
-    """Says what is known of what a step computes."""
+    """Classifies the results of a step."""
     self._steps.append(step)
     for out in step.outs:
       out.number = next(self._count)
@@ -280,13 +282,13 @@ class _Program:
         _found(x.component) for x in elements if x.component
       ]
       for other in others:
-        # Which may be a part of it by now.
+        # It may have been merged into the component by now.
         component.join(_found(other))
       component.steps.append(step)
       out.kind, out.component = "element", component
 
   def _sort(self, given: list[_Value]) -> None:
-    """Puts components that the same is done with into groups."""
+    """Sorts components with the same computations into groups."""
     alike: dict[Any, list[_Component]] = {}
     found = [x.component for x in given if x.component is not None]
     for component in found:
@@ -299,7 +301,7 @@ class _Program:
 
 
 def _group(x: Any) -> _Group | None:
-  """Returns what a value or literal is computed in; None where it is by itself."""
+  """Returns the group of a value or literal; None if it is on its own."""
   if not isinstance(x, _Value) or x.component is None:
     return None
   return _found(x.component).group
@@ -312,7 +314,7 @@ def _found(component: _Component) -> _Component:
 
 
 def _signature(component: _Component) -> Any:
-  """Numbers what belongs to a component; returns what it has in common."""
+  """Numbers the values of a component; returns what groups have in common."""
   component.roots.sort(key=lambda x: x.number)
   for i, x in enumerate(component.roots):
     x.number = ("root", i, str(x.aval.dtype), axes.varying_axes(x.aval))

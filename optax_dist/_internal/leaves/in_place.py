@@ -1,4 +1,4 @@
-"""Changing a few large arrays from time to time, without copies in between."""
+"""Changes a few large arrays occasionally, without copies in between."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -17,25 +17,25 @@ def change_if(
   carry: Carry,
   names: Iterable[axes.AxisName],
 ) -> Carry:
-  """Returns ``fun(carry)`` where ``predicate`` holds, and ``carry`` elsewhere.
+  """Returns ``fun(carry)`` if ``predicate`` is true, otherwise ``carry``.
 
-  The same as ``jax.lax.cond`` with the identity as its other branch, but a loop of
-  one or no rounds: compilers keep what a loop carries in place, whereas what
-  passes through a branch is copied, each time.
+  The same as ``jax.lax.cond`` with the identity as its other branch, but as a
+  loop of one or zero iterations: compilers keep a loop's carry in place,
+  whereas a value passed through a branch is copied each time.
 
-  Compilers compute what a loop does not change outside of it, in every step. What
-  is expensive in ``fun``, such as a collective, must depend on a part of ``carry``
-  that it changes.
+  Compilers hoist values that a loop does not change, and compute them in every
+  step. Expensive operations in ``fun``, such as collectives, must depend on a
+  part of ``carry`` that it changes.
 
   Args:
     predicate: a boolean scalar, equal on all replicas if ``fun`` communicates.
-    fun: a function of ``carry`` whose result has its structure and shapes; dtypes
-      are cast.
+    fun: a function of ``carry`` whose result has its structure and shapes;
+      dtypes are cast.
     carry: a pytree of arrays.
-    names: the axes that the replicas lie along, bound here.
+    names: the bound axes over the replicas.
 
   Returns:
-    The chosen one.
+    The chosen value.
 
   Example:
     >>> double = lambda x: 2 * x
@@ -44,13 +44,14 @@ def change_if(
     [2.0, 2.0]
   """
   times = predicate.astype(jnp.int32)
-  # Under vmap, a predicate that has an axis of replicas would turn the loop into a
-  # choice, with both sides computed in each step. The largest has no such axis.
+  # Under vmap, a predicate with a replica axis would turn the loop into a
+  # select, with both sides computed in each step. The maximum has no such axis.
   batched = tuple(name for name in names if name not in axes.mesh_axes())
   if batched:
     times = jax.lax.pmax(times, batched)
   carry = jax.tree.map(jnp.asarray, carry)
-  # Where no types tell what varies, to ask for them is to trace all twice.
+  # Without tracked axes, asking for the types would only trace everything
+  # twice.
   tracked = any(axes.is_tracked(name) for name in axes.bound_axes())
   results = jax.eval_shape(fun, carry) if tracked else carry
   varying = jax.tree.map(
@@ -62,7 +63,8 @@ def change_if(
     return axes.cast_to_varying(x, over) if over else x
 
   carry = jax.tree.map(cast, carry, carry, varying)
-  # What is differentiated has to be an argument of what has a rule for it.
+  # Differentiated values must be arguments of the function with the custom
+  # rule.
   closed, consts = jax.closure_convert(fun, carry)
 
   def changed(carry, consts):
@@ -80,8 +82,8 @@ def change_if(
     )
     return carry
 
-  # A loop of an unknown number of rounds can't be differentiated in reverse; a
-  # conditional can.
+  # A loop with an unknown number of iterations can't be differentiated in
+  # reverse; a conditional can.
   @change.defjvp
   def _(primals, tangents):
     def choose(times, carry, *consts):

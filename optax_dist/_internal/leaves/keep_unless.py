@@ -1,13 +1,14 @@
 """A step that is taken or not, by a scalar, with its new state in place.
 
-An optimizer's new state is written where the old one was. If the update is computed
-from what the state would be, not from what it is to be, then both are read from
-the old state, and the compiler copies that first, in each step. So this file reads
-the program of the step, and chooses between new and old state as soon as there is a
-new one: what follows, the update too, is computed from the chosen one.
+An optimizer's new state is written over the old one. If the update is computed
+from the candidate state instead of the chosen one, both are read from the old
+state, and the compiler copies it first, in each step. So this module reads the
+program of the step, and chooses between new and old state as soon as there is a
+new one: everything after that, including the update, is computed from the
+chosen one.
 
-Numbers do not change: where the step is taken the chosen state is the new one, and
-where it is not, nothing that is computed is used.
+Results do not change: if the step is taken the chosen state is the new one, and
+otherwise nothing that was computed is used.
 """
 
 import collections
@@ -28,13 +29,13 @@ def keep_unless(
   nothing: Any,
   old: Any,
 ) -> tuple[Any, Any]:
-  """Returns ``step()`` where a scalar predicate holds; elsewhere what was.
+  """Returns ``step()`` if a scalar predicate is true, otherwise the old values.
 
   Args:
     predicate: a boolean scalar.
-    step: a function of nothing that returns updates and a new state.
-    nothing: the updates where no step is taken.
-    old: the state then, of the same structure and shapes as the new one.
+    step: a function without arguments that returns updates and a new state.
+    nothing: the updates if no step is taken.
+    old: the old state, with the structure and shapes of the new one.
 
   Returns:
     The updates and the state.
@@ -68,12 +69,12 @@ def keep_unless(
 
 
 def _made_once(jaxpr: Any, first: int, states: list[Any]) -> dict[Any, Any]:
-  """Returns the old values of what the program computes and is stored once.
+  """Returns the old values of results that are computed and stored once.
 
   Args:
     jaxpr: the program.
-    first: where in its results the new state begins.
-    states: the old one.
+    first: the index in its results at which the new state starts.
+    states: the old state.
   """
   made = {var for equation in jaxpr.eqns for var in equation.outvars}
   stored = jaxpr.outvars[first:]

@@ -1,10 +1,11 @@
-"""Scalars that the compiler for CPUs computes once and keeps in memory.
+"""Scalars that the CPU compiler computes once and keeps in memory.
 
-XLA for CPUs compiles equal kernels once, and puts what is cheap to compute into
-every kernel that needs it. Both go wrong with hundreds of leaves: a scalar made of
-all leaves is computed again for each of them, and kernels that differ in nothing
-but a constant are compiled one by one. Either takes minutes. What a conditional
-returns is computed before it is used, and the kernels that use it are equal.
+XLA for CPUs compiles equal kernels once, and inlines cheap computations into
+every kernel that needs them. Both go wrong with hundreds of leaves: a scalar
+computed from all leaves is recomputed for each of them, and kernels that only
+differ in a constant are compiled one by one. Either takes minutes. The result
+of a conditional is computed before it is used, and the kernels that use it are
+equal.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from optax_dist._internal import axes
 
 
 def materialize(tree: Any) -> Any:
-  """Returns the same values, computed once where this is for a CPU.
+  """Returns the same values, computed once if the platform is CPU.
 
   Use it for scalars that are computed from many leaves and used with each.
 
@@ -26,7 +27,7 @@ def materialize(tree: Any) -> Any:
     tree: a pytree of scalar arrays.
 
   Returns:
-    The same.
+    The same values.
 
   Example:
     >>> materialize(jnp.asarray(True)).item()
@@ -34,8 +35,8 @@ def materialize(tree: Any) -> Any:
   """
   if axes.platform() != "cpu":
     return tree
-  # The compiler drops a conditional whose branches do nothing; the barrier, which
-  # is no kernel, keeps it from seeing that.
+  # The compiler removes a conditional with trivial branches; the barrier, which
+  # is no kernel, prevents that.
   return axes.cond(
     _unknown_true(),
     lambda: tree,
@@ -44,7 +45,7 @@ def materialize(tree: Any) -> Any:
 
 
 def integers(values: Sequence[int]) -> list[jax.Array]:
-  """Returns constants that a kernel takes as arguments, on every platform.
+  """Returns constants that are kernel arguments, on every platform.
 
   Args:
     values: Python integers.
@@ -62,5 +63,5 @@ def integers(values: Sequence[int]) -> list[jax.Array]:
 
 
 def _unknown_true() -> jax.Array:
-  # The compiler removes the barrier only after it has decided on conditionals.
+  # The compiler removes the barrier only after simplifying conditionals.
   return jax.lax.optimization_barrier(jnp.asarray(True))

@@ -1,18 +1,18 @@
-"""Small arrays side by side in one buffer, where that is faster.
+"""Packs small arrays into one buffer if that is faster.
 
-**Where leaves share a buffer.** An all-reduce costs a latency and a transfer. On
-TPU and GPU the compiler joins the all-reduces of one step by itself, so leaves
-are handed over one by one and nothing is copied. On CPU it does not, so leaves
-of one dtype are copied into one buffer, where that costs less than messages of
-their own: over several processes those below 2 MiB; within one process, where
-an all-reduce is only a rendezvous of threads, those below 64 KiB, the smallest
+**When leaves share a buffer.** An all-reduce costs a latency and a transfer. On
+TPU and GPU the compiler combines the all-reduces of one step itself, so leaves
+are passed one by one and nothing is copied. On CPU it does not, so leaves of
+one dtype are copied into one buffer if that costs less than separate messages:
+over several processes those below 2 MiB; within one process, where an
+all-reduce is only a rendezvous of threads, those below 64 KiB, the smallest
 first, up to 8 MiB in all (copies beyond the caches and the allocator's pools
 cost more than they save). ``benchmarks/cross_shard.py`` measures it.
 
-Arithmetic on a buffer is one kernel for all of its leaves, where arithmetic on
-leaves is one for each: it is quicker to compile, and to start.
+Arithmetic on a buffer is one kernel for all of its leaves, instead of one per
+leaf: it is faster to compile and to start.
 
-Leaves never share one where the compiler may have sharded them over further
+Leaves never share a buffer if the compiler may have sharded them over other
 axes of the mesh (a partly manual ``shard_map``): flattening would gather them.
 """
 
@@ -28,20 +28,20 @@ import jax.numpy as jnp
 from optax_dist._internal import axes
 from optax_dist._internal.leaves import materialize
 
-# Bytes: leaves at least this large stay by themselves, over several processes
-# and within one; and how much shares a buffer at most within one.
+# Bytes: leaves at least this large stay separate, over several processes and
+# within one; and the largest shared buffer within one process.
 _ALONE_BETWEEN = 2 << 20
 _ALONE_WITHIN = 64 << 10
 _BUFFER_WITHIN = 8 << 20
 
 
 class Joined(NamedTuple):
-  """Where a leaf lies.
+  """The position of a leaf.
 
   Attributes:
     leaf: the leaf.
-    buffer: what it is a part of.
-    start: where in it.
+    buffer: the buffer that contains it.
+    start: its offset in the buffer.
   """
 
   leaf: Any
@@ -50,10 +50,10 @@ class Joined(NamedTuple):
 
 
 def one_piece(leaves: Sequence[Joined | None]) -> Any:
-  """Returns several leaves side by side, if they lie so; None if not.
+  """Returns several leaves as one array if they are contiguous; otherwise None.
 
   Args:
-    leaves: where each lies; None for one that is in no buffer.
+    leaves: the position of each; None for one that is in no buffer.
   """
   found = [x for x in leaves if x is not None]
   if len(found) < len(leaves):
@@ -72,10 +72,10 @@ class Packing:
   """Which leaves of a list share a buffer.
 
   Attributes:
-    buckets: for each buffer, the indices of its leaves: several, or a single one
-      that stays as it is.
+    buckets: for each buffer, the indices of its leaves: several, or a single
+      one that is not copied.
     shapes: of the leaves.
-    starts: for each buffer, where in it its leaves start, as int32 scalars.
+    starts: for each buffer, the offsets of its leaves, as int32 scalars.
   """
 
   buckets: tuple[tuple[int, ...], ...]
@@ -88,17 +88,18 @@ class Packing:
     names: Sequence[tuple[axes.AxisName, ...]],
     *lists: Sequence[Any],
   ) -> "Packing":
-    """Returns what is fast for leaves that are summed over axes.
+    """Returns a fast packing for leaves that are summed over axes.
 
     Args:
-      names: for each leaf, the bound axes to sum over; an empty tuple for a leaf
-        that stays by itself.
-      *lists: of arrays that are packed alike; of one shape at each place. What is
-        no array in the first of them stays by itself.
+      names: for each leaf, the bound axes to sum over; an empty tuple for a
+        leaf that stays separate.
+      *lists: lists of arrays with the same packing, and with equal shapes at
+        each position. Elements that are not arrays in the first list stay
+        separate.
     """
     buckets: dict[Any, list[int]] = {}
     for i, (over, *xs) in enumerate(zip(names, *lists, strict=True)):
-      # What shares a buffer gets one type, so only equal types do.
+      # A buffer has one type, so only leaves of equal types share one.
       kind: Any = i
       if all(is_small(x, over) for x in xs):
         kind = (over, *((x.dtype, axes.varying_axes(x)) for x in xs))
@@ -115,12 +116,12 @@ class Packing:
 
   @classmethod
   def side_by_side(cls, leaves: Sequence[Any]) -> "Packing":
-    """Returns one buffer of all leaves."""
+    """Returns a packing with one buffer for all leaves."""
     return cls._of([[*range(len(leaves))]], tuple(x.shape for x in leaves))
 
   @classmethod
   def _of(cls, buckets: list[list[int]], shapes: tuple) -> "Packing":
-    # Slices at constant places would be as many kernels to compile.
+    # Slices at constant offsets would be separate kernels to compile.
     starts = [_starts(shapes, b) if len(b) > 1 else [] for b in buckets]
     constants = iter(materialize.integers([x for b in starts for x in b]))
     return cls(
@@ -130,7 +131,7 @@ class Packing:
     )
 
   def pack(self, leaves: Sequence[Any]) -> list[Any]:
-    """Returns the buffers, with leaves that stay by themselves as they are."""
+    """Returns the buffers, with separate leaves unchanged."""
     return [
       jnp.concatenate([jnp.ravel(leaves[i]) for i in members])
       if len(members) > 1
@@ -139,7 +140,7 @@ class Packing:
     ]
 
   def unpack(self, buffers: Sequence[Any]) -> list[Any]:
-    """Returns the leaves again."""
+    """Returns the leaves of the buffers."""
     leaves: list[Any] = [None] * len(self.shapes)
     for members, starts, x in zip(
       self.buckets, self.starts, buffers, strict=True
@@ -155,9 +156,9 @@ class Packing:
     return leaves
 
   def computed_once(self, buffers: Sequence[Any]) -> list[Any]:
-    """Returns the buffers, such that none is computed again for each leaf of it.
+    """Returns the buffers, so that none is recomputed for each of its leaves.
 
-    What stays by itself is not touched: large arrays would be copied.
+    Separate leaves are not touched: large arrays would be copied.
     """
     at = [i for i, members in enumerate(self.buckets) if len(members) > 1]
     if not at:
@@ -169,7 +170,7 @@ class Packing:
   def joined(
     self, buffers: Sequence[Any], leaves: Sequence[Any]
   ) -> list[Joined]:
-    """Returns where the leaves lie that share a buffer."""
+    """Returns the positions of the leaves that share a buffer."""
     return [
       Joined(leaves[i], x, start)
       for members, x in zip(self.buckets, buffers, strict=True)
@@ -186,7 +187,7 @@ class Packing:
     return jnp.reshape(buffers[n][start : start + math.prod(shape)], shape)
 
   def put(self, buffers: Sequence[Any], leaf: int, x: jax.Array) -> list[Any]:
-    """Returns the buffers with another value of one leaf."""
+    """Returns the buffers with another value for one leaf."""
     n, start = self._place(leaf)
     if len(self.buckets[n]) > 1:
       x = jax.lax.dynamic_update_slice(buffers[n], jnp.ravel(x), (start,))
@@ -207,14 +208,14 @@ def _starts(
 
 
 def is_small(leaf: Any, over: tuple[axes.AxisName, ...]) -> bool:
-  """Whether a leaf may share a buffer, where leaves are summed over ``over``."""
+  """Whether a leaf may share a buffer if leaves are summed over ``over``."""
   return _is_sized(leaf, over) and leaf.nbytes < _least_alone()
 
 
 def is_large(leaf: Any, over: tuple[axes.AxisName, ...]) -> bool:
-  """Whether a leaf is one that :func:`is_small` would say of that it is not.
+  """Whether a leaf is too large to share a buffer.
 
-  Where nothing shares a buffer, as on TPU, no leaf is either.
+  If nothing shares a buffer, as on TPU, no leaf is.
   """
   return _is_sized(leaf, over) and leaf.nbytes >= _least_alone()
 
@@ -232,10 +233,10 @@ def _least_alone() -> int:
 
 
 def fitting(members: Sequence[Any], array: Callable[[Any], Any]) -> list[Any]:
-  """Returns those of several arrays that are to share a buffer.
+  """Returns those of several arrays that should share a buffer.
 
   Args:
-    members: what may share one.
+    members: candidates for sharing one.
     array: returns the array, or its type, of a member.
   """
   if jax.process_count() > 1:

@@ -1,8 +1,8 @@
-"""The dtypes in which sums, averages and centers are kept.
+"""The dtypes of sums, averages and centers.
 
-Many small numbers are added to them, which a narrow dtype would round away: a
-bfloat16 average with a decay of 0.999 stops where the steps get below its last
-bit.
+Many small numbers are added to them, which would be lost to rounding in a
+narrow dtype: a bfloat16 average with a decay of 0.999 stops when the steps are
+smaller than its last bit.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 
 def check_dtype(name: str, dtype: Any) -> None:
-  """Checks a dtype that a caller gave; None stands for the default.
+  """Checks a dtype given by the caller; None means the default.
 
   Raises:
     ValueError: if it is not a floating-point or complex dtype.
@@ -28,16 +28,16 @@ def check_dtype(name: str, dtype: Any) -> None:
 
 
 def wide_dtype(like: Any, given: Any = None) -> jnp.dtype:
-  """Returns the dtype in which what adds up is kept.
+  """Returns the dtype of an accumulator.
 
   Args:
-    like: an array, of what adds up.
-    given: the dtype that the caller asked for; None for that of ``like``, and
-      float32 where that is narrower.
+    like: an array of the values to accumulate.
+    given: the dtype requested by the caller; None for that of ``like``, or
+      float32 if that is narrower.
 
   Returns:
-    A dtype; that of ``like`` where it is neither floating-point nor complex, and
-    a complex one where it is complex.
+    A dtype; that of ``like`` if it is neither floating-point nor complex, and a
+    complex one if it is complex.
 
   Example:
     >>> [str(wide_dtype(jnp.zeros(2, d))) for d in ("bfloat16", "float32", "int8")]
@@ -56,10 +56,10 @@ def wide_dtype(like: Any, given: Any = None) -> jnp.dtype:
 
 
 def widen(tree: Any, given: Any = None) -> Any:
-  """Returns copies of a tree's arrays, in the dtypes that they are kept in."""
+  """Returns copies of a tree's arrays in their accumulators' dtypes."""
   return jax.tree.map(lambda x: jnp.array(x, wide_dtype(x, given)), tree)
 
 
 def cast_like(x: Any, y: jax.Array) -> Any:
-  """Casts ``x`` to the dtype of ``y``; a Python number takes it by itself."""
+  """Casts ``x`` to the dtype of ``y``; a Python number adopts it anyway."""
   return x if isinstance(x, int | float) else jnp.asarray(x, y.dtype)

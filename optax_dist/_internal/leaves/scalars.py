@@ -1,8 +1,9 @@
 """Decisions and counters, computed by a single kernel.
 
-To the compiler for CPUs each result is a kernel to compile, though it be the sum of
-two numbers: a dozen counters take as long as the rest of a step. A loop whose values
-are all small it compiles as one, so this is one, of a single round.
+The CPU compiler makes each result a kernel, even a sum of two numbers:
+compiling a dozen counters takes as long as the rest of a step. But it compiles
+a loop over small values as one kernel, so this is a loop with a single
+iteration.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,13 @@ from optax_dist._internal import axes
 
 
 def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
-  """Returns ``fun(*args)``, computed once, and by one kernel where this is for CPU.
+  """Returns ``fun(*args)``, computed once, and on CPU by a single kernel.
 
   Args:
-    fun: a function of pytrees of scalars, or arrays of a few elements, that returns
-      one. It can't be differentiated.
-    *args: its arguments, booleans and integers; one at least an int32 that is equal
-      on all replicas.
+    fun: a function of pytrees of scalars, or arrays of a few elements, that
+      returns one. It can't be differentiated.
+    *args: its arguments, booleans and integers; at least one is an int32 that
+      is equal on all replicas.
 
   Example:
     >>> in_one_kernel(lambda n, yes: (n + 1, yes & (n > 2)), jnp.int32(2), True)
@@ -37,7 +38,7 @@ def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
     ),
     jax.eval_shape(fun, *args),
   )
-  # Always one, which the compiler can't know, or there would be no loop.
+  # Always 1, but the compiler must not know that, or it would remove the loop.
   given = [x for x in jax.tree.leaves(args) if x.dtype == jnp.int32]
   given.sort(key=lambda x: len(axes.varying_axes(x)))
   least = np.iinfo(np.int32).min
@@ -45,12 +46,12 @@ def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
 
   def compute(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
     done, _ = carry
-    # What a loop does not change is computed outside of it. 0 is added.
+    # Values that a loop does not change are hoisted, so add 0.
     return done + 1, fun(*jax.tree.map(lambda x: _plus(x, done), args))
 
   zero = jnp.zeros([], jnp.int32)
   return jax.lax.while_loop(
-    # In the condition, which is part of that kernel.
+    # Part of the condition, and so of that kernel.
     lambda carry: carry[0] < (some > least).astype(jnp.int32),
     compute,
     (zero, results),

@@ -1,4 +1,4 @@
-"""The leaves of a tree of updates: their names, and what they may be."""
+"""Checks of the leaves of a tree of updates, and their names."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ def name_of(path: jax.tree_util.KeyPath) -> str:
 
 
 def check_dtype(user: str, path: jax.tree_util.KeyPath, leaf: Any) -> None:
-  """Checks that a leaf is something that can be averaged.
+  """Checks that a leaf has a dtype that can be averaged.
 
   Raises:
-    TypeError: if it is not floating-point or complex; names it.
+    TypeError: if it is not floating-point or complex; names the leaf.
   """
   dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
   if not jnp.issubdtype(dtype, jnp.inexact):
@@ -32,10 +32,10 @@ def check_dtype(user: str, path: jax.tree_util.KeyPath, leaf: Any) -> None:
 def check_shape(
   user: str, path: jax.tree_util.KeyPath, leaf: Any, param: Any
 ) -> None:
-  """Checks that a leaf has the shape of its parameter; None has any.
+  """Checks that a leaf has the shape of its parameter; None fits any.
 
   Raises:
-    ValueError: if it has not; names it.
+    ValueError: if it does not; names the leaf.
   """
   if leaf is None:
     return
@@ -54,7 +54,7 @@ def check_like(user: str, updates: Any, params: Any) -> list[Any]:
     The leaves of the updates, one for each parameter.
 
   Raises:
-    ValueError: if they have not; names what is different.
+    ValueError: if they don't; names the difference.
   """
   treedef: Any
   paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
@@ -75,13 +75,13 @@ def check_own(
   leaf: Any,
   tracked: frozenset[axes.AxisName],
 ) -> None:
-  """Checks that a leaf is one replica's own, where types tell.
+  """Checks that a leaf is a replica's own, if axes are tracked.
 
   Args:
-    user: what needs it, for the message.
+    user: the transform that needs it, for the message.
     path: the leaf's path.
     leaf: an array.
-    tracked: the tracked ones of the axes that the replicas lie along.
+    tracked: the tracked axes over the replicas.
 
   Raises:
     ValueError: if the leaf does not vary over all of ``tracked``.
