@@ -1,4 +1,4 @@
-"""What a method does to one leaf: floats to bytes, and back."""
+"""Codecs: convert one leaf from floats to bytes, and back."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,12 +8,13 @@ import jax.numpy as jnp
 
 
 class Codec(NamedTuple):
-  """Floats as bytes.
+  """A conversion of floats to bytes, and back.
 
   Attributes:
     encode: takes float32 of shape (n,) and a random key; returns uint8 whose
-      number depends on n alone.
-    decode: takes what ``encode`` returned, and n; returns float32 of shape (n,).
+      length depends only on n.
+    decode: takes the result of ``encode``, and n; returns float32 of shape
+      (n,).
     size: the number of those bytes, as a function of n.
   """
 
@@ -28,7 +29,7 @@ def rows_of(x: jax.Array, length: int) -> jax.Array:
 
 
 def check_error_feedback(decay: float | None) -> None:
-  """Checks an argument that many methods take.
+  """Checks the ``error_feedback`` argument of a method.
 
   Raises:
     ValueError: if it is neither None nor from 0 to 1.

@@ -1,4 +1,4 @@
-"""Compression by gathering: each replica gets everyone's bytes, and averages."""
+"""Compression by gathering: each replica averages all encoded updates."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ from optax_dist.compression.interface import Compression, CompressionState
 def gathered(
   name: str, codec: Codec, error_feedback: float | None, seed: int = 0
 ) -> Compression:
-  """Returns the compression that sends what ``codec`` makes of each leaf.
+  """Returns a compression that sends each leaf encoded by ``codec``.
 
-  All leaves of an update travel in one message. The mean is formed in the order
-  of the replicas, so that it is the same on all of them.
+  All leaves of an update are sent in one message. The mean is computed in the
+  order of the replicas, so that it is equal on all of them.
 
   Args:
-    name: of the method.
-    codec: of one leaf.
+    name: name of the method.
+    codec: codec for one leaf.
     error_feedback: the decay, or None.
-    seed: of the random keys that the codec gets.
+    seed: seed of the codec's random keys.
   """
 
   def encode(x, key):
@@ -67,7 +67,7 @@ def gathered(
         start += codec.size(n)
       return out
 
-    # One replica after the other: what they sent is never all decoded at once.
+    # One replica at a time: the updates are never all decoded at once.
     def add(sums, data):
       return [a + b for a, b in zip(sums, decode_all(data), strict=True)], None
 
@@ -102,14 +102,14 @@ def gathered(
 
 
 def residuals_like(updates: Any, error_feedback: float | None) -> Any:
-  """Returns zeros for each leaf, or None where nothing is fed back."""
+  """Returns zeros for each leaf, or None without error feedback."""
   if error_feedback is None:
     return None
   return jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), updates)
 
 
 def as_float32(name: str, path: Any, leaf: Any) -> jax.Array:
-  """Returns a leaf to be sent.
+  """Returns a leaf as float32.
 
   Raises:
     TypeError: if it is not floating-point.
@@ -127,7 +127,7 @@ def as_float32(name: str, path: Any, leaf: Any) -> jax.Array:
 def add_residuals(
   leaves: list[jax.Array], residual: Any, error_feedback: float | None
 ) -> list[jax.Array]:
-  """Returns the leaves with what was not sent before."""
+  """Returns the leaves plus what was not sent before."""
   if error_feedback is None:
     return leaves
   return [

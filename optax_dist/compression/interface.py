@@ -1,4 +1,4 @@
-"""What a compression is: how replicas aggregate in fewer bytes."""
+"""The compression interface: replicas aggregate in fewer bytes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,12 +9,12 @@ from optax_dist._internal import axes
 
 
 class CompressionState(NamedTuple):
-  """What one replica keeps between two updates.
+  """The state that one replica keeps between two updates.
 
   Attributes:
-    residual: for each leaf what was not sent yet (float32, the leaf's shape);
-      None without error feedback. Each replica has its own.
-    shared: what is equal on all replicas, such as PowerSGD's factors.
+    residual: for each leaf, what was not sent yet (float32, the leaf's shape);
+      None without error feedback. It differs between replicas.
+    shared: state that is equal on all replicas, such as PowerSGD's factors.
     num_updates: updates so far (int32 scalar, equal on all).
   """
 
@@ -27,18 +27,18 @@ class Compression(NamedTuple):
   """A way to aggregate the replicas' updates in fewer bytes.
 
   Attributes:
-    name: of the method, for messages.
+    name: name of the method, for messages.
     init: takes a tree like the updates, returns one replica's
       :class:`CompressionState`.
-    reduce: takes one replica's updates, its state, and the (bound) names of the
-      axes that the replicas lie along; returns the mean, equal on all, and the
-      next state.
+    reduce: takes one replica's updates, its state, and the names of the bound
+      axes over the replicas; returns the mean, equal on all, and the next
+      state.
     sent: takes a tree like the updates; returns how many bytes a replica sends
       in one update.
-    round_trip: takes an array, returns what is left of it when it is sent and
-      nothing is fed back: for looking at a method.
-    error_feedback: what of its residual a replica adds to its next update, from 0
-      to 1; None without error feedback.
+    round_trip: takes an array; returns it as received, without error feedback:
+      for inspecting a method.
+    error_feedback: the share of its residual that a replica adds to its next
+      update, from 0 to 1; None without error feedback.
   """
 
   name: str
@@ -56,7 +56,7 @@ def check_compression(user: str, compression: Any) -> None:
   """Checks the argument ``compression`` of a transform.
 
   Raises:
-    TypeError: if it is no method.
+    TypeError: if it is not a compression method.
   """
   if not isinstance(compression, Compression):
     raise TypeError(

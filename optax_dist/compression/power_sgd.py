@@ -1,4 +1,4 @@
-"""Matrices as products of two thin ones, found by one step of power iteration."""
+"""Low-rank approximation of matrices by one step of power iteration."""
 
 import math
 from typing import Any
@@ -21,26 +21,28 @@ def power_sgd(
 ) -> Compression:
   """Sends an m by n matrix as ``rank * (m + n)`` numbers.
 
-  With M the mean of the replicas' matrices and Q the factor of the update before,
-  ``P = orthogonal(M Q)`` and ``Q' = Mᵀ P``; the result is ``P Q'ᵀ``. Both products
-  are means of the replicas' own, so they are all-reduced, and M is never sent. A
-  matrix of at most this rank comes out exactly.
+  With M the mean of the replicas' matrices and Q the factor of the previous
+  update, ``P = orthogonal(M Q)`` and ``Q' = Mᵀ P``; the result is ``P Q'ᵀ``.
+  Both products are means of the replicas' products, so they are all-reduced,
+  and M is never sent. A matrix of at most this rank is reproduced exactly.
 
-  A leaf of more than two axes is a matrix of its first axis by the others. Vectors,
-  and matrices of which this would save nothing, are sent whole.
+  A leaf with more than two axes is treated as a matrix of its first axis by the
+  others. Vectors, and matrices for which this would save nothing, are sent
+  whole.
 
   Args:
-    rank: of the factors; a positive integer.
-    error_feedback: what of its own matrix a replica could not send it adds to its
-      next update, times this decay (0 to 1); None to forget it.
-    seed: of the first factors.
+    rank: rank of the factors; a positive integer.
+    error_feedback: decay (0 to 1) of the part of its own matrix that a replica
+      could not send, which it adds to its next update; None for no error
+      feedback.
+    seed: seed of the initial factors.
 
   Returns:
     A :class:`Compression`, for ``compression=`` of
     :func:`optax_dist.cross_shard`.
 
   Raises:
-    ValueError: if an argument is not as above.
+    ValueError: if an argument is invalid.
 
   Example:
     >>> import jax.numpy as jnp
@@ -61,7 +63,7 @@ def power_sgd(
   _codec.check_error_feedback(error_feedback)
 
   def sides(leaf):
-    """The sides of the matrix that a leaf is; None for one that is sent whole."""
+    """The sides of the matrix for a leaf; None for one that is sent whole."""
     shape = jnp.shape(leaf)
     if len(shape) < 2 or 0 in shape:
       return None
@@ -96,7 +98,7 @@ def power_sgd(
       totals = collectives.sum_leaves(values, [names] * len(values))
       return [total / size for total in totals]
 
-    # What is sent whole goes with the first of the two messages.
+    # Leaves that are sent whole go with the first of the two messages.
     first = mean(
       [m @ q for m, q in zip(matrices, state.shared, strict=True)]
       + [leaves[i] for i in whole]

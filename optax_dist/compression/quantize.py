@@ -1,4 +1,4 @@
-"""Few bits for each number, with one scale for a block of them."""
+"""Quantization: few bits for each number, with one scale per block."""
 
 from typing import Literal
 
@@ -20,28 +20,28 @@ def quantize(
 ) -> Compression:
   """Sends numbers as whole multiples of a step, in ``bits`` bits each.
 
-  With s the largest magnitude in a block and ``m = 2**(bits - 1) - 1``, a number x
-  is sent as the whole number nearest to ``m * x / s``; zeros stay zeros. With one
-  bit, it is sent as its sign, and s is the mean magnitude of the block.
+  With s the largest magnitude in a block and ``m = 2**(bits - 1) - 1``, a
+  number x is sent as the integer nearest to ``m * x / s``; zeros stay zeros.
+  With one bit, its sign is sent, and s is the mean magnitude of the block.
 
-  ``stochastic=True`` rounds up or down at random, so that the result is right on
-  average (and with one bit s is the largest magnitude); the error is larger, and
-  error feedback is not needed for convergence.
+  ``stochastic=True`` rounds up or down at random, so that the result is
+  unbiased (and with one bit s is the largest magnitude); the error is larger,
+  and error feedback is not needed for convergence.
 
   Args:
-    bits: of each number: 8, 4, 2 or 1.
-    block: how many numbers share a scale of 32 bits; a positive integer.
+    bits: bits of each number: 8, 4, 2 or 1.
+    block: how many numbers share a 32-bit scale; a positive integer.
     stochastic: whether to round at random.
-    error_feedback: what each replica could not send it adds to its next update,
-      times this decay (0 to 1); None to forget it.
-    seed: of the rounding.
+    error_feedback: decay (0 to 1) of what each replica could not send, which it
+      adds to its next update; None for no error feedback.
+    seed: seed of the rounding.
 
   Returns:
     A :class:`Compression`, for ``compression=`` of
     :func:`optax_dist.cross_shard`.
 
   Raises:
-    ValueError: if an argument is not as above.
+    ValueError: if an argument is invalid.
 
   Example:
     >>> import jax.numpy as jnp
@@ -69,7 +69,7 @@ def quantize(
     rows = _codec.rows_of(x, length(x.size))
     magnitude = jnp.abs(rows)
     if bits == 1 and not stochastic:
-      # Padding must not make the mean smaller.
+      # Padding must not reduce the mean.
       here = _codec.rows_of(jnp.ones_like(x), rows.shape[1])
       scales = jnp.sum(magnitude, -1) / jnp.sum(here, -1)
     else:
@@ -78,8 +78,8 @@ def quantize(
     levels = rows / safe * most
     noise = jax.random.uniform(key, rows.shape) if stochastic else 0.5
     if bits == 1:
-      # The levels are -1 and 1: up with a probability that grows from one to
-      # the other.
+      # The levels are -1 and 1: the probability of rounding up grows linearly
+      # from one to the other.
       up = noise * 2 - 1 <= levels if stochastic else levels >= 0
       codes = up.astype(jnp.uint8)
     else:

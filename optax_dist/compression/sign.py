@@ -1,4 +1,4 @@
-"""One bit for each number: its sign; the replicas vote."""
+"""Majority vote on signs: one bit for each number."""
 
 from typing import Any
 
@@ -16,26 +16,28 @@ from optax_dist.compression.interface import Compression, CompressionState
 
 
 def sign(*, error_feedback: float | None = None) -> Compression:
-  """Sends signs alone; each number of the result is what most replicas say.
+  """Sends only signs; each number of the result is the majority vote.
 
-  Without error feedback the result is -1, 1, or 0 where the vote is a tie, as in
-  signSGD with majority vote: the learning rate alone says how far a step goes.
-  A number that is zero votes for 1.
+  Without error feedback the result is -1, 1, or 0 if the vote is a tie, as in
+  signSGD with majority vote: the step size depends only on the learning rate. A
+  number that is zero votes for 1.
 
-  With error feedback a leaf's mean magnitude is sent beside its signs. The result
-  is the vote times the mean of these, and what a replica keeps for its next update
-  is what its own signs times its own mean magnitude left out.
+  With error feedback a leaf's mean magnitude is sent along with its signs. The
+  result is the vote times the mean of these magnitudes, and a replica keeps for
+  its next update the difference between its update and its own signs times its
+  own mean magnitude.
 
   Args:
-    error_feedback: the decay of what was left out (0 to 1); None to forget it.
+    error_feedback: the decay of this residual (0 to 1); None for no error
+      feedback.
 
   Returns:
     A :class:`Compression`, for ``compression=`` of
-    :func:`optax_dist.cross_shard`. ``compression.quantize(1)`` is the one that
-    averages scaled signs instead.
+    :func:`optax_dist.cross_shard`. ``compression.quantize(1)`` averages scaled
+    signs instead.
 
   Raises:
-    ValueError: if an argument is not as above.
+    ValueError: if an argument is invalid.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax_dist

@@ -1,4 +1,4 @@
-"""The largest numbers of each chunk, with their positions, and nothing else."""
+"""Sparsification: sends only the largest numbers of each chunk."""
 
 from typing import Literal
 
@@ -17,31 +17,31 @@ def top_k(
   bits: Literal[32, 8, 4, 2] = 32,
   error_feedback: float | None = 1.0,
 ) -> Compression:
-  """Sends a share of the numbers: in each chunk those that are largest.
+  """Sends a fraction of the numbers: the largest ones in each chunk.
 
-  A chunk is a run of ``chunk`` numbers of a leaf; leaves that are smaller are one
-  chunk. In it the ``density * chunk`` numbers (at least one) of the largest
+  A chunk is a run of ``chunk`` numbers of a leaf; smaller leaves are one chunk.
+  In each chunk the ``density * chunk`` numbers (at least one) with the largest
   magnitudes are kept. Their positions take about ``log2(1 / density) + 2`` bits
-  each, and their values ``bits``: below 32, a value is rounded to the nearest of
-  ``2**bits`` evenly spaced levels between minus and plus the chunk's largest
+  each, and their values ``bits``: below 32, a value is rounded to the nearest
+  of ``2**bits`` evenly spaced levels between minus and plus the chunk's largest
   magnitude.
 
   SparseLoCo is ``diloco`` without outer momentum and with
   ``compression=top_k(0.03, bits=2, error_feedback=0.95)``.
 
   Args:
-    density: the share that is kept, above 0 and at most 1.
-    chunk: how many numbers a chunk has; a positive integer.
-    bits: for each value: 32, 8, 4 or 2.
-    error_feedback: what each replica did not send it adds to its next update,
-      times this decay (0 to 1); None to forget it.
+    density: the fraction to keep, above 0 and at most 1.
+    chunk: numbers in a chunk; a positive integer.
+    bits: bits of each value: 32, 8, 4 or 2.
+    error_feedback: decay (0 to 1) of what each replica did not send, which it
+      adds to its next update; None for no error feedback.
 
   Returns:
     A :class:`Compression`, for ``compression=`` of
     :func:`optax_dist.cross_shard`.
 
   Raises:
-    ValueError: if an argument is not as above.
+    ValueError: if an argument is invalid.
 
   Example:
     >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The transform that aggregates by a compression."""
+"""The transform that aggregates with compression."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -18,11 +18,11 @@ from optax_dist.compression.interface import (
 
 
 class CompressedReplica(NamedTuple):
-  """What one replica of a compressed aggregation holds.
+  """State of one replica of a compressed aggregation.
 
   Attributes:
     local_step: updates so far (int32 scalar).
-    residual: for each leaf what was not sent yet (float32), or None.
+    residual: for each leaf, what was not sent yet (float32), or None.
   """
 
   local_step: jax.Array
@@ -34,7 +34,7 @@ class CompressedState(NamedTuple):
 
   Attributes:
     num_updates: updates so far (int32 scalar, equal on all replicas).
-    shared: what the method keeps that is equal on all replicas.
+    shared: the method's state that is equal on all replicas.
     replica: one :class:`CompressedReplica` per replica.
   """
 
@@ -50,17 +50,17 @@ def compressed(
   num_replicas: int | None,
   reduction: Literal["mean", "sum"],
 ) -> optax.GradientTransformationExtraArgs:
-  """Replaces updates by their compressed mean or sum over the replicas.
+  """Replaces updates with their compressed mean or sum over the replicas.
 
   Args:
     user: the transform that this is part of, for messages.
     compression: the method.
-    axis_name: the axis, or a sequence of axes, that the replicas lie along.
-    num_replicas: how many there are; None for the size of the axes.
-    reduction: which of the two.
+    axis_name: the axis, or a sequence of axes, over the replicas.
+    num_replicas: the number of replicas; None for the size of the axes.
+    reduction: ``"mean"`` or ``"sum"``.
 
   Raises:
-    TypeError: at construction, if the method is none.
+    TypeError: at construction, if the method is not a compression.
   """
   check_compression(user, compression)
   replicas = Replicas.of(user, axis_name, num_replicas, ())

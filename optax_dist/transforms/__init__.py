@@ -1,1 +1,1 @@
-"""What people chain: gradients in, updates out."""
+"""The transforms to chain: gradients in, updates out."""

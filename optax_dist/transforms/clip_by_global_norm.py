@@ -1,4 +1,4 @@
-"""Clipping by the norm of a whole that is spread over several shards."""
+"""Clipping by the global norm of updates that are sharded."""
 
 from typing import Any
 
@@ -24,14 +24,14 @@ def clip_by_global_norm(
   *,
   param_specs: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Clips updates by the global norm of all of their shards together.
+  """Clips updates by their global norm over all shards.
 
-  Inside of ``jax.shard_map`` stock ``optax.clip_by_global_norm`` sees the shards
-  of one device only: it clips each model shard by its own norm, and the model
-  falls apart. Here each leaf's squares are summed over those of the axes that it
-  is sharded over, and a leaf that is equal along an axis counts once. The numbers
-  are those of ``optax.clip_by_global_norm`` on the unsharded tree. Put it behind
-  what makes the mean over the replicas, as there::
+  Inside ``jax.shard_map``, stock ``optax.clip_by_global_norm`` sees only the
+  shards of one device: it clips each model shard by its own norm, which makes
+  the model inconsistent. Here each leaf's squares are summed over the axes it
+  is sharded over, and a leaf that is equal along an axis counts once. The
+  result equals ``optax.clip_by_global_norm`` on the unsharded tree. As there,
+  put it after the transform that averages over the replicas::
 
     optax.chain(
         optax_dist.cross_shard("data"),
@@ -39,26 +39,28 @@ def clip_by_global_norm(
         optax.adam(1e-3),
     )
 
-  Inside of :func:`optax_dist.sharded` name the axis of the replicas too: each of
-  them sees its part of the gradient there.
+  Inside :func:`optax_dist.sharded`, also include the replica axis: there each
+  replica sees a part of the gradient.
 
   Args:
-    max_norm: the greatest norm that updates may have; a positive number or a
-      scalar array.
-    axis_name: the axis, or a sequence of axes, that leaves may be sharded over:
-      the model axes, and the data axes for gradients that are sharded over these
-      (FSDP). Not an axis over which updates are still each replica's own.
-    param_specs: a pytree like the updates of ``PartitionSpec``, or a prefix of it,
-      that says which leaf is sharded over which axes. None where the types say
-      so, under ``shard_map(check_vma=True)``; everywhere else it is needed.
+    max_norm: the maximum norm of the updates; a positive number or a scalar
+      array.
+    axis_name: the axis, or a sequence of axes, over which leaves may be
+      sharded: the model axes, and the data axes for gradients that are sharded
+      over these (FSDP). It must not include an axis over which updates are
+      still per replica.
+    param_specs: a pytree like the updates of ``PartitionSpec``, or a prefix of
+      it, which specifies the axes that each leaf is sharded over. None to use
+      the types, under ``shard_map(check_vma=True)``; it is required everywhere
+      else.
 
   Returns:
-    A stateless :class:`optax.GradientTransformationExtraArgs`. It communicates a
-    number per set of axes that leaves are sharded over: one, mostly.
+    A stateless :class:`optax.GradientTransformationExtraArgs`. It communicates
+    one number per set of axes that leaves are sharded over: usually one.
 
   Raises:
-    ValueError: at construction, if an argument is not as above; in ``update``, if
-      nothing says how the updates are sharded, or ``param_specs`` does not fit.
+    ValueError: at construction, if an argument is invalid; in ``update``, if
+      the sharding of the updates is unknown, or ``param_specs`` does not match.
     TypeError: in ``update``, if an update is not floating-point or complex.
     UnboundAxisError: in ``update``, if an axis is not bound.
 
@@ -110,11 +112,11 @@ def clip_by_global_norm(
   def _factor(
     leaves: list[Any], over: list[tuple[axes.AxisName, ...]]
   ) -> jax.Array:
-    """What all leaves are multiplied by: 1 where nothing is to be clipped."""
+    """The factor for all leaves: 1 if there is nothing to clip."""
     groups: dict[tuple[axes.AxisName, ...], jax.Array] = {}
     for leaf, sharded in zip(leaves, over, strict=True):
       square = _sum_of_squares(leaf)
-      # A leaf that is equal along an axis, but in type varies over it.
+      # A leaf that is equal along an axis, although its type varies over it.
       equal = tuple(
         name
         for name in names
@@ -131,10 +133,10 @@ def clip_by_global_norm(
   def _sharded_over(
     updates: optax.Updates, leaves: list[Any]
   ) -> list[tuple[axes.AxisName, ...]]:
-    """Returns, by leaf, those of the axes that it is sharded over."""
+    """Returns, for each leaf, the axes that it is sharded over."""
     scope = shard_scope.names()
-    # The flat parts of `sharded` are sharded over its axes, and by model axes
-    # as types or specs say.
+    # The flat parts from `sharded` are sharded over its axes, and over model
+    # axes according to types or specs.
     untracked = [
       name for name in names if name not in scope and not axes.is_tracked(name)
     ]
@@ -186,7 +188,7 @@ def _sum_of_squares(leaf: Any) -> jax.Array:
     leaf = sum_duplicates(leaf).values
   if jnp.finfo(leaf.dtype).bits < 32:
     leaf = leaf.astype(jnp.float32)
-  # Of a complex number as optax: the square of its absolute value.
+  # For complex numbers as in optax: the square of the absolute value.
   square = jnp.square(leaf.real)
   if jnp.iscomplexobj(leaf):
     square += jnp.square(leaf.imag)

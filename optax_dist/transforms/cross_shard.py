@@ -35,11 +35,11 @@ def cross_shard(
   compression: Compression | None = None,
   num_replicas: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Replaces each replica's updates by their mean or sum over all replicas.
+  """Replaces each replica's updates with their mean or sum over all replicas.
 
-  Use it inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap(axis_name=)``, in a
-  chain: what stands before it sees one replica's gradient, what stands after it
-  the aggregated one, equal on all replicas::
+  Use it inside ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap(axis_name=)``, in
+  a chain: transforms before it see one replica's gradient, transforms after it
+  the aggregated one, which is equal on all replicas::
 
     optax.chain(
         optax_dist.cross_shard("data"),
@@ -47,63 +47,63 @@ def cross_shard(
         optax.adam(1e-3),
     )
 
-  The numbers are the same in each of these. In particular, ``jax.grad`` with respect
-  to replicated parameters under ``shard_map(check_vma=True)`` arrives *already
-  summed* over the replicas, where ``jax.lax.pmean`` would return a gradient that
-  is too large by the number of replicas. The type shows it (the update does not
-  vary over the axis), and ``cross_shard`` then divides, without communication.
-  What was reduced before by ``jax.lax.pmean``, by a ``cross_shard`` or by
-  :func:`optax_dist.sync_replicas` is of that type, too, and is distinguished by how
-  it was computed: it counts as equal on all replicas, as in the other maps, so
-  that a mean leaves it alone.
+  The result is the same in each of these maps. In particular, under
+  ``shard_map(check_vma=True)`` the gradient from ``jax.grad`` with respect to
+  replicated parameters is *already summed* over the replicas, so that
+  ``jax.lax.pmean`` would return a gradient that is too large by the number of
+  replicas. The type shows this (the update does not vary over the axis), and
+  ``cross_shard`` then divides without communicating. An update that was already
+  reduced by ``jax.lax.pmean``, ``cross_shard`` or
+  :func:`optax_dist.sync_replicas` has the same type, and is distinguished by
+  how it was computed: it counts as equal on all replicas, as in the other maps,
+  so a mean leaves it unchanged.
 
-  Updates may be any pytree of floating-point or complex arrays: dtypes are kept,
-  None and other empty nodes pass through. The rows of sparse updates
+  Updates may be any pytree of floating-point or complex arrays: dtypes are
+  kept, None and other empty nodes pass through. The rows of sparse updates
   (:class:`optax_dist.IndexedSlices`) are gathered, never made dense. See
   :mod:`optax_dist._internal.collectives` for how leaves share messages.
 
   Args:
-    axis_name: the axis, or a sequence of axes reduced together, that the
-      replicas lie along.
-    reduction: ``"mean"``, ``"sum"``, or ``"adasum"``, which adds what is orthogonal
-      and averages what is parallel, leaf by leaf. The last one gathers all
-      replicas' updates, and needs each replica's own.
+    axis_name: the axis, or a sequence of axes to reduce together, over the
+      replicas.
+    reduction: ``"mean"``, ``"sum"``, or ``"adasum"``, which adds orthogonal and
+      averages parallel components, leaf by leaf. The last one gathers all
+      replicas' updates, and requires each replica's own.
     axis_index_groups: a list of lists of indices along the (single) axis, equal
-      in size, which partition it: each group aggregates by itself, and the mean
-      is over the group. This is TensorFlow's ``group_assignment``. None, or
-      ``[]`` as in TensorFlow, for one group of all.
-    invariant_updates: what an update is that, by its type, does not vary over a
-      tracked axis, and was not reduced by a collective as above. ``"summed"``:
-      the gradient of each replica's loss, summed by ``jax.grad``. ``"reduced"``:
-      final already and to be left alone, as where the loss that was
-      differentiated is itself a ``jax.lax.pmean``, or where the gradient is an
-      argument of the mapped function. These have the same type, and no collective
-      shows. ``"error"``: all that does not vary is refused.
-    param_specs: for parameters that are sharded over an axis of ``axis_name``, and
-      gathered where they are used (FSDP): the ``PartitionSpec`` of each, in a
-      pytree like the updates (or a prefix of it), or a function of the updates
-      that returns one. Such a gradient arrives summed, as one shard of it on each
-      replica, and is only divided for the mean; by the first ``cross_shard`` of a
-      chain, if there are several. Other axes may be named, too; None is as
-      ``PartitionSpec()``.
-    compression: a method of :mod:`optax_dist.compression`, by which each replica's
-      own updates are aggregated in fewer bytes; None to send them as they are.
-    num_replicas: with ``compression``, the number of replicas; None for the size
-      of the axis. It must be given where ``init`` is called outside of the map and
-      of ``jax.set_mesh``.
+      in size, which partition it: each group aggregates separately, and the
+      mean is over the group. This is TensorFlow's ``group_assignment``. None,
+      or ``[]`` as in TensorFlow, for one group of all.
+    invariant_updates: how to treat an update that, by its type, does not vary
+      over a tracked axis and was not reduced by a collective as above.
+      ``"summed"``: as the gradient of each replica's loss, summed by
+      ``jax.grad``. ``"reduced"``: as final, to be left unchanged, for example
+      if the differentiated loss is itself a ``jax.lax.pmean``, or if the
+      gradient is an argument of the mapped function. These have the same type,
+      without a visible collective. ``"error"``: raise an error.
+    param_specs: for parameters that are sharded over an axis of ``axis_name``,
+      and gathered where they are used (FSDP): the ``PartitionSpec`` of each, in
+      a pytree like the updates (or a prefix of it), or a function of the
+      updates that returns one. Such a gradient arrives summed, with one shard
+      of it on each replica, and is only divided for the mean, by the first
+      ``cross_shard`` in a chain, if there are several. Other axes may be
+      included; None is equivalent to ``PartitionSpec()``.
+    compression: a method of :mod:`optax_dist.compression`, to aggregate each
+      replica's own updates in fewer bytes; None for no compression.
+    num_replicas: with ``compression``, the number of replicas; None for the
+      size of the axis. It is required if ``init`` is called outside of the map
+      and of ``jax.set_mesh``.
 
   Returns:
-    A :class:`optax.GradientTransformationExtraArgs`; stateless, but with
-    ``compression``, whose state goes in and out of the map by
+    A :class:`optax.GradientTransformationExtraArgs`; it is stateless except
+    with ``compression``, whose state is passed in and out of the map by
     :func:`optax_dist.state_specs` (or :func:`optax_dist.state_axes`).
 
   Raises:
-    ValueError: at construction, if an argument is not as above; in ``update``,
-      if the groups do not fit the axis, or if an update arrives already summed
-      and can't be taken apart again: with groups, or where the ``params`` given
-      vary over the axis, so that it can't be their summed gradient; or if it is
-      the shard of a sum, as the program shows, and ``param_specs`` does not say
-      so.
+    ValueError: at construction, if an argument is invalid; in ``update``, if
+      the groups do not match the axis, or if an update arrives already summed
+      and can't be split again: with groups, or if the given ``params`` vary
+      over the axis, so that it can't be their summed gradient; or if it is the
+      shard of a sum, as the program shows, without a matching ``param_specs``.
     TypeError: in ``update``, if an update is not floating-point or complex.
     UnboundAxisError: in ``update``, if an axis is not bound; lists those that
       are.
@@ -207,7 +207,7 @@ def cross_shard(
       size = lambda *which, kind=kind: math.prod(
         sizes[a] for a in names if kind[a] in which
       )
-      # What a further cross_shard is to see, even where nothing is left to do.
+      # Marks the result for later cross_shards, even if nothing is left to do.
       with provenance.reduced_over(names):
         if reduction == "mean":
           results.append(_divide(x, size("own", "summed")))
@@ -222,7 +222,7 @@ def cross_shard(
 def _check_own(
   path: jax.tree_util.KeyPath, leaf: Any, missing: frozenset[axes.AxisName]
 ) -> None:
-  """Raises where there is nothing to tell replicas apart by."""
+  """Raises an error if the updates can't be told apart by replica."""
   what = f"{_USER}: {update_leaves.name_of(path)}"
   if is_indexed_slices(leaf):
     raise ValueError(f"{what} is sparse, which reduction='adasum' can't be.")
@@ -243,7 +243,7 @@ def _sum(
   over: list[tuple[axes.AxisName, ...]],
   groups: collectives.Groups | None,
 ) -> list[Any]:
-  """Sums dense leaves where they are, and gathers the rows of sparse ones."""
+  """Sums dense leaves, and gathers the rows of sparse ones."""
   dense = [i for i, leaf in enumerate(leaves) if not is_indexed_slices(leaf)]
   results = list(leaves)
   sums = collectives.sum_leaves(
@@ -278,7 +278,7 @@ def _multiply(x: Any, factor: int, always: bool) -> Any:
 
 
 def _is_reduced(leaf: Any, name: axes.AxisName) -> bool:
-  """Whether a value is equal along an axis since it was reduced before."""
+  """Whether a value is equal along an axis because it was reduced before."""
   arrays = jax.tree.leaves(leaf)
   return any(provenance.of_invariant(x, name) == "caller" for x in arrays)
 
@@ -286,7 +286,7 @@ def _is_reduced(leaf: Any, name: axes.AxisName) -> bool:
 def _sharded_over(
   param_specs: Any, updates: Any, names: tuple[axes.AxisName, ...]
 ) -> list[frozenset[axes.AxisName]]:
-  """Returns for each leaf over which of ``names`` its parameter is sharded."""
+  """Returns, by leaf, the ``names`` that its parameter is sharded over."""
   if callable(param_specs):
     param_specs = param_specs(updates)
   is_spec = lambda x: x is None or isinstance(x, jax.sharding.PartitionSpec)
@@ -316,7 +316,7 @@ def _check_shards(
   shards: frozenset[axes.AxisName],
   tracked: frozenset[axes.AxisName],
 ) -> None:
-  """Raises where an update was reduced and scattered, and nobody said so."""
+  """Raises an error if an update is a shard of a sum without a spec for it."""
   what = f"{_USER}: {update_leaves.name_of(path)}"
   show = lambda over: ", ".join(sorted(map(repr, over)))
   if shards and is_indexed_slices(leaf):
@@ -353,7 +353,7 @@ def _check_invariant(
   groups: collectives.Groups | None,
   param: Any,
 ) -> None:
-  """Raises where it is not known what an update that does not vary means."""
+  """Raises an error if the meaning of an invariant update is unknown."""
   if policy == "reduced" or not invariant:
     return
   what = f"{_USER}: {update_leaves.name_of(path)}"

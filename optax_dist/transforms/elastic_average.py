@@ -1,4 +1,4 @@
-"""Elastic averaging: replicas that explore, and a center that holds them."""
+"""Elastic averaging: replicas that explore, tied to a center."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -22,14 +22,14 @@ _EXCHANGES = ("after_step", "same_point")
 
 
 class ElasticReplica(NamedTuple):
-  """What one replica of :func:`elastic_average` holds.
+  """State of one replica of :func:`elastic_average`.
 
   Attributes:
     local_step: steps that the replica has taken (int32 scalar).
     local_center: the center as the replica last saw it.
     inner_state: state of the inner transformation.
-    dropped_nonfinite: exchanges that the replica took no part in, as its
-      parameters were not finite (int32 scalar).
+    dropped_nonfinite: exchanges that the replica did not take part in because
+      its parameters were not finite (int32 scalar).
   """
 
   local_step: jax.Array
@@ -71,66 +71,70 @@ def elastic_average(
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica train its own parameters, tied to a common center.
 
-  All replicas call ``update`` in lock step, each with its own parameters and its
+  All replicas call ``update`` in lockstep, each with its own parameters and its
   own gradient. On each replica, in TensorFlow's order:
 
-  1. The gradient gets the pull towards the center as this replica last saw it:
-     ``gradient + rho * (params - local_center)``.
-  2. ``inner`` updates the replica's parameters; its local step goes up by one.
+  1. The pull towards the center as this replica last saw it is added to the
+     gradient: ``gradient + rho * (params - local_center)``.
+  2. ``inner`` updates the replica's parameters; its local step is incremented.
   3. Every ``communication_period`` steps there is an exchange: ``local_center``
      becomes the center, and parameters and center move towards each other, see
      :func:`optax_dist.transforms.elastic_exchange.elastic_exchange`: the parameters by
      ``moving_rate * (params - center)``, the center by the sum of these over the
-     replicas. This is the only communication. The global step goes up by one.
+     replicas. This is the only communication. The global step is incremented.
 
   The move is part of the returned updates, so ``optax.apply_updates`` gives the
-  parameters above. A parameter whose gradient is None takes no part.
+  parameters above. A parameter whose gradient is None does not take part.
 
-  The parameters are the replicas' own: give them a leading replica axis outside
-  of the map, and shard it. Some of the state belongs to one replica too; carry it
-  in and out of the map with :func:`optax_dist.state_specs` (or
-  :func:`optax_dist.state_axes`). Evaluate and keep the center:
+  The parameters are per replica: give them a leading replica axis outside of
+  the map, and shard it. Some of the state is per replica too; pass it in and
+  out of the map with :func:`optax_dist.state_specs` (or
+  :func:`optax_dist.state_axes`). Evaluate and save the center:
   :func:`optax_dist.center_params`.
 
   Args:
     inner: the transformation that updates each replica's parameters.
-    axis_name: the axis, or a sequence of axes, that the replicas lie along.
-    num_replicas: the number of replicas; None for the size of the axis. It must be
-      given where ``init`` is called outside of the map and of ``jax.set_mesh``.
-    communication_period: steps from exchange to exchange; a positive integer.
-    moving_rate: the part of the distance that a replica moves in an exchange, and
-      that it moves the center by: a number or scalar array, not negative. None
-      for ``0.9 / communication_period / num_replicas``.
-    rho: strength of the pull in between: a number or scalar array, not negative.
-      None for ``moving_rate / learning_rate`` (0 with ``"same_point"``, where the
-      exchange is the pull).
+    axis_name: the axis, or a sequence of axes, over the replicas.
+    num_replicas: the number of replicas; None for the size of the axis. It is
+      required if ``init`` is called outside of the map and of ``jax.set_mesh``.
+    communication_period: steps from one exchange to the next; a positive
+      integer.
+    moving_rate: the fraction of the distance by which a replica moves in an
+      exchange, and by which it moves the center: a number or scalar array, not
+      negative. None for ``0.9 / communication_period / num_replicas``.
+    rho: strength of the pull between exchanges: a number or scalar array, not
+      negative. None for ``moving_rate / learning_rate`` (0 with
+      ``"same_point"``, where the exchange is the pull).
     learning_rate: the inner learning rate, for ``rho``: a positive number, a
       scalar array, or a schedule, called with the replica's local step. None to
       read it from the state of an ``optax.inject_hyperparams`` in ``inner``,
-      whose current value counts. While it is 0, so is ``rho``.
+      which gives the current value. While it is 0, so is ``rho``.
     exchange: where the distance to the center is measured in an exchange:
-      ``"after_step"``, as TensorFlow, or at the ``"same_point"`` as the gradient,
-      before the step, as the paper's synchronous form.
-    reject_nonfinite: whether a replica with an infinite or NaN parameter takes no
-      part in an exchange, counted in its state. If not, it spoils the center. Its
-      own parameters stay as they are: see :func:`optax_dist.reset_to_center`, and
-      wrap ``inner`` in ``optax.apply_if_finite`` to drop such gradients at once.
-    center_dtype: dtype of the center and of what is exchanged; None for each
-      parameter's own, and float32 where that is narrower.
-    model_axes: further axes that each replica's parameters are sharded over: all
-      shards of a replica decide alike. Under ``check_vma=True`` their types tell.
+      ``"after_step"``, as in TensorFlow, or at the ``"same_point"`` as the
+      gradient, before the step, as in the paper's synchronous form.
+    reject_nonfinite: whether a replica with an infinite or NaN parameter is
+      excluded from exchanges, and counted in its state. If not, it makes the
+      center non-finite. Its own parameters are unchanged: see
+      :func:`optax_dist.reset_to_center`, and wrap ``inner`` in
+      ``optax.apply_if_finite`` to drop such gradients at once.
+    center_dtype: dtype of the center and of the exchange; None for each
+      parameter's own, or float32 if that is narrower.
+    model_axes: further axes over which each replica's parameters are sharded:
+      all shards of a replica make the same decision. Under ``check_vma=True``
+      the types show them.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with an
-    :class:`ElasticAverageState`. Keyword arguments of ``update`` go to ``inner``.
-    ``init`` takes the parameters without a replica axis. Outside of the map all
-    replicas start from them; inside, the center starts from the first replica's.
+    :class:`ElasticAverageState`. Keyword arguments of ``update`` are passed to
+    ``inner``. ``init`` takes the parameters without a replica axis. Outside of
+    the map all replicas start from them; inside, the center starts from the
+    first replica's.
 
   Raises:
-    ValueError: at construction, if an argument is not as above; in ``init``, if
-      the number of replicas or the learning rate is not known; in ``update``, if
-      the axis has another size, there are no parameters, or by their type they
-      are not each replica's own, or the state was not passed as one replica's.
+    ValueError: at construction, if an argument is invalid; in ``init``, if the
+      number of replicas or the learning rate is unknown; in ``update``, if the
+      axis has another size, there are no parameters, or by their type they are
+      not each replica's own, or the state was not passed as one replica's.
     TypeError: in ``update``, if an update is not floating-point or complex.
     UnboundAxisError: in ``update``, if an axis is not bound.
 
@@ -175,7 +179,7 @@ def elastic_average(
     size = replicas.at_init()
     params = replica_params.strong(params)
     center = replica_params.common(params, replicas.names, center_dtype)
-    # One array each, so that the state can be donated.
+    # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
     own = ElasticReplica(zero(), center, inner.init(params), zero())
     if rho is None and learning_rate is None:
@@ -187,7 +191,7 @@ def elastic_average(
   def strengths(
     size: int, own: ElasticReplica, *args: Any, **extra_args: Any
   ) -> tuple[Any, Any]:
-    """The moving rate and rho, of this step."""
+    """The moving rate and rho of this step."""
     rate = moving_rate
     if rate is None:
       rate = 0.9 / period / size
@@ -195,8 +199,8 @@ def elastic_average(
       return rate, rho
     step_size = learning_rate
     if step_size is None:
-      # A schedule's value of this step is known to the update only. It does
-      # not depend on the gradient, so the compiler drops all else of it.
+      # Only the update knows a schedule's value at this step. It does not
+      # depend on the gradient, so the compiler removes everything else.
       step_size = _injected_learning_rate(
         own.inner_state, lambda: inner.update(*args, **extra_args)
       )
@@ -237,7 +241,7 @@ def elastic_average(
       x: list[Any],
       local_center: list[Any],
     ) -> tuple[Any, Any]:
-      """1. and 2.: The gradient of the distance, and the inner step."""
+      """Steps 1 and 2: the gradient with the pull, and the inner step."""
       if not _is_zero(pull):
         gradients = me.elementwise(
           lambda g, x, c: (
@@ -251,13 +255,13 @@ def elastic_average(
         leaves.put(updates, gradients), inner_state, params, **extra_args
       )
 
-    # Of every element, so none stays sparse.
+    # The pull is dense, so no gradient stays sparse.
     gradients = replica_params.dense(gradients)
     steps, inner_state = fuse_leaves(step, replicas.names)(
       gradients, own.inner_state, x, local_center
     )
 
-    # 3. The exchange.
+    # Step 3: the exchange.
     def meet(
       x: list[Any], own: Any, center: list[Any]
     ) -> tuple[Any, list[Any]]:
@@ -272,7 +276,7 @@ def elastic_average(
       dropped += (~finite).astype(jnp.int32)
       return (packed.unpack(us), center, dropped), packed.unpack(cs)
 
-    # Equal on all replicas, so all of them meet or none.
+    # Equal on all replicas, so either all of them exchange or none.
     meets, global_step, ticks, local_step = in_one_kernel(
       count, state.global_step, state.ticks, own.local_step
     )
@@ -303,12 +307,12 @@ def elastic_average(
 def _injected_learning_rate(
   state: Any, update: Callable[[], tuple[Any, Any]] | None = None
 ) -> Any:
-  """Returns the learning rate that ``optax.inject_hyperparams`` holds.
+  """Returns the learning rate in the state of ``optax.inject_hyperparams``.
 
   Args:
     state: the inner state.
-    update: makes the update whose learning rate is wanted, where it differs from
-      the one in ``state``.
+    update: computes the update whose learning rate is requested, if it differs
+      from the one in ``state``.
   """
   found = _injected(state)
   if len(found) != 1:
@@ -342,7 +346,7 @@ def _ratio(rate: Any, learning_rate: Any) -> Any:
   rate, learning_rate = (
     jnp.asarray(x, jnp.float32) for x in (rate, learning_rate)
   )
-  # A warm-up starts from 0, where nothing moves whatever the gradient is.
+  # A warm-up starts at 0, where nothing moves whatever the gradient is.
   moves = learning_rate > 0
   return jnp.where(moves, rate / jnp.where(moves, learning_rate, 1), 0)
 

@@ -15,13 +15,13 @@ __all__ = [
 
 
 class ElasticExchange(NamedTuple):
-  """What an exchange changes.
+  """The result of an exchange.
 
   Attributes:
     params: the parameters after it.
     center: the center after it.
-    local_center: the center as the replica met it, before its own pull.
-    pull: what was taken from the parameters.
+    local_center: the center as the replica saw it, before its own pull.
+    pull: the amount subtracted from the parameters.
   """
 
   params: Any
@@ -36,27 +36,27 @@ def elastic_exchange(
   moving_rate: Any,
   sum_over_replicas: Callable[[list], list] | None = None,
 ) -> ElasticExchange:
-  """Moves parameters and center towards each other, like a spring between them.
+  """Moves parameters and center towards each other, as if tied by a spring.
 
-  ``pull = moving_rate * (params - center)`` is taken from the parameters and given
-  to the center. One replica at a time (as TensorFlow's asynchronous workers), the
-  center gets that replica's pull::
+  ``pull = moving_rate * (params - center)`` is subtracted from the parameters
+  and added to the center. For one replica at a time (like TensorFlow's
+  asynchronous workers), the center gets that replica's pull::
 
     params, center, *_ = elastic_exchange(params, center, moving_rate)
 
-  All replicas at once, it gets the sum of the pulls: ``sum_over_replicas`` says
-  how to make it, inside a map, where ``params`` are one replica's. The two
-  differ: the second of two replicas in turn meets a center that has moved.
+  For all replicas at once, it gets the sum of the pulls: ``sum_over_replicas``
+  computes it, inside a map, where ``params`` are one replica's. The two differ:
+  the second of two sequential replicas sees a center that has moved.
 
-  Works on NumPy arrays as on those of JAX. Where a leaf is None in ``params`` it
-  takes no part.
+  Works on NumPy arrays and JAX arrays. Leaves that are None in ``params`` do
+  not take part.
 
   Args:
     params: a pytree of arrays.
     center: a pytree of arrays of the same shapes and dtypes.
     moving_rate: a number, or a scalar array.
-    sum_over_replicas: from a list of arrays to the list of their sums over the
-      replicas; None for a replica that meets the center alone.
+    sum_over_replicas: maps a list of arrays to the list of their sums over the
+      replicas; None for a single replica.
 
   Returns:
     An :class:`ElasticExchange` of trees like ``params``.
@@ -94,7 +94,7 @@ def elastic_exchange(
 def simultaneous_exchange(
   params: Any, center: Any, moving_rate: Any
 ) -> ElasticExchange:
-  """One exchange of all replicas at once: all meet the same center.
+  """Exchanges all replicas at once: all see the same center.
 
   Args:
     params: a pytree of arrays with a leading replica axis.
@@ -102,7 +102,7 @@ def simultaneous_exchange(
     moving_rate: a number, or a scalar array.
 
   Returns:
-    An :class:`ElasticExchange`, all but its center with a leading replica axis.
+    An :class:`ElasticExchange`; all but its center have a leading replica axis.
 
   Example:
     >>> import jax.numpy as jnp
@@ -122,17 +122,17 @@ def simultaneous_exchange(
 def sequential_exchange(
   params: Any, center: Any, moving_rate: Any, order: Any = None
 ) -> ElasticExchange:
-  """One exchange of each replica in turn: each meets the center left to it.
+  """Exchanges the replicas in turn: each sees the center after the last one.
 
   Args:
     params: a pytree of arrays with a leading replica axis.
     center: a pytree of arrays without it.
     moving_rate: a number, or a scalar array.
-    order: integers, each replica's index once, in the order of their turns; None
-      for replica 0 first.
+    order: integers, each replica's index once, in the order of their turns;
+      None to start with replica 0.
 
   Returns:
-    An :class:`ElasticExchange`, all but its center with a leading replica axis.
+    An :class:`ElasticExchange`; all but its center have a leading replica axis.
 
   Example:
     >>> import jax.numpy as jnp
@@ -156,5 +156,5 @@ def sequential_exchange(
 
 
 def _times(rate: Any, x: Any) -> Any:
-  # A Python number takes the dtype of `x`; an array of a rate has to be cast.
+  # A Python number adopts the dtype of `x`; an array has to be cast.
   return x * (rate if isinstance(rate, int | float) else rate.astype(x.dtype))

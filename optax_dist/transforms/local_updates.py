@@ -1,4 +1,4 @@
-"""Local updates: replicas train by themselves, and agree from time to time."""
+"""Local updates: replicas train locally, and synchronize periodically."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -26,15 +26,15 @@ _INNER_STATES = ("local", "averaged")
 
 
 class LocalReplica(NamedTuple):
-  """What one replica of :func:`local_updates` holds.
+  """State of one replica of :func:`local_updates`.
 
   Attributes:
     local_step: steps that the replica has taken (int32 scalar).
     inner_state: state of the inner transformation.
-    dropped_nonfinite: rounds (of a fragment) that the replica took no part in,
-      as its parameters were not finite (int32 scalar).
-    residual: with ``compression``, what was not sent yet, for each parameter that
-      takes part; otherwise None.
+    dropped_nonfinite: rounds (of a fragment) that the replica did not take part
+      in because its parameters were not finite (int32 scalar).
+    residual: with ``compression``, what was not sent yet, for each parameter
+      that takes part; otherwise None.
   """
 
   local_step: jax.Array
@@ -51,11 +51,11 @@ class LocalUpdatesState(NamedTuple):
     ticks: steps since the last round ended (int32 scalar, equal on all).
     round_start: steps taken before this round (int32 scalar, equal on all).
     period: steps of this round (int32 scalar, equal on all).
-    center: the parameters that this round started from, equal on all. See
+    center: the parameters at the start of this round, equal on all. See
       :func:`optax_dist.center_params`.
     outer_state: state of the outer transformation, equal on all.
     replica: one :class:`LocalReplica` per replica.
-    shared: with ``compression``, what the method keeps that is equal on all;
+    shared: with ``compression``, the method's state that is equal on all;
       otherwise None.
   """
 
@@ -82,72 +82,73 @@ def local_updates(
   model_axes: axes.AxisNames = (),
   compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets each replica take steps of its own, then steps with their mean.
+  """Lets each replica take local steps, then applies their mean change.
 
-  All replicas call ``update`` in lock step, each with its own parameters and its
+  All replicas call ``update`` in lockstep, each with its own parameters and its
   own gradient. In each round:
 
-  1. Each replica makes ``communication_period`` steps with ``inner``, from the
+  1. Each replica takes ``communication_period`` steps with ``inner``, from the
      round's common start.
   2. ``outer`` takes ``start - mean of the replicas' parameters`` as a gradient,
      and moves the start by it. This mean is the only communication.
-  3. All replicas go on from there.
+  3. All replicas continue from there.
 
   With ``outer=optax.sgd(1.0)`` this is local SGD (federated averaging); other
   choices are DiLoCo, SlowMo and BMUF: see :mod:`optax_dist.transforms.presets`.
 
-  The parameters are the replicas' own: give them a leading replica axis outside
-  of the map, and shard it. Some of the state belongs to one replica too; carry it
-  in and out of the map with :func:`optax_dist.state_specs` (or
+  The parameters are per replica: give them a leading replica axis outside of
+  the map, and shard it. Some of the state is per replica too; pass it in and
+  out of the map with :func:`optax_dist.state_specs` (or
   :func:`optax_dist.state_axes`).
 
-  The new start is equal on all replicas to the bit, and kept in the state:
+  The new start is bit-identical on all replicas, and kept in the state:
   :func:`optax_dist.center_params`. Each replica's parameters get there by an
   addition, ``params + (start - params)``, which may differ from it in the last
-  bits of the greater of the two. As every round is measured from the start in the
-  state, such differences do not add up; :func:`optax_dist.reset_to_center` removes
-  them.
+  bits of the larger of the two. Since every round is measured from the start in
+  the state, such differences do not accumulate;
+  :func:`optax_dist.reset_to_center` removes them.
 
   Args:
     inner: the transformation that updates each replica's parameters.
     outer: the transformation that updates their common start, equal on all
       replicas. It gets no keyword arguments.
-    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    axis_name: the axis, or a sequence of axes, over the replicas.
     communication_period: steps in a round: a positive integer, or a schedule,
-      called with the steps taken so far (int32 scalar) when a round begins, whose
-      result counts as 1 where it is less, or a :class:`SettablePeriod`. See
+      called with the steps taken so far (int32 scalar) when a round begins,
+      with results below 1 counting as 1, or a :class:`SettablePeriod`. See
       :mod:`optax_dist.transforms.schedules`.
-    num_replicas: the number of replicas; None for the size of the axis. It must be
-      given where ``init`` is called outside of the map and of ``jax.set_mesh``.
+    num_replicas: the number of replicas; None for the size of the axis. It is
+      required if ``init`` is called outside of the map and of ``jax.set_mesh``.
     inner_state: whether the floating-point arrays of the inner state stay
-      ``"local"`` or are ``"averaged"`` over the replicas with the parameters. The
-      others, such as counters, stay local.
-    reject_nonfinite: whether a replica with an infinite or NaN parameter is left
-      out of the mean, counted in its state. If not, it spoils the start of all.
-      What is not finite can't go on from there by an addition: see
-      :func:`optax_dist.reset_to_center`, and wrap ``inner`` in
-      ``optax.apply_if_finite`` to drop such gradients at once.
-    center_dtype: dtype of the start and of what is sent; None for each
-      parameter's own, and float32 where that is narrower.
-    model_axes: further axes that each replica's parameters are sharded over: all
-      shards of a replica decide alike. Under ``check_vma=True`` their types tell.
-    compression: a method of :mod:`optax_dist.compression`, by which the
-      differences from the start are averaged in fewer bytes; None to send them as
-      they are. A replica that is not finite counts as one that has not moved.
+      ``"local"`` or are ``"averaged"`` over the replicas with the parameters.
+      Others, such as counters, stay local.
+    reject_nonfinite: whether a replica with an infinite or NaN parameter is
+      excluded from the mean, and counted in its state. If not, it makes the
+      common start non-finite. Non-finite parameters can't continue from there
+      by an addition: see :func:`optax_dist.reset_to_center`, and wrap ``inner``
+      in ``optax.apply_if_finite`` to drop such gradients at once.
+    center_dtype: dtype of the start and of the communication; None for each
+      parameter's own, or float32 if that is narrower.
+    model_axes: further axes over which each replica's parameters are sharded:
+      all shards of a replica make the same decision. Under ``check_vma=True``
+      the types show them.
+    compression: a method of :mod:`optax_dist.compression`, to average the
+      differences from the start in fewer bytes; None for no compression. A
+      replica that is not finite counts as one that has not moved.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
-    :class:`LocalUpdatesState`. Keyword arguments of ``update`` go to ``inner``.
-    ``init`` takes the parameters without a replica axis. Outside of the map all
-    replicas start from them; inside, the center is the first replica's, and the
-    others join it when the first round ends. A parameter whose gradient is None
-    takes no part.
+    :class:`LocalUpdatesState`. Keyword arguments of ``update`` are passed to
+    ``inner``. ``init`` takes the parameters without a replica axis. Outside of
+    the map all replicas start from them; inside, the center is the first
+    replica's, and the others join it when the first round ends. A parameter
+    whose gradient is None does not take part.
 
   Raises:
-    ValueError: at construction, if an argument is not as above; in ``init``, if
-      the number of replicas is not known; in ``update``, if the axis has another
-      size, there are no parameters, or by their type they are not each replica's
-      own, or the state was not passed as one replica's.
+    ValueError: at construction, if an argument is invalid; in ``init``, if the
+      number of replicas is unknown; in ``update``, if the axis has another
+      size, there are no parameters, or by their type they are not each
+      replica's own, or the state was not passed as one replica's.
     TypeError: in ``update``, if an update is not floating-point or complex.
     UnboundAxisError: in ``update``, if an axis is not bound.
 
@@ -205,7 +206,7 @@ def local_updates(
     size = replicas.at_init()
     params = replica_params.strong(params)
     center = replica_params.common(params, replicas.names, center_dtype)
-    # One array each, so that the state can be donated.
+    # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
     own = LocalReplica(zero(), inner.init(params), zero())
     shared = None
@@ -246,7 +247,7 @@ def local_updates(
       )
     )
 
-    # 2. and 3. A step of them all.
+    # 2. and 3. A step of all replicas.
     def agree(x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
       u, dropped, residual = own
       center, outer_state, floats, _, shared = common
@@ -258,7 +259,8 @@ def local_updates(
         )
       else:
         points, finite = me.where_finite(points, centers, reject_nonfinite)
-        # In a tree of all parameters, so that the state always has one form.
+        # In a tree of all parameters, so that the state's structure never
+        # changes.
         gaps = leaves.put(
           jax.tree.map(jnp.zeros_like, center),
           [c - x for x, c in zip(points, centers, strict=True)],
@@ -269,7 +271,7 @@ def local_updates(
         )
         gap = [gaps[i] for i in leaves.at]
         residual, shared = rounds.residual, rounds.shared
-      # What takes no part has not moved.
+      # Parameters that do not take part have not moved.
       gradient = leaves.put(jax.tree.map(jnp.zeros_like, center), gap)
       outer_steps, outer_state = outer.update(gradient, outer_state, center)
       start = leaves.of(optax.apply_updates(center, outer_steps))
@@ -283,7 +285,7 @@ def local_updates(
       common = center, outer_state, floats, period, shared
       return (u, dropped, residual), common
 
-    # Equal on all replicas, so all of them agree or none.
+    # Equal on all replicas, so either all of them communicate or none.
     (u, dropped, residual), common = me.change_if(
       True if first == 1 and not settable else ends,
       agree,
@@ -323,7 +325,7 @@ def local_updates(
 def _count(
   common: tuple[jax.Array, ...], local_step: jax.Array
 ) -> tuple[jax.Array, ...]:
-  """Whether a round ends, when one would, and the counters after this step."""
+  """Whether a round ends, its end, and the counters after this step."""
   global_step, ticks, round_start, period = common
   ends = ticks + 1 >= period
   round_end = round_start + ticks + 1
@@ -338,7 +340,7 @@ def _count(
 
 
 def _floats(tree: Any) -> tuple[list, Callable[[list], Any]]:
-  """Returns a tree's floating-point leaves, and what puts others in their place."""
+  """Returns a tree's floating-point leaves, and a function to replace them."""
   treedef: Any
   leaves, treedef = jax.tree.flatten(tree)
   at = [

@@ -1,4 +1,4 @@
-"""Wrappers whose own state belongs to one replica."""
+"""Wrappers whose own state is per replica."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ _USER = "per_replica"
 
 
 class OwnState(NamedTuple):
-  """What one replica holds of a state, see :func:`per_replica`.
+  """One replica's part of a state, see :func:`per_replica`.
 
   Attributes:
     local_step: calls of ``update`` so far (int32 scalar).
@@ -31,12 +31,12 @@ def per_replica(
   *fields: str,
   num_replicas: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Marks state of any transformation as belonging to one replica.
+  """Marks state of any transformation as per replica.
 
-  What stands before the communication sees each replica's own gradient, and so
-  its state differs from replica to replica, which nothing says of a stock
-  transformation's state. Here it is said, so that
-  :func:`optax_dist.state_specs` and :func:`optax_dist.state_axes` know it::
+  A transform before the communication sees each replica's own gradient, and so
+  its state differs between replicas, which a stock transformation's state does
+  not express. This wrapper marks it, so that :func:`optax_dist.state_specs` and
+  :func:`optax_dist.state_axes` know it::
 
     tx = optax_dist.per_replica(
         optax.MultiSteps(
@@ -46,27 +46,27 @@ def per_replica(
         "acc_grads",
     )
 
-  adds up each replica's own gradients of four calls. The other fields of a
-  wrapper, its counters and the state of what it wraps, stay equal on all
-  replicas: a counter that decides on communication has to be.
+  accumulates each replica's own gradients of four calls. The other fields of a
+  wrapper, its counters and the inner state, stay equal on all replicas: a
+  counter that decides on communication has to be equal.
 
   Args:
     tx: a transformation, or an ``optax.MultiSteps``.
-    axis_name: the axis, or a sequence of axes, that the replicas lie along.
-    *fields: names of fields in the state of ``tx`` that belong to one replica;
-      none for all of the state, as for ``optax.trace`` in a chain before
+    axis_name: the axis, or a sequence of axes, over the replicas.
+    *fields: names of fields in the state of ``tx`` that are per replica; none
+      for all of the state, as for ``optax.trace`` in a chain before
       ``cross_shard``.
-    num_replicas: the number of replicas; None for the size of the axis. It must be
-      given where ``init`` is called outside of the map and of ``jax.set_mesh``.
+    num_replicas: the number of replicas; None for the size of the axis. It is
+      required if ``init`` is called outside of the map and of ``jax.set_mesh``.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with the state of ``tx``, in
     which each marked part is a :class:`PerReplica` of an :class:`OwnState`.
 
   Raises:
-    ValueError: at construction, if ``num_replicas`` is not a positive integer; in
-      ``init``, if the number of replicas is not known, if a field is not there,
-      or if a part that is to be marked has marked parts in it already.
+    ValueError: at construction, if ``num_replicas`` is not a positive integer;
+      in ``init``, if the number of replicas is unknown, if a field does not
+      exist, or if a part to mark already contains marked parts.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
@@ -143,12 +143,12 @@ def _is_per_replica(node: Any) -> bool:
 def _on_parts(
   fun: Callable[[Any], Any], state: Any, fields: tuple[str, ...]
 ) -> Any:
-  """Applies ``fun`` to the parts of a state that ``fields`` name, or to all.
+  """Applies ``fun`` to the parts of a state named in ``fields``, or to all.
 
-  The outermost ones of each name are meant.
+  For each name, only the outermost parts are used.
 
   Raises:
-    ValueError: if there is none of a name.
+    ValueError: if there is no part with a name.
   """
   if not fields:
     return fun(state)

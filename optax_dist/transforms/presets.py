@@ -1,4 +1,4 @@
-"""Local updates by their papers' names, with their papers' values."""
+"""Variants of local updates by their papers' names, with their defaults."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -22,20 +22,20 @@ def local_sgd(
   inner_state: Literal["local", "averaged"] = "local",
   **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
-  """All replicas go on from the mean of their parameters.
+  """All replicas continue from the mean of their parameters.
 
   :func:`optax_dist.local_updates` with ``outer=optax.sgd(1.0)``.
 
   Args:
     inner: the transformation that updates each replica's parameters.
-    axis_name: as in ``local_updates``, as are all others.
+    axis_name: see ``local_updates``, like all others.
     communication_period: steps in a round, or a schedule of them.
     num_replicas: the number of replicas.
     inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``.
     **kwargs: further arguments of ``local_updates``.
 
   Returns:
-    A transformation as of ``local_updates``, which also says what it raises.
+    A transformation as from ``local_updates``, which also lists the errors.
 
   Example:
     >>> import optax, optax_dist
@@ -66,20 +66,20 @@ def diloco(
   num_replicas: int | None = None,
   **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
-  """Nesterov's momentum over the rounds; the paper has AdamW in them.
+  """Local steps with Nesterov momentum over the rounds; the paper uses AdamW.
 
   Args:
     inner: the transformation that updates each replica's parameters, such as
       ``optax.adamw(4e-4)``.
-    axis_name: as in :func:`optax_dist.local_updates`, as are all others.
+    axis_name: see :func:`optax_dist.local_updates`, like all others.
     communication_period: steps in a round, or a schedule of them.
-    outer_learning_rate: of the step that a round makes; a schedule counts rounds.
-    outer_momentum: of that step.
+    outer_learning_rate: learning rate of a round; a schedule counts rounds.
+    outer_momentum: momentum of a round.
     num_replicas: the number of replicas.
     **kwargs: further arguments of ``local_updates``.
 
   Returns:
-    A transformation as of ``local_updates``, which also says what it raises.
+    A transformation as from ``local_updates``, which also lists the errors.
 
   Example:
     >>> import optax, optax_dist
@@ -113,26 +113,26 @@ def sparse_loco(
   num_replicas: int | None = None,
   **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
-  """Sends the largest few percent of each round's movement, in two bits each.
+  """Sends the largest few percent of each round's change, in two bits each.
 
-  What a replica did not send it keeps, lets decay, and adds to its next round; this
-  stands in for the momentum of DiLoCo's outer step.
+  Each replica keeps what it did not send, with decay, and adds it to its next
+  round; this replaces the momentum of DiLoCo's outer step.
 
   Args:
     inner: the transformation that updates each replica's parameters, such as
       ``optax.adamw(4e-4)``.
-    axis_name: as in :func:`optax_dist.local_updates`, as are all others.
+    axis_name: see :func:`optax_dist.local_updates`, like all others.
     communication_period: steps in a round, or a schedule of them.
-    outer_learning_rate: of the step that a round makes; a schedule counts rounds.
-    density: the share of numbers that is sent, see
+    outer_learning_rate: learning rate of a round; a schedule counts rounds.
+    density: the fraction of numbers to send, see
       :func:`optax_dist.compression.top_k`.
-    bits: of each of them.
-    error_feedback: the decay of what was not sent; None to forget it.
+    bits: bits of each number.
+    error_feedback: the decay of what was not sent; None for no error feedback.
     num_replicas: the number of replicas.
     **kwargs: further arguments of ``local_updates``.
 
   Returns:
-    A transformation as of ``local_updates``, which also says what it raises.
+    A transformation as from ``local_updates``, which also lists the errors.
 
   Example:
     >>> import optax, optax_dist
@@ -168,22 +168,22 @@ def slowmo(
   """Heavy-ball momentum over the rounds.
 
   The paper divides the rounds' steps by the inner learning rate before they are
-  accumulated, and multiplies by it after. Where that rate is constant this
-  cancels, and it is left out here.
+  accumulated, and multiplies by it afterwards. If that rate is constant this
+  cancels, so it is omitted here.
 
   Args:
     inner: the transformation that updates each replica's parameters.
-    axis_name: as in :func:`optax_dist.local_updates`, as are all others.
+    axis_name: see :func:`optax_dist.local_updates`, like all others.
     communication_period: steps in a round, or a schedule of them.
-    slow_learning_rate: of the step that a round makes; a schedule counts rounds.
-    slow_momentum: of that step.
+    slow_learning_rate: learning rate of a round; a schedule counts rounds.
+    slow_momentum: momentum of a round.
     num_replicas: the number of replicas.
     inner_state: whether the inner state stays ``"local"`` or is ``"averaged"``,
       which the paper calls to maintain or to average the buffers.
     **kwargs: further arguments of ``local_updates``.
 
   Returns:
-    A transformation as of ``local_updates``, which also says what it raises.
+    A transformation as from ``local_updates``, which also lists the errors.
 
   Example:
     >>> import optax, optax_dist
@@ -222,16 +222,16 @@ def bmuf(
 
   Args:
     inner: the transformation that updates each replica's parameters.
-    axis_name: as in :func:`optax_dist.local_updates`, as are all others.
+    axis_name: see :func:`optax_dist.local_updates`, like all others.
     communication_period: steps in a round (a block), or a schedule of them.
     num_replicas: the number of replicas.
-    block_learning_rate: of the step that a round makes; a schedule counts rounds.
-    block_momentum: of that step; None for ``1 - 1 / num_replicas``.
-    nesterov: whether replicas go on from where the momentum will carry them.
+    block_learning_rate: learning rate of a round; a schedule counts rounds.
+    block_momentum: momentum of a round; None for ``1 - 1 / num_replicas``.
+    nesterov: whether replicas continue from where the momentum will take them.
     **kwargs: further arguments of ``local_updates``.
 
   Returns:
-    A transformation as of ``local_updates``, which also says what it raises.
+    A transformation as from ``local_updates``, which also lists the errors.
 
   Example:
     >>> import optax, optax_dist

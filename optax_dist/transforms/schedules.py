@@ -1,4 +1,4 @@
-"""How long the rounds of local updates are, as training goes on."""
+"""Schedules for the length of the rounds of local updates."""
 
 import math
 from collections.abc import Callable
@@ -19,12 +19,12 @@ __all__ = [
 def post_local_period(
   communication_period: int, switch_step: int
 ) -> Callable[[Any], jax.Array]:
-  """Rounds of one step at first, as in synchronous training; then longer ones.
+  """Rounds of one step at first, as in synchronous training; longer ones later.
 
   Args:
     communication_period: steps in a round from ``switch_step`` on.
-    switch_step: steps taken with rounds of one; the paper switches with the first
-      decay of the learning rate.
+    switch_step: steps taken with rounds of one step; the paper switches at the
+      first decay of the learning rate.
 
   Returns:
     A schedule for the ``communication_period`` of
@@ -54,11 +54,12 @@ def post_local_period(
 
 
 class SettablePeriod(NamedTuple):
-  """A period that stays as it is until the caller sets another one.
+  """A period that stays constant until the caller sets another one.
 
-  For what only the caller knows, such as the loss, or how long a round takes. Pass
-  it as the ``communication_period`` of :func:`optax_dist.local_updates`, and set
-  ``period`` in the state between steps; it counts at once.
+  For values that only the caller knows, such as the loss, or how long a round
+  takes. Pass it as the ``communication_period`` of
+  :func:`optax_dist.local_updates`, and set ``period`` in the state between
+  steps; it takes effect at once.
 
   Attributes:
     initial: steps in a round at the start; a positive integer.
@@ -88,16 +89,16 @@ def adacomm_period(
     initial_period: steps in a round at the start; a positive integer.
     initial_loss: the training loss at the start; a positive number.
     loss: the training loss now; not negative.
-    last_period: the period until now. Where the loss does not ask for a shorter
-      one, half of it is taken, so that the period falls in any case. None for no
-      such rule.
+    last_period: the current period. If the loss does not require a shorter one,
+      half of it is used, so that the period decreases in any case. None to
+      disable this rule.
 
   Returns:
     The new period, at least 1: ``ceil(sqrt(loss / initial_loss) *
     initial_period)``.
 
   Raises:
-    ValueError: if an argument is not as above.
+    ValueError: if an argument is invalid.
 
   Example:
     >>> import optax_dist

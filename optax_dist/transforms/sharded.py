@@ -21,9 +21,9 @@ class ShardedState(NamedTuple):
   """State of :func:`sharded`.
 
   Attributes:
-    inner_state: the inner state. An array like a parameter is a
-      :class:`PerReplica` of one flat part per replica; what is not like a
-      parameter, such as a counter, is equal on all replicas.
+    inner_state: the inner state. An array that mirrors a parameter is a
+      :class:`PerReplica` of one flat part per replica; others, such as a
+      counter, are equal on all replicas.
   """
 
   inner_state: Any
@@ -38,50 +38,52 @@ def sharded(
 ) -> optax.GradientTransformationExtraArgs:
   """Shards an optimizer's state over the replicas (ZeRO-1).
 
-  The same numbers as ``optax.chain(optax_dist.cross_shard(axis_name), inner)``
-  with 1/N of the optimizer state on each device, and with as much communication:
-  each replica gives its own gradient and the whole parameters, and
+  The same result as ``optax.chain(optax_dist.cross_shard(axis_name), inner)``,
+  with 1/N of the optimizer state on each device and the same amount of
+  communication: each replica passes its own gradient and the whole parameters,
+  and
 
   1. a reduce-scatter leaves each replica the mean of its part of the gradient;
   2. ``inner`` updates this part, with its part of the parameters and the state;
-  3. an all-gather gives the whole updates to all.
+  3. an all-gather gives all replicas the whole updates.
 
   There is one reduce-scatter and one all-gather per dtype, however many leaves
-  there are. A leaf is cut into N flat parts of its own (padded with zeros by less
-  than N elements, or to N where it has none), so masks, labels and rates by leaf
-  work in ``inner``.
+  there are. A leaf is split into N flat parts (padded with zeros by less than N
+  elements, or to N if it is empty), so masks, labels and rates by leaf work in
+  ``inner``.
 
-  ``inner`` must work element by element and not look at the shapes of leaves, as
-  Adam, momentum, weight decay and schedules do. Whether it does is found before
-  anything is computed, from what JAX traces of it for whole leaves and for parts.
-  What does not is refused by name: global norms (use
-  :func:`optax_dist.clip_by_global_norm` over ``axis_name`` inside), norms of a
-  leaf (LAMB, LARS), matrices (Muon, Shampoo), factors (Adafactor), masks that are
-  made from shapes (give them by name), noise.
+  ``inner`` must be elementwise and must not use the shapes of leaves, like
+  Adam, momentum, weight decay and schedules. This is checked before anything is
+  computed, on its traces for whole leaves and for parts. Other transformations
+  are rejected by name: global norms (use :func:`optax_dist.clip_by_global_norm`
+  over ``axis_name`` inside), norms of a leaf (LAMB, LARS), matrices (Muon,
+  Shampoo), factors (Adafactor), masks computed from shapes (specify them by
+  name), noise.
 
-  Take gradients with respect to :func:`optax_dist.local_params`, and carry the
-  state with :func:`optax_dist.state_specs` or :func:`optax_dist.state_axes`. Where
-  parameters are sharded over model axes too, call ``init`` inside the map: it
-  shards the state of the shard that it sees.
+  Take gradients with respect to :func:`optax_dist.local_params`, and pass the
+  state in and out with :func:`optax_dist.state_specs` or
+  :func:`optax_dist.state_axes`. If parameters are sharded over model axes too,
+  call ``init`` inside the map: it shards the state of the shard that it sees.
 
   Args:
     inner: the transformation that gets the mean gradient, part by part.
-    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    axis_name: the axis, or a sequence of axes, over the replicas.
     reduction: ``"mean"`` or ``"sum"`` of the gradients.
-    num_replicas: the number of replicas; None for the size of the axis. It must be
-      given where ``init`` is called outside of the map and of ``jax.set_mesh``.
+    num_replicas: the number of replicas; None for the size of the axis. It is
+      required if ``init`` is called outside of the map and of ``jax.set_mesh``.
 
   Returns:
-    A :class:`optax.GradientTransformationExtraArgs` with a :class:`ShardedState`.
-    Keyword arguments of ``update`` go to ``inner`` as they are. On another number
-    of replicas: :func:`optax_dist.resize_sharded`.
+    A :class:`optax.GradientTransformationExtraArgs` with a
+    :class:`ShardedState`. Keyword arguments of ``update`` are passed to
+    ``inner`` unchanged. To change the number of replicas, see
+    :func:`optax_dist.resize_sharded`.
 
   Raises:
-    ValueError: at construction, if an argument is not as above; in ``init`` (or in
-      ``update``, if it takes further arguments), if ``inner`` is not element by
-      element; in ``init``, if the number of replicas is not known; in
-      ``update``, if the axis has another size, a gradient arrives already summed,
-      or the state was not passed as one replica's.
+    ValueError: at construction, if an argument is invalid; in ``init`` (or in
+      ``update``, if it takes further arguments), if ``inner`` is not
+      elementwise; in ``init``, if the number of replicas is unknown; in
+      ``update``, if the axis has another size, a gradient arrives already
+      summed, or the state was not passed as one replica's.
     TypeError: in ``update``, if a gradient is sparse, or not floating-point or
       complex.
     UnboundAxisError: in ``update``, if an axis is not bound.
@@ -135,7 +137,7 @@ def sharded(
     try:
       check(params, params, count, {})
     except Exception as error:
-      # What needs further arguments, or axes, is checked in the update.
+      # If it needs further arguments, or axes, it is checked in the update.
       if isinstance(error.__cause__, elementwise.NotElementwise):
         raise
     is_part = _is_part(inner, params, count)
@@ -144,7 +146,8 @@ def sharded(
       state = inner.init(own)
       mark = lambda x: x[None]
     else:
-      # A part of each replica: what is not like a part is equal on all of them.
+      # Replica parts; state that does not mirror a part is equal on all
+      # replicas.
       cut = jax.tree.map(lambda x: parts.rows(x, count), params)
       state = jax.vmap(inner.init, out_axes=0, axis_size=count)(cut)
       state = jax.tree.map(lambda x, p: x if p else x[0], state, is_part)
@@ -263,9 +266,9 @@ def _of_part(x: Any, count: int) -> jax.ShapeDtypeStruct:
 
 
 def _is_part(inner: Any, params: Any, count: int) -> Any:
-  """Returns, by leaf of the inner state, whether it is like a parameter's part.
+  """Returns, for each leaf of the inner state, whether it mirrors a part.
 
-  It is where its length changes with theirs.
+  It does if its length changes with the parts' length.
   """
   lengths = [
     jax.tree.map(
@@ -288,10 +291,10 @@ def _check_inner(
   extra_args: dict[str, Any],
   names: tuple[axes.AxisName, ...],
 ) -> None:
-  """Checks that ``inner`` may be given parts.
+  """Checks that ``inner`` can be applied to parts.
 
   Raises:
-    ValueError: if not; names what is in the way, and the remedy.
+    ValueError: if not; names the reason, and the remedy.
   """
   of_part = lambda tree: jax.tree.map(lambda x: _of_part(x, count), tree)
   extra, extra_def = jax.tree.flatten(extra_args)
@@ -335,7 +338,7 @@ def _check_inner(
 
 
 def _check_structure(whole: Any, of_part: Any) -> None:
-  """Raises where two states differ in structure; names what differs."""
+  """Raises an error if two states differ in structure; names the difference."""
   names = sorted(_unlike(whole, of_part, "it"))
   if names:
     raise elementwise.NotElementwise(

@@ -1,4 +1,4 @@
-"""Local updates in fragments: some parameters at a time, and in no hurry."""
+"""Local updates in fragments: some parameters at a time, with delayed means."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,17 +32,17 @@ class StreamingUpdatesState(NamedTuple):
 
   Attributes:
     ticks: steps taken, modulo the period (int32 scalar, equal on all replicas).
-    syncs: how often each fragment was sent (int32 array of one element per
+    syncs: how often each fragment was sent (int32 array with one element per
       fragment, equal on all). See :func:`streaming_traffic`.
-    center: what the replicas last agreed on, equal on all. See
+    center: the parameters that the replicas last agreed on, equal on all. See
       :func:`optax_dist.center_params`.
-    pending: the mean of what the replicas have moved since, sent and not yet
-      applied, equal on all; None without a delay.
+    pending: the replicas' mean change that was sent and is not yet applied,
+      equal on all; None without a delay.
     outer_state: one state of the outer transformation per fragment, equal on all.
     replica: one :class:`optax_dist.transforms.local_updates.LocalReplica` per replica;
       with ``compression``, ``residual`` has a list of arrays for each fragment.
-    shared: what a compression keeps that is equal on all replicas, for each
-      fragment; None without one.
+    shared: a compression's state that is equal on all replicas, for each
+      fragment; None without compression.
   """
 
   ticks: jax.Array
@@ -69,50 +69,52 @@ def streaming_updates(
   model_axes: axes.AxisNames = (),
   compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """As ``local_updates``, but a group of the parameters at a time.
+  """Like ``local_updates``, but for one group of the parameters at a time.
 
-  Each *fragment* has rounds of its own, of ``communication_period`` steps, and
+  Each *fragment* has its own rounds, of ``communication_period`` steps, and
   their ends are spread over the period, so that what is sent at one step is
-  smaller by the number of fragments. When the round of a fragment ends, the mean
-  over the replicas of what its parameters have moved since their common start is
-  sent. ``delay`` steps later it is applied: ``outer`` moves the fragment's start
-  by it, and each replica's parameters become ``mix * own + (1 - mix) * start``.
-  The steps in between hide the transfer, where they run in one program with it.
+  smaller by the number of fragments. When the round of a fragment ends, the
+  replicas' mean change of its parameters since their common start is sent.
+  ``delay`` steps later it is applied: ``outer`` moves the fragment's start by
+  it, and each replica's parameters become ``mix * own + (1 - mix) * start``.
+  The steps in between hide the transfer, if they run in one program with it.
 
   With one fragment, no delay and no mixing this is
-  :func:`optax_dist.local_updates`, which also says how parameters and state are
-  carried.
+  :func:`optax_dist.local_updates`, which also describes how to pass parameters
+  and state.
 
   Args:
     inner: the transformation that updates each replica's parameters.
-    outer: the transformation that updates the common start of a fragment. It sees
-      the parameters of the others as ``optax.MaskedNode``.
-    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    outer: the transformation that updates the common start of a fragment. It
+      sees the other parameters as ``optax.MaskedNode``.
+    axis_name: the axis, or a sequence of axes, over the replicas.
     communication_period: steps in a fragment's round; a positive integer. Of
-      ``n`` fragments, number ``i`` is sent at steps ``(i + 1) *
-      communication_period // n``, and every period from there.
-    fragments: how many there are, or a function of the parameters that returns a
-      pytree like them of each one's fragment, integers from 0. A number deals
-      the parameters out in turn, as strided layers in the paper.
+      ``n`` fragments, number ``i`` is sent at step ``(i + 1) *
+      communication_period // n``, and then once per period.
+    fragments: the number of fragments, or a function of the parameters that
+      returns a pytree like them with each one's fragment, integers from 0. A
+      number distributes the parameters round-robin, like strided layers in the
+      paper.
     delay: steps from sending to applying; from 0 to less than the period.
-    mix: what of their own parameters replicas keep; from 0 to 1.
-    num_replicas: as in ``local_updates``, as are all that follow.
-    reject_nonfinite: whether replicas that are not finite are left out.
-    center_dtype: dtype of the common start and of what is sent.
-    model_axes: further axes that each replica's parameters are sharded over.
-    compression: a method of :mod:`optax_dist.compression`, by which what a
-      fragment has moved is averaged in fewer bytes, with error feedback of its
-      own; None to send it as it is. ``mix`` of what a round left out is still in
-      the replica's own parameters, so that only the rest is fed back.
+    mix: the weight of the replicas' own parameters; from 0 to 1.
+    num_replicas: see ``local_updates``, like all that follow.
+    reject_nonfinite: whether replicas that are not finite are excluded.
+    center_dtype: dtype of the common start and of the communication.
+    model_axes: further axes over which each replica's parameters are sharded.
+    compression: a method of :mod:`optax_dist.compression`, to average a
+      fragment's change in fewer bytes, with its own error feedback; None for no
+      compression. ``mix`` of what a round left out is still in the replica's
+      own parameters, so only the rest is fed back.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
-    :class:`StreamingUpdatesState`. A parameter whose gradient is None takes no
-    part.
+    :class:`StreamingUpdatesState`. A parameter whose gradient is None does not
+    take part.
 
   Raises:
-    ValueError, TypeError, UnboundAxisError: as ``local_updates``; in ``init`` and
-      ``update``, if ``fragments`` does not name each fragment from 0.
+    ValueError, TypeError, UnboundAxisError: as in ``local_updates``; in
+      ``init`` and ``update``, if ``fragments`` does not name each fragment from
+      0.
 
   Example:
     >>> import jax.numpy as jnp, optax
@@ -176,8 +178,8 @@ def streaming_updates(
     of: list[int],
     method: CompressionState,
   ) -> tuple[list[Any], CompressionState]:
-    """What a fragment has moved, as the replicas hear of it."""
-    # Always all of the fragment's parameters, so that the state has one form.
+    """A fragment's change, as the other replicas decode it."""
+    # Always all of the fragment's parameters, so that the structure is fixed.
     at = [of.index(i) for i in leaves.at]
     gaps = [jnp.zeros_like(c) for c in centers.whole]
     for i, x, c in zip(at, points, centers.moving, strict=True):
@@ -186,8 +188,8 @@ def streaming_updates(
     gaps, method = compression.reduce(gaps, method, replicas.names)
     decay = compression.error_feedback
     if mix and decay is not None:
-      # So much of what was left out of this round stays in the replica's own
-      # parameters, and is part of the next round's gap.
+      # This share of what the round left out stays in the replica's own
+      # parameters, and is part of the next round's change.
       residual = [
         (1 - mix) * left + mix * decay * owed
         for left, owed in zip(method.residual, before, strict=True)
@@ -205,7 +207,7 @@ def streaming_updates(
   ) -> tuple[list[Any], Any]:
     """The new start of a fragment: a step of the outer transformation."""
     start = _only(leaves.put(center, start), of)
-    # What takes no part has not moved.
+    # Parameters that do not take part have not moved.
     zeros = jax.tree.map(jnp.zeros_like, center)
     steps, outer_state = outer.update(
       _only(leaves.put(zeros, gap), of), outer_state, start
@@ -228,7 +230,7 @@ def streaming_updates(
     gap = leaves.of(pending) if delay else []
 
     def send(_: Any, own: Any, common: Any) -> tuple[Any, Any]:
-      """The mean of what the replicas have moved since the common start."""
+      """Computes the replicas' mean change since the common start."""
       points, dropped, residual = own
       last, shared = common
       moving = leaves.of(center)
@@ -243,14 +245,14 @@ def streaming_updates(
           compression, there, centers, leaves, of, method
         )
         residual, shared = method.residual, method.shared
-      # What a loop does not change, compilers compute outside of it, in every
-      # step: so something else takes the place of the points.
+      # Compilers hoist values that a loop does not change, and compute them in
+      # every step: so the loop carries something else instead of the points.
       other = [cast_like(g, x) for g, x in zip(last, points, strict=True)]
       dropped += (~finite).astype(jnp.int32)
       return (other, dropped, residual), (gap, shared)
 
     def apply(x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
-      """The fragment's new start, and from there the replica's parameters."""
+      """Computes the fragment's new start, and the replica's new parameters."""
       u, dropped, residual = own
       start, outer_state, gap, shared = common
       points = [x + u for x, u in zip(x, u, strict=True)]
@@ -288,7 +290,7 @@ def streaming_updates(
   def count(
     ticks: jax.Array, syncs: jax.Array, local_step: jax.Array
   ) -> tuple[Any, ...]:
-    """The counters after this step, and by fragment if it is sent and applied."""
+    """The counters after this step, and which fragments to send and apply."""
     ticks = (ticks + 1) % period
     ends = [(i + 1) * period // syncs.size for i in range(syncs.size)]
     turns = []
@@ -365,18 +367,17 @@ def streaming_updates(
 def streaming_traffic(
   state: Any, fragments: Fragments, compression: Compression | None = None
 ) -> np.ndarray:
-  """Returns the bytes that each replica has handed over, of each fragment.
+  """Returns the bytes that each replica has submitted, for each fragment.
 
   Args:
-    state: a state with one of :func:`streaming_updates` in it, as a whole.
-    fragments: as given to ``streaming_updates``.
-    compression: as given there.
+    state: a complete state that contains one of :func:`streaming_updates`.
+    fragments: see ``streaming_updates``.
+    compression: see ``streaming_updates``.
 
   Returns:
-    An int64 array of one element per fragment: how often it was sent, times the
-    bytes of its parameters, or of what the compression makes of them. What a
-    collective moves for that depends on how it is made; a ring moves about twice
-    as much.
+    An int64 array with one element per fragment: how often it was sent, times
+    the size of its parameters, or of their compressed form. The bytes moved by
+    a collective depend on its algorithm; a ring moves about twice as many.
 
   Raises:
     ValueError: if there is not exactly one such state.
@@ -400,7 +401,7 @@ def streaming_traffic(
 
 
 class _Centers(NamedTuple):
-  """The centers of a fragment's parameters: of all, and of those that move."""
+  """The centers of a fragment's parameters: all, and those that take part."""
 
   whole: list
   moving: list

@@ -1,4 +1,4 @@
-"""Synchronous updates: a step from the fresh gradients of k of N replicas."""
+"""Synchronous updates: a step uses the fresh gradients of k of N replicas."""
 
 import functools
 from collections.abc import Callable
@@ -32,26 +32,26 @@ from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
 
 _USER = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
-# Gradients are counted in int32, of all replicas together.
+# Gradients of all replicas together are counted in int32.
 _MOST = 2**30
 
 
 class SyncReplica(NamedTuple):
-  """What one replica of :func:`sync_replicas` holds.
+  """State of one replica of :func:`sync_replicas`.
 
   Attributes:
-    gradient_sum: the accepted gradients since the last step, added up; where
-      there are none it is left over from the last step, and means nothing.
-    num_accumulated: how many these are (int32 scalar).
-    local_step: the global step that the replica last took a token of (int32
-      scalar): the step of the parameters that its gradients belong to.
+    gradient_sum: the sum of the gradients accepted since the last step; without
+      any, it is a meaningless leftover of the last step.
+    num_accumulated: the number of these gradients (int32 scalar).
+    local_step: the global step of the replica's last token (int32 scalar): the
+      step of the parameters that its gradients belong to.
     accepted: gradients accepted so far (int32 scalar).
     absent: ticks without a gradient so far (int32 scalar).
-    dropped_stale: gradients dropped as too old so far (int32 scalar).
-    dropped_nonfinite: gradients dropped as not finite so far (int32 scalar).
-    dropped_overflow: gradients dropped so far because a sparse one had more rows
-      than there are slots left (int32 scalar).
-    dropped_departed: gradients that went with a replica (int32 scalar), see
+    dropped_stale: gradients dropped as stale so far (int32 scalar).
+    dropped_nonfinite: gradients dropped as non-finite so far (int32 scalar).
+    dropped_overflow: gradients dropped so far because a sparse one had more
+      rows than free slots (int32 scalar).
+    dropped_departed: gradients lost with a removed replica (int32 scalar), see
       :func:`optax_dist.resize_replicas`.
   """
 
@@ -71,8 +71,8 @@ class SyncReplicasState(NamedTuple):
 
   Attributes:
     global_step: steps taken so far (int32 scalar, equal on all replicas).
-    at_most: gradients that can have come in since the last step, if every replica
-      arrived on every tick (int32 scalar, equal on all).
+    at_most: gradients since the last step if every replica had arrived on every
+      tick (int32 scalar, equal on all).
     inner_state: state of the inner transformation, equal on all replicas.
     averages: moving averages of the parameters, or None.
     replica: one :class:`SyncReplica` per replica.
@@ -103,79 +103,81 @@ def sync_replicas(
   sparse_average: Literal["touched", "gradients"] = "touched",
   model_axes: axes.AxisNames = (),
 ) -> optax.GradientTransformationExtraArgs:
-  """Applies ``inner`` once enough fresh gradients of the replicas are in.
+  """Applies ``inner`` once the replicas have submitted enough fresh gradients.
 
-  All replicas call ``update`` in lock step, a *tick*. ``update(updates, state,
-  params, *, arrived=None, local_step=None)`` does, on each replica:
+  All replicas call ``update`` in lockstep, a *tick*. ``update(updates, state,
+  params, *, arrived=None, local_step=None)`` does this on each replica:
 
-  1. The replica's gradient counts if the replica ``arrived`` (a boolean, one per
-     replica; False where it is still computing or out of data), if every element
-     is finite, and if its ``local_step`` (int32, one per replica; by default the
-     state's) is at least ``global_step - max_staleness``. Otherwise it is dropped
-     as a whole, and counted by reason.
-  2. Accepted gradients add up on their replica, without communication.
-  3. When at least ``replicas_to_aggregate`` gradients are in, on all replicas
-     together, ``inner`` gets the mean of *all* that are in, ``global_step`` goes
-     up by one, and the sums are cleared. Otherwise the updates are zero and the
-     inner state stays as it is.
+  1. The replica's gradient counts if the replica has ``arrived`` (a boolean,
+     one per replica; False if it is still computing or out of data), if every
+     element is finite, and if its ``local_step`` (int32, one per replica; by
+     default the state's) is at least ``global_step - max_staleness``. Otherwise
+     it is dropped as a whole, and counted by reason.
+  2. Accepted gradients are summed on their replica, without communication.
+  3. When at least ``replicas_to_aggregate`` gradients are accumulated, on all
+     replicas together, ``inner`` gets the mean of *all* of them,
+     ``global_step`` is incremented, and the sums are cleared. Otherwise the
+     updates are zero and the inner state is unchanged.
   4. Each replica that arrived takes a token: its local step becomes the global
      step. The others keep theirs, and are stale when they arrive.
 
   With ``replicas_to_aggregate`` equal to the number of replicas this is
-  ``pmean`` and ``inner``. With fewer, the others are backup replicas that hide
-  stragglers. With more, each replica adds up several batches; ticks on which
-  there can't be enough gradients yet communicate nothing.
+  ``pmean`` followed by ``inner``. With fewer, the others are backup replicas
+  that hide stragglers. With more, each replica sums several batches; ticks on
+  which there can't be enough gradients yet communicate nothing.
 
   Take gradients with respect to :func:`optax_dist.local_params`: one that
-  ``jax.grad`` has already summed over the replicas can't be taken apart. Carry
+  ``jax.grad`` has already summed over the replicas can't be split again. Pass
   the state in and out of the map with :func:`optax_dist.state_specs` (or
-  :func:`optax_dist.state_axes`): some of it belongs to one replica.
+  :func:`optax_dist.state_axes`): some of it is per replica.
 
   Args:
     inner: the transformation that gets the mean gradient.
-    axis_name: the axis, or a sequence of axes, that the replicas lie along.
+    axis_name: the axis, or a sequence of axes, over the replicas.
     replicas_to_aggregate: how many gradients a step takes; a positive integer.
-    total_num_replicas: the number of replicas; None for the size of the axis. It
-      must be given where ``init`` is called outside of the map.
-    max_staleness: how many steps old an accepted gradient may be; None for no
-      bound.
-    staleness_weight: by what an accepted gradient is multiplied: None for 1,
-      ``"inverse"`` for 1 / max(1, staleness) (staleness-aware SGD), or a function
-      of the staleness (an int32 scalar). The sum of the weighted gradients is
-      divided by their number, not by the sum of the weights.
+    total_num_replicas: the number of replicas; None for the size of the axis.
+      It is required if ``init`` is called outside of the map.
+    max_staleness: the largest staleness of an accepted gradient, in steps; None
+      for no limit.
+    staleness_weight: the weight of an accepted gradient: None for 1,
+      ``"inverse"`` for 1 / max(1, staleness) (staleness-aware SGD), or a
+      function of the staleness (an int32 scalar). The sum of the weighted
+      gradients is divided by their number, not by the sum of the weights.
     variable_averages: the decay of a moving average of the parameters, updated
       at each step; None for no averages. Read them with
       :func:`optax_dist.averaged_params`.
     variables_to_average: which parameters are averaged: a pytree of booleans
       like ``params``, a function of ``params`` that returns one, or None for all.
     reject_nonfinite: whether gradients with an infinite or NaN element are
-      dropped. If not, as in TensorFlow, one of them spoils the mean.
-    all_arrive: whether every replica's gradient counts on every tick, whatever it
-      is. Then no count is communicated and nothing is checked, and with
+      dropped. If not, as in TensorFlow, one of them makes the mean non-finite.
+    all_arrive: whether every replica's gradient counts on every tick, whatever
+      its values. Then no count is communicated and nothing is checked, and with
       ``replicas_to_aggregate`` up to the number of replicas no sum is kept:
-      ``update`` is a mean and ``inner``.
-    accumulator_dtype: dtype of the sums, and of what is sent; None for each
-      parameter's own, and float32 where that is narrower.
+      ``update`` is a mean followed by ``inner``.
+    accumulator_dtype: dtype of the sums, and of the communication; None for
+      each parameter's own, or float32 if that is narrower.
     averages_dtype: dtype of the averages; None as above.
-    sparse_capacity: for parameters with sparse gradients (:class:`IndexedSlices`)
-      the most rows that one replica can hold until the next step: a pytree like
-      ``params``, or a function of them that returns one, with an integer for
-      each such parameter and None for the others.
+    sparse_capacity: for parameters with sparse gradients
+      (:class:`IndexedSlices`), the maximum number of rows that a replica can
+      hold until the next step: a pytree like ``params``, or a function of them
+      that returns one, with an integer for each such parameter and None for the
+      others.
     sparse_average: whether each row of a sparse gradient is divided by the number
       of gradients that ``"touched"`` it, as in TensorFlow, or by the number of
       all ``"gradients"`` in the step.
-    model_axes: further axes that each gradient is sharded over, as under tensor
-      parallelism: all shards of a replica's gradient are dropped or none. Under
-      ``check_vma=True`` the types tell them; elsewhere they have to be given.
+    model_axes: further axes over which each gradient is sharded, as in tensor
+      parallelism: either all shards of a replica's gradient are dropped or
+      none. Under ``check_vma=True`` the types show them; otherwise they are
+      required.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
-    :class:`SyncReplicasState`. Further keyword arguments of ``update`` go to
-    ``inner``.
+    :class:`SyncReplicasState`. Further keyword arguments of ``update`` are
+    passed to ``inner``.
 
   Raises:
-    ValueError, TypeError: at construction, if an argument is not as above; in
-      ``init``, if the number of replicas is not known, or not that of the axis;
+    ValueError, TypeError: at construction, if an argument is invalid; in
+      ``init``, if the number of replicas is unknown, or not that of the axis;
       in ``update``, if the axis has another size, a gradient arrives already
       summed, or the state was not passed as one replica's.
     UnboundAxisError: in ``update``, if an axis is not bound.
@@ -233,7 +235,7 @@ def sync_replicas(
     total = None
     if not all_arrive or needed > size or sparse_capacity is not None:
       total = gradient_sum.init(params, sparse_capacity, accumulator_dtype)
-    # Arrays of their own: one that is in a state twice can't be donated.
+    # Separate arrays: one that is in a state twice can't be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
     own = SyncReplica(total, *(zero() for _ in SyncReplica._fields[1:]))
     return SyncReplicasState(
@@ -253,16 +255,16 @@ def sync_replicas(
     on_time: tuple[jax.Array, jax.Array, jax.Array],
     weight: jax.Array | None = None,
   ) -> tuple[list[Any], "_Judged"]:
-    """1. and 2.: The gradient, added up on this replica if it counts."""
+    """Steps 1 and 2: adds the gradient to this replica's sum if it counts."""
     yes = jnp.asarray(True)
     if total is None:
       one = jnp.asarray(1, jnp.int32)
       return gradient, _Judged(_Verdict(yes, yes, yes, yes), yes, one, one)
-    # To clear a sum when it is next used costs nothing; at the step it would
-    # cost another pass over memory.
+    # Clearing a sum when it is next used costs nothing; clearing it at the step
+    # would cost another pass over memory.
     is_empty = me.own.num_accumulated == 0
     at = in_place(me, total, gradient) if weight is None else []
-    # Flat, as it is sent: the compiler may compute another shape once more.
+    # Flat, as it is sent: the compiler may compute another shape twice.
     flat = lambda x: jnp.ravel(x) if is_small(x, names) else x
     others = [None if i in at else flat(x) for i, x in enumerate(gradient)]
     before = gradient_sum.clear(list(map(flat, total)), is_empty)
@@ -278,7 +280,7 @@ def sync_replicas(
       yes if all_arrive else me.agree(fits, gradient),
     )
     if not all_arrive:
-      # A dropped gradient may hold NaN, so it is never computed with.
+      # A dropped gradient may hold NaN, so it is never used in arithmetic.
       held = choose(judged.accepted, held, before)
     held = [
       jnp.reshape(x, like.shape) if is_small(like, names) else x
@@ -293,10 +295,11 @@ def sync_replicas(
         jnp.where(is_empty, zero.astype(total[i].dtype), total[i]) for i in at
       ]
       held, _ = gradient_sum.add(before, xs)
-      # What a loop does not change is computed outside of it, so this changes.
+      # Loop invariants are hoisted and computed every time, so this value
+      # changes.
       return choose(judged.accepted, held, before), ~is_empty, -zero
 
-    # The sum of a single gradient is that gradient, and takes no pass over memory.
+    # The sum of a single gradient is that gradient, without a pass over memory.
     xs = [gradient[i].astype(total[i].dtype) for i in at]
     carry = xs, is_empty, jnp.zeros([], jnp.float32)
     xs, *_ = change_if(~(is_empty & judged.accepted), add, carry, names)
@@ -311,8 +314,8 @@ def sync_replicas(
     """Whether the gradient counts, and how many there are then."""
     here, global_step, local_step = on_time
     yes = jnp.asarray(True)
-    # As TensorFlow, and unlike the coordinator, which knows replicas from
-    # different runs apart: a step of the future counts as fresh.
+    # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
+    # of different runs: a future step counts as fresh.
     fresh = yes if max_staleness is None else global_step - local_step <= bound
     verdict = _Verdict(here, fresh, jnp.isfinite(number), fits)
     if all_arrive:
@@ -322,7 +325,7 @@ def sync_replicas(
     return _Judged(verdict, accepted, count, count.astype(jnp.float32))
 
   def in_place(me: Replica, total: list[Any], gradient: list[Any]) -> list[int]:
-    """Where the gradients are that are worth a loop which mostly has no round."""
+    """The gradients large enough for a loop of at most one iteration."""
     if needed > me.size:
       return []
     return [
@@ -338,7 +341,7 @@ def sync_replicas(
     gradient: list[Any],
     stepped: jax.Array,
   ) -> list[Any]:
-    """What adds up until there is a step; what is left over after one is as it is."""
+    """Keeps what accumulates until a step; leaves the rest after one."""
     at = in_place(me, total, gradient) if weight_of is None else []
     if not at:
       return held
@@ -371,13 +374,13 @@ def sync_replicas(
     here = _scalar(arrived, True, "arrived", jnp.bool_)
     step = _scalar(local_step, own.local_step, "local_step", jnp.integer)
     weight = weight_of and weight_of(state.global_step - step)
-    # Gradients that can be in by now: equal on all replicas, and exact if all
+    # The maximum number of gradients: equal on all replicas, and exact if all
     # arrive.
     at_most = jnp.asarray(me.size, jnp.int32)
     if own.gradient_sum is not None:
       at_most += state.at_most
 
-    # 1. and 2. Each replica adds its gradient up, if it counts.
+    # Steps 1 and 2: each replica adds its gradient if it counts.
     given = updates
     if own.gradient_sum is None:
       given = gradient_sum.cast(updates, dtype=accumulator_dtype)
@@ -388,7 +391,7 @@ def sync_replicas(
     on_time = here, state.global_step, step
     held, judged = add_up(me, total, gradient, on_time, weight)
 
-    # 3. Enough? Then aggregate once, and apply.
+    # Step 3: if there are enough gradients, aggregate once, and apply.
     def reduced() -> tuple[list[Any], jax.Array]:
       sent = packed.pack(held, None if all_arrive else judged.sent)
       total = gradient_sum.reduce(sent, packed.kinds(gradient), names)
@@ -409,7 +412,7 @@ def sync_replicas(
       apply: Any = functools.partial(apply_if, enough, all_in, inverse)
       sums = packed.unpack(total)
       if own.gradient_sum is not None:
-        # What is chosen for each leaf is more than the inner update itself.
+        # Selecting for each leaf costs more than the inner update itself.
         apply = fuse_leaves(apply, names, packed.joined(total, sums))
       return apply(sums, before)
 
@@ -433,8 +436,8 @@ def sync_replicas(
       if _has_slices(updates):
         nothing = _nothing(jax.eval_shape(apply)[0]), before
         return axes.cond(enough, apply, lambda: nothing)
-      # Chosen element by element this is joined with the inner update, and
-      # with what the caller does next; a conditional would keep them apart.
+      # Selecting element by element is fused with the inner update, and with
+      # the caller's next operations; a conditional would prevent that.
       if not any(is_large(x, names) for x in jax.tree.leaves(before)):
         applied = apply()
         return choose(enough, applied, (_nothing(applied[0]), before))
@@ -448,7 +451,8 @@ def sync_replicas(
         sums, all_in = reduced()
       else:
         nothing = jax.tree.map(axes.zeros, jax.eval_shape(reduced))
-        # Equal on all replicas, so all of them enter the collectives or none.
+        # Equal on all replicas, so either all of them enter the collectives or
+        # none.
         sums, all_in = axes.cond(at_most >= needed, reduced, lambda: nothing)
       after = settled(all_in)
       always = all_arrive and needed <= me.size
@@ -472,7 +476,7 @@ def sync_replicas(
       after = settled(all_in)
     new_updates, (inner_state, averages) = results
 
-    # 4. Tokens.
+    # Step 4: tokens.
     sums_kept = None
     if total is not None:
       sums_kept = packed.treedef.unflatten(
@@ -511,7 +515,7 @@ def sync_replicas(
 
 
 class _Verdict(NamedTuple):
-  """Whether one gradient counts, and why not: boolean scalars."""
+  """Whether a gradient counts, and why not: boolean scalars."""
 
   here: Any
   fresh: Any
@@ -538,13 +542,13 @@ class _Verdict(NamedTuple):
 
 
 class _Judged(NamedTuple):
-  """Whether one gradient counts, and how many the replica has with it.
+  """Whether a gradient counts, and how many the replica then has.
 
   Attributes:
     verdict: why it counts or not.
     accepted: whether it does (boolean scalar).
-    count: gradients that are in since the last step (int32 scalar).
-    sent: the same, as it is sent (float32 scalar).
+    count: gradients accumulated since the last step (int32 scalar).
+    sent: the same, in the form that is sent (float32 scalar).
   """
 
   verdict: _Verdict
@@ -554,14 +558,14 @@ class _Judged(NamedTuple):
 
 
 class _Settled(NamedTuple):
-  """What a tick comes to.
+  """The result of a tick.
 
   Attributes:
     stepped: whether it is a step (boolean scalar).
-    inverse: one over the gradients that are in on all replicas, or over 1 (float32
-      scalar).
+    inverse: 1 over the gradients accumulated on all replicas, or over 1
+      (float32 scalar).
     global_step: the global step after it.
-    at_most: gradients that can be in since the last step.
+    at_most: the maximum number of gradients since the last step.
     own: the replica's counters.
   """
 
@@ -579,7 +583,7 @@ def _settle(
   judged: _Judged,
   all_in: jax.Array,
 ) -> _Settled:
-  """Decides on a step, and counts."""
+  """Decides whether to take a step, and updates the counters."""
   global_step, at_most = common
   stepped = all_in >= needed
   global_step += stepped.astype(jnp.int32)
@@ -629,7 +633,7 @@ def _scalar(value: Any, default: Any, name: str, kind: Any) -> jax.Array:
 
 
 def _nothing(updates: Any) -> Any:
-  """Returns updates, or the types of some, with zeros in their place."""
+  """Returns zeros with the structure of updates, or of their types."""
 
   def zeros(x: Any) -> Any:
     if isinstance(x, IndexedSlices):

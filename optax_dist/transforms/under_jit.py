@@ -1,4 +1,4 @@
-"""Transforms under plain ``jax.jit``, on sharded arrays, with no map around them."""
+"""Transforms under plain ``jax.jit``, on global arrays, without a map."""
 
 import functools
 import math
@@ -26,14 +26,14 @@ def under_jit(
   param_specs: Any = None,
   inner_axes: tuple[axes.AxisNames, ...] = (),
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets a transformation be called under plain ``jax.jit``.
+  """Makes a transformation callable under plain ``jax.jit``.
 
   The transformations of this library communicate over a named axis, which
-  ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap`` binds. Here ``init`` and ``update``
-  take global arrays, without any map around them: each of them is one
-  ``jax.shard_map`` over the replicas. So the numbers and the collectives are those
-  of a training step that is written with ``shard_map``, while the rest of the step
-  is left to the compiler::
+  ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap`` binds. Here ``init`` and
+  ``update`` take global arrays, without a map around them: each is one
+  ``jax.shard_map`` over the replicas. So the results and the collectives are
+  those of a training step written with ``shard_map``, while the rest of the
+  step is left to the compiler::
 
     tx = optax_dist.under_jit(
         optax_dist.sync_replicas(
@@ -53,34 +53,34 @@ def under_jit(
       )
       return optax.apply_updates(params, updates), state
 
-  The gradients are the replicas' own and have a leading replica axis. (A gradient
-  of a loss over the global batch is global already, and nothing of this library is
-  needed to average it.)
+  The gradients are per replica and have a leading replica axis. (A gradient of
+  a loss over the global batch is already global, and does not need this library
+  to average it.)
 
   Args:
     tx: a transformation that communicates over ``axis_name``, alone or in a chain.
-    axis_name: the mesh axis, or a sequence of axes, that the replicas lie along.
+    axis_name: the mesh axis, or a sequence of axes, over the replicas.
     mesh: the mesh; None for that of ``jax.set_mesh``.
-    own_params: whether each replica has parameters of its own, as under
+    own_params: whether each replica has its own parameters, as with
       ``elastic_average``, ``local_updates`` and ``streaming_updates``: then the
-      parameters and the updates returned have a leading replica axis too. If
-      not, there is one of each for all replicas.
-    param_specs: a pytree of ``PartitionSpec`` like the parameters of one replica
-      (or a prefix of it) where these are sharded over further axes of the mesh,
-      and ``tx`` is to see one shard of them. None leaves further axes to the
-      compiler.
-    inner_axes: axes of replicas within replicas, see :func:`state_specs`; then
-      gradients have the further replica axes after the first.
+      parameters and the returned updates have a leading replica axis too.
+      Otherwise all replicas share them.
+    param_specs: a pytree of ``PartitionSpec`` like the parameters of one
+      replica (or a prefix of it), if these are sharded over further axes of the
+      mesh and ``tx`` should see one shard of them. None leaves further axes to
+      the compiler.
+    inner_axes: axes of replicas within replicas, see :func:`state_specs`;
+      gradients then have the further replica axes after the first.
 
   Returns:
-    A :class:`optax.GradientTransformationExtraArgs` with the state of ``tx`` as a
-    whole, sharded as :func:`state_specs` says. In keyword arguments of ``update``
-    what belongs to one replica is marked as a :class:`PerReplica` with a leading
-    replica axis; all else goes to every replica whole.
+    A :class:`optax.GradientTransformationExtraArgs` with the complete state of
+    ``tx``, sharded according to :func:`state_specs`. Keyword arguments of
+    ``update`` that are per replica must be marked as a :class:`PerReplica` with
+    a leading replica axis; all others are passed to every replica whole.
 
   Raises:
-    ValueError: if there is no mesh, or it lacks an axis; in ``update``, if an
-      array that belongs to the replicas has another leading axis.
+    ValueError: if there is no mesh, or it lacks an axis; in ``update``, if a
+      per-replica array has another leading axis.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
