@@ -1,14 +1,14 @@
 """Which replica computes on which samples, and which are in committed steps.
 
-A step of k of N gradients drops some, replicas die, others join; of the samples
-none is to be lost or to count twice. A ledger leases samples with the quorum's
-tokens: what is committed is done, what was dropped or held by a replica that has
-gone returns to the pool. It is pure, like `optax_dist.quorum`: no jax, no
-clock, no input or output. `step(state, event)` returns the next state and the
-leases. The coordinator's leader runs it; docs/data.md tells how.
+A step of k of N gradients drops some, replicas die, others join; no sample may
+be lost or counted twice. A ledger leases samples along with the quorum's
+tokens: committed samples are done, and samples of a dropped gradient or of a
+lost replica return to the pool. It is pure, like `optax_dist.quorum`: no jax,
+no clock, no I/O. `step(state, event)` returns the next state and the leases.
+The coordinator's leader runs it; see docs/data.md.
 
-Per epoch each sample is in exactly one committed step; `report` names those that
-could not be.
+In each epoch each sample is in exactly one committed step; `report` lists the
+exceptions.
 
 Example:
   Two replicas share batches of four; the second is lost, and the first one

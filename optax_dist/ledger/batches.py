@@ -1,4 +1,4 @@
-"""Which samples an epoch has, in which order, and how many a step takes."""
+"""The samples of an epoch, their order, and how many a step takes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from optax_dist.ledger.spans import Spans
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-  """The data of a run: all replicas must be given the same.
+  """The data of a run; equal on all replicas.
 
-  The samples of all epochs, each epoch in an order of its own, are one stream;
-  a *position* in it is an integer that counts up over the epochs.
+  The samples of all epochs, each in its own order, form one stream; a
+  *position* in it is an integer that counts through the epochs.
 
   Attributes:
     num_samples: samples in an epoch.
     global_batch: samples in a step, over all replicas.
-    seed: of the order.
-    epochs: after so many the run ends; None: it goes on.
-    shuffle: whether each epoch has an order of its own; otherwise 0, 1, 2...
-    mode: "exact": a new epoch begins when what is left of the last one does not
-      fill a step any more; samples after the last whole batch of an epoch are
-      left out of it (others in each epoch). "streaming": nothing is waited for
-      or left out; what comes back late is in the next epoch's first steps.
-    constant_global_batch: whether each committed step has `global_batch` samples,
-      however many replicas take part: each sums its share of micro-batches.
-    micro_batch: samples in a micro-batch then; by default the most that divide
-      the work evenly between the replicas expected.
+    seed: seed of the order.
+    epochs: number of epochs in the run; None for no limit.
+    shuffle: whether each epoch is shuffled; otherwise the order is 0, 1, 2...
+    mode: "exact": a new epoch begins when the rest of the last one no longer
+      fills a step; samples after the last full batch of an epoch are left out
+      of it (different ones in each epoch). "streaming": there is no waiting and
+      nothing is left out; samples that return late are in the next epoch's
+      first steps.
+    constant_global_batch: whether each committed step has `global_batch`
+      samples, however many replicas take part: each sums its share of
+      micro-batches.
+    micro_batch: samples in such a micro-batch; by default the largest number
+      that divides the work evenly among the expected replicas.
 
   Example:
     >>> data = Batches(num_samples=10, global_batch=4, seed=1, epochs=2)
@@ -77,27 +79,27 @@ class Batches:
 
   @property
   def per_epoch(self) -> int:
-    """Positions in an epoch; in exact mode whole batches only."""
+    """Positions in an epoch; in exact mode full batches only."""
     if self.mode == "streaming":
       return self.num_samples
     return self.num_samples // self.global_batch * self.global_batch
 
   @property
   def total(self) -> int | None:
-    """Positions in all; None if the run goes on."""
+    """The total number of positions; None if there is no limit."""
     return None if self.epochs is None else self.per_epoch * self.epochs
 
   def gradients_per_step(self, replicas: int) -> int:
-    """Micro-batches in a step, for a constant global batch.
+    """Micro-batches in a step with a constant global batch.
 
     Args:
-      replicas: how many are expected.
+      replicas: number of replicas expected.
 
     Returns:
-      How many; more than `replicas`, so that each sums a share of them.
+      Their number; more than `replicas`, so that each sums a share of them.
 
     Raises:
-      ValueError: there are too few samples or micro-batches for that.
+      ValueError: there are too few samples or micro-batches.
 
     Example:
       >>> data = Batches(100, 24, constant_global_batch=True)
@@ -139,16 +141,16 @@ class Batches:
     return self.global_batch // gradients_per_step
 
   def epoch(self, position: int) -> int:
-    """The epoch that a position is in."""
+    """The epoch of a position."""
     return position // self.per_epoch
 
   def indices(self, spans: Spans) -> np.ndarray:
-    """The samples at these positions, in their order: int64 numbers."""
+    """The samples at these positions, in order: int64 indices."""
     found = [_indices(self, *part) for part in self._by_epoch(spans)]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
   def left_out(self, epoch: int) -> np.ndarray:
-    """The samples that an epoch does without, sorted; none when streaming.
+    """The samples left out of an epoch, sorted; none when streaming.
 
     Example:
       >>> data = Batches(num_samples=10, global_batch=4, seed=1, epochs=2)
@@ -158,7 +160,7 @@ class Batches:
     return np.sort(_indices(self, epoch, self.per_epoch, self.num_samples))
 
   def _by_epoch(self, spans: Spans) -> list[tuple[int, int, int]]:
-    """Epochs, each with places in it, from and to."""
+    """Splits spans into epochs, each with positions in it, from and to."""
     found = []
     for start, stop in spans:
       while start < stop:

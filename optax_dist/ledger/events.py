@@ -1,4 +1,4 @@
-"""What happens to a ledger, and what it decides."""
+"""The events of a ledger, and its decisions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TypeAlias
 
 from optax_dist.ledger.spans import Spans
 
-# Who holds a lease: a replica's id, or the number of its membership.
+# The holder of a lease: a replica's id, or the number of its membership.
 Holder: TypeAlias = int | str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ask:
-  """A replica gets a token, and asks for the samples of so many gradients.
+  """A replica gets a token, and asks for the samples of some gradients.
 
-  What it was leased before and has not submitted returns to the pool.
+  Samples leased to it before and not submitted return to the pool.
   """
 
   holder: Holder
@@ -24,9 +24,10 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-  """A new leader learns which samples a replica computes on.
+  """Tells a new leader which samples a replica computes on.
 
-  They stay leased to it if nobody else holds them; otherwise it asks anew.
+  They stay leased to it if no other replica holds them; otherwise it gets
+  others.
   """
 
   holder: Holder
@@ -36,7 +37,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Accept:
-  """A gradient on these samples of its lease is in; see `fits`."""
+  """A gradient on leased samples was accepted; see `fits`."""
 
   holder: Holder
   spans: Spans
@@ -44,13 +45,13 @@ class Accept:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drop:
-  """A gradient doesn't count, and its samples return to the pool.
+  """A gradient was dropped, and its samples return to the pool.
 
   Attributes:
-    holder: whose.
-    spans: its samples, whether it was accepted before or not.
-    finite: whether all its numbers were finite; samples with which they were not,
-      three times, are given up.
+    holder: its holder.
+    spans: its samples, whether or not it was accepted before.
+    finite: whether all its numbers were finite; samples whose gradients were
+      non-finite three times are given up.
   """
 
   holder: Holder
@@ -60,12 +61,12 @@ class Drop:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gone:
-  """A replica takes part no more, and what it holds returns to the pool.
+  """A replica is gone, and its samples return to the pool.
 
   Attributes:
-    holder: which one.
-    keep: samples of a gradient that may be committed all the same, for it is in
-      an attempt that goes on; `Commit` or `Drop` follows.
+    holder: the replica.
+    keep: samples of a gradient that may still be committed, because it is in a
+      current attempt; `Commit` or `Drop` follows.
   """
 
   holder: Holder
@@ -77,8 +78,8 @@ class Commit:
   """A step with these gradients is committed.
 
   Attributes:
-    parts: whose gradients, and on which samples.
-    skipped: samples that are given up with it (`State.giving_up`).
+    parts: the gradients' holders and samples.
+    skipped: samples that this step gives up (`State.giving_up`).
   """
 
   parts: tuple[tuple[Holder, Spans], ...]
@@ -87,7 +88,7 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
-  """From now on a step takes so many gradients."""
+  """A step takes this many gradients from now on."""
 
   gradients: int
 
@@ -97,9 +98,9 @@ Event: TypeAlias = Ask | Claim | Accept | Drop | Gone | Commit | Need
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lease:
-  """A replica computes on these samples next, in this order.
+  """The samples that a replica computes on next, in order.
 
-  It replaces what it was leased before, if it has not submitted that.
+  It replaces the previous lease, if that was not submitted.
   """
 
   holder: Holder

@@ -1,11 +1,11 @@
-"""Learning rates for steps whose number of samples changes."""
+"""Learning rates for steps with a varying number of samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Literal
 
-# As optax has it: from the number of updates so far to a number.
+# As in optax: from the number of updates so far to a number.
 Schedule = Callable[[Any], Any]
 
 
@@ -15,25 +15,25 @@ def scaled_by_batch(
   reference: int,
   rule: Literal["linear", "square_root"] = "linear",
 ) -> Schedule:
-  """A learning rate that follows the samples in a step.
+  """A learning rate that depends on the number of samples in a step.
 
-  For runs whose global batch is not constant: with fewer replicas, or one that
-  grows by a plan. Where it is (`Batches.constant_global_batch`) nothing need be
-  scaled.
+  For runs whose global batch is not constant: with fewer replicas, or growing
+  by a schedule. With `Batches.constant_global_batch` no scaling is needed.
 
   Args:
-    learning_rate: that for `reference` samples in a step: a number or a schedule.
+    learning_rate: the rate for `reference` samples in a step: a number or a
+      schedule.
     global_batch: samples in a step: a number, or a schedule of them.
     reference: samples in a step for which `learning_rate` was chosen.
-    rule: "linear": k times the samples, k times the rate (Goyal et al., Accurate,
-      Large Minibatch SGD, 2017); "square_root": the root of that (Krizhevsky,
-      One weird trick, 2014; for Adam, Malladi et al., 2022).
+    rule: "linear": k times the samples, k times the rate (Goyal et al.,
+      Accurate, Large Minibatch SGD, 2017); "square_root": its square root
+      (Krizhevsky, One weird trick, 2014; for Adam, Malladi et al., 2022).
 
   Returns:
     An optax schedule.
 
   Raises:
-    ValueError: `reference` is not positive, or there is no such rule.
+    ValueError: `reference` is not positive, or the rule is unknown.
 
   Example:
     >>> rate = scaled_by_batch(0.1, 512, reference=256)

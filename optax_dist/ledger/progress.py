@@ -1,4 +1,4 @@
-"""Which positions are in committed steps: what the log says of the data."""
+"""The positions in committed steps, as recorded in the log."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from optax_dist.ledger.spans import Span, Spans
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-  """What is done, in a few numbers: it goes by log, snapshot and checkpoint.
+  """The committed positions, in compact form for log, snapshot and checkpoint.
 
   Attributes:
-    next: all positions before it are done, but for those in `open`.
-    open: sorted spans before `next` that are in no committed step (yet).
-    skipped: sorted spans that were given up, because their gradients were never
+    next: all positions before it are done, except for those in `open`.
+    open: sorted spans before `next` that are not in a committed step (yet).
+    skipped: sorted spans that were given up because their gradients were never
       finite.
 
   Example:
@@ -34,14 +34,14 @@ class Progress:
 
   @property
   def done(self) -> int:
-    """How many positions are committed or were given up."""
+    """The number of positions that are committed or were given up."""
     return self.next - sp.size(self.open)
 
   def commit(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
-    """A step with these positions is committed, and some are given up.
+    """Adds a committed step with these positions, and skipped ones.
 
     Raises:
-      ValueError: one of them was done before.
+      ValueError: a position was done before.
     """
     spans = (*spans, *skipped)
     found = None if skipped else self.followed_by(spans)
@@ -53,7 +53,7 @@ class Progress:
     return after
 
   def with_(self, spans: Iterable[Span], skipped: Spans = ()) -> Progress:
-    """The same, where a step may be counted twice."""
+    """Like `commit`, but a step may be added twice."""
     spans = tuple(spans)
     found = None if skipped else self.followed_by(spans)
     if found is not None:
@@ -67,9 +67,9 @@ class Progress:
     return Progress(following, sp.minus(open_, spans), given_up)
 
   def followed_by(self, spans: Iterable[Span]) -> Progress | None:
-    """The same as `commit`, if they are just what follows; None otherwise.
+    """Like `commit`, if the spans directly follow; None otherwise.
 
-    They nearly always are, and this is much quicker.
+    This is nearly always so, and much faster.
 
     Example:
       >>> Progress(4).followed_by(((4, 6), (6, 8)))
@@ -90,21 +90,21 @@ class Progress:
     return not sp.minus(sp.union(inner), self.open)
 
 
-# Of a run that begins.
+# At the start of a run.
 NOTHING_DONE = Progress()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpochReport:
-  """What became of the samples of an epoch.
+  """The outcome of an epoch's samples.
 
   Attributes:
-    epoch: which one, from 0.
-    committed: how many samples are in committed steps; each in one.
+    epoch: the epoch, from 0.
+    committed: how many samples are in committed steps, exactly once each.
     left_out: samples that don't fill a batch, in exact mode.
     skipped: samples whose gradients were never finite.
-    open: samples that are in no committed step so far; after the end of a run,
-      those that it did without.
+    open: samples that are not in a committed step so far; after the end of a
+      run, those that were not used.
   """
 
   epoch: int
@@ -115,7 +115,7 @@ class EpochReport:
 
 
 def report(data: Batches, progress: Progress) -> tuple[EpochReport, ...]:
-  """What became of each epoch that has begun; samples by their number.
+  """The outcome of each epoch that has begun, with samples by index.
 
   Example:
     >>> data = Batches(num_samples=10, global_batch=4, seed=1)

@@ -1,14 +1,14 @@
-"""A seeded permutation that is computed at any place, and stored nowhere.
+"""A seeded permutation that is computed on demand, without storing it.
 
-A ledger speaks of *positions*; the samples at them are a permutation of each
-epoch's own. All replicas compute the same one from a seed, at the places that
-they need: no list of N numbers is made, kept or sent.
+A ledger works with *positions*; the samples at them are a permutation,
+different in each epoch. All replicas compute it from a seed, at the positions
+that they need: no list of N numbers is created, kept or sent.
 
 The permutation is the generalized Feistel cipher of Black and Rogaway (Ciphers
-with Arbitrary Finite Domains, CT-RSA 2002), eight rounds over Z_a x Z_b with a*b
-just above N, and their cycle walking for the few numbers that fall beyond N; the
+with Arbitrary Finite Domains, CT-RSA 2002), with eight rounds over Z_a x Z_b
+and a*b just above N, and their cycle walking for the few numbers beyond N; the
 rounds mix by the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-It is for shuffling, not for secrets.
+It is for shuffling, not for cryptography.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def permuted(
   positions: np.ndarray, size: int, seed: int, epoch: int
 ) -> np.ndarray:
-  """The numbers at these places of a permutation of `range(size)`.
+  """The values of a permutation of `range(size)` at these positions.
 
   Args:
-    positions: places from 0 to `size` - 1, integers of any shape.
-    size: how many numbers are permuted.
-    seed: with `epoch` it names the permutation.
-    epoch: with `seed` it names the permutation.
+    positions: positions from 0 to `size` - 1, integers of any shape.
+    size: the length of the permutation.
+    seed: selects the permutation, together with `epoch`.
+    epoch: selects the permutation, together with `seed`.
 
   Returns:
     int64 numbers of the same shape.
@@ -75,25 +75,26 @@ def _remainder(x: np.ndarray, divisor: np.uint64) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-  """Mixes, in place."""
+  """Mixes the bits, in place."""
   x ^= x >> np.uint64(30)
   x *= np.uint64(0xBF58476D1CE4E5B9)
   x ^= x >> np.uint64(27)
   x *= np.uint64(0x94D049BB133111EB)
   x ^= x >> np.uint64(31)
-  # The upper half is added to numbers far below it without an overflow.
+  # Only the upper half is added to much smaller numbers, so there is no
+  # overflow.
   x >>= np.uint64(32)
   return x
 
 
 def _keys(seed: int, epoch: int) -> list[int]:
-  """A key for each round, of SplitMix64."""
+  """A key for each round, from SplitMix64."""
   state, keys = 0, []
   for word in (seed & _MASK, (seed >> 64) & _MASK, epoch):
     state = _next((state ^ word) & _MASK)
   for _ in range(_ROUNDS):
     state = (state + _GOLDEN) & _MASK
-    # Room to add a place without an overflow.
+    # Leaves room to add a position without overflow.
     keys.append(_next(state) >> 1)
   return keys
 

@@ -1,4 +1,4 @@
-"""Samples by their numbers, out of whatever has them."""
+"""Reads samples by index from a data source."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ def read(source: Any, indices: np.ndarray | Sequence[int]) -> Any:
   """The samples of a batch.
 
   Args:
-    source: a NumPy array, or a tree of those in dictionaries and tuples
-      (with samples along the first axis); or whatever has `source[number]` and
-      `len(source)`: Grain's `MapDataset`, a data set of torch, a sequence.
-    indices: numbers of samples, as `coordinator.Replica.batches` gives them.
+    source: a NumPy array, or a tree of arrays in dictionaries and tuples (with
+      samples along the first axis); or anything with `source[number]` and
+      `len(source)`: Grain's `MapDataset`, a PyTorch data set, a sequence.
+    indices: indices of samples, as from `coordinator.Replica.batches`.
 
   Returns:
-    Of arrays, the rows; of anything else, its samples stacked leaf by leaf.
+    For arrays, the rows; otherwise the samples, stacked leaf by leaf.
 
   Raises:
-    IndexError: a sample's number is not in the source.
+    IndexError: an index is not in the source.
 
   Example:
     >>> read({"x": np.arange(4) * 10, "y": np.eye(4)[:, 0]}, [3, 0])
@@ -41,7 +41,7 @@ def read(source: Any, indices: np.ndarray | Sequence[int]) -> Any:
     return _map(lambda leaf: leaf[numbers], source)
   size = len(source)
   if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
-    # Some, like Grain's, would begin another epoch there.
+    # Some sources, like Grain's, would begin another epoch.
     raise IndexError(
       f"samples must be from 0 to {size - 1}, got {numbers.min()} to "
       f"{numbers.max()}."
@@ -50,7 +50,7 @@ def read(source: Any, indices: np.ndarray | Sequence[int]) -> Any:
 
 
 def stack(samples: Sequence[Any]) -> Any:
-  """Samples as one tree of arrays with a first axis.
+  """Stacks samples into one tree of arrays with a first axis.
 
   Example:
     >>> stack([(1, 2.0), (3, 4.0)])

@@ -1,7 +1,7 @@
-"""Ranges of positions, as pairs of start and stop: how a ledger says which.
+"""Ranges of positions, as pairs of start and stop.
 
-Most functions take and return *sorted* spans: in order, apart, none empty. What a
-replica was leased is kept in the order in which it draws it.
+Most functions take and return *sorted* spans: in order, disjoint and non-empty.
+A lease keeps the order in which its replica draws the samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Spans: TypeAlias = tuple[Span, ...]
 
 
 def size(spans: Iterable[Span]) -> int:
-  """How many positions there are.
+  """The number of positions.
 
   Example:
     >>> size(((0, 4), (8, 10)))
@@ -27,7 +27,7 @@ def size(spans: Iterable[Span]) -> int:
 
 
 def union(*parts: Iterable[Span]) -> Spans:
-  """All positions of these, sorted.
+  """The union of positions, sorted.
 
   Example:
     >>> union(((4, 6), (0, 2)), ((2, 3),))
@@ -81,7 +81,7 @@ def overlap(spans: Iterable[Span], others: Iterable[Span]) -> bool:
 
 
 def head(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:
-  """The first positions, and the rest, in their order.
+  """Splits off the first positions, keeping the order.
 
   Example:
     >>> head(((0, 4), (8, 10)), 5)
@@ -100,7 +100,7 @@ def head(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:
 
 
 def tail(spans: Spans, count: int) -> Spans:
-  """The last positions, in their order.
+  """The last positions, in order.
 
   Example:
     >>> tail(((0, 4), (8, 10)), 3)
@@ -110,7 +110,7 @@ def tail(spans: Spans, count: int) -> Spans:
 
 
 def join(*parts: Iterable[Span]) -> Spans:
-  """One after the other, in this order; what touches becomes one span.
+  """Concatenates spans in this order, merging adjacent ones.
 
   Example:
     >>> join(((8, 9),), ((9, 12), (0, 2)))

@@ -1,4 +1,4 @@
-"""What a ledger remembers: the pool, the leases, and what is committed."""
+"""The state of a ledger: the pool, the leases, and the committed positions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ EMPTY: PersistentMap[Any, Any] = PersistentMap()
 
 
 class Held(NamedTuple):
-  """What one replica holds.
+  """The samples that one replica holds.
 
   Attributes:
-    out: what it computes on, in its order.
-    inside: of gradients that are in, and in no committed step yet.
-    number: of the lease; a later one has a higher one.
-    copied: whether `out` may be leased to another one as well.
+    out: samples it computes on, in its order.
+    inside: samples of its accepted gradients that are not committed yet.
+    number: number of the lease; later leases have higher ones.
+    copied: whether `out` may also be leased to another replica.
   """
 
   out: Spans = ()
@@ -31,23 +31,23 @@ class Held(NamedTuple):
 
 
 class State(NamedTuple):
-  """A ledger; immutable, so that old ones stay usable.
+  """The state of a ledger; immutable, so that old ones stay usable.
 
   Attributes:
-    data: what is leased.
+    data: the data that is leased.
     unit: samples in one gradient.
     need: gradients in a step.
     progress: what is committed.
     cursor: the first position that was never leased.
-    limit: where those end that may be leased now; None: nowhere.
+    limit: the end of the positions that may be leased now; None for no limit.
     held: what each replica holds; never changed in place.
-    pool: sorted spans before `cursor` that nobody holds.
-    doubtful: sorted spans with which a gradient was not finite; leased again
-      only when there is nothing else, or after the next commit.
-    strikes: how often, by the first position of a span.
-    giving_up: what was not finite too often; to be named in the next `Commit`.
-    waiting: who waits for samples, and for how many gradients.
-    numbers: counts leases.
+    pool: sorted spans before `cursor` that no replica holds.
+    doubtful: sorted spans with a non-finite gradient; leased again only if
+      there is nothing else, or after the next commit.
+    strikes: number of non-finite gradients, by the first position of a span.
+    giving_up: spans with too many of them, to be named in the next `Commit`.
+    waiting: replicas that wait for samples, and for how many gradients.
+    numbers: number of leases so far.
   """
 
   data: Batches
@@ -66,12 +66,12 @@ class State(NamedTuple):
 
   @property
   def left(self) -> int | None:
-    """Samples that are in no committed step; None if the run goes on."""
+    """Samples that are not in a committed step; None if there is no limit."""
     return left_of(self)
 
   @property
   def exhausted(self) -> bool:
-    """Whether what is left doesn't fill a step any more."""
+    """Whether the remaining samples no longer fill a step."""
     left = self.left
     return left is not None and left < self.need * self.unit
 
@@ -79,12 +79,12 @@ class State(NamedTuple):
 def init(
   data: Batches, gradients_per_step: int, progress: Progress | None = None
 ) -> State:
-  """A ledger before any replica has a lease.
+  """Creates a ledger without leases.
 
   Args:
     data: the samples, and how many a step takes.
     gradients_per_step: how many gradients share a step's samples.
-    progress: of a checkpoint, or of the log; by default nothing is committed.
+    progress: from a checkpoint or the log; by default nothing is committed.
 
   Returns:
     A state for `step`.
@@ -108,7 +108,7 @@ def init(
 
 
 def left_of(state: Any) -> int | None:
-  """Samples that are in no committed step; None if the run goes on."""
+  """Samples that are not in a committed step; None if there is no limit."""
   total = state.data.total
   if total is None:
     return None
@@ -116,17 +116,17 @@ def left_of(state: Any) -> int | None:
 
 
 def limit_of(state: Any) -> int | None:
-  """Where the positions end that may be leased now."""
+  """The end of the positions that may be leased now."""
   done = state.progress.done + sp.size(state.giving_up)
   return limit_after(state.data, done, state.need * state.unit)
 
 
 def limit_after(data: Batches, done: int, samples: int) -> int | None:
-  """The same, once so many are done and a step takes so many."""
+  """The same, given the number of done positions and of samples per step."""
   size = data.per_epoch
   total = None if data.epochs is None else size * data.epochs
   if data.mode == "streaming":
     return total
-  # An epoch is open until what is left of it is no step of its own.
+  # An epoch stays open until the rest of it is too small for a step.
   limit = -(-(done + samples) // size) * size
   return limit if total is None else min(limit, total)
