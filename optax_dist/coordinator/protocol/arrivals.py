@@ -1,10 +1,10 @@
-"""How long to wait for what comes again and again, by how long it took so far.
+"""Adaptive deadlines for recurring events, from the durations seen so far.
 
-An accrual failure detector (Hayashibara et al., The phi accrual failure detector,
-2004) gives up what is late beyond what was seen. Akka fits a normal distribution
-to what it has seen, Cassandra an exponential one; step times are neither, so here
-the deadline is a multiple of the observed 99th percentile. A pure rule: it is
-given durations, and has no clock.
+An accrual failure detector (Hayashibara et al., The phi accrual failure
+detector, 2004) gives up what is late compared with the past. Akka fits a normal
+distribution to it, Cassandra an exponential one; step times are neither, so
+here the deadline is a multiple of the observed 99th percentile. A pure rule:
+its inputs are durations, and it has no clock.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import math
 
 QUANTILE = 0.99
 
-# Durations are counted in bins, each so much wider than the one before.
+# Durations are counted in bins, each wider than the last by this ratio.
 _RATIO, _SHORTEST, _BINS = 1.05, 1e-4, 480
 _LOG = math.log(_RATIO)
 _EDGES = tuple(_SHORTEST * _RATIO ** (i + 1) for i in range(_BINS))
-# Each arrival makes what was seen before count for so much.
+# Each arrival multiplies the weight of earlier ones by this factor.
 _KEPT = 0.999
-# The same once there is an estimate: programs were compiled at the start.
+# The same for the first estimate: programs were compiled at the start.
 _KEPT_OF_START = 0.2
-# Arrivals after which the percentile is computed anew, in any case.
+# Arrivals after which the percentile is always recomputed.
 _REFRESH = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-  """How a deadline follows the durations seen. Times are in seconds.
+  """How a deadline adapts to observed durations. Times are in seconds.
 
   Attributes:
-    floor: the deadline is never shorter.
-    first: nor than this, before `least` durations were seen: programs are being
-      compiled.
-    ceiling: the deadline is never longer.
-    factor: the deadline in 99th percentiles.
-    least: how many durations make an estimate.
+    floor: the minimum of the deadline.
+    first: the minimum before `least` durations were seen: programs are still
+      being compiled.
+    ceiling: the maximum of the deadline.
+    factor: the deadline as a multiple of the 99th percentile.
+    least: number of durations needed for an estimate.
 
   Raises:
     ValueError: they are not 0 < floor <= first <= ceiling, factor >= 1 and
@@ -63,13 +63,13 @@ class Rule:
 
 
 class Arrivals:
-  """The durations seen of one source, and the deadline for the next.
+  """The durations of one source, and the deadline for the next.
 
   Attributes:
-    rule: how the deadline follows.
-    count: how many durations were seen.
-    quantile: their 99th percentile, the latest some thousand weighing most; 0.0
-      before the first.
+    rule: how the deadline adapts.
+    count: number of durations seen.
+    quantile: their 99th percentile, in which about the last thousand dominate;
+      0.0 before the first.
 
   Example:
     >>> seen = Arrivals(Rule(floor=1.0, first=60.0, ceiling=600.0))
@@ -96,12 +96,12 @@ class Arrivals:
     self.rule = rule
     self.count, self.quantile = 0, 0.0
     self._weights = [0.0] * _BINS
-    # The highest bin in use, and how much the latest arrival weighs.
+    # The highest bin in use, and the weight of the last arrival.
     self._top, self._weight, self._total = 0, 1.0, 0.0
     self._fresh = 0
 
   def add(self, seconds: float) -> None:
-    """Takes a duration into account."""
+    """Adds a duration."""
     at = 0
     if seconds > _SHORTEST:
       at = min(int(math.log(seconds / _SHORTEST) / _LOG), _BINS - 1)
@@ -137,7 +137,7 @@ class Arrivals:
     self.quantile = _EDGES[at]
 
   def _scale(self, by: float) -> None:
-    """Makes what was seen weigh another amount, and the next arrival 1."""
+    """Rescales earlier weights, so that the next arrival has weight 1."""
     self._weights = [w * by for w in self._weights]
     self._total *= by
     self._weight = 1.0
@@ -146,8 +146,7 @@ class Arrivals:
 def silence(timeout: float) -> Rule:
   """The rule for the silence of a connection.
 
-  Heartbeats come every second, and a network that is cut for 3 s is to be
-  forgiven.
+  Heartbeats come every second, and a network outage of 3 s must be tolerated.
 
   Args:
     timeout: how long the run may make no progress.
@@ -175,7 +174,7 @@ def attempts(timeout: float) -> Rule:
 def steps(timeout: float) -> Rule:
   """The rule for a step inside a replica, which others may wait for.
 
-  Generous, for it is not only late but ended: ten 99th percentiles.
+  Generous, because a slow step is ended: ten times the 99th percentile.
 
   Args:
     timeout: how long the run may make no progress.

@@ -1,9 +1,9 @@
-"""What the driver is to do: the effects of `Leader.step` and `Follower.step`.
+"""The effects of `Leader.step` and `Follower.step`, which the driver executes.
 
-They are carried out in order. None of them waits: what takes time is begun, and
-its end comes back as an input. An effect that can't be carried out any more (a
-peer that is gone, a cancelled attempt) is passed over without an error; the
-input that tells why has come or is about to.
+They are executed in order, and none of them waits: slow operations are started,
+and their end is an input. An effect that can't be executed any more (a lost
+peer, a cancelled attempt) is ignored without an error; the input with the
+reason has come or is about to.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from optax_dist.ledger import Progress, Spans
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UseRun:
-  """From now on the transport signs for this run, and takes connections.
+  """The transport signs messages for this run, and accepts connections.
 
   Attributes:
-    nonce: of the run; part of every signature.
+    nonce: nonce of the run; part of every signature.
   """
 
   nonce: str
@@ -41,9 +41,9 @@ class UseRun:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Connect:
-  """Begins to connect to a process; nothing if it is connected, or being so.
+  """Starts to connect to a process, unless connected or connecting already.
 
-  Messages may follow at once. If it fails, `PeerLost` says so.
+  Messages may follow at once. If it fails, there is a `PeerLost`.
   """
 
   peer: Process
@@ -52,9 +52,9 @@ class Connect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Disconnect:
-  """Ends the connection once what was sent has gone out; no `PeerLost` here.
+  """Closes the connection after sending pending messages; no `PeerLost` here.
 
-  Aggregations and snapshots that need the peer fail, and say so.
+  Aggregations and snapshots that need the peer fail with their own inputs.
   """
 
   peer: Process
@@ -63,7 +63,7 @@ class Disconnect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Send:
-  """Sends a message. Never to the sender itself: `Node` sees to that."""
+  """Sends a message, never to the sender itself: `Node` handles that."""
 
   peer: Process
   message: Message
@@ -71,7 +71,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SendAll:
-  """Sends one message to several, none of which is the sender itself."""
+  """Sends one message to several processes, never to the sender itself."""
 
   peers: tuple[Process, ...]
   message: Message
@@ -82,11 +82,11 @@ class SendAll:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Put:
-  """Puts a value, if there is none (or `overwrite`); answers `PutAnswered`.
+  """Puts a value, if the key has none (or `overwrite`); answers `PutAnswered`.
 
-  Several may be under way; each is answered by itself, and within a deadline of
-  the driver's ("unknown"). One that was answered "unknown" isn't repeated by the
-  driver.
+  Several may be in flight; each has its own answer, within a deadline of the
+  driver's ("unknown"). The driver does not retry one that was answered
+  "unknown".
   """
 
   request: int
@@ -97,7 +97,7 @@ class Put:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Get:
-  """Reads a key as it is now, without waiting for it; answers `GetAnswered`."""
+  """Reads the current value of a key; answers `GetAnswered`."""
 
   request: int
   key: str
@@ -105,7 +105,7 @@ class Get:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Delete:
-  """Deletes keys; no answer. Those that are left by a failure do no harm."""
+  """Deletes keys; no answer. Keys left over by a failure do no harm."""
 
   keys: tuple[str, ...]
 
@@ -119,7 +119,7 @@ class Average:
   """The leader averages gradients that were sent inline; answers `Averaged`.
 
   Attributes:
-    task: names it in the answer.
+    task: identifies the answer.
     parts: weights and counts, in replica order.
     payloads: the gradients' bytes, in the same order.
   """
@@ -131,12 +131,12 @@ class Average:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Peer:
-  """Where a member or reader of an attempt is found.
+  """The location of a member or reader of an attempt.
 
   Attributes:
     incarnation: its membership.
-    process: its process; the receiver of this effect may be one of them.
-    address: where it listens.
+    process: its process; it may be the receiver of this effect.
+    address: address of its transport.
   """
 
   incarnation: Incarnation
@@ -152,17 +152,17 @@ class Aggregate:
   serves the slice to members and readers, and gathers the other slices. Answers
   `Aggregated` or `AggregateFailed`, once, unless it was cancelled.
 
-  An optimistic one (`attempt.number == 0`) may begin long before the others have
-  a gradient: it has no deadline and ends by success, `Cancel`, or the loss of a
-  peer. Any other fails if nothing moves for `attempt_timeout`.
+  An optimistic one (`attempt.number == 0`) may begin long before the others
+  have a gradient: it has no deadline and ends by success, `Cancel`, or the loss
+  of a peer. Any other fails if nothing moves for `attempt_timeout`.
 
   Attributes:
-    attempt: its id; transfers are named after it.
+    attempt: its id, from which transfer ids are derived.
     parts: the gradients, in order.
-    peers: where their owners are, in the same order.
-    readers: where those are who fetch the mean besides.
+    peers: the locations of their owners, in the same order.
+    readers: the locations of other replicas that fetch the mean.
     me: the index of the receiver in `parts`.
-    sequence: of the receiver's submission whose gradient is meant.
+    sequence: the receiver's submission with its gradient.
   """
 
   attempt: AttemptId
@@ -177,7 +177,7 @@ class Aggregate:
 class Collect:
   """A reader fetches all slices of a mean; answered like `Aggregate`.
 
-  Begun as soon as the attempt is: members have nothing to send at first.
+  Starts along with the attempt: members have nothing to send at first.
   """
 
   attempt: AttemptId
@@ -187,14 +187,14 @@ class Collect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cancel:
-  """Gives up an aggregation under way, with no answer; frees what it took."""
+  """Cancels an aggregation, without an answer; frees its resources."""
 
   attempt: AttemptId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Release:
-  """Nobody needs this finished attempt any more: neither mean nor slices."""
+  """Frees a finished attempt: its mean and slices are no longer needed."""
 
   attempt: AttemptId
 
@@ -205,16 +205,16 @@ class Release:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Apply:
-  """Computes, from the published state, the one after the step: speculative.
+  """Computes the state after the next step, speculatively.
 
-  It is shown to nobody until `Publish`, and lost by `Discard`, `Restore`, or
+  It stays hidden until `Publish`, and is dropped by `Discard`, `Restore`, or
   another `Apply`. The computation may be in the background.
 
   Attributes:
-    step: of the published state; afterwards it is one more.
-    mean: what `Aggregated` gave, or the bytes of a mean that was sent inline.
-    inline: whether it is such bytes.
-    parts: how many gradients or sums are in the mean.
+    step: the step of the published state; the new one has one more.
+    mean: the handle from `Aggregated`, or the bytes of an inline mean.
+    inline: whether it is the bytes of an inline mean.
+    parts: how many gradients or sums the mean includes.
   """
 
   step: int
@@ -225,16 +225,16 @@ class Apply:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Publish:
-  """The state that was computed by `Apply` is the published one: it is decided.
+  """Publishes the state computed by `Apply`: its step is decided.
 
-  If the computation still goes on, everything that reads the state waits for it.
-  The state before is kept until a `Resolved` that follows at once has been
+  If it is still being computed, everything that reads the state waits for it.
+  The previous state is kept until a directly following `Resolved` has been
   handled (a strategy may need both).
 
   Attributes:
-    step: how many steps the state has now.
-    save: whether all replicas save this state: the driver keeps it until it has
-      been saved, or a later one takes its place.
+    step: the step of the new state.
+    save: whether all replicas save this state: the driver keeps it until it was
+      saved, or a later one replaces it.
   """
 
   step: int
@@ -243,14 +243,14 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Discard:
-  """What `Apply` computed was not to be; the published state stays."""
+  """Discards the state computed by `Apply`; the published state stays."""
 
   step: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restore:
-  """The state of `SnapshotFetched` is the published one from now on."""
+  """Publishes the state of `SnapshotFetched`."""
 
   step: int
   state: Handle
@@ -258,15 +258,15 @@ class Restore:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServeSnapshot:
-  """Serves the published state, as it is now, to one process.
+  """Serves the currently published state to one process.
 
-  Ends by itself: when it is sent, or if nothing moves for `attempt_timeout`.
+  Ends by itself: when it was sent, or if nothing moves for `attempt_timeout`.
 
   Attributes:
-    transfer: names the transfer on both sides.
-    to: who fetches it.
-    address: where that listens.
-    step: how many steps the state has; sent along.
+    transfer: the transfer id on both sides.
+    to: the process that fetches it.
+    address: address of its transport.
+    step: the step of the state; sent along.
   """
 
   transfer: int
@@ -277,7 +277,7 @@ class ServeSnapshot:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-  """Fetches what a peer serves; answers `SnapshotFetched` or `SnapshotFailed`.
+  """Fetches a snapshot; answers `SnapshotFetched` or `SnapshotFailed`.
 
   It fails if nothing moves for `attempt_timeout`. Another one replaces it.
   """
@@ -294,21 +294,21 @@ class TakeFingerprint:
   step: int
 
 
-# Training loop.
+# For the training loop.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Admitted:
-  """The replica takes part, and its published state is that of the run.
+  """The replica is admitted, and its published state is that of the run.
 
-  Said at the first time, and again after it was given up and has joined anew:
-  then all that it has computed is worthless.
+  Sent the first time, and again after it was removed and has rejoined: then
+  everything it has computed since is worthless.
 
   Attributes:
-    admission: counts them, from 1.
-    incarnation: of the membership.
-    step: how many steps the published state has.
-    asked: how many gradients a submission sums.
+    admission: number of admissions, from 1.
+    incarnation: incarnation of the membership.
+    step: the step of the published state.
+    asked: how many gradients to sum in a submission.
   """
 
   admission: int
@@ -319,7 +319,7 @@ class Admitted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Suspended:
-  """The replica is no member at present; `Admitted` or `Fail` will follow.
+  """The replica is currently not a member; `Admitted` or `Fail` will follow.
 
   Until then the training loop waits before it submits.
   """
@@ -327,12 +327,12 @@ class Suspended:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leased:
-  """The training loop computes on these samples next.
+  """The samples that the training loop computes on next.
 
   Attributes:
-    incarnation: of the membership that they are leased to.
-    spans: the samples, in order; empty: it waits for some. Where more is asked for
-      (`Taken`), those for the rest.
+    incarnation: the membership that they are leased to.
+    spans: the samples, in order; if empty, it waits for some. If more is
+      requested (`Taken`), those for the rest.
   """
 
   incarnation: Incarnation
@@ -341,7 +341,7 @@ class Leased:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progressed:
-  """Which samples are in the first `step` steps."""
+  """The samples in the first `step` steps."""
 
   step: int
   progress: Progress
@@ -349,25 +349,25 @@ class Progressed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetAsked:
-  """From now on a submission sums so many gradients."""
+  """Sets how many gradients to sum in a submission from now on."""
 
   count: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Called:
-  """Others have given to the round of this step; a learner need not be asked twice."""
+  """Others have contributed to this step's round; sent once per learner."""
 
   step: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Taken:
-  """The submission is in, and more is asked for: `count` gradients more.
+  """The submission is buffered, and `count` more gradients are requested.
 
-  They are added to the same sum, and submitted with it (`Submitted.extends`). The
-  driver keeps the sum as it is: should the next submission be dropped while this
-  one stays in, then the one after that extends this one again.
+  They are added to the same sum, and submitted with it (`Submitted.extends`).
+  The driver keeps the sum: should the next submission be dropped while this one
+  stays buffered, then the one after that extends this one again.
   """
 
   sequence: int
@@ -376,20 +376,20 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resolved:
-  """What became of a submission; said once. Its gradient may be freed.
+  """The outcome of a submission, sent once. Its gradient may be freed.
 
-  If `Taken` was said before and the training loop has added to the sum since,
-  this is about what was in; what was added is superseded.
+  If `Taken` was sent before and the training loop has added to the sum since,
+  this is the outcome of the buffered part; the addition is superseded.
 
   Attributes:
-    sequence: which one.
-    reason: "" if it was part of a commit; otherwise why not, a value of
-      `quorum.Reason`. "lost": it isn't known to count, nor that it doesn't.
-    step: if it was part of a commit, how many steps there were after that.
+    sequence: the submission.
+    reason: "" if it was part of a commit; otherwise a value of `quorum.Reason`.
+      "lost": it is unknown whether it counted.
+    step: if it was part of a commit, the number of steps after it.
     members: the ids of the replicas in that commit.
-    staleness: by how many steps it was late.
-    apart: whether the submission that this one extends has an outcome of its
-      own, sent before or after this one; otherwise this is about both.
+    staleness: its staleness, in steps.
+    apart: whether the submission that this one extends has a separate outcome,
+      sent before or after this one; otherwise this is the outcome of both.
   """
 
   sequence: int
@@ -402,12 +402,12 @@ class Resolved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Left:
-  """The replica takes part no more, as was wanted."""
+  """The replica has left the run, as requested."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-  """The run has ended well, and the published state is the final one."""
+  """The run has finished, and the published state is the final one."""
 
   step: int
   reason: str
@@ -415,7 +415,7 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fail:
-  """The run can't go on for this replica: all its waits raise this error.
+  """The run can't continue for this replica: all its waits raise this error.
 
   The core does nothing more. Attributes:
     error: the name of a class of `coordinator.errors`.
@@ -431,7 +431,7 @@ class Fail:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeadershipChanged:
-  """The process has become leader, or is leader no more."""
+  """The process has become leader, or is no longer leader."""
 
   leads: bool
   term: int
@@ -439,14 +439,14 @@ class LeadershipChanged:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenJournal:
-  """The new leader is to write the journal, if there is to be one.
+  """The new leader opens the journal, if there is one.
 
-  If it can't be written, a warning is logged and training goes on without it:
-  every `WriteJournal` is then passed over.
+  If it can't be written, a warning is logged and training continues without it:
+  every `WriteJournal` is then ignored.
 
   Attributes:
-    commits: recent ones, in order, without their means. Those that come after
-      the latest in the journal are written first: the leader before had no time.
+    commits: recent ones, in order, without their means. Those after the last
+      one in the journal are written first: the previous leader had no time.
   """
 
   commits: tuple[Committed, ...]
@@ -454,10 +454,10 @@ class OpenJournal:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WriteJournal:
-  """Writes a line; what it says stands in the log already.
+  """Writes a line about something that is already in the log.
 
-  A commit that the journal has is not written again: a leader that stalled was
-  replaced, and the next one may have written it.
+  A commit that is in the journal already is not written again: if a leader
+  stalled and was replaced, the next one may have written it.
   """
 
   note: Note
@@ -465,12 +465,12 @@ class WriteJournal:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CloseJournal:
-  """The process is leader no more."""
+  """The process is no longer leader."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Log:
-  """A line for people, under `optax_dist.coordinator`."""
+  """Logs a line under `optax_dist.coordinator`."""
 
   level: Literal["debug", "info", "warning"]
   text: str

@@ -1,15 +1,15 @@
-"""What must be decided once: the log's entries, and the store's other values.
+"""Values that are decided exactly once: the log's entries, and other keys.
 
-The log is a row of keys in the store, `log/0`, `log/1` and so on. A record is
-only ever put where none is, so of two processes that believe to be leader one
-succeeds: the store decides what is committed. Everything else that replicas
-tell each other is in `messages`.
+The log is a sequence of keys in the store, `log/0`, `log/1` and so on. A record
+is only put if the key has no value, so if two processes believe that they are
+leader, one succeeds: the store decides what is committed. All other
+communication between replicas is in `messages`.
 
-Two rules make deleting old records safe. Records are deleted by blocks, and a
-block's marker is written before anything of it is deleted: a process that has found
-a record, or put one to become leader, looks for the marker *afterwards*. And a
-record with a `Term` is never deleted: a leader's next put after it was replaced
-is where that `Term` stands, so it always conflicts.
+Two rules make the deletion of old records safe. Records are deleted in blocks,
+and a block's marker is written before any of it is deleted: a process that has
+found a record, or put one to become leader, checks for the marker *afterwards*.
+And a record with a `Term` is never deleted: when a leader was replaced, its
+next put is at the position of that `Term`, so it always conflicts.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from optax_dist.ledger import NOTHING_DONE, Progress, Spans
 
 Natural: TypeAlias = Annotated[int, AtLeast(0)]
 Positive: TypeAlias = Annotated[int, AtLeast(1)]
-# A replica's id, as its user chose it.
+# A replica's id, chosen by its user.
 ReplicaId: TypeAlias = int | str
-# A process's name, taken anew whenever it starts; the transport's name of it.
+# A process's name, new whenever it starts; also its name in the transport.
 Process: TypeAlias = str
-# The number of a membership: unique in a run, and higher for later ones.
+# The number of a membership: unique in a run, and increasing.
 Incarnation: TypeAlias = Natural
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
-  """A replica that takes part.
+  """A replica that takes part in the run.
 
   Attributes:
     incarnation: the number of this membership.
     replica: the replica's id; one membership per id.
     process: the name of its process.
-    address: where its transport listens.
+    address: address of its transport.
   """
 
   incarnation: Incarnation
@@ -49,18 +49,18 @@ class Member:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttemptId:
-  """Names one aggregation in the whole run.
+  """Identifies an aggregation within the run.
 
-  A replica gives at most one gradient under an id, so all who finish an
-  aggregation of the same id hold the same mean.
+  A replica contributes at most one gradient under an id, so all that complete
+  an aggregation with the same id have the same mean.
 
   Attributes:
-    term: of the leader.
-    step: the step that is being made.
-    number: counts the leader's attempts at the step from 1; 0 is the optimistic
-      one, which members begin by themselves.
-    membership: the log position of the latest change of membership, so that an
-      optimistic attempt is one of the same members.
+    term: term of the leader.
+    step: the step being taken.
+    number: the leader's attempts at the step, counted from 1; 0 is the
+      optimistic one, which members begin by themselves.
+    membership: the log position of the last change of membership, so that an
+      optimistic attempt has the same members everywhere.
   """
 
   term: Natural
@@ -74,14 +74,14 @@ class Part:
   """One member's gradient in an attempt or commit.
 
   Attributes:
-    incarnation: whose it is.
+    incarnation: incarnation of its replica.
     replica: the id of that replica.
     sequence: the sender's number of the submission.
     local_step: the step of the parameters it was computed on.
-    staleness: by how many steps it is late.
+    staleness: its staleness, in steps.
     count: how many gradients are summed in it.
-    weight: what it counts for in the mean.
-    data: the samples that it was computed on, where a ledger leases them.
+    weight: its weight in the mean.
+    data: the samples that it was computed on, if a ledger leases them.
   """
 
   incarnation: Incarnation
@@ -96,15 +96,16 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-  """What is in a learner's contribution to a fragment.
+  """The content of a learner's contribution to a fragment.
 
   Attributes:
-    tokens: that it was trained on.
-    steps: the learner's own, since it began from a version of the fragment.
+    tokens: tokens that it was trained on.
+    steps: the learner's own steps since the version of the fragment it started
+      from.
     step_seconds: how long one of them takes.
     late: rounds of the fragment since that version.
-    begins: whether it is the learner's turn, or it was called: then the round is
-      under way. Else it waits for the round to begin.
+    begins: whether it is the learner's turn, or it was called: then the round
+      has begun. Otherwise it waits for the round to begin.
   """
 
   tokens: Natural
@@ -116,10 +117,10 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leased:
-  """A member computes on these samples next.
+  """The samples that a member computes on next.
 
   Attributes:
-    incarnation: of the member.
+    incarnation: incarnation of the member.
     spans: the samples, in its order.
   """
 
@@ -129,7 +130,7 @@ class Leased:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Details:
-  """What the journal tells of a gradient; nothing is decided by it.
+  """Fields of a gradient for the journal; nothing is decided by them.
 
   Attributes:
     batches: the batches it was computed on, as JSON text; "" for none.
@@ -144,20 +145,20 @@ class Details:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Term:
-  """A process has become leader, and is a member from here on if it wasn't.
+  """A process has become leader, and a member unless it already was one.
 
   Attributes:
-    term: counts the leaders of the run from 0.
-    leader: its process.
-    address: where it listens.
-    fresh: membership starts anew with the leader as the only member; all who
-      were members before are removed. Only as long as no step was committed.
-    incarnation: of the leader's membership.
+    term: number of the term in the run, from 0.
+    leader: process of the leader.
+    address: address of its transport.
+    fresh: membership restarts with the leader as the only member; all previous
+      members are removed. Only possible before the first commit.
+    incarnation: incarnation of the leader's membership.
     replica: the leader's id.
-    step: the first step, where `fresh`; the next one otherwise.
-    digest: of the state that the run starts from, where `fresh`; "" otherwise.
-    progress: which samples are in committed steps of the run that it goes on
-      with, where `fresh`.
+    step: the first step, if `fresh`; the next one otherwise.
+    digest: of the state that the run starts from, if `fresh`; "" otherwise.
+    progress: the samples in committed steps of the run that it continues, if
+      `fresh`.
   """
 
   term: Natural
@@ -173,7 +174,7 @@ class Term:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Joined:
-  """A replica takes part from here on; an earlier membership of its id ends."""
+  """A replica has joined; an earlier membership of its id ends."""
 
   member: Member
 
@@ -183,9 +184,9 @@ class Removed:
   """A membership has ended.
 
   Attributes:
-    incarnation: which one.
+    incarnation: its incarnation.
     left: whether it left gracefully; otherwise it was lost.
-    reason: in words, for people.
+    reason: explanation for people.
   """
 
   incarnation: Incarnation
@@ -195,23 +196,24 @@ class Removed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Committed:
-  """A step: everyone applies the mean over `parts`, in this order.
+  """A step: all replicas apply the mean over `parts`, in this order.
 
   Attributes:
-    attempt: the aggregation that made the mean.
+    attempt: the aggregation that computed the mean.
     parts: the gradients in the mean, in replica order.
-    readers: incarnations for which the members keep the mean, or a witness
+    readers: incarnations for which the members keep the mean, or a witness that
       fetched it; empty if `mean` has it.
-    inline: whether `mean` is the mean; otherwise those in `parts` and `readers`
-      have it by their aggregation.
+    inline: whether `mean` is the mean; otherwise `parts` and `readers` have it
+      from their aggregation.
     mean: the mean's bytes, or none.
     save: whether the state after this step is the one that all replicas save.
-    details: for the journal; one for each part.
+    details: fields for the journal; one for each part.
     dropped: for each reason, how many gradients the run has dropped so far.
-    leases: what the members of `parts` compute on next, in their order, where a
-      ledger leases it; these samples are in no committed step.
-    others: what other members compute on next.
-    skipped: samples that are given up, for their gradients were never finite.
+    leases: the samples that the members in `parts` compute on next, in their
+      order, if a ledger leases them; they are not in a committed step.
+    others: the samples that other members compute on next.
+    skipped: samples that are given up because their gradients were never
+      finite.
   """
 
   attempt: AttemptId
@@ -227,7 +229,7 @@ class Committed:
   skipped: Spans = ()
 
   def with_mean(self, mean: bytes) -> Committed:
-    """The same, but for its mean: a third of the time of `replace`."""
+    """Replaces the mean, in a third of the time of `replace`."""
     return Committed(
       self.attempt,
       self.parts,
@@ -249,8 +251,8 @@ class Ended:
 
   Attributes:
     step: how many steps were committed.
-    reason: in words, for people.
-    error: "" for a good end; else the name of the error that all replicas
+    reason: explanation for people.
+    error: "" if it finished successfully; otherwise the error that all replicas
       raise, "CoordinatorError" or "Diverged".
     dropped: for each reason, how many gradients the run has dropped.
   """
@@ -266,11 +268,11 @@ Entry: TypeAlias = Term | Joined | Removed | Committed | Ended
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-  """What stands at one position of the log.
+  """The record at one position of the log.
 
   Attributes:
-    term: of the leader that put it.
-    entries: one or more; those that had come up while the record before was
+    term: term of the leader that put it.
+    entries: one or more; those that were decided while the previous record was
       being put.
   """
 
@@ -280,14 +282,14 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trimmed:
-  """The marker of a block: its records may be deleted. It stays itself."""
+  """The marker of a block whose records may be deleted. It is never deleted."""
 
   block: Natural
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-  """Which run this is: put once, by the first process of all.
+  """The identity of the run: put once, by its first process.
 
   Attributes:
     nonce: a random text that is part of every signature, so that nothing
@@ -299,17 +301,17 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Beat:
-  """The leader's sign of life, overwritten now and then: a hint, no decision.
+  """The leader's heartbeat in the store, overwritten regularly: only a hint.
 
-  It lets a process that starts find the leader, and keeps one that is cut off
-  from all others, but not from the store, from claiming leadership.
+  It helps a starting process to find the leader, and prevents one that is cut
+  off from all others, but not from the store, from claiming leadership.
 
   Attributes:
-    term: of the leader.
+    term: term of the leader.
     leader: its process.
-    address: where it listens.
-    count: goes up with each overwriting.
-    position: from here on the log is still there; a hint, too.
+    address: address of its transport.
+    count: increases with each write.
+    position: from here on the log is not deleted; also a hint.
   """
 
   term: Natural
@@ -325,7 +327,7 @@ STORE_VALUES: Codec[StoreValue] = Codec(StoreValue)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Departed:
-  """A replica that takes part no more.
+  """A replica that is no longer a member.
 
   Attributes:
     replica: its id.
@@ -338,23 +340,23 @@ class Departed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ViewState:
-  """All that the log has decided up to a position, for a reader that starts there.
+  """All decisions of the log up to a position, for a reader that starts there.
 
   Attributes:
-    term: of the latest leader.
+    term: term of the last leader.
     leader: its process.
-    leader_address: where it listens.
+    leader_address: address of its transport.
     step: how many steps were committed since step 0.
     origin_step: the step that the run started from.
-    origin_digest: of the state that it started from.
-    next_incarnation: of the next membership.
-    membership: the position of the latest change of membership.
-    members: who takes part.
-    departed: who does no more.
-    terms: positions of records with a `Term` that trimming must leave.
+    origin_digest: digest of the state that it started from.
+    next_incarnation: incarnation of the next membership.
+    membership: the position of the last change of membership.
+    members: the current members.
+    departed: former members.
+    terms: positions of records with a `Term`, which trimming must keep.
     applied: how many gradients were part of commits.
-    dropped: how many were dropped, by reason, as of the latest commit.
-    saved: the latest step that all were to save; -1 for none.
+    dropped: how many were dropped, by reason, as of the last commit.
+    saved: the last step that all were to save; -1 for none.
     ended: how the run has ended; None if it hasn't.
     progress: which samples are in committed steps.
   """

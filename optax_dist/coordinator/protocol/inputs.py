@@ -1,9 +1,8 @@
-"""What happens to a replica: the inputs of `Leader.step` and `Follower.step`.
+"""The inputs of `Leader.step` and `Follower.step`: the events of a replica.
 
-The driver makes them, one at a time and in the order in which things happened,
-and adds the time: seconds of one clock that never goes back. The core never asks
-for the time, and never waits. `Handle`s are the driver's own: it gets back what
-it gave, unread.
+The driver creates them, one at a time and in the order of the events, and adds
+the time: seconds of a monotonic clock. The core never asks for the time, and
+never waits. `Handle`s belong to the driver: it gets them back unchanged.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from optax_dist.coordinator.protocol.entries import (
 from optax_dist.coordinator.protocol.messages import Arrive, Message
 from optax_dist.ledger import Spans
 
-# An array or arrays in the driver's hands.
+# An array or arrays held by the driver.
 Handle: TypeAlias = Hashable
-# Done: it stands there now. Conflict: something else stood there. Unknown: it
-# may or may not have been put, for the answer did not come (in time).
+# Done: the key has this value. Conflict: it has another value. Unknown: it may
+# or may not have been put, because there was no answer (in time).
 PutAnswer: TypeAlias = Literal["done", "conflict", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Started:
-  """The replica begins: looks for the run, and asks to join it.
+  """The replica starts: it looks for the run, and asks to join it.
 
   Attributes:
-    nonce: a random text that names the run, should this be its first process.
+    nonce: a random text that identifies the run, if this is its first process.
   """
 
   nonce: str
@@ -43,7 +42,7 @@ class Started:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TimePassed:
-  """The time that `deadline()` has named is here. Early or late does no harm."""
+  """The time named by `deadline()` was reached. It may be early or late."""
 
 
 # From the transport.
@@ -51,7 +50,7 @@ class TimePassed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Received:
-  """A peer's message; those of one connection come in order, each once."""
+  """A peer's message; messages of one connection are in order, once each."""
 
   peer: Process
   message: Message
@@ -59,10 +58,10 @@ class Received:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arrivals:
-  """Several gradients that came one after the other: as each by itself.
+  """Several gradients in sequence, equivalent to separate inputs.
 
-  To a leader with hundreds of followers most that comes is a gradient that
-  completes nothing, and many at once cost little more than one.
+  For a leader with hundreds of followers, most messages are gradients that
+  complete nothing, and many at once cost little more than one.
 
   Attributes:
     received: messages that are `Arrive`, two or more.
@@ -73,7 +72,7 @@ class Arrivals:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Malformed:
-  """A peer, whose identity is proved, has sent what `codec` refuses."""
+  """An authenticated peer has sent bytes that `codec` rejects."""
 
   peer: Process
   error: str
@@ -84,10 +83,10 @@ class PeerLost:
   """The connection to a peer has ended, or could not be made.
 
   Attributes:
-    peer: whose.
+    peer: the peer.
     how: "refused" if it has another secret, run or version; other kinds (left,
-      broken, silent, unreachable) are alike to the core.
-    reason: in words, for people.
+      broken, silent, unreachable) are equivalent to the core.
+    reason: explanation for people.
   """
 
   peer: Process
@@ -102,8 +101,8 @@ class PeerLost:
 class PutAnswered:
   """The answer to `Put`. There is exactly one, however late.
 
-  An attempt to put that is still under way when "unknown" is answered may land
-  at any later time; the core reckons with that.
+  A put that is still in flight when "unknown" is answered may take effect at
+  any later time; the core allows for that.
   """
 
   request: int
@@ -115,11 +114,11 @@ class GetAnswered:
   """The answer to `Get`. There is exactly one, however late.
 
   Attributes:
-    request: of the `Get`.
+    request: number of the `Get`.
     known: False: the store did not answer (in time); it will be asked again.
-    value: what stands there; None where nothing does, or what does is not
-      readable (`occupied`).
-    occupied: whether something stands there that no replica of this run wrote.
+    value: the value; None if there is none, or if it isn't readable
+      (`occupied`).
+    occupied: whether there is a value that no replica of this run wrote.
   """
 
   request: int
@@ -130,7 +129,7 @@ class GetAnswered:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoreLost:
-  """The store is of no use any more: it was started anew, for instance."""
+  """The store can't be used any more: for example, it was restarted."""
 
   reason: str
 
@@ -156,12 +155,12 @@ class Aggregated:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AggregateFailed:
-  """`Aggregate` or `Collect` has failed. Not said after `Cancel`.
+  """`Aggregate` or `Collect` has failed. Not sent after `Cancel`.
 
   Attributes:
-    attempt: which one.
-    failed_replica: the member whose bytes did not come; None if none is to blame.
-    reason: in words, for people.
+    attempt: the attempt.
+    failed_replica: the member whose bytes did not come; None if there is none.
+    reason: explanation for people.
   """
 
   attempt: AttemptId
@@ -171,12 +170,12 @@ class AggregateFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotFetched:
-  """The answer to `FetchSnapshot`: the state, not in use yet.
+  """The answer to `FetchSnapshot`: the state, which is not in use yet.
 
   Attributes:
-    transfer: of the `FetchSnapshot`.
-    step: how many steps it has.
-    state: to be named in `Restore`.
+    transfer: transfer id of the `FetchSnapshot`.
+    step: the step of the state.
+    state: handle for `Restore`.
   """
 
   transfer: int
@@ -200,23 +199,23 @@ class Submitted:
   """The training loop submits a gradient, and waits for its outcome.
 
   It is answered by one `Resolved` or `Taken`, and there is one submission at a
-  time. After `Taken` the next one contains it, and there may be a `Resolved` for
-  it as well, if it was decided before that next one could be.
+  time. After `Taken` the next one includes it, and there may also be a
+  `Resolved` for it, if it was decided before the next one was submitted.
 
   Attributes:
-    sequence: counts the submissions of this replica, from 0.
-    extends: the sequence of the `Taken` submission that it contains; -1: none.
-    admission: of the latest `Admitted` when the gradient was computed.
+    sequence: number of the submission, from 0.
+    extends: the sequence of the `Taken` submission that it includes; -1: none.
+    admission: number of the last `Admitted` when the gradient was computed.
     local_step: the step of the parameters it was computed on.
     total: how many gradients are summed in it.
     finite: whether every number of it is finite.
-    payload: its bytes, where gradients are sent inline and it is finite.
-    gradient: otherwise; the driver keeps it until `Resolved`.
+    payload: its bytes, if gradients are sent inline and it is finite.
+    gradient: its handle otherwise; the driver keeps it until `Resolved`.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
     timings: for the journal, as the driver encodes them.
     data: the samples of the gradients, in the order in which they were summed.
-    work: what is in it, where it is a contribution to a fragment.
+    work: its content, if it is a contribution to a fragment.
   """
 
   sequence: int
@@ -236,9 +235,9 @@ class Submitted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaveWanted:
-  """The replica is to leave gracefully; answered by `Left`, or the run's end.
+  """The replica should leave gracefully; answered by `Left`, or the run's end.
 
-  If nobody can take note of it, `Left` is said after a while all the same.
+  If there is no acknowledgement, `Left` is sent after a while all the same.
   """
 
   reason: str = "left"
@@ -246,26 +245,26 @@ class LeaveWanted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FinishWanted:
-  """The run is to end for all; answered by `Finished`."""
+  """The run should end for all; answered by `Finished`."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SaveWanted:
-  """All are to save after the next commit; shown by `Publish.save`."""
+  """All should save after the next commit; shown by `Publish.save`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Aborted:
-  """The training loop ends by an exception, while the process lives on.
+  """The training loop ends with an exception, but the process continues.
 
-  The others learn it at once; nothing is waited for. The driver carries out the
-  effects, and then closes the transport.
+  The others are told at once, without waiting. The driver executes the effects,
+  and then closes the transport.
 
   Attributes:
-    reason: in words.
-    stacks: of its threads, if it is stuck; for the journal.
+    reason: explanation for people.
+    stacks: stacks of its threads, if it is stuck; for the journal.
   """
 
   reason: str
@@ -307,7 +306,7 @@ _T = TypeVar("_T")
 
 
 def together(given: Iterable[_T]) -> list[_T | Received | Arrivals]:
-  """The same inputs, with gradients that follow one another as `Arrivals`."""
+  """The same inputs, with consecutive gradients combined into `Arrivals`."""
   found: list[_T | Received | Arrivals] = []
   for arrives, group in itertools.groupby(given, _arrives):
     run = list(group)

@@ -1,7 +1,7 @@
-"""The log in the store: one process appends to it, others read what they miss.
+"""The log in the store: one process appends to it, others read what they lack.
 
-Neither waits: each asks the store one thing at a time, and goes on with the
-answer. `entries` has the two rules that make deleting safe.
+Neither waits: each makes one request to the store at a time, and continues with
+the answer. `entries` has the two rules that make deletion safe.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from optax_dist.coordinator.protocol.inputs import GetAnswered, PutAnswered
 RUN_KEY = "run"
 LEADER_KEY = "leader"
 
-# Numbers requests to the store, so that an answer finds who asked.
+# Numbers requests to the store, so that answers can be assigned.
 Count: TypeAlias = Callable[[], int]
 
 
 def record_key(position: int) -> str:
-  """Where a record of the log stands."""
+  """The key of a record of the log."""
   return f"log/{position}"
 
 
 def marker_key(position: int, block: int) -> str:
-  """Where the marker of this position's block stands, once it is trimmed."""
+  """The key of the marker of this position's block, once it is trimmed."""
   return f"trimmed/{position // block}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Appended:
-  """A record stands in the log, and what was held back for it may go out."""
+  """A record is in the log, and effects held back for it may be sent."""
 
   position: int
   record: Record
   effects: tuple[Effect, ...]
 
 
-# A slot for an entry; the entry may become known later than its place.
+# A slot for an entry, which may be filled in after its position is reserved.
 Slot: TypeAlias = list[Entry]
 
 
 class LogWriter:
   """A leader's end of the log: puts one record at a time, in order.
 
-  What the leader says is held back until the decisions that it rests on stand
-  in the log. Should a put be unanswered, the same record is put again, and never
-  another one at that position; should there be a conflict, the leader has been
-  replaced, for no other process's record is equal to this one's.
+  The leader's effects are held back until the decisions behind them are in the
+  log. If the answer to a put is lost, the same record is put again, and never
+  another one at that position; a conflict means that the leader was replaced,
+  because no other process's record is equal to this one's.
 
   Attributes:
-    position: of the next record.
-    record: the one that is being put, or None.
+    position: position of the next record.
+    record: the record being put, or None.
     deposed: whether another process is leader now.
-    since: when the put under way began.
-    again: whether nothing is known of the put, so that it is to be retried.
+    since: when the current put began.
+    again: whether the outcome of the put is unknown, so that it must be
+      retried.
   """
 
   def __init__(self, term: int, position: int, count: Count):
@@ -76,17 +77,17 @@ class LogWriter:
 
   @property
   def pending(self) -> bool:
-    """Whether any decision doesn't stand in the log yet."""
+    """Whether a decision is not in the log yet."""
     return self.record is not None or bool(self._queue)
 
   def add(self, entry: Entry | None = None) -> Slot:
-    """The place of the next entry; None: the entry is put into it later."""
+    """Reserves the slot of the next entry; None: it is filled in later."""
     slot: Slot = [] if entry is None else [entry]
     self._queue.append((slot, []))
     return slot
 
   def say(self, effects: list[Effect], effect: Effect) -> None:
-    """Says it now, or once everything decided so far stands in the log."""
+    """Sends an effect now, or once all decisions so far are in the log."""
     if self._queue:
       self._queue[-1][1].append(effect)
     elif self.record is not None:
@@ -95,7 +96,7 @@ class LogWriter:
       effects.append(effect)
 
   def flush(self, now: float) -> Put | None:
-    """Begins to put what has been decided, if nothing is being put."""
+    """Puts what was decided, unless a put is in progress."""
     if self.record is not None or self.deposed:
       return None
     found: list[Entry] = []
@@ -114,7 +115,7 @@ class LogWriter:
     return Put(self._request, record_key(self.position), record)
 
   def probe(self) -> Get | None:
-    """Looks whether another leader has put something, where none is being put."""
+    """Checks whether another leader has put a record, if no put is open."""
     if self.record is not None:
       return None
     self._request = self._count()
@@ -123,7 +124,7 @@ class LogWriter:
   def answered(
     self, answer: PutAnswered | GetAnswered
   ) -> Appended | Effect | None:
-    """Goes on with the store's answer: done, or what to ask next."""
+    """Continues with the store's answer: done, or the next request."""
     if answer.request != self._request:
       return None
     if self.record is None:
@@ -141,7 +142,7 @@ class LogWriter:
       case GetAnswered(_, _, value) if value == self.record:
         return self._done()
       case GetAnswered(occupied=True):
-        # No leader wrote that: everyone passes over it.
+        # No leader wrote that: everyone skips it.
         self.position += 1
         return self._put(self.record)
       case GetAnswered(_, _, None):
@@ -151,7 +152,7 @@ class LogWriter:
     return None
 
   def retry(self) -> Put | None:
-    """Puts the record again, if nothing is known of it."""
+    """Puts the record again, if its outcome is unknown."""
     if not self.again or self.record is None:
       return None
     return self._put(self.record)
@@ -169,11 +170,11 @@ class Trimmer:
 
   def __init__(self, block: int, count: Count):
     self._block, self._count = block, count
-    # Blocks whose marker may not stand yet, and the request to put it.
+    # Blocks whose marker may not be written yet, and the request to put it.
     self._due: dict[int, int] = {}
 
   def trim(self, position: int) -> list[Put]:
-    """Marks a block, where the log has come that far beyond it."""
+    """Marks a block once the log is far enough beyond it."""
     old = position // self._block - 2
     if position % self._block or old < 0:
       return []
@@ -186,7 +187,7 @@ class Trimmer:
     return puts
 
   def answered(self, answer: PutAnswered, terms: list[int]) -> list[Delete]:
-    """Deletes a block, once its marker stands."""
+    """Deletes a block once its marker is written."""
     if answer.answer == "unknown":
       return []
     for block, request in self._due.items():
@@ -205,13 +206,13 @@ Found: TypeAlias = list[tuple[int, Record]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogRead:
-  """What a `LogReader` has found.
+  """The result of a `LogReader`.
 
   Attributes:
-    start: where it began to read.
-    records: with their positions, in order; some if there are any.
-    position: of the next one.
-    end: whether there is none at `position`.
+    start: the position at which it began to read.
+    records: records with their positions, in order; possibly none.
+    position: position of the next one.
+    end: whether there is no record at `position`.
   """
 
   start: int
@@ -222,7 +223,7 @@ class LogRead:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FellOff:
-  """The log was trimmed beyond where it was read; it may go on at `position`."""
+  """The log was trimmed beyond the read position; read on at `position`."""
 
   position: int
 
@@ -231,7 +232,7 @@ ReadResult: TypeAlias = LogRead | FellOff | Literal["unknown"]
 
 
 class LogReader:
-  """Reads the log from a position on; see `entries` for why in this order."""
+  """Reads the log from a position on; `entries` explains the order of reads."""
 
   def __init__(self, block: int, count: Count):
     self._block, self._count = block, count
@@ -243,17 +244,17 @@ class LogReader:
 
   @property
   def busy(self) -> bool:
-    """Whether an answer is awaited."""
+    """Whether a request is open."""
     return self._request >= 0
 
   def read(self, position: int) -> Get:
-    """Begins to read; what was being read is passed over."""
+    """Starts to read; cancels the current read."""
     self._start = self._position = position
     self._found, self._end = [], False
     return self._get(record_key(position))
 
   def stop(self) -> None:
-    """Passes over the answer that is awaited."""
+    """Ignores the answer to the open request."""
     self._request = -1
 
   def _get(self, key: str, marker: bool = False) -> Get:
@@ -261,7 +262,7 @@ class LogReader:
     return Get(self._request, key)
 
   def answered(self, answer: GetAnswered) -> ReadResult | Get | None:
-    """Goes on with the store's answer: the result, or what to ask next."""
+    """Continues with the store's answer: the result, or the next request."""
     if answer.request != self._request:
       return None
     self._request = -1
@@ -275,10 +276,10 @@ class LogReader:
       self._found.append((self._position, answer.value))
       self._position += 1
     elif answer.value is not None or answer.occupied:
-      self._position += 1  # No member wrote it; everyone passes over it.
+      self._position += 1  # No member wrote it; everyone skips it.
     else:
       self._end = True
     if self._end or self._position % self._block == 0:
-      # Only afterwards: what was found may be older than the marker.
+      # Only now: the record that was found may be older than the marker.
       return self._get(marker_key(self._start, self._block), marker=True)
     return self._get(record_key(self._position))

@@ -1,13 +1,14 @@
-"""Messages between replicas; all are frozen dataclasses, and all are checked.
+"""The messages between replicas: frozen dataclasses, all of them checked.
 
-A connection carries them in order, each once, until it breaks. A membership
-lives on one connection to the leader: when that breaks the leader removes the
-member, and the member joins again or helps to elect another leader. So nothing
-here is numbered or acknowledged, and nothing is sent twice, except after a new
-leader was elected: then every member tells it what is under way.
+A connection delivers them in order, once each, until it breaks. A membership is
+tied to one connection to the leader: when it breaks the leader removes the
+member, and the member rejoins or helps to elect another leader. So no message
+is numbered or acknowledged, and none is sent twice, except after a leader
+election: then every member resends its pending requests.
 
-A leader sends a replica the log as a stream: `Welcome`, unless the replica's own
-position is recent enough, and then every record, `Proposed` and `Recorded`.
+A leader sends a replica the log as a stream: `Welcome`, then every record, as
+`Proposed` and `Recorded`. `Welcome` includes the view unless the replica's own
+position is recent enough.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.ledger import Spans
 
-# Raised when a message's meaning changes; `Hello` carries it.
+# Increased when a message's meaning changes; sent in `Hello`.
 PROTOCOL_VERSION = 1
-# A record goes to the store and to all followers, the same bytes.
+# A record is sent to the store and to all followers as the same bytes.
 _Record: TypeAlias = Annotated[Record, Apart(STORE_VALUES)]
 
 # To the leader.
@@ -41,7 +42,7 @@ _Record: TypeAlias = Annotated[Record, Apart(STORE_VALUES)]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hello:
-  """First on each connection to a leader: asks for the log, and to take part.
+  """The first message to a leader: asks for the log, and for membership.
 
   The leader answers with its stream of the log, from `position` on if it can. A
   process that is a member (`incarnation`) stays one; any other becomes one, or
@@ -49,16 +50,16 @@ class Hello:
 
   Attributes:
     version: `PROTOCOL_VERSION`.
-    agreement: what all replicas must have in common, as pairs of a name and a
-      text: parameters, optimizer, strategy, versions, options.
+    agreement: what all replicas must agree on, as pairs of a name and a text:
+      parameters, optimizer, strategy, versions, options.
     replica: the sender's id.
-    address: where it listens.
+    address: address of its transport.
     incarnation: of its membership, as far as it knows; -1 for none.
-    position: the next record it needs; -1 if it has none of the log.
-    step: how many steps its state has.
+    position: the next record it needs; -1 if it has read none.
+    step: the step of its state.
     has_state: whether its state is that of the run at `step`.
-    call: counts the sender's calls of leaders; the answer repeats it.
-    lease: the samples that it computes on, or whose gradient has no answer yet.
+    call: number of this request; the answer repeats it.
+    lease: samples that it computes on, or whose gradient has no answer yet.
   """
 
   version: int
@@ -77,24 +78,24 @@ class Hello:
 class Arrive:
   """A member submits a gradient.
 
-  The leader accepts it, and answers by a commit, `Taken` or `Dropped`.
+  The leader accepts it, and answers with a commit, `Taken` or `Dropped`.
 
   Attributes:
-    sequence: the sender's number of the submission, counting up.
+    sequence: the sender's number of the submission, increasing.
     local_step: the step of the parameters it was computed on.
     total: how many gradients are summed in it.
-    count: how many of them were not in the sender's submission before, which was
-      answered by `Taken`; otherwise `total`.
+    count: how many of them were not in the sender's previous submission, which
+      was answered by `Taken`; otherwise `total`.
     finite: whether every number of it is finite.
-    applied: how many steps the sender's state has.
-    optimistic: the attempt which the sender has begun with it; None if it waits
-      to hear of one.
-    payload: the gradient, where gradients are sent inline and it is finite.
+    applied: the step of the sender's state.
+    optimistic: the attempt that the sender has begun with it; None if it waits
+      for one.
+    payload: the gradient, if gradients are sent inline and it is finite.
     batches: for the journal, as JSON text.
     compute: seconds that computing it took, if known.
-    timings: for the journal; nobody else reads them.
-    data: the samples of the gradients that `count` counts, where they are leased.
-    work: what is in it, where it is a contribution to a fragment.
+    timings: for the journal; opaque to the protocol.
+    data: the samples of the gradients in `count`, if they are leased.
+    work: its content, if it is a contribution to a fragment.
   """
 
   sequence: Natural
@@ -121,13 +122,13 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failed:
-  """A member or witness could not finish an attempt.
+  """A member or witness could not complete an attempt.
 
   Attributes:
-    attempt: which one. An optimistic one is then attempted as usual; nobody is
-      blamed.
-    failed_replica: the member whose bytes did not come; None: nobody else is to blame.
-    reason: in words, for people.
+    attempt: the attempt. An optimistic one is then attempted as usual, and no
+      replica is considered failed.
+    failed_replica: the member whose bytes did not come; None if there is none.
+    reason: explanation for people.
   """
 
   attempt: AttemptId
@@ -149,8 +150,8 @@ class NeedsSnapshot:
   The leader answers with `Fetch`, as soon as a replica can serve it.
 
   Attributes:
-    step: how many steps its state has.
-    reason: in words; of the snapshot that failed, if one did.
+    step: the step of its state.
+    reason: explanation; with the error of a snapshot that failed.
   """
 
   step: Natural
@@ -159,13 +160,13 @@ class NeedsSnapshot:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
-  """A member goes; the leader records `Removed`.
+  """A member leaves; the leader records `Removed`.
 
   Attributes:
-    lost: whether it goes by an error, at once and to be counted as lost;
+    lost: whether it leaves immediately because of an error, and counts as lost;
       otherwise others first fetch what only it has.
-    reason: in words, for people.
-    stacks: of the threads of a replica that is stuck.
+    reason: explanation for people.
+    stacks: stacks of a stuck replica's threads.
   """
 
   lost: bool
@@ -203,15 +204,15 @@ class Fingerprint:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Welcome:
-  """The answer to `Hello`: the stream of the log starts here.
+  """The answer to `Hello`: the start of the log stream.
 
   Attributes:
-    call: of the `Hello`; only the answer to the latest one counts.
-    position: of the next record.
-    view: what was decided before; None: the receiver's own view stands, for its
+    call: the number in the `Hello`; only the answer to the last one counts.
+    position: position of the next record.
+    view: the decisions so far; None: the receiver's view is valid, since its
       position was recent enough.
-    incarnation: of the membership that lives on this connection: one that goes
-      on, or a new one that is about to be recorded; -1 for none.
+    incarnation: of the membership tied to this connection: an existing one, or
+      a new one that is about to be recorded; -1 for none.
   """
 
   call: Natural
@@ -222,10 +223,10 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proposed:
-  """The leader is putting this record; it may yet fail.
+  """The leader is putting this record, which may still fail.
 
-  The receiver may prepare for it (compute the update) and must show nothing of
-  it, until `Recorded` or the log itself confirms it.
+  The receiver may prepare for it (compute the update), but must not expose it
+  until `Recorded` or the log itself confirms it.
   """
 
   position: Natural
@@ -234,14 +235,14 @@ class Proposed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recorded:
-  """The record stands in the log, whichever replica sends this.
+  """The record is in the log; any replica may send this.
 
-  A new leader sends its `Term` to all members like this.
+  A new leader sends its `Term` to all members in this way.
 
   Attributes:
-    position: where.
-    record: the record; None: the one that was proposed for this position, on
-      this connection.
+    position: position of the record.
+    record: the record; None: the one proposed for this position on this
+      connection.
   """
 
   position: Natural
@@ -252,16 +253,17 @@ class Recorded:
 class Attempt:
   """Members aggregate, readers collect; members and witness answer.
 
-  Sent to members and readers. It ends by the commit with this id, `Abandoned`,
-  another attempt or another term.
+  It is sent to members and readers, and ends by the commit with this id,
+  `Abandoned`, another attempt or another term.
 
   Attributes:
     attempt: its id.
-    parts: the gradients to be averaged, in this order.
-    readers: who else fetches the mean.
-    witness: the reader that answers too, for it is to hold the mean before the
-      commit; None for none.
-    lag: how many steps the latest reader is behind: so many more means are kept.
+    parts: the gradients to average, in this order.
+    readers: other replicas that fetch the mean.
+    witness: the reader that also answers, because it must hold the mean before
+      the commit; None for none.
+    lag: how many steps the slowest reader is behind: that many more means are
+      kept.
   """
 
   attempt: AttemptId
@@ -273,23 +275,23 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Abandoned:
-  """The attempt leaves no trace; gradients that are in stay in."""
+  """The attempt has no effect; accepted gradients stay accepted."""
 
   attempt: AttemptId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dropped:
-  """The submission doesn't count, for this reason.
+  """The submission was dropped for this reason.
 
   Attributes:
-    sequence: which one.
+    sequence: the submission.
     reason: a value of `quorum.Reason`.
-    count: how many gradients the next submission is to sum.
-    lease: the samples that the receiver computes on next; empty if it has to wait
-      for some, or if none are leased.
-    whole: whether all that it sums doesn't count; else only what it adds to the
-      one that it extends, which has an outcome of its own.
+    count: how many gradients to sum in the next submission.
+    lease: the samples that the receiver computes on next; empty if it has to
+      wait for some, or if none are leased.
+    whole: whether the whole sum was dropped; otherwise only the addition to the
+      submission that it extends, which has a separate outcome.
   """
 
   sequence: Natural
@@ -301,17 +303,17 @@ class Dropped:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-  """A token: what the receiver is to compute next.
+  """A token: what the receiver should compute next.
 
-  Sent with `replicas_to_aggregate` larger than the number of replicas, and where
-  samples are leased and the lease is in no `Committed` or `Dropped`.
+  Sent if `replicas_to_aggregate` exceeds the number of replicas, or if samples
+  are leased and the lease is in no `Committed` or `Dropped`.
 
   Attributes:
-    sequence: the submission that is in and stays in (`more`); it was not
-      enough, so the next one adds to it; -1 if there is none.
-    count: how many gradients the next submission is to sum; how many more, where
-      one is in.
-    lease: the samples for them, where they are leased.
+    sequence: the submission that is buffered, and which the next one should
+      extend, since it was not enough; -1 if there is none.
+    count: how many gradients to sum in the next submission; how many more, if
+      one is buffered.
+    lease: the samples for them, if leased.
   """
 
   sequence: int
@@ -321,10 +323,10 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-  """Others have given to the round of this step: who has something gives it now.
+  """Others have contributed to the round of this step: contribute now.
 
-  Sent where a step is a round of a fragment, to members whose contribution is not
-  in.
+  Sent if a step is a round of a fragment, to members without a contribution in
+  it.
   """
 
   step: Natural
@@ -332,13 +334,13 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Serve:
-  """The receiver serves a snapshot, as soon as it has `at_least` steps.
+  """The receiver should serve a snapshot once it has `at_least` steps.
 
   Attributes:
-    transfer: the id under which both sides know it.
+    transfer: the transfer id on both sides.
     to: the process that fetches it.
-    address: where that listens.
-    at_least: the lowest step that is of use.
+    address: address of that process.
+    at_least: the lowest useful step.
   """
 
   transfer: Natural
@@ -349,13 +351,13 @@ class Serve:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetch:
-  """The receiver fetches a snapshot: the answer to `NeedsSnapshot`.
+  """The receiver should fetch a snapshot: the answer to `NeedsSnapshot`.
 
   Attributes:
-    transfer: the id under which both sides know it.
+    transfer: the transfer id on both sides.
     source: the process that serves it.
-    address: where that listens.
-    at_least: the lowest step that is of use.
+    address: address of that process.
+    at_least: the lowest useful step.
   """
 
   transfer: Natural
@@ -366,19 +368,19 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-  """The receiver says `Applied` as soon as it has this many steps."""
+  """The receiver should send `Applied` once it has this many steps."""
 
   step: Natural
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stalled:
-  """A step takes long; the replicas it waits for, for users and errors.
+  """A step is slow; names the replicas that it waits for.
 
   Attributes:
-    step: which one.
-    waited: for how many seconds.
-    missing: in words.
+    step: the step.
+    waited: seconds waited so far.
+    missing: the missing replicas, for people.
   """
 
   step: Natural
@@ -388,21 +390,21 @@ class Stalled:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refused:
-  """The sender of `Hello` can't take part; it raises `JoinRefused`."""
+  """The sender of `Hello` can't join; it raises `JoinRefused`."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NotLeader:
-  """The sender of `Hello` is to look for the leader elsewhere, or later."""
+  """The sender of `Hello` should look for the leader elsewhere, or later."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rejected:
-  """A message of the receiver was a bad one and is passed over."""
+  """A message of the receiver was invalid and ignored."""
 
   reason: str
 

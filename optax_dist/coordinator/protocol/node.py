@@ -1,7 +1,7 @@
 """One process: its follower, and the leader it may be, behind one `step`.
 
-This is what a driver and the simulation run. What the two tell each other goes
-the same way as any message, only without a connection.
+Drivers and the simulation run this. The messages between the two are delivered
+like any others, only without a connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TO_LEADER = (
 
 
 class Node:
-  """A replica's process, as the core sees it.
+  """The protocol core of a replica's process.
 
   Attributes:
     follower: its follower.
@@ -44,12 +44,12 @@ class Node:
     self.leader: Leader | None = None
 
   def _count(self) -> int:
-    """Numbers a request to the store."""
+    """Numbers the requests to the store."""
     self._requests += 1
     return self._requests
 
   def step(self, input_: Input, now: float) -> list[Effect]:
-    """Takes one input; returns what is to be done, in order."""
+    """Processes an input; returns the effects, in order."""
     me = self._config.process
     out: list[Effect] = []
     todo = [input_]
@@ -67,17 +67,17 @@ class Node:
     return out
 
   def deadline(self) -> float:
-    """When `TimePassed` is to be the next input, at the latest."""
+    """When `TimePassed` must be the next input, at the latest."""
     time = self.follower.deadline()
     return time if self.leader is None else min(time, self.leader.deadline())
 
   @property
   def stalled(self) -> bool:
-    """Whether others wait, as far as is known here."""
+    """Whether other replicas wait, as far as this one knows."""
     return self.follower.stalled
 
   def missing(self, now: float) -> str:
-    """What the replica waits for, in words."""
+    """What the replica is waiting for, for an error message."""
     return self.follower.missing(now)
 
   def _step(self, input_: Input, now: float) -> list[Effect]:

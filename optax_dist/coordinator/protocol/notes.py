@@ -1,7 +1,7 @@
-"""Lines of the journal, as the leader makes them; docs/simulate.md has the file.
+"""The leader's notes for the journal; docs/simulate.md describes the file.
 
 Times are ages, in seconds before the note was made: the leader's clock means
-nothing to those who read a journal.
+nothing to readers of a journal.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class LeaderBegins:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemberJoined:
-  """A replica takes part.
+  """A replica has joined.
 
   Attributes:
-    address: where it listens.
+    address: address of its transport.
   """
 
   replica: ReplicaId
@@ -49,7 +49,7 @@ class MemberJoined:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemberRemoved:
-  """A replica takes part no more: it left, or was lost."""
+  """A replica is no longer a member: it left, or was lost."""
 
   replica: ReplicaId
   incarnation: Incarnation
@@ -60,10 +60,10 @@ class MemberRemoved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemberStuck:
-  """A replica has found that its training loop is stuck, and goes.
+  """A replica detected that its training loop is stuck, and leaves.
 
   Attributes:
-    stacks: of its threads.
+    stacks: stacks of its threads.
   """
 
   replica: ReplicaId
@@ -79,8 +79,8 @@ class StepCommitted:
 
   Attributes:
     commit: the entry of the log.
-    age: seconds since its attempt began; None if that is not known.
-    timings: of each of its parts, as they came; empty where they are not known.
+    age: seconds since its attempt began; None if unknown.
+    timings: timings of its parts, as received; empty if unknown.
   """
 
   commit: Committed
@@ -90,13 +90,13 @@ class StepCommitted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GradientDropped:
-  """A gradient doesn't count.
+  """A gradient was dropped.
 
   Attributes:
     step: the global step at that time.
     age: seconds since it arrived; None if it did not.
     batches: as JSON text; "" for none.
-    timings: as they came; empty where they are not known.
+    timings: as received; empty if unknown.
   """
 
   step: int
@@ -113,7 +113,7 @@ class GradientDropped:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttemptAbandoned:
-  """An aggregation was given up because of one replica."""
+  """An aggregation was abandoned because of one replica."""
 
   step: int
   attempt: int
@@ -123,7 +123,7 @@ class AttemptAbandoned:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepStalled:
-  """A step takes long; who it waits for."""
+  """A step is slow; names the replicas that it waits for."""
 
   step: int
   waited: float
@@ -137,8 +137,8 @@ class CannotProceed:
   """Too few replicas are left for the quorum.
 
   Attributes:
-    have: how many can contribute.
-    needed: how many must.
+    have: how many replicas can contribute.
+    needed: how many must contribute.
     missing: the replicas that are absent.
     final: whether no return of a lost replica would help.
   """
@@ -161,7 +161,7 @@ class FingerprintSeen:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeadlinesSeen:
-  """How long is waited at present; the driver adds what it knows.
+  """The current deadlines; the driver adds those that it knows.
 
   Attributes:
     attempt: how long an attempt may take.
@@ -177,7 +177,7 @@ class RunEnds:
   """The last line: how the run ended.
 
   Attributes:
-    error: "" for a good end.
+    error: "" if it finished successfully.
     applied: how many gradients were part of commits.
     dropped: how many were dropped, by reason.
   """

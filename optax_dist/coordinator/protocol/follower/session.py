@@ -1,8 +1,9 @@
 """One replica's submissions, from the training loop to their outcome.
 
-In one place: what is pending, what was taken in while more is asked for (a
-partial sum, with more gradients to aggregate than replicas), and what stands in
-a commit that the replica has yet to apply. Every submission is resolved once.
+It tracks the pending submission, the one that is buffered while more gradients
+are requested (a partial sum, with more gradients to aggregate than replicas),
+and those in commits that the replica has yet to apply. Every submission is
+resolved once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from optax_dist.coordinator.protocol.inputs import Submitted
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Counted:
-  """A submission that is part of a commit, not shown to the loop yet."""
+  """A submission that is part of a commit, whose outcome is not sent yet."""
 
   step: int
   outcome: Resolved
@@ -26,8 +27,8 @@ class Session:
   """Submissions and their outcomes.
 
   Attributes:
-    pending: the submission that has no answer yet, or None.
-    taken: the one that is in, while the next is to contain it; or None.
+    pending: the submission without an answer, or None.
+    taken: the buffered submission that the next one should extend, or None.
   """
 
   def __init__(self) -> None:
@@ -48,27 +49,27 @@ class Session:
     if submitted.extends >= 0 and (
       self.taken is None or self.taken.sequence != submitted.extends
     ):
-      # It has the sum of what was decided by itself.
+      # It includes a sum that was decided separately.
       return [Resolved(submitted.sequence, "superseded", 0, apart=True)]
     self.pending, self._apart = submitted, False
     return []
 
   def count(self) -> int:
-    """How many gradients of the pending submission the leader hasn't got."""
+    """How many gradients of the pending submission the leader doesn't have."""
     assert self.pending is not None
     if self.taken is None or self.pending.extends != self.taken.sequence:
       return self.pending.total
     return self.pending.total - self.taken.total
 
   def find(self, sequence: int) -> Submitted | None:
-    """The submission of this number, where its gradient is still to be had."""
+    """The submission with this number, if its gradient is still available."""
     for submitted in (self.pending, self.taken):
       if submitted is not None and submitted.sequence == sequence:
         return submitted
     return None
 
   def asked_for_more(self, sequence: int, count: int) -> list[Effect]:
-    """The pending submission is in, and is not enough."""
+    """Handles that the pending submission was buffered, and is not enough."""
     if self.pending is None or self.pending.sequence != sequence:
       return []
     self.taken, self.pending = self.pending, None
@@ -77,7 +78,7 @@ class Session:
   def dropped(
     self, sequence: int, reason: str, whole: bool = True
   ) -> list[Effect]:
-    """A submission doesn't count, or only what it was to add."""
+    """Handles that a submission, or only its addition, was dropped."""
     if self.pending is not None and self.pending.sequence == sequence:
       self._apart = not whole
       self.pending = None
@@ -90,7 +91,7 @@ class Session:
     return [Resolved(sequence, reason, 0, apart=not whole)]
 
   def committed(self, commit: Committed, incarnation: Incarnation) -> bool:
-    """Stands in the log; whether a submission of this replica is in it."""
+    """Handles a commit; returns whether it has a submission of this replica."""
     for part in commit.parts:
       if part.incarnation != incarnation:
         continue
@@ -98,7 +99,7 @@ class Session:
         return True  # It was given up; see `lost`.
       if self.pending is not None and self.pending.sequence == part.sequence:
         self.pending = None
-      # If what was taken in is part of it, so it is of what was pending.
+      # If the buffered submission is part of it, so is the pending one's share.
       self.taken = None
       step = commit.attempt.step + 1
       members = tuple(p.replica for p in commit.parts)
@@ -108,25 +109,25 @@ class Session:
     return False
 
   def published(self, step: int) -> list[Effect]:
-    """The replica's state has this many steps: what counted is resolved."""
+    """Resolves the submissions that count as of this step."""
     told: list[Resolved] = []
     while self._counted and self._counted[0].step <= step:
       told.append(self._counted.pop(0).outcome)
     return list(told)
 
   def new_leader(self) -> list[Effect]:
-    """The old leader had what was taken in; the new one can't wait for it."""
+    """Drops the buffered submission, which only the old leader had."""
     taken, self.taken = self.taken, None
     if taken is None or self.pending is not None:
       return []
     return [Resolved(taken.sequence, "lost", 0)]
 
   def lost(self, reason: str, counted: bool = False) -> list[Effect]:
-    """Resolves what is not in a commit that was read.
+    """Resolves submissions that are not in a commit that was read.
 
     Args:
-      reason: why.
-      counted: whether also what is in commits that won't be applied.
+      reason: the reason.
+      counted: whether to include those in commits that won't be applied.
     """
     told: list[Effect] = []
     last = self.pending or self.taken

@@ -1,7 +1,7 @@
-"""A process of a replica that is not its process 0: it does as it is told.
+"""A process of a replica other than its process 0, which gives the orders.
 
 It decides nothing. It finds the run, so that it can talk to process 0; then it
-carries out orders, and reports what comes of them.
+executes orders, and reports the results.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Companion:
   """The core of processes 1, 2 and so on of a replica.
 
   Attributes:
-    over: whether there is nothing more to do: the replica has ended.
+    over: whether the replica has ended.
   """
 
   def __init__(
     self, speaker: Process, address: str, *, pause: float, patience: float
   ):
-    """Makes one.
+    """Creates the core.
 
     Args:
       speaker: the name of process 0 of the replica.
-      address: where that listens.
+      address: address of that process.
       pause: seconds between attempts to find the run and process 0.
-      patience: seconds after which it is given up.
+      patience: seconds after which it gives up.
     """
     self.over = False
     self._speaker, self._address = speaker, address
@@ -44,7 +44,7 @@ class Companion:
     self._state: tuple[int, ins.Handle] = (-1, None)
 
   def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
-    """Takes one input; returns what is to be done, in order."""
+    """Processes an input; returns the effects, in order."""
     out: list[orders.Wanted] = []
     if not self.over:
       out += self._handle(given, now)
@@ -57,18 +57,18 @@ class Companion:
     return out
 
   def deadline(self) -> float:
-    """When `TimePassed` is to be the next input, at the latest."""
+    """When `TimePassed` must be the next input, at the latest."""
     if self.over or self._welcome:
       return math.inf
     return min(self._retry_at, self._give_up_at)
 
   @property
   def stalled(self) -> bool:
-    """Whether others wait: only process 0 knows."""
+    """Whether others wait, which only process 0 knows."""
     return False
 
   def missing(self, now: float) -> str:
-    """What it waits for, in words."""
+    """What it is waiting for, for an error message."""
     if self._welcome:
       return "for what process 0 of its replica says"
     return self._what_is_missing(now)
@@ -88,7 +88,7 @@ class Companion:
         if self._ended:
           return []
         if not self._welcome:
-          # It may not know of the run yet.
+          # It may not know the run yet.
           self._retry_at = now + self._pause
           return []
         return self._end(
@@ -128,7 +128,7 @@ class Companion:
         self.over = True
         return self._report(given)
       case _:
-        # Process 0 wants to leave or finish as well, and says so for all.
+        # Process 0 gets the same request, and acts on it for all.
         return []
 
   def _look(self) -> list[orders.Wanted]:

@@ -1,10 +1,10 @@
-"""What the processes of one replica tell each other, where it has several.
+"""The messages between the processes of one replica, if it has several.
 
-Process 0 speaks for the replica: it has the protocol's core, and no other has.
-An *order* is an effect of that core which every process carries out. A *report*
-is what happened in another process and would have been the core's input here.
-So most of both are effects and inputs as they are; those that hold a `Handle`
-have a form of their own, for handles are good in one process alone.
+Process 0 speaks for the replica: only it has the protocol's core. An *order* is
+an effect of that core which every process executes. A *report* is an event in
+another process that would have been the core's input there. So most orders and
+reports are plain effects and inputs; those with a `Handle` have a separate
+form, because handles are only valid in one process.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Present:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ready:
-  """A process submits its shards of a gradient; as `inputs.Submitted`.
+  """A process submits its shards of a gradient; like `inputs.Submitted`.
 
-  The replica submits as soon as all of its processes have, and alike.
+  The replica submits once all of its processes have submitted the same.
   """
 
   sequence: Natural
@@ -53,14 +53,14 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeanHere:
-  """As `inputs.Aggregated`: the mean of a process's shards is there."""
+  """Like `inputs.Aggregated`: the mean of a process's shards is there."""
 
   attempt: AttemptId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotHere:
-  """As `inputs.SnapshotFetched`: a process's shards of a state are there."""
+  """Like `inputs.SnapshotFetched`: a process's shards of a state are there."""
 
   transfer: Natural
   step: Natural
@@ -71,12 +71,12 @@ class SnapshotHere:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Welcomed:
-  """The answer to `Present`: from now on a lost connection is the end."""
+  """The answer to `Present`: from now on a lost connection ends the replica."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ApplyMean:
-  """As `effects.Apply`, with the mean of this attempt."""
+  """Like `effects.Apply`, with the mean of this attempt."""
 
   step: Natural
   attempt: AttemptId
@@ -85,7 +85,7 @@ class ApplyMean:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestoreState:
-  """As `effects.Restore`, with what came by this transfer."""
+  """Like `effects.Restore`, with the state from this transfer."""
 
   step: Natural
   transfer: Natural
@@ -93,7 +93,7 @@ class RestoreState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
-  """As `effects.Fail`."""
+  """Like `effects.Fail`."""
 
   error: str
   reason: str
@@ -101,18 +101,18 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Advance:
-  """The training loops see what has happened up to here, and no more.
+  """The training loops see the events up to here, and no more.
 
-  Events go on while the training loops compute. For all of them to decide the
-  same, process 0's says how many of the events it has looked at; the others look
-  at as many. Given to `Speaker.step` as an input by process 0's training loop,
-  and sent to the others in the order of their calls.
+  Events continue while the training loops compute. So that all make the same
+  decisions, process 0's loop says how many of the events it has seen; the
+  others look at as many. Process 0's training loop gives it to `Speaker.step`
+  as an input, and it is sent to the others in the order of their calls.
 
   Attributes:
-    call: counts the looks, from 0; differs if the loops are not at the same
-      place of the program.
-    events: since the start, of those that training loops are told.
-    flag: what process 0 has decided, for example that a wait was in vain.
+    call: number of the call, from 0; it differs if the loops are not at the
+      same point of the program.
+    events: number of events for training loops since the start.
+    flag: process 0's decision, for example that a wait timed out.
   """
 
   call: Natural
@@ -125,7 +125,7 @@ class EndGroup:
   """A process of the replica is lost, and the replica with it; also an effect.
 
   All waits raise the error, connections are closed, and the process ends after
-  a while even if its program hangs in a collective of the lost one.
+  a while even if its program hangs in a collective with the lost process.
   """
 
   reason: str
@@ -171,7 +171,7 @@ Order: TypeAlias = (
   | EndGroup
 )
 
-# All that travels on a connection.
+# Everything that is sent on a connection.
 WIRE: Codec[msg.Message | Report | Order] = Codec(msg.Message | Report | Order)
 
 
@@ -198,7 +198,7 @@ Given: TypeAlias = ins.Input | Heard | Advance
 Wanted: TypeAlias = fx.Effect | Tell | Advance | EndGroup
 
 
-# Addresses of a replica: to the core they are one text.
+# Addresses of a replica, which are one text to the core.
 
 
 def join_places(places: Sequence[tuple[Process, str]]) -> str:
@@ -215,8 +215,8 @@ def join_places(places: Sequence[tuple[Process, str]]) -> str:
 def place_of(process: Process, address: str, rank: int) -> tuple[Process, str]:
   """Name and address of the process of this rank.
 
-  An address that can't be read is returned as it is, with the name of process
-  0: nobody is there, and a connection to it fails.
+  An address that can't be parsed is returned unchanged, with the name of
+  process 0: a connection to it fails.
   """
   try:
     name, found = json.loads(address)[rank]
@@ -226,7 +226,7 @@ def place_of(process: Process, address: str, rank: int) -> tuple[Process, str]:
 
 
 def combined(digests: Sequence[str]) -> str:
-  """One digest of those of all processes, part by part.
+  """Combines the digests of all processes, part by part.
 
   Example:
     >>> combined(["a-b", "c-d"]) == combined(["a-b", "c-e"])

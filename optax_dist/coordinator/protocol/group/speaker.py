@@ -1,10 +1,10 @@
-"""Process 0 of a replica with several: it speaks for all of them.
+"""Process 0 of a replica with several processes: it speaks for all of them.
 
-It stands between the protocol's core and the driver. What the core wants done
-with arrays, it orders all processes to do; what has happened to the arrays the
-core learns when it has happened in all of them, or failed in one. The core does
-not know that there is more than one process, and nor do the other replicas,
-but for the addresses.
+It stands between the protocol's core and the driver. Effects of the core on
+arrays become orders to all processes; an event on arrays becomes an input of
+the core once it has happened in all of them, or failed in one. Neither the core
+nor the other replicas know that there are several processes, except for the
+addresses.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from optax_dist.coordinator.protocol.group import orders
 
 
 class Core(Protocol):
-  """What speaks for a single process: `protocol.node.Node`."""
+  """The core of a single process: `protocol.node.Node`."""
 
   def step(self, input_: ins.Input, now: float) -> Sequence[fx.Effect]:
-    """Takes an input; returns what is to be done."""
+    """Processes an input; returns the effects."""
     ...
 
   def deadline(self) -> float:
-    """When it is to be given `TimePassed`."""
+    """When to give it `TimePassed`."""
     ...
 
   def missing(self, now: float) -> str:
-    """What it waits for, in words."""
+    """What it is waiting for, for an error message."""
     ...
 
   @property
   def stalled(self) -> bool:
-    """Whether others wait, as far as is known here."""
+    """Whether other replicas wait, as far as this one knows."""
     ...
 
 
 @dataclasses.dataclass(slots=True)
 class _Aggregation:
-  """An attempt: in which processes its mean is, and this one's handle of it."""
+  """An attempt: the processes that have its mean, and this one's handle."""
 
   done: set[int]
   mean: ins.Handle = None
@@ -52,7 +52,7 @@ class _Aggregation:
 
 @dataclasses.dataclass(slots=True)
 class _Fetch:
-  """A snapshot on its way: what steps came to which processes."""
+  """A snapshot being fetched: the step that each process has received."""
 
   transfer: int
   steps: dict[int, int]
@@ -63,7 +63,7 @@ class Speaker:
   """The core of a replica with several processes, in its process 0.
 
   Attributes:
-    core: decides.
+    core: the protocol core.
     over: whether the replica has lost a process, and ends.
   """
 
@@ -74,13 +74,13 @@ class Speaker:
     *,
     patience: float,
   ):
-    """Makes one.
+    """Creates the core.
 
     Args:
-      core: decides.
+      core: the protocol core.
       companions: names of processes 1, 2 and so on of this replica.
-      patience: seconds to wait for another process of the replica to begin,
-        or to submit, once one has.
+      patience: seconds to wait for another process of the replica to start, or
+        to submit after the first one.
     """
     self.core = core
     self.over = False
@@ -89,15 +89,15 @@ class Speaker:
     self._everyone = set(range(len(companions) + 1))
     self._patience = patience
     self._out: list[orders.Wanted] = []
-    # Answers of the store, until all processes can be reached: a replica takes
-    # part as a whole.
+    # Answers from the store are held until all processes can be reached: a
+    # replica takes part as a whole.
     self._knows_run = False
     self._held: list[ins.Input] = []
-    # What is to be sent to processes that are not there yet.
+    # Orders for processes that are not there yet.
     self._kept: dict[Process, list[orders.Order]] = {p: [] for p in companions}
     self._mine: ins.Submitted | None = None
     self._ready: dict[int, orders.Ready] = {}
-    # Since when somebody waits for another process.
+    # Since when a process waits for another one.
     self._since: float | None = None
     self._attempts: dict[AttemptId, _Aggregation] = {}
     self._fetch: _Fetch | None = None
@@ -105,7 +105,7 @@ class Speaker:
     self._ended = False
 
   def step(self, given: orders.Given, now: float) -> list[orders.Wanted]:
-    """Takes one input; returns what is to be done, in order."""
+    """Processes an input; returns the effects, in order."""
     if not self.over:
       self._handle(given, now)
     if not self.over:
@@ -114,7 +114,7 @@ class Speaker:
     return wanted
 
   def deadline(self) -> float:
-    """When `TimePassed` is to be the next input, at the latest."""
+    """When `TimePassed` must be the next input, at the latest."""
     if self.over:
       return math.inf
     waits = math.inf if self._since is None else self._since + self._patience
@@ -122,11 +122,11 @@ class Speaker:
 
   @property
   def stalled(self) -> bool:
-    """Whether others wait, as far as is known here."""
+    """Whether other replicas wait, as far as this one knows."""
     return self.core.stalled
 
   def missing(self, now: float) -> str:
-    """What the replica waits for, in words."""
+    """What the replica is waiting for, for an error message."""
     lacks = self._lacking()
     if lacks and self._since is not None:
       names = " and ".join(f"process {rank}" for rank in lacks)
@@ -215,7 +215,7 @@ class Speaker:
         self._out.append(fx.Log("warning", text))
 
   def _submit(self, now: float) -> None:
-    """Submits a gradient, once all processes have submitted their shards."""
+    """Submits a gradient once all processes have submitted their shards."""
     mine = self._mine
     if mine is None or len(self._ready) < len(self._companions):
       return
@@ -236,7 +236,7 @@ class Speaker:
   def _mean_here(self, rank: int, attempt: AttemptId, now: float) -> None:
     found = self._attempts.get(attempt)
     if found is None:
-      return  # It was given up meanwhile.
+      return  # It was cancelled meanwhile.
     found.done.add(rank)
     if found.done == self._everyone and not found.told:
       found.told = True
@@ -307,7 +307,7 @@ class Speaker:
     ]
 
   def _lose(self, reason: str, now: float) -> None:
-    """The replica ends, for its processes can't go on without each other."""
+    """Ends the replica: its processes can't continue without each other."""
     reason = f"The replica can't go on: {reason}."
     self._decide(ins.Aborted(reason), now)
     self._tell(orders.EndGroup(reason))
@@ -317,7 +317,7 @@ class Speaker:
   # Effects.
 
   def _decide(self, input_: ins.Input, now: float) -> None:
-    """Has the core decide, and everyone do what it wants."""
+    """Gives the core an input, and makes all processes execute its effects."""
     for effect in self.core.step(input_, now):
       self._carry_out(effect)
 
@@ -335,7 +335,7 @@ class Speaker:
       case fx.Cancel(attempt) | fx.Release(attempt):
         found = self._attempts.pop(attempt, None)
         if found is not None and found.done != self._everyone:
-          # In some process it still runs.
+          # It is still running in some process.
           effect = fx.Cancel(attempt)
         self._all(effect)
       case fx.Apply(step, mean, inline, parts):
@@ -382,7 +382,7 @@ class Speaker:
         self._out.append(effect)
 
   def _drop_submission(self, reason: str) -> None:
-    """Some processes have submitted, and it is too late for the others."""
+    """Drops a submission that is too late for the remaining processes."""
     mine, self._mine = self._mine, None
     self._ready.clear()
     if mine is not None:

@@ -1,9 +1,9 @@
-"""The leader's side of fragments: when a round closes, and what each counts for.
+"""The leader's rounds of fragments: when they close, and the weights.
 
-A round of a fragment is a step of the log. The quorum's rules say whether enough
-is in, and `decoupled_diloco` how much longer to wait, and for what a
-contribution counts. Nothing of this stands in the log but the weights: a new
-leader learns the rest from the contributions, which arrive again.
+A round of a fragment is a step of the log. The quorum's rules say whether there
+are enough contributions, and `decoupled_diloco` how much longer to wait, and
+the weight of a contribution. Only the weights are in the log: a new leader
+learns the rest from the contributions, which are sent again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from optax_dist.decoupled_diloco import rules
 
 
 class Rounds:
-  """The grace window of the round that is open, and its weights.
+  """The grace window of the open round, and its weights.
 
   Attributes:
-    closes: when the window ends; infinity where there is none.
-    begins_by: when the round begins although it is nobody's turn; infinity where
-      nothing waits for that.
+    closes: when the window ends; infinity if there is none.
+    begins_by: when the round begins even if no learner's turn has come;
+      infinity if no contribution waits for that.
   """
 
   def __init__(self, config: rules.Config, patience: float):
-    """No round is open.
+    """Starts without an open round.
 
     Args:
-      config: the numbers of the run.
-      patience: seconds that what came before its turn waits at most.
+      config: the configuration of the rules.
+      patience: seconds that contributions before their turn wait at most.
     """
     self._config, self._patience = config, patience
     self.closes = self.begins_by = math.inf
@@ -43,11 +43,11 @@ class Rounds:
     self._step_seconds[incarnation] = work.step_seconds
 
   def gone(self, incarnation: Incarnation) -> None:
-    """A member is one no more."""
+    """A member was removed."""
     self._step_seconds.pop(incarnation, None)
 
   def begin(self, step: int, work: Work, now: float) -> bool:
-    """Whether this contribution begins the round: the others are to be called."""
+    """Whether this contribution begins the round, so that others are called."""
     if self._step == step or not work.begins:
       return False
     self._step, self._began = step, now
@@ -56,19 +56,19 @@ class Rounds:
   def begin_unasked(
     self, state: quorum.State, first: float, all_in: bool, now: float
   ) -> bool:
-    """Begins a round whose contributions all came before its turn.
+    """Begins a round whose contributions all came before their turn.
 
-    Their learners can't begin it any more: each has given what it has. So it
-    begins once nobody else is left to, or after some time.
+    Their learners can't begin it any more, since each has contributed. So it
+    begins once no other learner is left to, or after some time.
 
     Args:
-      state: of the rules.
-      first: when the first contribution that is in came; infinity for none.
-      all_in: whether all members have given.
+      state: state of the quorum's rules.
+      first: when the first accepted contribution came; infinity for none.
+      all_in: whether all members have contributed.
       now: the time.
 
     Returns:
-      Whether it begins now: the others are to be called.
+      Whether it begins now: then the others are called.
     """
     self.begins_by = math.inf
     if self.has_begun(state.step) or not state.gathered or state.finished:
@@ -80,15 +80,15 @@ class Rounds:
     return True
 
   def has_begun(self, step: int) -> bool:
-    """Whether the round is under way."""
+    """Whether the round has begun."""
     return self._step == step
 
   def look(self, state: quorum.State, first: float, now: float) -> bool:
-    """Opens the window once the quorum is there.
+    """Opens the window once there is a quorum.
 
     Args:
-      state: of the rules.
-      first: when the first contribution that is in came.
+      state: state of the quorum's rules.
+      first: when the first accepted contribution came.
       now: the time.
 
     Returns:
@@ -117,8 +117,8 @@ class Rounds:
     """The parts of a merge, with weights whose mean is 1.
 
     Args:
-      parts: of the merge.
-      work: what is in each.
+      parts: parts of the merge.
+      work: the content of each.
     """
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
     return tuple(
@@ -127,5 +127,5 @@ class Rounds:
     )
 
   def merged(self, seconds: float) -> None:
-    """A merge took so long."""
+    """Records how long a merge took."""
     self._merge_seconds = seconds
