@@ -259,7 +259,7 @@ def measure(contenders, g, repeats, clock=time.perf_counter):
     step = jax.jit(step, donate_argnums=0)
     running[name] = step, step(jax.tree.map(jnp.copy, carry), g)
   seconds = {name: [] for name in running}
-  # Whoever comes later may find the gradient in the cache: in random order.
+  # Later ones may find the gradient in the cache, so the order is random.
   names, shuffled = list(running), random.Random(0)
   for _ in range(repeats):
     shuffled.shuffle(names)

@@ -92,7 +92,7 @@ def work():
     }[job["strategy"]]()
     gradient = np.ones(job["params"], np.float32)
     with (
-      # Who comes back after the end finds no run.
+      # A replica that comes back after the end finds no run.
       contextlib.suppress(coordinator.RunFinished),
       coordinator.join(
         optax.sgd(0.1), np.zeros_like(gradient), strategy=made, **job["join"]
@@ -262,7 +262,7 @@ class Machine:
     for at in times:
       while time.monotonic() - begin < at + 1.0:
         time.sleep(0.02)
-      # Nobody waits for the last one to be back, as failures don't either.
+      # Does not wait for the last one to be back, as failures don't either.
       up = [
         i for i in places if i not in replacing or not replacing[i].is_alive()
       ]

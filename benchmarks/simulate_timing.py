@@ -16,7 +16,7 @@ GOAL = 500_000
 
 
 def strategies(n):
-  """What is measured, with the engines that can do it."""
+  """The measurements, with the engines that support them."""
   some = max(1, n // 20)
   return {
     "sync, all": simulate.sync_replicas(n),
@@ -34,7 +34,7 @@ def strategies(n):
 
 
 def rate(strategy, n, engine, seconds):
-  """Arrivals per second; the run is made longer until it takes long enough."""
+  """Arrivals per second; the run is extended until it takes long enough."""
   steps = max(1, 2 * n // strategy.replicas_to_aggregate)
   latency = simulate.parse_latency("exponential:1")
   while True:

@@ -59,7 +59,7 @@ def sync(needed: float, **kwargs) -> optax.GradientTransformation:
 
 
 class Trainer:
-  """A compiled training step and what it goes on from."""
+  """A compiled training step and its initial state."""
 
   def __init__(self, tx, widths, batch: int, masks: bool = False):
     """Compiles the step; with ``masks`` two replicas arrive now and then."""

@@ -52,7 +52,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-  """Says how many tests between hosts ran, lest nobody notices that none did."""
+  """Reports how many tests between hosts ran, so that zero is noticed."""
   ran, reasons = 0, []
   for kind in ("passed", "failed", "skipped"):
     for report in terminalreporter.stats.get(kind, ()):

@@ -39,7 +39,7 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
         most = 1.0 if late else member
         role = "late" if late else "member"
         for way in ("bytes_in", "bytes_out"):
-          # Who is late has nothing that others need.
+          # A late replica has nothing that others need.
           moved = each[way] / unit
           yield Line(
             f"{wire}, {k} of {replicas}, {role} {i}, {way}",

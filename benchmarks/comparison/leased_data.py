@@ -1,4 +1,4 @@
-"""What leasing the samples costs a step: with the ledger and without, in turns."""
+"""The cost of leasing samples per step, with and without the ledger."""
 
 import argparse
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What programs share that measure another library, in processes of their own.
+"""Shared code of programs that measure another library in separate processes.
 
 Such a program starts itself again for each of these processes, in the library's
 environment, with a role.

@@ -129,7 +129,7 @@ class Group:
     raise Failed(self._report(f"{process.name} said nothing in time."))
 
   def go(self, *processes: Process) -> None:
-    """Tells processes that wait for `end_with_parent`'s event to go on."""
+    """Lets processes that wait for `end_with_parent`'s event continue."""
     for process in processes:
       assert process.popen.stdin is not None
       process.popen.stdin.write("go\n")

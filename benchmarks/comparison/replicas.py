@@ -1,4 +1,4 @@
-r"""What the other benchmarks measure, of the coordinator of this package.
+r"""Measures this package's coordinator for the other benchmarks.
 
 Replicas are processes on loopback; a gradient is the parameters times a number.
 

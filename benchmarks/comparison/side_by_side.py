@@ -76,7 +76,7 @@ def in_turns(
   repeats: int,
   timeout: float = 240.0,
 ) -> Runs:
-  """Runs each of them so many times, one after the other.
+  """Runs each of them this many times, one after the other.
 
   Args:
     contenders: by name.
@@ -165,7 +165,7 @@ def against(
 
 
 def machine() -> dict[str, Any]:
-  """What the figures depend on, beside the code."""
+  """What the figures depend on, besides the code."""
   import jax
 
   import optax_dist

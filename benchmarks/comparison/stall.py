@@ -1,4 +1,4 @@
-"""How long survivors stand still after a replica was killed in mid-step."""
+"""How long survivors stall after a replica was killed in mid-step."""
 
 import itertools
 import os

@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def _lighthouse(args: argparse.Namespace) -> None:
   from torchft.coordination import LighthouseServer
 
-  # With a kill, those who are left go on; else all start together.
+  # With a kill, the survivors continue; otherwise all start together.
   server = LighthouseServer(
     bind=f"{processes.HOST}:{args.port}",
     min_replicas=1 if args.kill else args.replicas,

@@ -63,7 +63,7 @@ class Exponential(Normal):
 
 
 def rule(args):
-  """The rule alone, in virtual time; others beside it."""
+  """The rule alone, in virtual time, next to others."""
   kinds = {
     "a percentile (ours)": lambda: arrivals.Arrivals(
       arrivals.Rule(floor=0.01, first=60.0, ceiling=1e4)
@@ -103,7 +103,7 @@ def world(args):
   from tests.simulation import world as worlds
 
   class Late(worlds.World):
-    """Heartbeats are late by as much as steps vary; counts who is lost."""
+    """Delays heartbeats as much as steps vary; counts lost replicas."""
 
     late: dict
     out: list

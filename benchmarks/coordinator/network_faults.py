@@ -1,4 +1,4 @@
-"""What replicas on hosts of their own do when the network between them is bad.
+"""Measures replicas on separate hosts while the network between them is bad.
 
 Each replica and the store is on a host (a network namespace, made and removed
 here; that needs root). In one run for each number of replicas the network is
@@ -43,7 +43,7 @@ def shaped(run: cuts.Run, seconds: float) -> list[str]:
   bad = []
   for name, shape in SHAPES.items():
     run.hosts.shape(**shape)
-    run.rate(1.0)  # What was under way is over.
+    run.rate(1.0)  # Requests in flight have ended.
     began = time.monotonic()
     rate = run.rate(seconds)
     stall = run.longest_stall(began, time.monotonic())

@@ -1,4 +1,4 @@
-r"""What it costs a step to be observed: the journal, its timings, and metrics.
+r"""The cost of observability per step: the journal, its timings, and metrics.
 
     python benchmarks/coordinator/observability.py
     python benchmarks/coordinator/observability.py --params 1000000
@@ -44,7 +44,7 @@ def main() -> int:
   print(f"{'a step with ...':<24}{'mean':>10}{'ratio':>8}{'steps':>8}")
   ratios = {}
   for kind in KINDS:
-    # Blocks beside each other, for the machine changes as time goes on.
+    # Adjacent blocks, because the machine's speed changes over time.
     pairs = zip(found[kind], first, strict=False)
     ratios[kind] = statistics.median(one / other for one, other in pairs)
     mean = statistics.fmean(found[kind])
@@ -137,7 +137,7 @@ def _replica(args: argparse.Namespace) -> None:
 
 
 class _Switch:
-  """Changes what is observed of a run that goes on; it knows the insides."""
+  """Changes what is observed of a running job, using its internals."""
 
   def __init__(self, replica, path: pathlib.Path):
     from optax_dist.coordinator.metrics import reporter

@@ -97,7 +97,7 @@ def _serve_jax(address: str) -> None:
   service = _jax.get_distributed_runtime_service(
     address, 3, heartbeat_timeout=86400, shutdown_timeout=1, recoverable=True
   )
-  # It lets nobody in before all have come.
+  # It admits no process before all have come.
   threads = [
     threading.Thread(target=_jax_client, args=(address, node), daemon=True)
     for node in range(3)
@@ -134,7 +134,7 @@ def _self(*arguments: str, **options: Any) -> subprocess.Popen[str]:
   )
 
 
-# What is measured.
+# Measurements.
 
 
 def _latency(blocks: int) -> None:

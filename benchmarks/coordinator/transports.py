@@ -330,7 +330,7 @@ def _run(args, folder):
         link.ready()
         array = link.array()
         array[:] = 1
-        # What is first done is slower.
+        # The first one is slower.
         _measure(link, 100, array)
         found = _measure(link, args.messages, array)
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Backup workers, and what staleness costs: two results of Chen et al. in small.
+"""Backup workers, and the cost of staleness: Chen et al. at small scale.
 
 Replicas learn scikit-learn's handwritten digits in virtual time, each gradient on
 the parameters that its replica would hold. First 32 replicas of which some are

@@ -1,4 +1,4 @@
-"""What compression costs in learning: characters, 4 replicas, several seeds.
+"""The cost of compression in learning: characters, 4 replicas, several seeds.
 
 Three questions, each about the loss on held-out text after training:
 
@@ -64,7 +64,7 @@ QUESTIONS = {
   "low-rank": ("mean", "PowerSGD, rank 4"),
   "signs": ("mean of signs", "majority vote"),
 }
-# What is compared: a method, and what it should not be worse than.
+# The comparisons: a method, and a baseline it should not be worse than.
 PAIRS = (
   ("SparseLoCo", "DiLoCo"),
   ("SparseLoCo", "outer SGD"),

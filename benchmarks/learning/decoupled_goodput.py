@@ -1,4 +1,4 @@
-"""Goodput under failures: data parallelism against learners of their own.
+"""Goodput under failures: data parallelism against independent learners.
 
 Prints, for 150,000 to 2.4 M chips that each fail once a year, the share of the chips'
 time that is training, beside what the paper says, and draws it. Virtual time; a few
@@ -77,7 +77,7 @@ def draw(found):
 
 
 def main():
-  """Simulates all, and prints it beside the paper's figures."""
+  """Simulates all, and prints the results next to the paper's figures."""
   parser = results.parser(__doc__)
   parser.add_argument("--seeds", type=int, default=5)
   args = parser.parse_args()

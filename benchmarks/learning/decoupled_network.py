@@ -111,7 +111,7 @@ def learner(told):
       time.sleep(max(0.0, start + told["step_seconds"] - time.monotonic()))
       replica.step(grads, **tokens)
       times.append(time.monotonic())
-      # One ends it for all, but where each is by itself.
+      # One ends it for all, unless each is independent.
       mine = told["replica"] == 0 or told["method"] == "no network"
       if mine and times[-1] >= end:
         replica.finish()

@@ -103,7 +103,7 @@ def decoupled(args, seed, slow, lost):
 
 
 def synchronous(args, seed, steps):
-  """The loss of synchronous DiLoCo after so many steps of all."""
+  """The loss of synchronous DiLoCo after this many steps of all."""
   data = Data(seed)
   strategy = strategies.local_updates(
     outer(), communication_period=args.period

@@ -56,7 +56,7 @@ def downpour(
     steps, inner_state = inner.update(updates, state.inner_state, params)
 
     def exchange():
-      # A replica started its steps from the center, and nobody has moved it.
+      # A replica started its steps from the center, which has not moved.
       learned = jax.tree.map(
         lambda x, u, c: x + u - c, params, steps, state.center
       )

@@ -8,7 +8,7 @@ center, the mean over several splits of the data, and draws it.
       [--json FILE]
 
 Zhang, Choromanska and LeCun 2015, Deep learning with Elastic Averaging SGD
-(https://arxiv.org/abs/1412.6651), figures 2 and 3, in small.
+(https://arxiv.org/abs/1412.6651), figures 2 and 3, reproduced at small scale.
 """
 
 import time

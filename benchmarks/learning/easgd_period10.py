@@ -9,7 +9,7 @@ deviation, and draws it.
       [--json FILE]
 
 Zhang, Choromanska and LeCun 2015, Deep learning with Elastic Averaging SGD
-(https://arxiv.org/abs/1412.6651), in small.
+(https://arxiv.org/abs/1412.6651), at small scale.
 """
 
 import easgd_digits as digits

@@ -1,4 +1,4 @@
-"""What the scripts about learning do with what they found."""
+"""Output of the results of the scripts in this folder."""
 
 import argparse
 import json

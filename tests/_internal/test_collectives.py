@@ -76,7 +76,7 @@ def test_nothing_is_joined_where_the_compiler_may_have_sharded_it():
 
 @pytest.mark.parametrize("groups", [None, [[1, 0]]])
 def test_a_vmap_axis_inside_check_vma_is_refused(groups):
-  """JAX 0.10 has no collectives there; a bare AssertionError helps nobody."""
+  """JAX 0.10 has no collectives there; a bare AssertionError is no help."""
   tx = optax_dist.cross_shard("model", axis_index_groups=groups)
   run = jax.shard_map(
     jax.vmap(

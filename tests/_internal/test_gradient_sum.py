@@ -43,7 +43,7 @@ def test_sparse_gradients_are_averaged_without_becoming_dense(
     maps.AXIS,
     replicas_to_aggregate=2 * N - 1,
     total_num_replicas=N,
-    max_staleness=None,  # Who was absent still counts in the next step.
+    max_staleness=None,  # An absent replica still counts in the next step.
     sparse_capacity={"table": 2 * SLOTS, "b": None},
     sparse_average=sparse_average,
   )

@@ -1,4 +1,4 @@
-"""What is not installed."""
+"""Tests of missing packages."""
 
 import pytest
 

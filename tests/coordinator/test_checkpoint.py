@@ -1,4 +1,4 @@
-"""Checkpoints by orbax: saved by any replica, restored on as many as one likes."""
+"""Tests of orbax checkpoints: saved by any replica, restored on any number."""
 
 import stat
 

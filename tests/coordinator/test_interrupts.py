@@ -13,7 +13,7 @@ from optax_dist.coordinator import interrupts
 
 @pytest.fixture(autouse=True)
 def handlers():
-  """Ctrl-C as in a program of its own, and everything as before afterwards."""
+  """Ctrl-C as in a separate program, and everything as before afterwards."""
   numbers = (signal.SIGINT, signal.SIGTERM)
   before = {number: signal.getsignal(number) for number in numbers}
   signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,7 +39,7 @@ def test_a_signal_raises_where_it_is_asked_for(number, error):
       told.check()
     if error is SystemExit:
       assert caught.value.code == 143
-    # It stays true: whoever caught it by mistake is told again.
+    # It stays true: code that caught it by mistake gets it again.
     with pytest.raises(error):
       told.check()
     told.at_once = True

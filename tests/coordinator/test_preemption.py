@@ -81,7 +81,7 @@ def test_a_handler_of_the_program_stays():
 
 @pytest.mark.parametrize("mode", ["leave", "save"])
 def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
-  """The other one goes on, as a thread; then it ends the run."""
+  """The other replica continues, as a thread, and then ends the run."""
   told = {
     "total_num_replicas": 2,
     "secret": _SECRET,

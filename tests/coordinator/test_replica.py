@@ -1,4 +1,4 @@
-"""What a training loop gets: exact numbers, outcomes with reasons, a clean end."""
+"""Tests of the training loop's view: exact numbers, outcomes, a clean end."""
 
 import re
 import threading
@@ -326,7 +326,7 @@ def test_the_journal_has_a_join_of_each_replica_and_the_first_leader(tmp_path):
 
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_nobody_waits_for_a_leader_that_has_raised_an_error(replicas):
-  # With time-outs longer than the test may take, nothing but the news counts.
+  # With time-outs longer than the test may take, only the messages matter.
   slow = {"timeout": 300.0, "attempt_timeout": 100.0, "leader_timeout": 100.0}
   begun = time.monotonic()
 

@@ -20,7 +20,7 @@ INNER = optax.sgd(0.1)
 
 
 def local_steps(params, replica, first):
-  """What a replica does alone between two exchanges."""
+  """A replica's local steps between two exchanges."""
   for number in range(first, first + PERIOD):
     batch = jnp.asarray(runs.batch_of(replica, number))
     grads = runs.gradient(params, batch)

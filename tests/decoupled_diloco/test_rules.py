@@ -1,4 +1,4 @@
-"""Tests of when fragments are merged: one rule a test, then whatever happens."""
+"""Tests of when fragments are merged: one rule per test, then random events."""
 
 import dataclasses
 
@@ -114,7 +114,7 @@ def test_no_tokens_at_all_count_alike():
 
 
 def _a_late_one(**config):
-  """One gives what is based on version 0 once version 1 is there."""
+  """A contribution is based on version 0 when there is version 1."""
   state = _started(overlap=0, **config)
   return _run(
     state,
@@ -221,7 +221,7 @@ class TestALearnerIsLost:
     assert abort == Abort(0, 1)
     assert drop == Drop(_give("b"), Reason.LOST)
     assert (merge.attempt, _members(merge)) == (2, ["a", "c"])
-    # That the first merge ended is no news.
+    # The end of the first merge changes nothing.
     assert _run(state, (Merged(0, 1), 0.6)) == (state, ())
     _, decisions = _run(state, (Merged(0, 2), 0.7))
     assert decisions == (Adopt(0, 1, ("a", "c")),)

@@ -214,7 +214,7 @@ def test_two_machines(place):
           place / f"host-{host}.log",
           start,
           host0=hosts.address(0),
-          # Each machine has a disk of its own.
+          # Each machine has its own disk.
           **{"runs/two": f"runs/two-{host}"},
         )
       )

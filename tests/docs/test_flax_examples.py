@@ -192,7 +192,7 @@ def test_linen_train_state(name):
 
 
 def test_elastic_averaging_of_an_nnx_model():
-  """Replicas with models of their own, around a center that can be called."""
+  """Replicas with separate models, around a center that can be called."""
   model = Nnx(nnx.Rngs(0))
   tx = optax_dist.elastic_average(
     _inner(), "data", num_replicas=N, communication_period=1, rho=0.0

@@ -1,4 +1,4 @@
-"""What is committed of each notebook: outputs, and a way to run it elsewhere."""
+"""Tests of the committed notebooks: outputs, and how to run them elsewhere."""
 
 import importlib.metadata
 import importlib.util

@@ -1,4 +1,4 @@
-"""A replica on a host of its own, as `cuts.Run` tells it by its arguments.
+"""A replica on its own host, configured by the arguments from `cuts.Run`.
 
 It says in lines of JSON what each step was, and trains until it reads a line.
 """

@@ -1,4 +1,4 @@
-"""Replicas and their store on hosts of their own, between which cuts are made.
+"""Replicas and their store on separate hosts, whose network is cut.
 
 One run goes on while its network is cut and heals, again and again; at its end
 all is checked.
@@ -30,7 +30,7 @@ _PROGRAM = pathlib.Path(__file__).with_name("cut_replica.py")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What became of a cut; times in seconds.
+  """The result of a cut; times in seconds.
 
   Attributes:
     stall: the longest that no replica has taken a step, from the cut until all
@@ -171,7 +171,7 @@ class Run:
     self.wait_for_all(time.monotonic())
 
   def wait(self, ready, what, seconds):
-    """Waits until something has come about; all must live meanwhile."""
+    """Waits until a condition is true; all must stay alive."""
     end = time.monotonic() + seconds
     while not ready():
       assert time.monotonic() < end, f"{what} in {seconds:g} s\n{self.where()}"
@@ -240,7 +240,7 @@ class Run:
     return Outcome(self.longest_stall(began, back), back - healed)
 
   def vanish(self, seconds):
-    """A host vanishes for good; returns the stall of the others, who go on."""
+    """Removes a host permanently; returns the stall of the others."""
     some, _ = self.victims("replica")
     began = time.monotonic()
     self.hosts.vanish(some[0])

@@ -29,7 +29,7 @@ def not_replayed(recording):
 
 
 class QuorumSystem:
-  """`tensorflow1.strict_quorum`, told of events; its decisions are obeyed."""
+  """Drives `tensorflow1.strict_quorum` by events, and applies its decisions."""
 
   def __init__(self, config):
     self.config, self.dtype = config, config.get("dtype", "float32")

@@ -91,7 +91,7 @@ class Runner:
     return self.system.step(worker, gradients)
 
   def react(self, event):
-    """Carries out an op; returns errors by worker and who is looked at."""
+    """Executes an op; returns errors by worker and the workers to check."""
     op, worker = event["op"], event.get("worker")
     if op in ("observe_initial", "observe", "chief_state"):
       return {}, None

@@ -127,7 +127,7 @@ class VirtualLearners:
     self._look()
 
   def run(self, until: float) -> None:
-    """Goes on to this time."""
+    """Advances to this time."""
     while self._events and self._events[0][0] <= until:
       self.now, _, action, args = heapq.heappop(self._events)
       action(*args)

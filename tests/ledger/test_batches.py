@@ -1,4 +1,4 @@
-"""What a run's data is, and which numbers are refused."""
+"""Tests of a run's data, and of invalid arguments."""
 
 import numpy as np
 import pytest

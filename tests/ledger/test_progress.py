@@ -1,4 +1,4 @@
-"""What is committed, in a few numbers, and its report by samples."""
+"""Tests of the committed positions, and of their report by samples."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What every optimizer holds to, whatever its rule."""
+"""Tests of the properties of every optimizer."""
 
 import functools
 

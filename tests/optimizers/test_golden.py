@@ -158,7 +158,7 @@ def test_trajectory(case_id):
 
 @pytest.mark.parametrize("optimizer", _INDEX["optimizers"])
 def test_slots_at_the_end(optimizer):
-  """The recorded slots, which are informative, are there under their names."""
+  """The recorded slots exist under their names."""
   for case in _CASES.values():
     if case["optimizer"] != optimizer:
       continue

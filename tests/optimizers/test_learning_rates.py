@@ -1,4 +1,4 @@
-"""Learning rates that are none are refused where the optimizer is made."""
+"""Tests that invalid learning rates are refused at construction."""
 
 import inspect
 

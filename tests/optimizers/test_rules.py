@@ -1,4 +1,4 @@
-"""What the recordings of the originals do not show of single rules."""
+"""Tests of single rules beyond the recordings of the originals."""
 
 import jax
 import jax.numpy as jnp

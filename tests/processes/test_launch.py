@@ -1,4 +1,4 @@
-"""Tests of the launcher: what hangs or fails is named, and nobody is left."""
+"""Tests of the launcher: it names hangs and failures, and leaves no process."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""What JAX finds out about a cluster, as docs/multi_host.md tells it."""
+"""Tests of JAX's cluster detection, as documented in docs/multi_host.md."""
 
 import pytest
 from jax._src import clusters

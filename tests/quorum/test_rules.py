@@ -1,4 +1,4 @@
-"""The default rules, case by case: each fault that they mend, and each end."""
+"""Tests of the default rules: each fault that they fix, and each end."""
 
 import pickle
 
@@ -81,7 +81,7 @@ def test_what_does_not_count_is_dropped_with_a_reason(event, expected):
   state = started(2, 2, global_step=2)
   state, decisions = run(state, event)
   assert reason(decisions) == expected
-  # Whoever is dropped goes on at once; ghosts and strangers get nothing.
+  # A dropped replica continues at once; old incarnations get nothing.
   told = expected not in (Reason.OTHER_INCARNATION, Reason.UNKNOWN_REPLICA)
   assert decisions[1:] == ((quorum.Token(0, 2),) if told else ())
   ledger = quorum.ledger(state)
@@ -229,7 +229,7 @@ def test_a_loss_below_the_quorum_names_who_is_missing():
   assert (told.have, told.needed, told.missing) == (1, 3, (1, 2))
   assert not told.final
   assert "restart the missing replicas" in str(told)
-  # One that comes back goes on where the others are.
+  # A replica that comes back continues where the others are.
   state, _ = run(state, quorum.Join(1), quorum.Join(2), quorum.Arrive(1, 0))
   assert run(state, quorum.Arrive(2, 0))[0].step == 1
 
@@ -386,7 +386,7 @@ def test_the_rest_is_not_asked_for_while_others_are_expected():
   state, _ = run(quorum.init(4, 2, two_phase=False), quorum.Join(0))
   state, decisions = run(state, quorum.Arrive(0, 0, count=2))
   assert kinds(decisions) == ["Accept", "Wait"]
-  # Once nobody else is coming, it is.
+  # Once no other replica is expected, it is.
   state, decisions = run(state, quorum.Leave(1))
   assert decisions == (quorum.Token(0, 0, count=2),)
 
@@ -408,7 +408,7 @@ def test_an_older_sum_is_replaced_by_what_is_asked_for_later():
   state = started(4, 2, two_phase=True, max_staleness=1)
   state, _ = run(state, quorum.Arrive(0, 0, count=2))
   state, _ = run(state, quorum.Lost(1))
-  # Alone it brings the rest; a newcomer comes during the attempt.
+  # Alone it brings the rest; another replica joins during the attempt.
   state, _ = run(state, quorum.Arrive(0, 0, count=2), quorum.Join(1))
   state, _ = run(state, quorum.Arrive(1, 0, count=2))
   state, _ = run(state, quorum.Done(0, 0, 1))

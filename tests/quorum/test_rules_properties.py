@@ -1,4 +1,4 @@
-"""What holds for the default rules whatever happens.
+"""Properties of the default rules under random events.
 
 The coordinator's invariants, of which most are the rules', are in
 tests/coordinator/runs/test_invariants.py.
@@ -105,7 +105,7 @@ def test_enough_live_replicas_always_get_on(options, choices):
       (member, *_) = sorted(state.attempt.pending)
       event = quorum.Done(member, state.step, state.attempt.number)
     else:
-      # Somebody has a token, or the run would stand still.
+      # Some replica has a token, or the run would stall.
       (worker, *_) = quorum.missing(state).computing
       asked = state.replicas.get(worker).asked
       event = quorum.Arrive(worker, state.step, count=asked)

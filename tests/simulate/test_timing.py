@@ -1,4 +1,4 @@
-"""What a simulation says of itself."""
+"""Tests of the results of a simulation."""
 
 import numpy as np
 import pytest

@@ -1,1 +1,1 @@
-"""The coordinator's protocol in a world of its own: see `world`."""
+"""Simulates the coordinator's protocol: see `world`."""

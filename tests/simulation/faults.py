@@ -34,7 +34,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a run did.
+  """The results of a run.
 
   Attributes:
     schedule: the run.
@@ -194,7 +194,7 @@ def _living(world: World, index: int) -> Process | None:
 
 
 def _can_spare_one(world: World) -> bool:
-  """Whether steps go on without a replica that just died, for good."""
+  """Whether steps continue without a replica that just died permanently."""
   setting = world.setting
   if len({p.index for p in world.all if p.alive}) != setting.replicas - 1:
     return False

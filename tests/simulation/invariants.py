@@ -1,4 +1,4 @@
-"""What must hold after every event: the guarantees A1 to A10 of the coordinator.
+"""The coordinator's guarantees A1 to A10, checked after every event.
 
 The truth is the log as it was first written, position by position: what stands
 there later (a record put where an old one was deleted) is nobody's history.
@@ -35,7 +35,7 @@ class Violation(AssertionError):
 
 @dataclasses.dataclass
 class _Submission:
-  """A gradient, and what its training loop was told of it."""
+  """A gradient, and the outcomes sent to its training loop."""
 
   submitted: ins.Submitted
   outcome: fx.Resolved | None = None
@@ -73,7 +73,7 @@ class Checker:
     self.lost = 0
     self.written: list[Committed] = []
     self.holders: dict[int, set[str]] = {}
-    # Who may leave and serves nobody, though it may be stopped before it knows.
+    # Processes that may leave and serve no one, even if they don't know it yet.
     self.let_go: set[str] = set()
 
   def fail(self, guarantee: str, text: str) -> None:
@@ -227,7 +227,7 @@ class Checker:
     self.done[step + 1] = len(self.samples) + len(self.skipped)
 
   def progressed(self, process: Any, effect: fx.Progressed) -> None:
-    """What a replica would write into a checkpoint."""
+    """The checkpoint that a replica would write."""
     done = effect.progress.done
     if effect.step > len(self.commits) or done != self.done[effect.step]:
       self.fail("A10", f"{process.name} counts {done} at step {effect.step}")
@@ -255,7 +255,7 @@ class Checker:
     self.holders.setdefault(step, set()).add(process.name)
 
   def began_anew_without(self, process: Any) -> bool:
-    """Whether a fresh start, with another start state, is news to a process."""
+    """Whether a process hasn't seen a fresh start with another state."""
     known = process.node.follower.view.term
     return any(term.fresh for term in self.terms[known + 1 :])
 
@@ -370,7 +370,7 @@ class Checker:
     self.look_for_excuses()
 
   def look_for_excuses(self) -> None:
-    """What the page of assumptions says ends a run, ends it rightly."""
+    """A run may end in the ways listed on the page of assumptions."""
     if self.end is not None and not self.end.error:
       return  # Who lacks the final state is told that the run has ended.
     world = self.world

@@ -39,7 +39,7 @@ def digest(*parts: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What a run is made of; its faults are in `faults`.
+  """The setting of a run; its faults are in `faults`.
 
   Attributes:
     replicas: how many there are.
@@ -327,7 +327,7 @@ class World:
     return process
 
   def input(self, process: Process, input_: ins.Input) -> None:
-    """Gives a process an input, now or when it goes on."""
+    """Gives a process an input, now or when it continues."""
     if not process.alive:
       return
     if process.paused_until > self.now:
@@ -351,7 +351,7 @@ class World:
     self.set_timer(process)
 
   def lag(self, process: Process, duration: float) -> None:
-    """An event loop is busy for a while; its transport goes on meanwhile."""
+    """An event loop is busy for a while; its transport continues."""
     if not process.alive:
       return
     self.say(f"{process.name} is busy for {duration:.2f} s")
@@ -359,7 +359,7 @@ class World:
     self.at(process.busy_until, self.catch_up, process)
 
   def catch_up(self, process: Process) -> None:
-    """The core takes what has come meanwhile."""
+    """The core processes what came in the meantime."""
     if process.paused_until > self.now:
       process.backlog.append((self.catch_up, (process,)))
       return
@@ -388,7 +388,7 @@ class World:
         self.input(process, ins.TimePassed())
 
   def kill(self, process: Process) -> None:
-    """Ends a process at once; its peers' kernels notice."""
+    """Kills a process; its peers' kernels notice."""
     if not process.alive:
       return
     self.say(f"{process.name} is killed")
@@ -416,7 +416,7 @@ class World:
       self.at(self.now + SILENCE, self.silent, process)
 
   def beat(self, process: Process) -> None:
-    """Those who can hear a process do."""
+    """Delivers to all that can hear a process."""
     if not process.alive:
       return
     self.at(self.now + HEARTBEAT, self.beat, process)
@@ -816,7 +816,7 @@ class World:
       process.fetching = None
       self.input(process, ins.SnapshotFailed(transfer, "nothing moves"))
 
-  # What the core wants.
+  # The core's effects.
 
   def effect(self, process: Process, effect: fx.Effect) -> None:
     if self.trace is not None:

@@ -12,7 +12,7 @@ from optax_dist import sparse
 
 N, ROWS, WIDTH, SLOTS = 4, 11, 3, 5
 
-#: What keeps no row of its own.
+#: Transformations without a state per row.
 ON_VALUES = {
   "sgd": lambda: optax.sgd(0.5),
   "sgd(schedule)": lambda: optax.sgd(optax.linear_schedule(0.5, 0.1, 4)),

@@ -1,4 +1,4 @@
-"""Keyword arguments that nobody takes are refused; those of optax go through."""
+"""Tests that unused keyword arguments are refused, except optax's own."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Tests of wrappers whose own state belongs to one replica, in every map."""
+"""Tests of wrappers with per-replica state, under vmap, pmap and shard_map."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A replica that needs nothing but Python, and does what it is told."""
+"""A replica that needs only Python, and does what its arguments say."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""`optax-dist launch` where nobody says which host this is: the cluster does.
+"""Tests of `optax-dist launch` on clusters, which determine the host.
 
 Each test makes the environment that a scheduler gives the processes of a job, runs
 the command in each of them, and looks at what replicas are told.

@@ -113,7 +113,7 @@ def test_it_gives_up_with_the_last_words_and_the_code(
   capfd, replicas, restarts, words
 ):
   flags = ("--replicas", replicas, "--restarts", restarts, *_NO_STORE)
-  # The others go on until the launcher ends them.
+  # The others continue until the launcher ends them.
   script = ("--", sys.executable, _LIGHT, "fail", "0")
   if replicas > 1:
     sleep = "[ $OPTAX_DIST_REPLICA = 0 ] || exec sleep 60; exec $0 $1 fail 0"

@@ -1,4 +1,4 @@
-"""What a job is, from its arguments and the environment."""
+"""Tests of a job's settings, from arguments and environment."""
 
 import argparse
 
@@ -66,7 +66,7 @@ def test_the_secret_may_be_in_a_file(tmp_path):
   assert _job(secret_file=file).told.secret == "of a file, long enough"
   mounted = {"OPTAX_DIST_SECRET_FILE": str(file)}
   assert _job(mounted).told.secret == "of a file, long enough"
-  # What is given comes before what is set.
+  # Arguments take precedence over variables.
   assert _job(_SECRET, secret_file=file).told.secret.startswith("of a file")
   file.write_text("short")
   with pytest.raises(errors.CommandError, match="at least 16 bytes") as caught:

@@ -24,7 +24,7 @@ _START = r"\[replica (\d)\.(\d)\] start (\d+) at (\S+) (\d+)"
 
 
 class _Job:
-  """The launchers of a job, each as on a host of its own."""
+  """The launchers of a job, each as if on its own host."""
 
   def __init__(self, folder, nodes):
     self._folder, self._nodes = folder, nodes

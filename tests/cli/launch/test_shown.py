@@ -1,4 +1,4 @@
-"""What is seen of a launch, on a terminal and off it."""
+"""Tests of a launch's output, with and without a terminal."""
 
 import io
 import sys

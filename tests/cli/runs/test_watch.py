@@ -1,4 +1,4 @@
-"""What is seen of a run: the table, while it grows, and the picture."""
+"""Tests of the output about a run: the live table and the picture."""
 
 import io
 import json
@@ -84,7 +84,7 @@ def test_the_summary_counts_by_replica(path):
   assert summary.replicas[0].wait == pytest.approx(0.2)
   assert summary.now() == 6.0
   assert summary.waiting_for() == ""
-  # A resumed run begins anew.
+  # A resumed run starts over.
   summary.update([{"kind": "run", "time": 0.0, "step": 2, "unix_time": None}])
   assert (summary.step, summary.replicas) == (2, {})
 

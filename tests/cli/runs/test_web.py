@@ -1,4 +1,4 @@
-"""The page of a run: its data, who may see it, and itself in a real browser."""
+"""Tests of a run's page: its data, access to it, and it in a real browser."""
 
 import html
 import json

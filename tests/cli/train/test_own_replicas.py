@@ -1,4 +1,4 @@
-"""The strategies with replicas of their own, step by step against NumPy."""
+"""Tests of strategies with per-replica parameters, against NumPy."""
 
 import argparse
 

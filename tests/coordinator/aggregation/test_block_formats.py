@@ -92,7 +92,7 @@ def test_zeros_tiny_and_huge_numbers_come_through(name):
 
 
 def test_padding_makes_no_mean_magnitude_smaller():
-  """Neither between leaves, nor after the last, nor of what nobody reads."""
+  """Neither between leaves, nor after the last, nor of unread numbers."""
   like = [np.zeros(n, np.float32) for n in (1, 40, N, 300)]
   made = encoder.Encoder(like, "sign")
   raw = np.zeros(made.place.nbytes, np.uint8)

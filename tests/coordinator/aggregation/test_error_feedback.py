@@ -1,4 +1,4 @@
-"""What is kept changes by what is known to count, and by nothing else."""
+"""Tests that the residual changes only by contributions known to count."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_what_is_kept_is_of_what_counts():
   assert owed(feedback) == [0.0, 0.0]
   feedback.settle(1, True)
   assert owed(feedback) == [1.0, 2.0]
-  # It is owed until something counts that had it.
+  # It is owed until a contribution that includes it counts.
   feedback.left_out(kept(8, 8), number=2)
   feedback.settle(2, False)
   assert owed(feedback) == [1.0, 2.0]
@@ -40,7 +40,7 @@ def test_nothing_is_kept_where_nobody_knows_what_counts():
     feedback.settle(part, True)
   feedback.left_out(kept(2, 2), number=2, part=0)
   feedback.lose()
-  # Of the other part nothing was under way.
+  # No contribution of the other part was in flight.
   assert owed(feedback, 0) == [0.0, 0.0]
   assert owed(feedback, 1) == [1.0, 1.0]
   feedback.settle(2, True)  # Said too late.

@@ -315,7 +315,7 @@ def test_cancelled_while_it_is_averaged():
   for side in group.sides:
     side.gradient.resolve()
     side.all.drop(attempt_id())
-  # The one whose work is under way still reads its gradient.
+  # A computation in progress still reads its gradient.
   assert [len(side.idle) for side in group.sides].count(0) == len(group.work)
   group.pump()
   assert all(side.idle == [True] for side in group.sides)

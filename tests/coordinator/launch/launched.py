@@ -1,4 +1,4 @@
-"""A launched replica for the tests: what it does is told by its arguments."""
+"""A launched replica for the tests: its arguments say what to do."""
 
 import os
 import signal

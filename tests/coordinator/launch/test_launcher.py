@@ -85,7 +85,7 @@ def test_deadlines_end_a_run_that_says_nothing(tmp_path):
     if event["event"] == "placed":
       placed.append(replica)
     if len(placed) == 2:
-      made._silence = 0.5  # They have begun, and say no more.
+      made._silence = 0.5  # They have started, and send no more messages.
 
   made = _launcher(tmp_path, "sleep", silence=150.0, on_event=on_event)
   with pytest.raises(launcher.LaunchError, match="Nothing was heard") as caught:

@@ -80,7 +80,7 @@ def test_a_scheduler_tells_all(monkeypatch):
   found = nodes.find()
   assert (found.rank, found.count) == (2, 3)
   assert found.address.startswith("node03:")
-  # A single process of srun is a host of its own.
+  # A single process of srun is a separate host.
   monkeypatch.setenv("SLURM_NTASKS", "1")
   monkeypatch.setenv("SLURM_PROCID", "0")
   assert nodes.find() == nodes.Node()

@@ -1,4 +1,4 @@
-"""What replicas print comes out whole, labelled, and is kept."""
+"""Tests that replicas' output is complete, labelled, and kept."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What launchers agree on about replicas that are on several hosts."""
+"""Tests of the launchers' decisions about replicas on several hosts."""
 
 import dataclasses
 import random

@@ -117,7 +117,7 @@ def test_another_host_decides_about_some():
   made.step(sup.Joined(1), 1.0)
   assert made.step(sup.StartedElsewhere(1, 4), 2.0) == []
   assert made.restarts_of(1) == 4
-  # It has to join anew; who does not is late for the run.
+  # It has to rejoin; a replica that does not is too late for the run.
   made.step(sup.Joined(0), 2.0)
   made.step(sup.Joined(2), 2.0)
   made.step(sup.RunOver(), 3.0)

@@ -11,7 +11,7 @@ import pytest
 from optax_dist.coordinator.launch import watcher
 
 _SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
-# Starts another one in a session of its own, and says which.
+# Starts another process in a separate session, and prints its id.
 _HIDING = """
 import subprocess, sys, time
 made = subprocess.Popen(sys.argv[1:], start_new_session=True)

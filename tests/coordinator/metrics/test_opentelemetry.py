@@ -1,4 +1,4 @@
-"""What a program's own OpenTelemetry sees of a run."""
+"""Tests of a run's metrics in a program's own OpenTelemetry."""
 
 import subprocess
 import sys

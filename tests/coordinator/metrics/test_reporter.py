@@ -1,4 +1,4 @@
-"""What is asked for and can't be had; a journal that is followed."""
+"""Tests of requests that can't be met, and of following a journal."""
 
 import urllib.request
 

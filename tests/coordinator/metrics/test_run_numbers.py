@@ -1,4 +1,4 @@
-"""What is reported of a run, from records by hand."""
+"""Tests of a run's metrics, from handwritten records."""
 
 import pytest
 

@@ -25,7 +25,7 @@ def test_what_is_written_is_read_back(tmp_path):
   scalars.write(metrics(3), step=4)
   seconds = metric.Distribution((1.0,))
   seconds.add(4.0)
-  scalars.write(metrics(1), step=1)  # A run that began anew.
+  scalars.write(metrics(1), step=1)  # A run that restarted.
   scalars.close()
   assert event_files.read(tmp_path) == {
     "optax_dist/applied": [(2, 2.0), (3, 2.0), (4, 3.0), (1, 1.0)],

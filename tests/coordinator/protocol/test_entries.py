@@ -1,4 +1,4 @@
-"""What the log's entries are made of."""
+"""Tests of the log's entries."""
 
 import dataclasses
 

@@ -21,7 +21,7 @@ from optax_dist.coordinator.protocol.node import Node
 
 
 class Cluster:
-  """Nodes whose effects are carried out at once, in order."""
+  """Nodes whose effects are executed immediately, in order."""
 
   def __init__(self, replicas=2, **options):
     options = {
@@ -217,7 +217,7 @@ def test_who_has_left_calls_no_new_leader(monkeypatch):
 
 
 def test_who_comes_again_before_it_reads_that_it_has_left_is_no_member():
-  """Admitted anew it would be lost, and the others would wait for it."""
+  """If readmitted it would be lost, and the others would wait for it."""
   cluster = Cluster(2)
   cluster.silent = (msg.Recorded,)
   cluster.give("p1", ins.LeaveWanted())
@@ -291,7 +291,7 @@ def test_a_stranger_s_word_counts_for_nothing(message):
 
 
 def test_one_that_called_the_new_leader_too_early_calls_again():
-  """It has read the `Term` itself, so the leader's own telling is old news."""
+  """It has read the `Term` itself, so the leader's message changes nothing."""
   cluster = Cluster(3)
   cluster.kill("p0")
   (leader,) = cluster.leaders()

@@ -21,7 +21,7 @@ from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint
 
-# Where all goes well nobody waits so long, however busy the machine is.
+# Without faults no replica waits this long, however busy the machine is.
 PATIENT = {"timeout": 60.0, "attempt_timeout": 10.0, "leader_timeout": 2.0}
 PARAMS = {"b": jnp.linspace(0.5, 1.0, 70), "w": jnp.ones((5, 30))}
 
@@ -40,7 +40,7 @@ def _sync(opt: Any, quorum: strategies.Quorum) -> strategies.SyncReplicas:
 
 
 class Killed(Exception):
-  """What a fault raises: the thread's replica ends."""
+  """Raised by a fault: the thread's replica ends."""
 
 
 @jax.jit
@@ -62,7 +62,7 @@ def compute(replica: Replica, number: int) -> tuple[Any, int]:
 
 @dataclasses.dataclass
 class Result:
-  """What a replica has seen."""
+  """The observations of a replica."""
 
   computed: int = 0
   counts: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -129,7 +129,7 @@ def to_step(target: int) -> Callable[[Replica, Result], None]:
 def start(
   one: Replica, train: Callable[[Replica, Result], Any], result: Result
 ) -> threading.Thread:
-  """Runs a replica in a thread of its own."""
+  """Runs a replica in a separate thread."""
 
   def run() -> None:
     try:

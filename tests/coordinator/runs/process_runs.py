@@ -75,7 +75,7 @@ class Machine:
     self._members.append(member)
 
   def wait(self, ready, what, seconds=DEADLINE):
-    """Waits until something has come about, or fails with who is where."""
+    """Waits until a condition is true, or fails with each process's state."""
     end = time.monotonic() + seconds
     while not ready():
       assert time.monotonic() < end, f"{what}: {self._where()}"
@@ -152,7 +152,7 @@ class Member:
 
 
 class Run:
-  """One run: who takes part in it, and what its journal says."""
+  """One run: its processes, and its journal."""
 
   def __init__(self, machine, folder, k, n, name="run", width=30, **options):
     self.machine = machine
@@ -232,7 +232,7 @@ class Run:
     return max(m.step for m in self.members)
 
   def wait_steps(self, more, of=None):
-    """Waits until these have all made so many more steps than any has now."""
+    """Waits until all have taken that many more steps than any has now."""
     aim = self.furthest + more
     of = self.live if of is None else of
     assert of
@@ -278,7 +278,7 @@ class Run:
     known = [r for r in before if r["kind"] == "commit" and r["step"] < first]
     found = known + mine
     steps = sum(r["kind"] == "commit" for r in found)
-    # Who has left was not there at the end.
+    # A replica that has left was not there at the end.
     last = {"step": steps}
     told = [
       (m.replica, m.incarnation, m.result | (last if m.leaves else {}))

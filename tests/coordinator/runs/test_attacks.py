@@ -1,4 +1,4 @@
-"""What a run must stand: bad members, forks, exceptions, other versions.
+"""Tests that a run survives bad members, forks, exceptions, other versions.
 
 Replicas are threads that speak over sockets, as processes do.
 """

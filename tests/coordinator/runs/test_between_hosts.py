@@ -165,7 +165,7 @@ def test_hosts_of_ip_version_6(tmp_path):
 def test_a_run_outlives_a_bad_network(tmp_path):
   """`benchmarks/coordinator/network_faults.py` has all cases; here are some."""
   with cuts.Run(tmp_path, 3) as run:
-    # Late, narrow and lossy, all at once.
+    # Late, narrow and lossy, all together.
     run.hosts.shape(delay=0.01, rate=100e6, loss=0.01)
     before = len(run.replicas[0].steps)
     run.wait(lambda: len(run.replicas[0].steps) > before + 5, "no step", 90.0)

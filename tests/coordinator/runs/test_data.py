@@ -1,4 +1,4 @@
-"""Samples that are leased: each in one committed step, whatever happens."""
+"""Tests of leased samples: each is in one committed step, under all faults."""
 
 import collections
 import itertools
@@ -141,7 +141,7 @@ def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
       for _ in replica.batches():
         replica.step(grads)
         if replica.global_step >= 20 and stays and not result.computed:
-          # The two that are left go on with the two that join.
+          # The remaining two continue with the two that join.
           result.computed = 1
           reached.set()
           assert joined.acquire(timeout=60.0)
@@ -186,7 +186,7 @@ def test_a_batch_size_stays_the_same_while_replicas_go_and_come(tmp_path):
 
 
 def test_a_checkpoint_goes_on_with_what_is_left(tmp_path):
-  """Saved by three after some steps; two go on, with other shares."""
+  """Saved by three after some steps; two continue, with other shares."""
   data = coordinator.Batches(num_samples=66, global_batch=6, seed=3)
   seen = Seen(data)
   path = tmp_path / "saved"

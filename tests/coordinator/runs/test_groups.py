@@ -34,7 +34,7 @@ def test_shards_go_to_their_like_and_nowhere_else(tmp_path):
       # 2P(k-1)/k of its own shards, each way, with k = 2.
       assert after["bytes_in"] - before["bytes_in"] == steps * SHARDS
       assert after["bytes_out"] - before["bytes_out"] == steps * SHARDS
-  # Of a run of two replicas; one goes on from it.
+  # From a run of two replicas; one continues from it.
   job = {"width": WIDTH, "restore": str(saved), "target": 6}
   with group_runs.Groups(tmp_path, replicas=1, **job) as groups:
     groups.start(0)

@@ -1,4 +1,4 @@
-"""The coordinator's invariants, A1 to A6, whatever happens.
+"""Tests of the coordinator's invariants, A1 to A6, under all faults.
 
 What the rules alone decide is tested on random histories of events; what needs
 parameters, on threads that train while replicas die and stall.
@@ -181,7 +181,7 @@ def test_a3_steps_commit_in_order_each_once(options, choices):
     if not failed or steps:
       continue
     assert after.applied == before.applied
-    # The gradients of those who are not to blame are as good as before.
+    # The gradients of replicas that did not fail are as good as before.
     held = {c.replica: c for c in after.inside.values()}
     if after.attempt:
       held |= {c.replica: c for c in after.attempt.members}
@@ -232,7 +232,7 @@ def test_a4_all_live_replicas_are_bit_identical(
   """
   path = tmp_path_factory.getbasetemp() / "a4.jsonl"
   plan = dict.fromkeys(stalls, _stall) | {death: runs.kill}
-  # Less than a stall, so that the others give up who is slow.
+  # Less than a stall, so that the others give up a slow replica.
   quick = {"attempt_timeout": 0.4, "leader_timeout": 0.5}
   results, found = _train_embedded(path, plan, k, late, **quick)
   by_step = {}
@@ -266,7 +266,7 @@ def test_a5_no_token_is_lost_and_none_is_old(options, choices):
     for replica, record in after.replicas.items():
       held = replica in after.inside or replica in after.early
       if record.live and not after.finished:
-        # Whoever is there computes, or has something in.
+        # Every live replica computes, or has an accepted gradient.
         member = members.get(replica) == record.incarnation
         assert record.asked or held or member
       else:

@@ -1,4 +1,4 @@
-"""Learners of decoupled DiLoCo as threads: nobody waits, any may die."""
+"""Tests of learners of decoupled DiLoCo as threads: none waits, any may die."""
 
 import copy
 import threading
@@ -130,7 +130,7 @@ def test_learners_on_a_wire_of_few_bits(wire, merge):
 
 
 def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
-  """On a wire of few bits, in the middle of a merge: who joins owes nothing."""
+  """With a low-bit wire, during a merge: a joining replica owes nothing."""
   world, died = endpoint.World(), threading.Event()
   options = {
     "k": 2,
@@ -241,7 +241,7 @@ def test_who_joins_begins_with_the_own_optimizers_state_of_another(sound):
 
 
 def test_a_learner_trains_on_while_the_others_are_away():
-  """With a quorum of two, one alone merges nothing, and never stands still."""
+  """With a quorum of two, one alone merges nothing, and never waits."""
   back = threading.Event()
 
   def train(replica, result):
@@ -252,7 +252,7 @@ def test_a_learner_trains_on_while_the_others_are_away():
       outcome = replica.step(gradient(replica.params, 0))
       assert outcome[:3] == (True, "", 0)
     back.set()
-    # What it has learned meanwhile is still its own.
+    # Its own progress in the meantime is kept.
     assert np.abs(np.asarray(replica.params["b"]) - 1.0).max() < 0.1
     return to_round(4)(replica, result)
 
@@ -281,7 +281,7 @@ def test_a_learner_trains_on_while_the_others_are_away():
 )
 @pytest.mark.parametrize("victim", [0, 2], ids=["leader", "other"])
 def test_a_learner_dies_in_any_phase(phase, nth, victim):
-  """The others go on; a new process in its place ends as they do."""
+  """The others continue; a replacement process ends as they do."""
   if phase == "committing" and victim:
     pytest.skip("only a leader commits")
   world = endpoint.World()

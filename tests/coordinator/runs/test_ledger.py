@@ -1,4 +1,4 @@
-"""The run's last line counts every gradient, whoever was leader meanwhile."""
+"""Tests that a run's last line counts every gradient, across leaders."""
 
 import threading
 
@@ -20,7 +20,7 @@ def test_the_ledger_counts_the_whole_run(tmp_path, inline):
 
   def train(replica, result):
     together.wait(60.0)
-    # The leader goes on until it is killed.
+    # The leader continues until it is killed.
     while not replica.finished and (
       replica.replica == 0 or replica.global_step < 100
     ):

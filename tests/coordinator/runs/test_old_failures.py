@@ -49,7 +49,7 @@ def test_a_replica_takes_a_token_and_dies(machine, tmp_path, then):
     (2, 0, i) for i in range(3)
   ]
   if lowered:
-    # Nobody waited for the token: its end is told at once.
+    # No worker waited for the token: its end is reported at once.
     next_one = next(c for c in commits if c["step"] == lost["step"])
     assert next_one["time"] - lost["time"] < process_runs.TIMEOUT / 3
 
@@ -71,7 +71,7 @@ def test_data_runs_out_on_some_replicas_first(machine, tmp_path):
 
 
 def test_the_leader_is_killed(machine, tmp_path):
-  """TensorFlow issues 7970 and 16213: without the leader nobody went on."""
+  """TensorFlow issues 7970 and 16213: without the leader nothing continued."""
   run = process_runs.Run(machine, tmp_path, 3, 3, lower_on_loss=True)
   fault = {"phase": "committing", "time": 5, "what": "kill"}
   first, *others = run.start(3, first_alone=True, replica_0={"fault": fault})
@@ -159,13 +159,13 @@ def test_two_optimizers_in_one_job(machine, tmp_path):
   for run in (one, two):
     run.check()
     assert all(_members(c) == [0, 1] for c in run.records("commit"))
-  # They were under way at the same time.
+  # They were in flight at the same time.
   begun = [run.records("run")[0]["unix_time"] for run in (one, two)]
   assert begun[1] < begun[0] + one.records("finish")[0]["time"]
 
 
 def test_a_stuck_replica_is_named_and_the_others_go_on(machine, tmp_path):
-  """JAX issue 38503: it lives, its heartbeats go on, and nothing else does."""
+  """JAX issue 38503: it lives and sends heartbeats, but does nothing else."""
   run = process_runs.Run(machine, tmp_path, 2, 3, attempt_timeout=2.0)
   fault = {"phase": "reduce_scatter", "time": 2, "what": "hang"}
   jobs = {f"replica_{i}": {"period": 0.05} for i in range(2)}

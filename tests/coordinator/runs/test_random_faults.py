@@ -22,7 +22,7 @@ from optax_dist.coordinator import phases
 from optax_dist.coordinator.runtime import endpoint
 
 STEPS = 12
-# Nobody saves here.
+# No replica saves here.
 PHASES = [phase for phase in phases.PHASES if phase != "checkpointing"]
 
 
@@ -47,7 +47,7 @@ def test_random_faults(seed, tmp_path):
   together = threading.Barrier(3)
 
   def die():
-    together.abort()  # Nobody waits for it there.
+    together.abort()  # No other replica waits for it there.
     runs.kill()
 
   # One replica ends the run for all, or each leaves as it is done.

@@ -1,6 +1,6 @@
 """A process that takes part in runs, as the tests of the old failures tell it.
 
-The model is here for both sides: whoever replays a run needs its numbers.
+The model is here for both sides: replaying a run needs its numbers.
 """
 
 import logging
@@ -12,7 +12,7 @@ import time
 
 from optax_dist.coordinator.launch import channel as channels
 
-# A hang ends by itself where nobody releases it.
+# A hang ends by itself unless it is released.
 _HANG = 120.0
 
 

@@ -1,4 +1,4 @@
-"""What replicas must have in common, whatever their trees print."""
+"""Tests of what replicas must agree on, independent of how trees print."""
 
 import embedded_runs as runs
 import jax

@@ -1,4 +1,4 @@
-"""What the driver owes the core: an answer to everything that it has begun."""
+"""Tests that the driver answers everything that the core has started."""
 
 import numpy as np
 import pytest

@@ -70,7 +70,7 @@ def _commit(step):
 
 
 def _begun(tmp_path):
-  """A run's journal, and who leads it."""
+  """A run's journal, and its leader."""
   path = tmp_path / "run.jsonl"
   lines = journal_lines.JournalLines(path, {"strategy": "s"})
   lines.open([])
@@ -102,7 +102,7 @@ def test_the_line_of_a_step_is_what_the_journal_would_write(tmp_path):
 def test_the_line_of_a_step_waits_for_nothing_but_what_others_wait_for(
   tmp_path,
 ):
-  """A process that is killed loses one line at most, and an orderly end none."""
+  """A killed process loses one line at most, and a graceful end none."""
   path, lines = _begun(tmp_path)
   written = lambda: [r["kind"] for r in journal.read(path).records]
   assert not lines.pending

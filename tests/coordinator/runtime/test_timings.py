@@ -1,4 +1,4 @@
-"""What replicas measure of their steps, and what the journal makes of it."""
+"""Tests of the timings that replicas measure, and of their journal fields."""
 
 import math
 import threading
@@ -32,7 +32,7 @@ def test_the_fastest_message_sets_a_clock():
   assert clocks.align(1, ONE, 6.0 - 4.0 + 0.75).sent == 2.75
   assert clocks.align(1, ONE, 6.0 - 4.0 + 0.5).sent == 2.5
   assert clocks.align(1, ONE, 6.0 - 4.0 + 3.0).start == 1.5
-  # Another membership has a clock of its own.
+  # Another membership has its own clock.
   assert clocks.align(2, ONE, 9.0).sent == 9.0
   clocks.forget(1)
   assert clocks.align(1, ONE, 8.0).sent == 8.0

@@ -1,4 +1,4 @@
-"""A training loop that is alive but stuck is named, and given up."""
+"""Tests that a stuck training loop is reported, and given up."""
 
 import re
 import threading

@@ -76,7 +76,7 @@ class Cluster:
       time.sleep(0.05)
 
   def post(self, index: int, path: str, body: object) -> dict:
-    """Makes a request of its own."""
+    """Makes a separate request."""
     request = urllib.request.Request(
       f"http://{self.endpoints[index]}/v3/{path}", json.dumps(body).encode()
     )
@@ -106,7 +106,7 @@ class Cluster:
     self._processes[index].send_signal(signal.SIGSTOP)
 
   def resume(self, index: int) -> None:
-    """Lets a stopped server go on."""
+    """Continues a stopped server."""
     self._processes[index].send_signal(signal.SIGCONT)
 
   def forget(self, index: int) -> None:

@@ -101,7 +101,7 @@ class Served:
     return Driven(transport, address or self.address, wake)
 
   def owner(self, address=None, **options):
-    """Somebody who has a client of the server."""
+    """An owner of a client of the server."""
     name = f"client{next(self._numbers)}"
     made = owners.Owner(
       lambda wake: self.connect(name, wake, address, **options)

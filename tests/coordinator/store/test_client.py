@@ -96,7 +96,7 @@ def test_after_its_deadline_it_is_unknown_and_the_error_says_what(store, way):
     assert re.search(r"no answer in \d+\.\d+ s", answer.reason)
     assert "not connected" in answer.reason
   assert time.monotonic() - began > 0.45
-  # The same number may be used again, and gets an answer of its own.
+  # The same number may be reused, and gets its own answer.
   way.mend()
   number = next(iter(asked))
   one.events.clear()

@@ -1,4 +1,4 @@
-"""What every store promises, tried at each of them."""
+"""Tests of the guarantees of every store."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""A store in a process of its own: its start, its end, its death."""
+"""Tests of a store in a separate process: its start, its end, its death."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def test_it_serves_and_is_killed_and_its_clients_live_on():
 def test_one_that_outlives_its_owner_leaves_nothing_open():
   store = process.start(SECRET, port=0, lifeline=False, idle=0.2)
   assert store.process.stdout.closed
-  # It ends by itself, and is waited for by then.
+  # It exits by itself, and was waited for by then.
   end = time.monotonic() + 60.0
   while store.process.returncode is None and time.monotonic() < end:
     time.sleep(0.01)

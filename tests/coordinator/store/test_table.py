@@ -41,7 +41,7 @@ def test_one_client_fills_half_of_it_at_most():
   assert isinstance(refused, interface.Refused)
   assert "of one client (flood)" in refused.reason
   assert put_if_absent(values, "leader", "log/1", b"x" * 400) == DONE
-  # What is removed makes room for who had put it.
+  # Removing a value makes room for the client that put it.
   delete(values, "log/0")
   assert put(values, "flood", "log/0", b"x" * 495) == DONE
   few = table.Table(table.Quota(keys=4))

@@ -1,4 +1,4 @@
-"""What a learner gives and takes in, against the same by hand."""
+"""Tests of a learner's contributions and merges, against manual computation."""
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,7 @@ def test_a_merge_without_it_puts_its_turn_off():
 
 
 def test_progress_is_counted_from_what_all_share():
-  """What others have merged meanwhile is not made a second time."""
+  """What others have merged meanwhile is not applied a second time."""
   found, shared = made(late="carry", merge="mean", fragments=1, period=2)
   local = trained(found, found.local(shared), 2)
   given, _ = give(found, shared, local)

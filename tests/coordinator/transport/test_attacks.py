@@ -1,4 +1,4 @@
-"""What strangers and other jobs can do: be disconnected."""
+"""Tests that strangers and other jobs are disconnected."""
 
 import contextlib
 import os

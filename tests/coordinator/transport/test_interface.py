@@ -1,4 +1,4 @@
-"""What every transport does, of whatever kind."""
+"""Tests of the guarantees of every kind of transport."""
 
 import threading
 import time

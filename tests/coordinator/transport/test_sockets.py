@@ -19,7 +19,7 @@ from optax_dist.coordinator.transport import interface, session, sockets
 from tests.coordinator.transport import proxies, worlds
 
 _QUICK = interface.Limits(heartbeat=0.1, silence=0.6, connect=3, handshake=1)
-# Nobody is lost by these in the time of a test.
+# With these, no peer is lost within the time of a test.
 _PATIENT = interface.Limits(
   heartbeat=0.1, silence=200, connect=100, handshake=100
 )
@@ -28,7 +28,7 @@ _loses_the_silent = pytest.mark.parametrize("limits", [_QUICK], ids=[""])
 
 @pytest.fixture
 def limits():
-  """Of all transports of a test, unless it is about losing who is silent."""
+  """Limits of all transports of a test, unless it is about silent peers."""
   return _PATIENT
 
 
@@ -178,7 +178,7 @@ def test_a_process_that_was_stopped_does_not_lose_all_its_peers(tcp):
   time.sleep(3 * _QUICK.silence)
   tcp.run(0.5)
   assert tcp.events == {"a": [], "b": []}
-  # Only the one that goes on being stopped is lost.
+  # Only the peer that stays stopped is lost.
   tcp.all.pop("b")
   until = time.monotonic() + 60
   while not (found := a.poll(0.05)) and time.monotonic() < until:
@@ -428,7 +428,7 @@ def test_a_forked_child_does_not_hold_the_connection(alone):
   """
   with _process(alone, code) as process:
     _until(alone, interface.Message)
-    # The parent goes on as before, though its child has closed everything.
+    # The parent continues as before, though its child has closed everything.
     assert not alone.poll(10 * _PATIENT.heartbeat)
     process.kill()
     assert _until(alone, interface.PeerLost)[-1].how == "broken"

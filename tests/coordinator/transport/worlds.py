@@ -98,7 +98,7 @@ class World:
       events.clear()
 
   def run(self, seconds):
-    """Lets time pass, and what is under way come about, however short it is."""
+    """Advances time, and delivers what is in flight, however short it is."""
     until, turns = time.monotonic() + seconds, 0
     while time.monotonic() < until or turns < 20:
       self._turn()

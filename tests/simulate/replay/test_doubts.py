@@ -34,7 +34,7 @@ def test_replicas_that_share_cores_are_outside_the_model():
   (line,) = _said(busy)
   assert line.startswith("outside the model: 2 replicas on one host keep 1.9")
   assert _said([RUN, *joins, *[_commit(0.5)] * 40]) == ()
-  # Each on a host of its own.
+  # Each on a separate host.
   apart = [_join(i, f"10.0.0.{i}:7") for i in range(2)]
   assert _said([RUN, *apart, *[_commit(0.95)] * 40]) == ()
   # Threads of a process: each has counted all of it.
@@ -48,7 +48,7 @@ def test_other_work_on_the_host_is_outside_the_model():
   end = {"kind": "finish", "time": 2.0, "step": 40}
   (line,) = _said([*ran, end | {"load": 19.0}])
   assert line.startswith("outside the model: a load of 19.0 on 2 cores")
-  # Nobody else's, or not known.
+  # No other programs, or unknown.
   assert _said([*ran, end | {"load": 4.4}]) == ()
   assert _said([*ran, end | {"load": None}]) == ()
   assert _said([*ran, end]) == ()

@@ -134,7 +134,7 @@ def test_no_fingerprints_is_not_identical():
 def test_what_a_resumed_job_had_lost_is_left_out():
   records = Live(simulate.sync_replicas(3)).records
   at = next(i for i, r in enumerate(records) if r.get("step") == 20)
-  # Ten steps that were lost with the job, which goes on from a checkpoint.
+  # Ten steps that were lost with the job, which resumes from a checkpoint.
   lost = copy.deepcopy(
     [r for r in records if r["kind"] != "run" and 20 < r["step"] <= 29]
   )

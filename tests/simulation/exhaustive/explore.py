@@ -184,7 +184,7 @@ def explore(space: Space, most: int, reduced: bool = True) -> Found:
     some = reduce.enough(state, choices) if reduced else choices
     news = follow(state, at, some)
     if not news and len(some) < len(choices):
-      # Nothing waits for ever.
+      # Nothing waits indefinitely.
       follow(state, at, [c for c in choices if c not in some])
     at += 1
     if len(seen) >= most and todo:

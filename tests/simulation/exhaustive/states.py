@@ -142,7 +142,7 @@ class States:
     self._finish = self.calls(("finish", ()))
 
   def first(self) -> State:
-    """Nobody has started."""
+    """Before any process has started."""
     row = [0] * self.size
     row[self.store] = self.stores(())
     row[self.checker] = self._checker_number(_Checker(self._seen))
@@ -457,7 +457,7 @@ class States:
     return found
 
   def outcome(self, state: State) -> Any:
-    """What an end is like."""
+    """The description of an end."""
     frozen = self._checkers[state[self.checker]]
     checker = parts.Thawer(frozen, self._seen).load()
     ended = tuple([self.facts[p].over for p in state[: self.n]])

@@ -1,4 +1,4 @@
-"""Tests of cross_shard, each number against NumPy in every map."""
+"""Tests of cross_shard against NumPy, under vmap, pmap and shard_map."""
 
 import functools
 
@@ -45,7 +45,7 @@ def _expected(tree, **kwargs):
   return jax.tree.map(functools.partial(_oracle, **kwargs), tree)
 
 
-# --- The same numbers in every map -------------------------------------------
+# --- The same numbers under vmap, pmap and shard_map -------------------------
 
 
 @maps.every_map

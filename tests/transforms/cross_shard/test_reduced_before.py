@@ -1,4 +1,4 @@
-"""Tests of cross_shard on what was reduced before, by any means, in every map."""
+"""Tests of cross_shard on updates that were reduced before, under every map."""
 
 import functools
 

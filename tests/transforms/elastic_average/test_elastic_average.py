@@ -1,4 +1,4 @@
-"""Tests of elastic_average: each number against NumPy in every map."""
+"""Tests of elastic_average against NumPy, under vmap, pmap and shard_map."""
 
 import functools
 import re
@@ -99,7 +99,7 @@ def _loop(map_name, tx, state, params, all_gradients, size=N):
     assert len(traces) <= 1 + (map_name == "pmap")
 
 
-# --- The same numbers in every map -------------------------------------------
+# --- The same numbers under vmap, pmap and shard_map -------------------------
 
 
 @maps.every_map
@@ -132,7 +132,7 @@ def test_training_in_and_out_of_the_map(map_name, exchange):
 
 @maps.every_map
 def test_the_center_starts_from_the_first_replica(map_name):
-  """Inside a map, replicas may come with parameters of their own."""
+  """Inside a map, replicas may start with different parameters."""
   tx = elastic_average(
     optax.sgd(LR), maps.AXIS, communication_period=2, learning_rate=LR
   )

@@ -1,4 +1,4 @@
-"""Tests of local_updates: each number against NumPy in every map."""
+"""Tests of local_updates against NumPy, under vmap, pmap and shard_map."""
 
 import functools
 import re
@@ -87,7 +87,7 @@ def _row(tree, i):
   return jax.tree.map(lambda x: x[i], tree)
 
 
-# --- The same numbers in every map -------------------------------------------
+# --- The same numbers under vmap, pmap and shard_map -------------------------
 
 
 @maps.every_map

@@ -1,4 +1,4 @@
-"""Tests of streaming_updates: each number against NumPy in every map."""
+"""Tests of streaming_updates against NumPy, under vmap, pmap and shard_map."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Tests of streaming_updates with a compression, in every map."""
+"""Tests of streaming_updates with compression, under all kinds of map."""
 
 import functools
 

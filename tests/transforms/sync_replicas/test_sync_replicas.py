@@ -1,4 +1,4 @@
-"""Tests of sync_replicas against a plain rule, in every map."""
+"""Tests of sync_replicas against a plain rule, under all kinds of map."""
 
 import chex
 import hypothesis

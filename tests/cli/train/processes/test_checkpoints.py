@@ -61,7 +61,7 @@ def test_a_broken_newest_one_falls_back_to_the_one_before(
   start = checkpoints.load(found, like)
   assert start["global_step"] == 5
   assert start["params"]["w"].tolist() == [5.0] * 3
-  # The run that goes on from there saves step 10 again.
+  # The resumed run saves step 10 again.
   checkpoints.save(tmp_path, _replica(10))
   assert checkpoints.newest(tmp_path) == newest
   assert newest.read_bytes() == whole

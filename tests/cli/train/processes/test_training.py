@@ -53,7 +53,7 @@ def test_it_trains_through_kills_and_stops_and_can_be_replayed(
   steps = 4 * (1437 // 96)
   commits = [r["step"] for r in records if r["kind"] == "commit"]
   assert commits == list(range(steps))
-  # Seed and probabilities are such that somebody dies.
+  # With this seed and these probabilities, some replica dies.
   assert "x kill" in out
   assert any(r["kind"] == "lost" for r in records)
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -77,7 +77,7 @@ def test_local_strategies_train_between_processes(tmp_path, capsys, flags):
   more = ("--replicas", "2", "--epochs", "1")
   level = logging.getLogger("optax_dist.coordinator").level
   assert _train(tmp_path, "--strategy", *flags, *more) == 0
-  # Whoever trains next in this process sees its warnings.
+  # Later trainings in this process see their warnings.
   assert logging.getLogger("optax_dist.coordinator").level == level
   assert "2 replicas hold the same parameters" in capsys.readouterr().out
   commits = [r["step"] for r in _records(tmp_path) if r["kind"] == "commit"]

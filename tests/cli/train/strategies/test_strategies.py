@@ -110,7 +110,7 @@ def test_a_file_more_is_a_strategy_more(tmp_path, capsys):
   height, width, _ = matplotlib.image.imread(run / "training.png").shape
   assert width / height == pytest.approx(3 * 6.2 / 4.9, abs=0.01)
 
-  # Its check runs before anything slow, and its flags are nobody else's.
+  # Its check runs before anything slow, and its flags are its own.
   assert main.main([*argv, "--pull", "2"]) == 2
   assert "--pull 2.0 is not within" in capsys.readouterr().err
   assert main.main(["train", "--output", str(run), "--pull", "0.5"]) == 2

@@ -197,7 +197,7 @@ def test_a_commit_whose_mean_is_nowhere_is_hopeless():
   assert not driven.applier.hopeless  # It is being collected.
   driven.applier.committed(committed(1, b""))
   driven.applier.removed(1)
-  driven.applier.end()  # It is a member no more, and nobody serves it.
+  driven.applier.end()  # It is no longer a member, and no replica serves it.
   assert driven.applier.hopeless
 
 

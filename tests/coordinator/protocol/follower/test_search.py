@@ -1,4 +1,4 @@
-"""Who claims leadership, and when: never one that is merely cut off."""
+"""Tests of leader election: a replica that is only cut off never claims it."""
 
 import itertools
 import math

@@ -126,7 +126,7 @@ def test_a_sum_that_is_dropped_as_a_whole_leaves_nothing_in():
   session.submit(submission(1, 2, extends=0))
   (told,) = session.dropped(1, "failed")
   assert not told.apart
-  # Else the training loop would wait for ever for what was taken in.
+  # Otherwise the training loop would wait indefinitely for the buffered one.
   assert not session.waits
   assert session.submit(submission(2)) == []
   assert session.count() == 1

@@ -1,4 +1,4 @@
-"""What processes of a replica tell each other survives the way."""
+"""Tests that orders and reports survive encoding and decoding."""
 
 import pytest
 

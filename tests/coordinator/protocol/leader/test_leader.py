@@ -1,4 +1,4 @@
-"""The leader: what it says is what stands in the log, and bad input harms none."""
+"""Tests that the leader announces what the log has, and survives bad input."""
 
 import itertools
 import random
@@ -52,7 +52,7 @@ class Driven:
 
   def give(self, input_):
     effects = self.leader.step(input_, self.now)
-    # It is known by then, and not found anew for each gradient.
+    # It is cached by then, and not recomputed for each gradient.
     assert self.leader.deadline() == self.leader._deadline()
     self.carry_out(effects)
 
@@ -398,7 +398,7 @@ def test_a_fingerprint_that_comes_late_takes_no_request_back():
   driven.hello("p2")
   driven.say("p0", msg.NeedsSnapshot(0, "a hole"))
   driven.say("p1", msg.NeedsSnapshot(0, "a hole"))
-  assert not driven.sent_to("p1", msg.Fetch)  # Nobody could serve it.
+  assert not driven.sent_to("p1", msg.Fetch)  # No replica could serve it.
   driven.say("p1", msg.Fingerprint(0, "digest"))
   driven.say("p0", msg.Applied(0))
   (fetch,) = driven.sent_to("p1", msg.Fetch)
@@ -492,7 +492,7 @@ def test_a_mean_helps_only_a_replica_that_has_the_steps_before_it():
 
 
 def fresh_start(**options):
-  """A leader that begins anew; replica 1 was a member before."""
+  """A leader with a fresh start; replica 1 was a member before."""
   driven = Driven(
     earlier=(Term(0, "q1", "at q1", True, 0, 1, 0, "s"),), **options
   )
