@@ -87,7 +87,7 @@ class Learner(Replica):
   def _is_late(self) -> bool:
     return False
 
-  def _begins_anew(self) -> bool:
+  def _starts_submission(self) -> bool:
     return not self._batches
 
   def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
@@ -99,7 +99,7 @@ class Learner(Replica):
   def _over(self, gradients: int) -> Outcome | None:
     return super()._over(0)  # What was not submitted is no contribution.
 
-  def _let_in_anew(self, gradients: int) -> Outcome | None:
+  def _handle_readmission(self, gradients: int) -> Outcome | None:
     # Its local state is as good as before.
     self._admission = self._handover.admission
     self._give_up_pending("lost")

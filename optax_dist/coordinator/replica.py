@@ -595,7 +595,7 @@ class Replica:
       )
     with self._in_use():
       outcome = self._step(grads, batch, 1 if tokens is None else int(tokens))
-      return self._leave_if_told(self._announce(outcome))
+      return self._leave_if_preempted(self._announce(outcome))
 
   def _step(self, grads: Any, batch: Any, tokens: int) -> Outcome:
     phases.reach("computing", self.replica)
@@ -633,7 +633,7 @@ class Replica:
       return self._outcome("", accepted=True)
     self._batches.append(text)
     if self._is_late():
-      return self._say_it_is_stale(self._computed)
+      return self._report_stale(self._computed)
     self._total = (
       payload if self._total is None else self._add(self._total, payload)
     )
@@ -668,7 +668,7 @@ class Replica:
     if self._is_late():
       self._batches.append("null")
       # How long it would have taken is unknown.
-      return self._say_it_is_stale(None)
+      return self._report_stale(None)
     if not self._counted and self._handover.published.step > self._based_on:
       return self._start_over("abandoned")
     # The gradients already in the sum are still valid.
@@ -734,7 +734,7 @@ class Replica:
     self._wait(left, "to be let go")
     self._left = True
 
-  def _leave_if_told(self, outcome: Outcome) -> Outcome:
+  def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
     """After SIGTERM: leaves, or has all replicas save first."""
     told = self._preempted
     if told is None or outcome.finished:
@@ -797,10 +797,10 @@ class Replica:
     if self._has_finished():
       return self._start_over("finished", self._counted + gradients)
     if self._handover.admission != self._admission:
-      return self._let_in_anew(gradients)
+      return self._handle_readmission(gradients)
     return None
 
-  def _let_in_anew(self, gradients: int) -> Outcome | None:
+  def _handle_readmission(self, gradients: int) -> Outcome | None:
     """It was declared dead and readmitted: its work so far is worthless."""
     self._pending = self._taken = -1
     self._encoder.lose()  # The outcome of what was in flight is unknown.
@@ -814,11 +814,11 @@ class Replica:
       self._waited += now - self._sent
       self._waited_in_all += now - self._sent
       self._sent = None
-    if not self._counted and self._begins_anew():
+    if not self._counted and self._starts_submission():
       self._began = now
       self._compiled, self._cpu = timings.compiled(), time.process_time()
 
-  def _begins_anew(self) -> bool:
+  def _starts_submission(self) -> bool:
     """Whether what is computed now is the first part of a submission."""
     return True
 
@@ -1021,7 +1021,7 @@ class Replica:
     """Keeps a submission's residual if the submission counted."""
     self._encoder.settle(resolved.sequence, has_counted(resolved))
 
-  def _say_it_is_stale(self, compute: float | None) -> Outcome:
+  def _report_stale(self, compute: float | None) -> Outcome:
     """Reports a gradient that is known to be stale to the leader."""
     count = self._unsent + 1
     now = time.monotonic()

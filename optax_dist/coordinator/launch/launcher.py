@@ -285,7 +285,7 @@ class Launcher:
       self._told = dataclasses.replace(told, coordinator_address=node.address)
     if self._shared:
       self._begin_to_agree()
-    self._carry_out(self._supervisor.start(time.monotonic()))
+    self._execute(self._supervisor.start(time.monotonic()))
 
   def _begin_to_agree(self) -> None:
     """Connects to the launchers with which it shares replicas."""
@@ -311,7 +311,7 @@ class Launcher:
     return urls.parse(told.store or f"tcp://{told.coordinator_address}")
 
   def _step(self, given: supervisor.Input) -> None:
-    self._carry_out(self._supervisor.step(given, time.monotonic()))
+    self._execute(self._supervisor.step(given, time.monotonic()))
     for place in self._shared:
       replica = place.replica
       state = self._supervisor.state(replica)
@@ -333,11 +333,11 @@ class Launcher:
     self._agreeing = True
     try:
       while self._agreed:
-        self._carry_out_agreed(self._agreed.popleft())
+        self._execute_agreed(self._agreed.popleft())
     finally:
       self._agreeing = False
 
-  def _carry_out_agreed(self, effect: spread.Effect) -> None:
+  def _execute_agreed(self, effect: spread.Effect) -> None:
     match effect:
       case spread.StartPart(replica, start, address):
         _log.info("replica %d meets at %s", replica, address)
@@ -387,7 +387,7 @@ class Launcher:
     if self._store is not None and (words or self._code):
       self._store.drain(_LAST_WORDS)  # Other hosts still have to read it.
 
-  def _carry_out(self, effects: Sequence[supervisor.Effect]) -> None:
+  def _execute(self, effects: Sequence[supervisor.Effect]) -> None:
     for effect in effects:
       match effect:
         case supervisor.StartReplica(replica, restarts) if self._is_shared(

@@ -65,13 +65,13 @@ class Printed:
       lines, rest = [*lines, rest], b""
     self._rest[error] = rest
     for line in lines:
-      self._hand_on(line, error)
+      self._pass_on(line, error)
 
   def end(self) -> None:
     """Passes on an incomplete last line, at the end of the output."""
     for error, rest in self._rest.items():
       if rest:
-        self._hand_on(rest, error)
+        self._pass_on(rest, error)
     self._rest = {False: b"", True: b""}
     if self._file is not None:
       self._file.close()
@@ -81,7 +81,7 @@ class Printed:
     """The last lines."""
     return "\n".join(list(self._tail)[-lines:])
 
-  def _hand_on(self, line: bytes, error: bool) -> None:
+  def _pass_on(self, line: bytes, error: bool) -> None:
     text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
     self._tail.append(text)
     self._echo(self._label, text, error)

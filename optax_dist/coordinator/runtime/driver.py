@@ -380,7 +380,7 @@ class Driver:
     if isinstance(given, inputs.PeerLost):
       self._lost[given.peer] -= 1
     for effect in self._core.step(given, time.monotonic()):
-      self._carry_out(effect)
+      self._execute(effect)
 
   def _end(self) -> None:
     if self._closed:
@@ -494,7 +494,7 @@ class Driver:
 
   # Effects.
 
-  def _carry_out(self, effect: orders.Wanted) -> None:
+  def _execute(self, effect: orders.Wanted) -> None:
     match effect:
       # The effects of every step come first, since cases are tried in order.
       case fx.Send(peer, message):

@@ -347,7 +347,7 @@ class SocketTransport(peers.Peers):
         if key.data is not None:
           self._guarded(key.data, mask)
         else:
-          self._woken |= self._come(key.fileobj)
+          self._woken |= self._handle_event(key.fileobj)
       if self._again:
         again, self._again = self._again, set()
         for link in again:
@@ -367,7 +367,7 @@ class SocketTransport(peers.Peers):
 
   # The event loop.
 
-  def _come(self, source: object) -> bool:
+  def _handle_event(self, source: object) -> bool:
     """Handles a new connection, or a call of `wake`."""
     if source is not self._wake_read:
       assert isinstance(source, socket.socket)
@@ -434,7 +434,7 @@ class SocketTransport(peers.Peers):
       if link.leaving:
         continue
       if current is None:
-        self._shake(link, bytes(room[0][:got]))
+        self._handle_handshake(link, bytes(room[0][:got]))
         if link.closed:
           return
         continue
@@ -446,7 +446,7 @@ class SocketTransport(peers.Peers):
         return
     self._again.add(link)
 
-  def _shake(self, link: _Link, data: bytes) -> None:
+  def _handle_handshake(self, link: _Link, data: bytes) -> None:
     shake = link.handshake
     assert shake is not None
     shake.feed(data)
