@@ -1,4 +1,4 @@
-"""The settings of a replica's protocol."""
+"""The configuration of a replica's protocol."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from optax_dist.decoupled_diloco import rules
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """One replica, and the numbers that all of them share. Times are in seconds.
+  """The settings of one replica, and those shared by all. Times are in seconds.
 
   Attributes:
-    process: this process's name; another one whenever a process starts.
+    process: name of this process, new whenever a process starts.
     replica: the replica's id.
-    address: where its transport listens.
-    agreement: what all replicas must have in common, as pairs of a name and a
-      text that people can read.
-    step: how many steps the state has that the replica starts with.
-    digest: of that state: equal for equal states.
+    address: address of its transport.
+    agreement: what all replicas must agree on, as pairs of a name and a
+      readable text.
+    step: the step of the state that the replica starts with.
+    digest: digest of that state: equal for equal states.
     replicas_to_aggregate: gradients in a step.
     total_num_replicas: replicas expected at the start.
-    max_staleness: steps by which a gradient may be late.
+    max_staleness: largest staleness of a gradient, in steps.
     weight: None, or "inverse" for 1 / max(1, staleness).
-    lower_on_leave: whether replicas that leave lower the number needed.
-    lower_on_loss: whether replicas that are lost do so too.
+    lower_on_leave: whether replicas that leave lower the quorum.
+    lower_on_loss: whether replicas that are lost also lower it.
     inline_bytes: the size of a gradient, if gradients and means are sent inline
       in messages; None: members exchange them.
     alone: whether no two replicas may take part in one step.
-    timeout: how long the run may make no progress while someone waits.
-    attempt_timeout: how long an aggregation or a snapshot may stand still.
-    attempts: how long an attempt may take follows those before, by this rule;
-      None: one and a half of `attempt_timeout`.
-    leader_timeout: silence of the leader, after which another one is elected.
-    stall_warning: waiting time after which the missing replicas are named.
+    timeout: how long the run may make no progress while a replica waits.
+    attempt_timeout: how long an aggregation or a snapshot may make no progress.
+    attempts: rule by which the time limit of an attempt adapts to earlier ones;
+      None: one and a half times `attempt_timeout`.
+    leader_timeout: silence of the leader after which another one is elected.
+    stall_warning: time to wait before the missing replicas are reported.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
-    block: records of the log that are deleted at a time; one to two blocks stay.
-    data: whose samples are leased; None: replicas have data of their own.
-    progress: which of them are in committed steps before the first.
+    block: records of the log that are deleted together; one to two blocks stay.
+    data: the data that is leased; None: replicas have their own data.
+    progress: the samples in committed steps before the first step.
     exact: whether a step of sums has neither more nor fewer gradients than
       `replicas_to_aggregate`.
-    fragments: the numbers of decoupled DiLoCo, where a step is a round of a
-      fragment: it has a grace window, and weights by `Work`. None: it hasn't.
+    fragments: the configuration of decoupled DiLoCo, where a step is a round of
+      a fragment, with a grace window and weights by `Work`. None for others.
   """
 
   process: Process
@@ -80,16 +80,16 @@ class Config:
 
   @property
   def longest_silence(self) -> float:
-    """How long a process may be dead before its peers know."""
+    """How long a process may be dead before its peers detect it."""
     return max(self.leader_timeout, arrivals.silence(self.timeout).ceiling)
 
   @property
   def patience(self) -> float:
-    """How long a replica waits, where the leader should have given up before."""
+    """How long a replica waits; the leader should have given up before."""
     return self.timeout + 3 * self.leader_timeout + self.attempt_timeout
 
   def quorum_state(self, step: int) -> quorum.State:
-    """The quorum's first state."""
+    """The initial state of the quorum."""
     if self.weight not in (None, "inverse"):
       raise ValueError(
         f"weight must be None or 'inverse', got {self.weight!r}."

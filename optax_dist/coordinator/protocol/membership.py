@@ -1,4 +1,4 @@
-"""What the log has decided so far: equal for all that have read as far."""
+"""The decisions of the log so far: equal for all that have read as far."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Start:
   """A state from which a run can begin.
 
   Attributes:
-    step: how many steps it has.
-    digest: of its arrays.
-    progress: the samples that are in it; part of no comparison.
+    step: its step.
+    digest: digest of its arrays.
+    progress: the samples included in it; ignored in comparisons.
   """
 
   step: int
@@ -79,7 +79,7 @@ class View:
 
   @property
   def origin(self) -> Start:
-    """The state the run began from."""
+    """The state that the run began from."""
     return Start(self.origin_step, self.origin_digest, self.progress)
 
   def of_process(self, process: Process) -> Member | None:
@@ -97,7 +97,7 @@ class View:
     return None
 
   def apply(self, position: int, record: Record) -> None:
-    """Takes the record at this position into account."""
+    """Applies the record at this position."""
     self.latest = []
     for entry in record.entries:
       self._apply(position, entry)
@@ -156,7 +156,7 @@ class View:
     self.next_incarnation = max(self.next_incarnation, member.incarnation + 1)
 
   def dump(self) -> ViewState:
-    """All of it, for a reader that starts here."""
+    """Serializes it, for a reader that starts here."""
     return ViewState(
       self.term,
       self.leader,
@@ -178,7 +178,7 @@ class View:
 
   @classmethod
   def load(cls, state: ViewState) -> View:
-    """The view that was dumped."""
+    """Restores the view from `dump`."""
     view = cls()
     view.term, view.leader = state.term, state.leader
     view.leader_address = state.leader_address

@@ -1,9 +1,9 @@
 """From commits to the replica's state: attempts, means, updates, snapshots.
 
-The log says what is decided, this applies it: in order, each commit once, as
-soon as its mean is here. A mean is computed into a speculative state before its
-commit is known, where that may be. A replica that can't have a mean any more
-needs a snapshot, and goes on from there.
+The log has the decisions, this applies them: in order, each commit once, as
+soon as its mean is here. If possible, a mean is applied to a speculative state
+before its commit is known. A replica that can't get a mean any more needs a
+snapshot, and continues from there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from optax_dist.coordinator.protocol.messages import (
   Serve,
 )
 
-# Means are kept for readers that are a little late.
+# Number of means kept for readers that are slightly behind.
 KEPT = 2
 
 Tell: TypeAlias = Callable[[Message], None]
@@ -53,7 +53,7 @@ Tell: TypeAlias = Callable[[Message], None]
 
 @dataclasses.dataclass(slots=True)
 class _Work:
-  """An aggregation of this replica's."""
+  """An aggregation in which this replica takes part."""
 
   parts: tuple[Part, ...]
   answers: bool
@@ -64,22 +64,22 @@ class _Work:
 
 
 class Applier:
-  """The replica's state as the core sees it.
+  """The core's view of the replica's state.
 
   Attributes:
-    step: how many steps the published state has.
-    sound: whether that state is the run's own.
+    step: the step of the published state.
+    sound: whether that state belongs to the run.
     start: the start state that it is; None once it is a later one.
     needs: whether it needs a snapshot, and why; "" if it doesn't.
   """
 
   def __init__(self, config: Config, session: Session, out: list[Effect]):
-    """A state.
+    """Starts with a state.
 
     Args:
-      config: of the replica.
-      session: learns what is published.
-      out: where effects go.
+      config: configuration of the replica.
+      session: told which steps are published.
+      out: the list to which effects are appended.
     """
     self._config, self._session, self._out = config, session, out
     self.step = config.step
@@ -88,7 +88,7 @@ class Applier:
     self.start: Start | None = Start(
       config.step, config.digest, config.progress
     )
-    # What the run began from, while it has no step.
+    # The run's start state, until there is a step.
     self._origin: Start | None = None
     self._todo: collections.deque[Committed] = collections.deque()
     self._ahead: Committed | AttemptId | None = None
@@ -96,19 +96,19 @@ class Applier:
     self._fetch: Fetch | None = None
     self._serves: list[Serve] = []
     self._report = -1
-    # Sends the leader what comes of it, where there is a leader.
+    # Sends messages to the leader, if there is one.
     self.tell: Tell = lambda message: None
 
-  # Being part of the run.
+  # Membership of the run.
 
   @property
   def current(self) -> bool:
-    """Whether the state is the run's, with all that was read applied."""
+    """Whether the state is the run's, with everything applied that was read."""
     return self.sound and not self.needs and not self._todo
 
   @property
   def awaits(self) -> str:
-    """What this replica waits for to have the latest state; "" for nothing."""
+    """What it waits for to have the latest state; "" for nothing."""
     if self.needs:
       source = (
         self._fetch.source if self._fetch is not None else "no replica yet"
@@ -125,7 +125,7 @@ class Applier:
 
   @property
   def hopeless(self) -> bool:
-    """Whether nothing is under way that could bring it further."""
+    """Whether nothing is in progress that could advance the state."""
     if self._fetch is not None:
       return False
     if self.needs or not self._todo or not self.sound:
@@ -135,7 +135,7 @@ class Applier:
     return not runs and not self._todo[0].inline
 
   def begin(self, view: View) -> None:
-    """Takes part from where the run is, or needs a snapshot."""
+    """Joins at the run's current step, or needs a snapshot."""
     self._origin = view.origin if view.untouched else None
     if self.start is not None:
       self.sound = self.start == view.origin
@@ -148,20 +148,20 @@ class Applier:
       self.tell(Applied(self.step))
 
   def start_anew(self) -> None:
-    """The run has begun again from another state, before its first step."""
+    """The run has restarted from another state, before its first step."""
     self.end()
     self._todo.clear()
     self.sound = False
 
   def skip(self) -> None:
-    """Some of the log was not read: what is known of it ends before a gap."""
+    """Handles a gap: part of the log was not read."""
     self.end()
     self._todo.clear()
 
   def end(self) -> None:
-    """The replica takes part no more, or anew.
+    """The replica is no longer a member, or will rejoin.
 
-    What it has reported to have it keeps: that may be committed yet.
+    Reported means are kept, since they may still be committed.
     """
     for attempt, work in list(self._work.items()):
       if not work.committed and not (work.answers and work.status == "done"):
@@ -224,18 +224,18 @@ class Applier:
     self.attempt(Attempt(attempt, parts, (), None, 0), me, members)
 
   def abandon(self, attempt: AttemptId) -> None:
-    """The attempt was not to be."""
+    """Drops an attempt that was abandoned."""
     work = self._work.get(attempt)
     if work is not None and not work.committed:
       self._drop(attempt)
 
   def abandon_all(self) -> None:
-    """No attempt that isn't committed by now will be."""
+    """Drops all attempts that are not committed by now."""
     for attempt in list(self._work):
       self.abandon(attempt)
 
   def aggregated(self, done: Aggregated) -> None:
-    """A mean is here."""
+    """Handles a mean that is here."""
     work = self._work.get(done.attempt)
     if work is None:
       self._out.append(fx.Release(done.attempt))
@@ -248,7 +248,7 @@ class Applier:
     self.pump()
 
   def aggregate_failed(self, failed: AggregateFailed) -> None:
-    """A mean will not come."""
+    """Handles a mean that will not come."""
     work = self._work.get(failed.attempt)
     if work is None:
       return
@@ -258,7 +258,7 @@ class Applier:
     self.pump()
 
   def removed(self, incarnation: Incarnation) -> None:
-    """A member is gone, and what it was to send will not come."""
+    """Handles the loss of a member, whose bytes will not come."""
     for attempt, work in list(self._work.items()):
       if work.status == "runs" and any(
         part.incarnation == incarnation for part in work.parts
@@ -277,7 +277,7 @@ class Applier:
   # Commits.
 
   def proposed(self, record: Record) -> None:
-    """A record is being put: prepares for it."""
+    """Prepares for a record that is being put."""
     for entry in record.entries:
       if isinstance(entry, Committed):
         if self.current and entry.inline and entry.attempt.step == self.step:
@@ -285,7 +285,7 @@ class Applier:
         return
 
   def committed(self, commit: Committed) -> None:
-    """The log says so: it is applied when its turn comes."""
+    """Queues a commit, to be applied in order."""
     work = self._work.get(commit.attempt)
     if work is not None:
       work.committed = True
@@ -293,12 +293,12 @@ class Applier:
     self.pump()
 
   def pump(self) -> None:
-    """Applies what can be applied."""
+    """Applies all commits that can be applied."""
     while self._todo:
       commit = self._todo[0]
       step = commit.attempt.step
       if step < self.step and self.sound:
-        # A snapshot had it already.
+        # A snapshot already included it.
         self._todo.popleft()
         self._out += self._session.published(self.step)
         continue
@@ -308,7 +308,7 @@ class Applier:
       self._publish(commit)
 
   def _take(self, commit: Committed) -> bool:
-    """Computes the state after a commit, or says why it can't."""
+    """Computes the state after a commit, or sets why it can't."""
     step = commit.attempt.step
     if step > self.step:
       self._need(f"it is at step {self.step} of {step}")
@@ -372,14 +372,14 @@ class Applier:
       self.ask()
 
   def lack(self, why: str) -> str:
-    """A snapshot is needed, if it wasn't; returns why."""
+    """Requests a snapshot, if it wasn't requested before; returns why."""
     if not self.needs:
       self._discard()
       self.needs = why
     return self.needs
 
   def ask(self) -> None:
-    """Tells the leader that a snapshot is needed, if it is."""
+    """Asks the leader for a snapshot, if one is needed."""
     if self.needs and self._fetch is None:
       self.tell(NeedsSnapshot(self.step, self.needs))
 
@@ -388,7 +388,7 @@ class Applier:
     self._fetch, self._serves, self._report = None, [], -1
 
   def report(self, message: Report) -> None:
-    """Says when it is there."""
+    """Reports once it has the requested step."""
     if self.sound and not self.needs and self.step >= message.step:
       self.tell(Applied(self.step))
     else:
@@ -419,7 +419,7 @@ class Applier:
     )
 
   def fetched(self, found: SnapshotFetched) -> None:
-    """A snapshot is here."""
+    """Handles a snapshot that is here."""
     fetch = self._fetch
     if fetch is None or found.transfer != fetch.transfer or not self.needs:
       return
@@ -441,7 +441,7 @@ class Applier:
       self.tell(Applied(self.step))
 
   def fetch_failed(self, failed: SnapshotFailed) -> None:
-    """No snapshot came: another one is asked for."""
+    """Handles a failed snapshot: asks for another one."""
     if self._fetch is not None and failed.transfer == self._fetch.transfer:
       self._fetch = None
       self.needs = f"the snapshot failed: {failed.reason}"

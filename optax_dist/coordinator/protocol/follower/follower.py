@@ -1,8 +1,8 @@
 """A replica: follows the log, submits gradients, finds or becomes the leader.
 
-The parts: `Search` while there is no leader, `Session` for what the training
-loop submits, `Applier` for the state. Here is what holds them together: the view
-of the log, the membership, and who is leader.
+Its parts are `Search` while there is no leader, `Session` for the training
+loop's submissions, and `Applier` for the state. This module connects them: the
+view of the log, the membership, and the current leader.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from optax_dist.ledger import Progress, Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum.events import ordered
 
-# The first pause before a replica that was given up joins again; it doubles.
+# The first pause before a removed replica rejoins; it doubles each time.
 _BACKOFF = 0.05
 
 
@@ -61,11 +61,11 @@ class Follower:
   """One replica's side of the protocol.
 
   Attributes:
-    view: what the log has decided, as far as it was read.
-    incarnation: of the membership; -1 for none.
-    elected: the position and record of a `Term` of this process, for as long as
-      nobody has taken it from here to make a `Leader`.
-    over: whether there is nothing more to do: failed, finished, left, aborted.
+    view: the decisions of the log, as far as it was read.
+    incarnation: incarnation of the membership; -1 for none.
+    elected: the position and record of a `Term` of this process, until a
+      `Leader` is created from it.
+    over: whether it has ended: failed, finished, left, aborted.
   """
 
   def __init__(self, config: Config, count: Count):
@@ -85,36 +85,37 @@ class Follower:
     self._search = Search(config, count)
     # The next position; and whether the view has all that is before it.
     self._position, self._complete = -1, False
-    # Whose stream of the log it reads, and who was asked for one, and when.
+    # The process whose stream of the log it reads; which one was asked, and
+    # when.
     self._leader: Process = ""
     self._called: Process = ""
     self._called_at = math.inf
     self._calls = 0
-    # The membership that lives on the connection to the leader.
+    # The membership that is tied to the connection to the leader.
     self._promised: Incarnation = -1
     self._proposed: tuple[int, Record] | None = None
     self._office = -1
     self._nonce, self._run_request, self._run_at = "", -1, math.inf
     self._admission, self._admitted = 0, -1
     self._last_incarnation = -1
-    # Another process that is a member as this replica, and how long it may take
-    # to be removed.
+    # Another process that is a member with this replica's id, and how long its
+    # removal may take.
     self._rival, self._rival_until = -1, math.inf
     self._rejoins = 0
     self._asked = 1
-    # The samples it computes on, or has submitted and got no answer for.
+    # The samples it computes on, or has submitted without an answer.
     self._lease: Spans = ()
     self._optimistic_at = (-1, -1)
     self._leaving: str | None = None
     self._leave_by = math.inf
     self._finishing: str | None = None
-    # Whether it has asked for the final state, and until when it waits for that.
+    # Whether it has requested the final state, and the deadline for it.
     self._asked_for_end, self._end_by = False, math.inf
     self._saving = False
-    # Since when it waits, and at which step: the next one begins a new wait.
+    # Since when it waits, and for which step: the next one starts a new wait.
     self._waiting_since, self._waiting_step = math.inf, -1
     self._missing, self._store_silent = "", False
-    # When a leader was last heard, and by which message.
+    # When a leader was last heard from, and by which message.
     self._heard: tuple[float, str] | None = None
 
   @property
@@ -123,7 +124,7 @@ class Follower:
     return bool(self._missing)
 
   def step(self, input_: Input, now: float) -> list[Effect]:
-    """Takes one input; returns what is to be done, in order."""
+    """Processes an input; returns the effects, in order."""
     if not self.over:
       self._handle(input_, now)
     elif isinstance(input_, ins.Received):
@@ -134,13 +135,13 @@ class Follower:
     return effects
 
   def _serve_after_the_end(self, received: ins.Received) -> None:
-    """Others may still want the final state."""
+    """Serves the final state to others after the end."""
     message = received.message
     if received.peer == self._leader and isinstance(message, msg.Serve):
       self.applier.serve(message)
 
   def deadline(self) -> float:
-    """When `TimePassed` is to be the next input, at the latest."""
+    """When `TimePassed` must be the next input, at the latest."""
     if self.over:
       return math.inf
     time = min(
@@ -167,7 +168,7 @@ class Follower:
     )
 
   def _proceed(self, now: float) -> None:
-    """What follows from an input, and from the time."""
+    """Does what follows from an input, and from the time."""
     self._admit()
     if self._called and now >= self._called_at + self._config.attempt_timeout:
       self._lose_leader(self._called, now)
@@ -177,7 +178,7 @@ class Follower:
     if self.over:
       return
     if now >= self._leave_by + self._config.leader_timeout:
-      # It was this process that stood still.
+      # This process was suspended.
       self._leave_by = now + 2 * self._config.attempt_timeout
     elif now >= self._leave_by:
       self._leave()
@@ -198,7 +199,7 @@ class Follower:
       case ins.Received(peer, message):
         self._receive(peer, message, now)
       case ins.Arrivals(received):
-        for one in received:  # It is no leader any more.
+        for one in received:  # It is no longer leader.
           self._receive(one.peer, one.message, now)
       case ins.Malformed(peer, error):
         self._out.append(fx.Log("warning", f"{peer} sent nonsense: {error}"))
@@ -230,11 +231,11 @@ class Follower:
       case ins.Submitted():
         self._submit(input_)
       case ins.LeaveWanted(reason):
-        # One that is no member has to become one: others may wait for it.
+        # A process must be a member to leave: others may wait for it.
         self._leaving = reason
         config = self._config
         patience = 2 * (config.leader_timeout + config.attempt_timeout)
-        # If the leader is dead, a while passes before the others know.
+        # If the leader is dead, others detect it after a while.
         self._leave_by = now + patience + config.longest_silence
         self._tell(msg.Leave(False, reason))
       case ins.FinishWanted(reason):
@@ -249,11 +250,11 @@ class Follower:
       case ins.FingerprintTaken(step, digest):
         self._tell(msg.Fingerprint(step, digest))
       case ins.Averaged():
-        pass  # The leader's.
+        pass  # Handled by the leader.
       case _:
         assert_never(input_)
 
-  # Which run it is.
+  # The identity of the run.
 
   def _get_run(self) -> None:
     self._run_at = math.inf
@@ -304,19 +305,19 @@ class Follower:
           assert_never(finding)
 
   def _skip_to(self, start: int, position: int) -> None:
-    """What was passed over from `start` on is no record at all."""
+    """Skips positions from `start` on that have no records."""
     if start <= self._position < position:
       self._position = position
 
   def _fall_off(self) -> None:
-    """The log has gone on without this replica, so others did."""
+    """Handles a trimmed log: others have continued without this replica."""
     self._end_membership()
     self.applier.skip()
     self._out += self.session.lost(quorum.Reason.LOST.value)
     self._position, self._complete = -1, False
 
   def _call(self, process: Process, address: str, now: float) -> None:
-    """Asks a leader for its stream of the log, and to take part."""
+    """Asks a leader for its stream of the log, and for membership."""
     if process in (self._called, self._leader):
       return
     self._leader = ""
@@ -348,11 +349,11 @@ class Follower:
       again = peer == self._leader and how != "left"
       self._lose_leader(peer, now)
       if again and self.incarnation >= 0:
-        # Perhaps only the connection has ended.
+        # Perhaps only the connection has failed.
         self._call(peer, self.view.leader_address, now)
 
   def _lose_leader(self, peer: Process, now: float) -> None:
-    """There is no leader that this replica can talk to."""
+    """Handles that it can't talk to any leader."""
     if peer and peer == self._called:
       pause = self._config.leader_timeout / 2
       self._search.unreachable[peer] = now + pause
@@ -367,7 +368,7 @@ class Follower:
     self._search.begin(now)
 
   def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
-    """A leader's stream of the log begins."""
+    """Starts to read a leader's stream of the log."""
     if peer != self._called or welcome.call != self._calls:
       return
     self._leader, self._called, self._called_at = peer, "", math.inf
@@ -395,7 +396,7 @@ class Follower:
     self._tell_wishes()
 
   def _tell_wishes(self) -> None:
-    """Tells a leader what this replica still wants."""
+    """Sends pending requests to a leader."""
     if self._leaving is not None:
       self._tell(msg.Leave(False, self._leaving))
     if self._finishing is not None:
@@ -404,7 +405,7 @@ class Follower:
       self._tell(msg.Save())
 
   def _tell(self, message: msg.Message) -> None:
-    """Tells the leader, if there is one and this replica is a member."""
+    """Sends to the leader, if there is one and this replica is a member."""
     if self._leader and self.incarnation >= 0:
       self._out.append(fx.Send(self._leader, message))
 
@@ -491,7 +492,7 @@ class Follower:
         self._out.append(fx.Send(self._leader, msg.Rejected(text)))
 
   def _leased(self, spans: Spans, more: bool = False) -> None:
-    """Has samples to compute on; with `more` besides those of what is in."""
+    """Sets the samples to compute on; with `more`, adds to buffered ones."""
     if self._config.data is None or self.incarnation < 0:
       return
     self._lease = sp.join(self._lease, spans) if more else spans
@@ -512,7 +513,7 @@ class Follower:
   def _stream(
     self, peer: Process, position: int, record: Record | None, now: float
   ) -> None:
-    """A record that stands in the log, as another replica says."""
+    """Handles a record in the log, from any replica."""
     if position < self._position:
       term = record.entries[0] if record is not None else None
       if isinstance(term, Term) and term.term == self.view.term:
@@ -527,13 +528,14 @@ class Follower:
       if peer == self._leader or (
         record is not None and isinstance(record.entries[0], Term)
       ):
-        # What is between, or what a new leader has read, is to be read here too.
+        # The records in between, or read by a new leader, must be read here
+        # too.
         self._lose_leader(self._leader, now)
       return
     self._recorded(position, record, now)
 
   def _recorded(self, position: int, record: Record, now: float) -> None:
-    """The next record of the log, or one that was seen before."""
+    """Handles the next record of the log, or one that was seen before."""
     if self.over or position != self._position or self.view.ended is not None:
       return
     self._position += 1
@@ -550,7 +552,7 @@ class Follower:
     self, position: int, record: Record, entry: Entry, now: float
   ) -> None:
     if not self._complete and not isinstance(entry, Term | Ended):
-      return  # What was before it is not known.
+      return  # What was before it is unknown.
     match entry:
       case Term():
         self._new_term(position, record, entry, now)
@@ -561,8 +563,8 @@ class Follower:
           0 <= self._last_incarnation < member.incarnation
         ):
           self._rival = member.incarnation
-          # If this one was given up before, the other may be dead already: its
-          # request may have been under way for long.
+          # If this one was removed before, the other may be dead already: its
+          # request may have been delayed for long.
           pause = 0.0 if self.incarnation >= 0 else self._config.leader_timeout
           self._rival_until = now + pause / 2
       case Removed(incarnation, left, reason):
@@ -584,12 +586,12 @@ class Follower:
         assert_never(entry)
 
   def _check_rival(self, now: float) -> None:
-    """Ends if another process is a member as this replica."""
+    """Fails if another process is a member with this replica's id."""
     if now < self._rival_until:
       return
     self._rival_until = math.inf
     if self._rival in self.view.members:
-      # Were it to join again, the two would go on replacing each other.
+      # If it rejoined, the two would keep replacing each other.
       self._fail(
         "CoordinatorError",
         f"Another process has joined as replica {self._config.replica!r}, "
@@ -598,7 +600,7 @@ class Follower:
       )
 
   def _lend(self, commit: Committed) -> None:
-    """Finds what a commit leases to this replica."""
+    """Takes the lease for this replica from a commit."""
     if self._config.data is None:
       return
     mine: Spans | None = None
@@ -648,12 +650,12 @@ class Follower:
     self._tell_wishes()
 
   def _joined(self, incarnation: Incarnation) -> None:
-    """The log has a membership of this process."""
+    """Handles a `Joined` entry of this process."""
     expected = self._promised if self._leader else -1
     if incarnation == expected or not (self._leader or self._called):
       self._begin_membership(incarnation)
     elif self.incarnation != incarnation:
-      # It lives on another connection than this one, or on one to come.
+      # It is tied to another connection, or to a future one.
       self._end_membership()
       self._out += self.session.lost(quorum.Reason.LOST.value)
 
@@ -680,7 +682,7 @@ class Follower:
     pause = min(config.leader_timeout, _BACKOFF * 2**self._rejoins)
     self._rejoins = min(self._rejoins + 1, 16)
     if self._called:
-      return  # It has asked to take part already.
+      return  # It has already asked to join.
     if self._leader and self._leader != config.process:
       self._out.append(fx.Disconnect(self._leader, "it was given up"))
     self._leader = ""
@@ -729,7 +731,7 @@ class Follower:
     pending = self.session.pending
     assert pending is not None
     if not self._leader:
-      return  # It will be sent to the next one.
+      return  # It will be sent to the next leader.
     count = self.session.count()
     parts = self._optimistic_parts(pending, count)
     attempt = None
@@ -759,7 +761,7 @@ class Follower:
       )
 
   def _data_of(self, pending: ins.Submitted, count: int) -> Spans:
-    """The samples of the latest gradients of a sum."""
+    """The samples of the last gradients of a sum."""
     data = self._config.data
     if data is None or count == pending.total:
       return pending.data
@@ -769,7 +771,7 @@ class Follower:
   def _optimistic_parts(
     self, pending: ins.Submitted, count: int
   ) -> tuple[Part, ...]:
-    """Who will take part in the next attempt, if that is known by now."""
+    """The members of the next attempt, if they are already known."""
     config, step = self._config, self.applier.step
     members = self.view.members
     # A second gradient under the same id could be mistaken for the first.
@@ -807,7 +809,7 @@ class Follower:
     ended, applier = self.view.ended, self.applier
     if ended is None or self.over:
       return
-    applier.pump()  # What was read before its membership ended may do.
+    applier.pump()  # Records read before its membership ended may suffice.
     if ended.error:
       diverged = ended.error == "Diverged"
       self._fail("Diverged" if diverged else "CoordinatorError", ended.reason)
@@ -829,7 +831,7 @@ class Follower:
       )
 
   def _awaits_end(self, now: float) -> bool:
-    """Asks for the final state, once; whether it may come."""
+    """Requests the final state, once; returns whether it may come."""
     if self._called:
       return True
     if not self._leader or self._leader == self._config.process:
@@ -881,7 +883,7 @@ class Follower:
       )
 
   def missing(self, now: float) -> str:
-    """What this replica waits for, and why it does not come, in words."""
+    """What this replica waits for, and why it does not come, for people."""
     view, awaited = self.view, self.applier.awaits
     if self.incarnation < 0:
       what = "to be let in"

@@ -1,11 +1,13 @@
 """A replica without a leader: finds the leader, or becomes it.
 
-A member that has lost the leader asks the other members whether they have too. If
-all have, the first of them claims leadership at once; if some can't be reached,
-it waits until the store has shown no sign of a leader for `leader_timeout`. So a
-replica that is cut off from everyone but the store deposes nobody.
+A member that has lost the leader asks the other members whether they have too.
+If all have, the first of them claims leadership at once; if some can't be
+reached, it waits until the store has shown no heartbeat of a leader for
+`leader_timeout`. So a replica that is cut off from all others but not from the
+store deposes no leader.
 
-Claiming is putting a `Term` at the next position of the log. The store decides.
+To claim leadership is to put a `Term` at the next position of the log. The
+store decides.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ from optax_dist.coordinator.protocol.membership import Start, View
 from optax_dist.coordinator.protocol.messages import Canvass
 from optax_dist.ledger import Progress
 
-# Seconds between the claims of those who could all claim at once.
+# Seconds between the claims of replicas that could all claim at once.
 _TURN = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaderFound:
-  """A process that is leader, as far as the store tells."""
+  """A process that is leader, according to the store."""
 
   process: Process
   address: str
@@ -57,14 +59,14 @@ class LeaderFound:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartAt:
-  """The log is to be read from here; what was known of it is of no use."""
+  """The log must be read from here; what was read before is obsolete."""
 
   position: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Elected:
-  """The own `Term` stands in the log at this position, and the log is whole."""
+  """The `Term` of this process is in the log here, and none is missing."""
 
   position: int
   record: Record
@@ -75,15 +77,15 @@ Finding: TypeAlias = LeaderFound | StartAt | LogRead | Elected | FellOff
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Situation:
-  """What the search has to know of its replica.
+  """What the search needs to know about its replica.
 
   Attributes:
-    view: as of `position`.
-    position: of the next record; -1 if it has none of the log.
-    complete: whether the view has everything that was decided.
+    view: the view at `position`.
+    position: position of the next record; -1 if it has read none.
+    complete: whether the view has all decisions.
     me: the incarnation of its membership; -1 for none.
     holds: whether it has the latest state.
-    start: the start state that it has, or None.
+    start: its start state, or None.
   """
 
   view: View
@@ -106,9 +108,9 @@ class Search:
   """Looks for a leader from `begin` until `end`.
 
   Attributes:
-    active: whether it does.
-    unreachable: processes that were taken for leader and could not be called,
-      with the time until which they are not called again.
+    active: whether it is searching.
+    unreachable: processes that were thought to be leader and could not be
+      called, with the time until which they are not called again.
   """
 
   def __init__(self, config: Config, count: Count):
@@ -124,19 +126,19 @@ class Search:
     self._look_at = math.inf
     self._hint_request = -1
     self._at_end = False
-    # Whether the log is known to go on beyond the own position.
+    # Whether the log is known to continue beyond this replica's position.
     self._behind = False
-    # Whether there is a leader that has yet to be called: nobody is deposed.
+    # Whether a known leader has yet to be called: then none is deposed.
     self._trusting = False
     self._claim: _Claim | None = None
 
   @property
   def idle(self) -> bool:
-    """Whether there is a leader, and no claim under way."""
+    """Whether there is a leader, and no claim in progress."""
     return self._claim is None and not self.active
 
   def begin(self, now: float, when: float | None = None) -> None:
-    """The leader is lost: begins to search, now or at a later time."""
+    """The leader is lost: starts to search, now or at a later time."""
     if not self.active:
       self._heard = now
     self.active, self._trusting = True, False
@@ -151,27 +153,27 @@ class Search:
     self._trusting = True
 
   def end(self) -> None:
-    """There is a leader."""
+    """Stops: there is a leader."""
     self.active = self._behind = False
     self.unreachable.clear()
     self._reader.stop()
     self._hint_request = -1
 
   def heard(self, now: float) -> None:
-    """Somebody is leader, or just was."""
+    """There is a leader, or was a moment ago."""
     self._heard = now
 
   def may_call(self, process: Process, now: float) -> bool:
-    """Whether to call what is said to be leader, a pause after the last try."""
+    """Whether to call a supposed leader, some time after the last try."""
     return self.active and now >= self.unreachable.get(process, 0.0)
 
   def voted(self, incarnation: Incarnation, hears: bool) -> None:
-    """A member has the leader, or has lost it as well."""
+    """A member still has the leader, or has lost it as well."""
     self._votes[incarnation] = hears
     self._fresh.add(incarnation)
 
   def deadline(self, situation: Situation) -> float:
-    """When `proceed` has something to do."""
+    """When `proceed` must be called."""
     if self._claim is not None:
       return self._look_at if self._claim.stage == "again" else math.inf
     if not self.active:
@@ -188,7 +190,7 @@ class Search:
     claim = self._claim
     if claim is not None and claim.stage == "again":
       if not self.active or situation.position > claim.position:
-        # Should it land all the same, the log will say so.
+        # If it takes effect all the same, the log will show it.
         self._claim = None
       elif now >= self._look_at:
         return [self._put_claim(claim.position, claim.record)]
@@ -214,7 +216,7 @@ class Search:
     return effects
 
   def pause(self, now: float) -> None:
-    """Asks the store again in a while, not at once."""
+    """Asks the store again after a pause."""
     self._look_at = now + self._config.leader_timeout / 8
 
   def _others(self, situation: Situation) -> list[Incarnation]:
@@ -234,14 +236,14 @@ class Search:
     return effects
 
   def _claim_at(self, situation: Situation) -> float:
-    """When this replica may claim leadership, as far as is known by now."""
+    """When this replica may claim leadership, as far as is known."""
     view, me = situation.view, situation.me
     silence = self._config.leader_timeout
     if view.ended is not None or self._trusting or self._behind:
       return math.inf
     if me < 0:
       # Perhaps all members are dead, and a process with the latest state may
-      # go on. Until the first commit, one start state is as good as any.
+      # continue. Until the first commit, all start states are equivalent.
       starts = view.untouched and situation.start is not None
       knows = situation.complete or situation.position == 0
       if not (self._at_end and knows and (situation.holds or starts)):
@@ -281,7 +283,7 @@ class Search:
   def put_answered(
     self, answer: PutAnswered, now: float
   ) -> tuple[list[Effect], list[Finding]]:
-    """Goes on with an answer of the store."""
+    """Continues with an answer of the store."""
     claim = self._claim
     if claim is None or claim.request != answer.request:
       return [], []
@@ -296,7 +298,7 @@ class Search:
   def get_answered(
     self, answer: GetAnswered, now: float, situation: Situation
   ) -> tuple[list[Effect], list[Finding]]:
-    """Goes on with an answer of the store."""
+    """Continues with an answer of the store."""
     if self._claim is not None and answer.request == self._claim.request:
       return self._claim_read(self._claim, answer, now)
     if answer.request == self._hint_request:
@@ -328,8 +330,8 @@ class Search:
     self, claim: _Claim, answer: GetAnswered, now: float
   ) -> tuple[list[Effect], list[Finding]]:
     if not answer.known:
-      # Nothing is known of it yet, so the same is put again: what landed and
-      # what did not are distinguished by the next answer.
+      # Its outcome is still unknown, so the same is put again: the next answer
+      # tells whether it took effect.
       claim.stage = "again"
       self.pause(now)
       return [], []
@@ -349,7 +351,7 @@ class Search:
       claim.stage = "again"
       self.pause(now)
       return [], []
-    # Somebody was quicker; the log tells who.
+    # Another process was faster; the log tells which.
     self._claim, self._at_end, self._behind = None, False, True
     self._look_at = self._heard = now
     return [], []
@@ -370,8 +372,8 @@ class Search:
         self._beat = (beat.term, beat.count)
       known = situation.complete and beat.term <= situation.view.term
       reachable = self.may_call(beat.leader, now)
-      # What a new leader has read before is to be read here as well: the means
-      # of steps that were missed may be in it.
+      # What a new leader has read must be read here as well: it may include the
+      # means of missed steps.
       if reachable and (not situation.complete or (known and situation.me < 0)):
         found.append(LeaderFound(beat.leader, beat.address))
       if position < 0 and reachable:

@@ -1,10 +1,10 @@
 """The leader: messages in, the quorum's decisions out; never a large gradient.
 
 Any replica can be leader. Nothing is lost with it: what counts is in the log,
-and the next leader asks everyone to arrive again. TensorFlow calls it chief.
+and the next leader asks all members to submit again. TensorFlow calls it chief.
 
-What the leader says is held back until all that it has decided before stands in
-the log (`LogWriter.say`), so nobody acts on what might not have been.
+The leader's messages are held back until all earlier decisions are in the log
+(`LogWriter.say`), so no replica acts on a decision that may be lost.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from optax_dist.coordinator.protocol.log import (
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.ledger import Spans
 
-# A replica so many steps late gets no more means, but a snapshot; one that has
-# just got a snapshot is given more time to catch up.
+# A replica that is more steps behind gets a snapshot instead of means; one that
+# has just got a snapshot is given more time to catch up.
 _MAX_LAG = 8
 _MAX_LAG_AFTER_SNAPSHOT = 32
-# Replicas this late are asked where they are.
+# Replicas this far behind are asked for their step.
 _ASK_LAG = 4
 # Attempts in a row that may fail between the same two replicas.
 _STRIKES = 3
-# Heartbeats to the store between lines of the journal about deadlines.
+# Heartbeats to the store between journal lines about deadlines.
 _BEATS = 8
-# After these a member waits as before.
+# Messages after which a member waits as before.
 _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
 
 
@@ -76,16 +76,16 @@ class _Arrival:
 
 @dataclasses.dataclass(slots=True)
 class _Attempt:
-  """The aggregation under way.
+  """The current aggregation.
 
   Attributes:
     message: announces it to members and readers.
-    began: when it did.
+    began: when it began.
     optimistic: the id under which all members have begun it by themselves; None
-      once it is announced, or if they have not.
+      once it is announced, or if they have not begun.
     reported: members that have the mean of the optimistic one.
-    held: reports that wait for the witness.
-    witness: the replica that is to have the mean too; None once it has.
+    held: reports that are held back until the witness has the mean.
+    witness: the replica that must also get the mean; None once it has.
   """
 
   message: msg.Attempt
@@ -100,7 +100,7 @@ class Leader:
   """One term of leadership.
 
   Attributes:
-    term: which one.
+    term: its number.
     over: why it has ended: another process is leader, this one has left, or the
       store doesn't answer; "" if it hasn't.
   """
@@ -114,13 +114,13 @@ class Leader:
     recent: Iterable[Committed],
     count: Count,
   ):
-    """A leader whose `Term` stands in the log.
+    """Creates the leader of a `Term` that is in the log.
 
     Args:
-      config: of its process.
-      view: what the log has decided, the `Term` included.
-      position: of the `Term`.
-      record: the `Term`'s.
+      config: configuration of its process.
+      view: the decisions in the log, the `Term` included.
+      position: position of the `Term`.
+      record: record of the `Term`.
       recent: recent commits, for the journal.
       count: numbers requests to the store.
     """
@@ -129,7 +129,7 @@ class Leader:
     self._view = view
     self._out: list[Effect] = []
     self._now, self._due = 0.0, math.inf
-    # Whether the input was a gradient that is in, and nothing follows from it.
+    # Whether the input was an accepted gradient without further consequences.
     self._plain = False
     self._log = LogWriter(view.term, position + 1, count)
     self._trimmer = Trimmer(config.block, count)
@@ -144,16 +144,16 @@ class Leader:
     self._rounds: Rounds | None = None
     if config.fragments is not None:
       self._rounds = Rounds(config.fragments, config.timeout / 2)
-    # Replicas of before a fresh start, and until when they may join again.
+    # Replicas from before a fresh start, and until when they may rejoin.
     self._expected: dict[ReplicaId, float] = {}
-    # Join requests under the id of a living replica, and until when they wait.
+    # Join requests with the id of a live replica, and until when they wait.
     self._rivals: dict[Process, tuple[float, msg.Hello]] = {}
     self._arriving: tuple[Incarnation, _Arrival] | None = None
-    # The accepted gradients that are in no commit yet.
+    # The accepted gradients that are not committed yet.
     self._arrivals: dict[Incarnation, _Arrival] = {}
     self._queue: list[tuple[Incarnation, msg.Arrive]] = []
     self._attempt: _Attempt | None = None
-    # How long attempts took, if their deadline follows that.
+    # How long attempts took, if their deadline is adaptive.
     self._durations: arrivals.Arrivals | None = None
     if config.attempts is not None:
       self._durations = arrivals.Arrivals(config.attempts)
@@ -172,14 +172,14 @@ class Leader:
     self._reason_of_end = "all replicas have left"
     self._lacking_since: float | None = None
     self._has_lost = False
-    # Whom this leader has let go.
+    # Members that this leader has allowed to leave.
     self._left: set[Incarnation] = set()
     self._beat_at, self._beats = -math.inf, 0
     self._retry_at = math.inf
     self._bad = 0
 
   def begin(self, now: float) -> list[Effect]:
-    """Tells all members of its leadership, and asks them what is under way."""
+    """Announces its leadership to members, and asks for pending requests."""
     self._now = now
     config, view, recorded = self._config, self._view, self._publisher.oldest
     assert recorded.record is not None
@@ -190,12 +190,12 @@ class Leader:
       self._note(notes.RunBegins(view.step))
     self._note(notes.LeaderBegins(config.replica, view.term, view.step))
     if view.membership == recorded.position:
-      # Its membership began with its leadership, and stands in no `Joined`.
+      # Its membership began with its term, and has no `Joined` entry.
       joined = notes.MemberJoined(
         config.replica, term.incarnation, view.step, config.address
       )
       self._note(joined)
-    # What members have under way may be as old as it was.
+    # Pending gradients of members may be this stale.
     late = config.max_staleness
     self._quorum = self._quorum._replace(step=view.step - late)
     for replica, left in view.departed.items():
@@ -219,7 +219,7 @@ class Leader:
     return self._finish_step()
 
   def step(self, input_: Input, now: float) -> list[Effect]:
-    """Takes one input; returns what is to be done, in order."""
+    """Processes an input; returns the effects, in order."""
     if isinstance(input_, ins.Arrivals):
       return self._arrive_together(input_.received, now)
     slept = now - self._now
@@ -244,13 +244,13 @@ class Leader:
     if not self.over:
       self._proceed()
       self._flush()
-    self._roster.waiting()  # So that equal states are equal here, too.
+    self._roster.waiting()  # So that equal states compare equal.
     self._due = self._deadline()
     effects, self._out = self._out, []
     return effects
 
   def deadline(self) -> float:
-    """When `TimePassed` is to be the next input, at the latest."""
+    """When `TimePassed` must be the next input, at the latest."""
     return self._due
 
   def _deadline(self) -> float:
@@ -308,7 +308,7 @@ class Leader:
           slot, commit = found
           slot.append(commit.with_mean(mean))
       case _:
-        pass  # The follower's.
+        pass  # Handled by the follower.
 
   def _receive(self, peer: Process, message: msg.Message) -> None:
     if isinstance(message, msg.Hello):
@@ -319,7 +319,7 @@ class Leader:
       return
     state = self._roster.of_process(peer)
     if state is None or not state.is_connected:
-      return  # It is a member no more, or none of this term yet.
+      return  # It is no longer a member, or not yet one of this term.
     match message:
       case msg.Arrive():
         if self._may_count(state, message):
@@ -375,7 +375,7 @@ class Leader:
       self._retry_at = self._now + self._config.leader_timeout / 16
 
   def _appended(self, done: Appended) -> None:
-    """Tells a record that stands in the log, and what rests on it."""
+    """Sends a record that is in the log, and the effects held back for it."""
     members = dict(self._view.members)
     gone: list[Process] = []
     left = False
@@ -411,7 +411,7 @@ class Leader:
     self._out += self._publisher.propose(position, record, leader)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
-    """Begins to send the log to a process."""
+    """Starts to send the log to a process."""
     end, view = self._log.position, self._view
     self._out += self._publisher.follow(peer, hello, incarnation, end, view)
 
@@ -419,13 +419,13 @@ class Leader:
     self.over = why
     self._out += self._publisher.to_all(msg.NotLeader(why))
 
-  # Ways to speak.
+  # Sending.
 
   def _send(self, peer: Process, message: msg.Message) -> None:
     self._out.append(fx.Send(peer, message))
 
   def _say(self, state: MemberState, message: msg.Message) -> None:
-    """Tells a member, once what was decided before stands in the log."""
+    """Sends to a member, once earlier decisions are in the log."""
     self._log.say(self._out, fx.Send(state.member.process, message))
 
   def _note(self, note: notes.Note) -> None:
@@ -455,8 +455,8 @@ class Leader:
       self._ask_again(state, hello.lease)
       return
     if self._ending is not None:
-      # Nobody joins any more: one that calls again stays the member it was, for
-      # the end waits for its state, and others read of the end.
+      # No replica joins any more, but a member that calls again remains one,
+      # since the end waits for its state; others read of the end.
       if state is not None and state.member.replica == hello.replica:
         self._come(state, peer, hello)
       else:
@@ -464,11 +464,11 @@ class Leader:
       return
     if state is None and self._has_left(hello):
       self._stream(peer, hello, hello.incarnation)
-      return  # It will read that it has left; admitted, it would be lost.
+      return  # It will read that it has left; if admitted, it would be lost.
     rival = self._roster.of_replica(hello.replica)
     rivals = self._publisher.followers.keys() - {peer}
     if not waited and rival is not None and rival.member.process in rivals:
-      # One of the two is dead, most likely, and will be noticed to be.
+      # Most likely one of the two is dead, which will be detected.
       self._rivals[peer] = (self._now + self._config.leader_timeout, hello)
       return
     if state is not None and state.member.replica != hello.replica:
@@ -478,13 +478,13 @@ class Leader:
     self._admit(Member(incarnation, hello.replica, peer, hello.address))
 
   def _come(self, state: MemberState, peer: Process, hello: msg.Hello) -> None:
-    """A member comes to this leader, or comes again."""
+    """Handles a member that connects to this leader, possibly again."""
     state.comes(hello.step if hello.has_state else -1)
     self._roster.changed()
     self._stream(peer, hello, state.member.incarnation)
 
   def _has_left(self, hello: msg.Hello) -> bool:
-    """Whether one comes that was let go, and has yet to read the record of it."""
+    """Whether it was allowed to leave, and has yet to read the record of it."""
     return (
       hello.incarnation in self._left
       and hello.position >= self._publisher.first
@@ -502,7 +502,7 @@ class Leader:
   def _admit(self, member: Member) -> None:
     old = self._roster.of_replica(member.replica)
     if old is not None:
-      # The entry `Joined` says so.
+      # The entry `Joined` removes it.
       self._roster.remove(old.member.incarnation)
       self._note_removed(old, False, "replaced")
       self._dismiss(old.member.incarnation)
@@ -526,7 +526,7 @@ class Leader:
   def _remove(
     self, state: MemberState, reason: str, left: bool = False
   ) -> None:
-    """A member is one no more: it has left, or is lost."""
+    """Removes a member that has left, or is lost."""
     incarnation, replica = state.member.incarnation, state.member.replica
     if not self._roster.remove(incarnation) or self._ended:
       return
@@ -543,12 +543,12 @@ class Leader:
       self._waiting_since = None
 
   def _departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
-    """How a replica that has left, or is lost, counts."""
+    """How the departure of a replica counts for the quorum."""
     counts_as_left = left or self._config.lower_on_loss
     return quorum.Leave if counts_as_left else quorum.Lost
 
   def _stop_expecting(self) -> None:
-    """Replicas that did not join the run that began anew are lost."""
+    """Gives up replicas that did not rejoin after a fresh start."""
     for replica, until in list(self._expected.items()):
       if self._now >= until:
         del self._expected[replica]
@@ -564,19 +564,19 @@ class Leader:
       self._tell_leases()
 
   def _take_back(self, incarnation: Incarnation) -> None:
-    """What a member held that is one no more goes to others."""
+    """Returns the samples of a removed member to the pool."""
     if self._lender is None:
       return
     keep: Spans = ()
     if self._attempt is not None:
       for part in self._attempt.message.parts:
         if part.incarnation == incarnation:
-          keep = part.data  # It has done its part, and may be committed yet.
+          keep = part.data  # It has done its part, and may still be committed.
     self._lender.gone(incarnation, keep)
     self._tell_leases()
 
   def _tell_leases(self) -> None:
-    """Tells members what they compute on, where no other message has."""
+    """Sends leases to members, unless another message has."""
     assert self._lender is not None
     for lease in self._lender.take_all():
       state = self._roster.get(lease.incarnation)
@@ -589,7 +589,7 @@ class Leader:
       self._say(state, msg.Asked(inside, count, lease.spans))
 
   def _take_in(self, incarnation: Incarnation, message: msg.Arrive) -> bool:
-    """A gradient's samples are in; whether others are leased for it."""
+    """Accepts a gradient's samples; returns whether more were leased for it."""
     assert self._lender is not None
     self._lender.accept(incarnation, message.data)
     leased = bool(self._lender.untold)
@@ -606,19 +606,19 @@ class Leader:
   def _asks_of(
     self, parts: tuple[Part, ...], tokens: dict[ReplicaId, int]
   ) -> dict[Incarnation, int]:
-    """The tokens that come with a commit, which are then taken care of."""
+    """The tokens sent along with a commit, which need no other message."""
     found: dict[Incarnation, int] = {}
     for part in parts:
       state = self._roster.get(part.incarnation)
       if state is not None and state.is_connected and part.replica in tokens:
         found[part.incarnation] = tokens.pop(part.replica)
-    if tokens:  # Of those whose gradient was not in it.
+    if tokens:  # For members whose gradient was not in it.
       found |= self._present(tokens)
       tokens.clear()
     return found
 
   def _present(self, tokens: dict[ReplicaId, int]) -> dict[Incarnation, int]:
-    """The tokens of those that can be told of them."""
+    """The tokens of members that are connected."""
     if not tokens:
       return {}
     states = {state.member.replica: state for state in self._roster}
@@ -630,7 +630,7 @@ class Leader:
     return found
 
   def _end_of_data(self) -> None:
-    """Ends the run when what is left of the data doesn't fill a step."""
+    """Ends the run when the remaining data doesn't fill a step."""
     if (
       self._lender is not None
       and self._attempt is None
@@ -670,7 +670,7 @@ class Leader:
       self._witnessed(attempt)
 
   def _report(self, state: MemberState) -> None:
-    """Asks a member to tell when it has the state of this step."""
+    """Asks a member to report when it has the state of this step."""
     if state.reported < self._quorum.step and state.is_connected:
       state.reported = self._quorum.step
       self._say(state, msg.Report(self._quorum.step))
@@ -685,7 +685,7 @@ class Leader:
       elif all(s.needs for s in self._roster):
         if self._lacking_since is None:
           self._lacking_since = self._now
-        # One that was given up may come back with it.
+        # A lost replica may come back with the state.
         lost = self._has_lost or not all(self._view.departed.values())
         waited = self._now - self._lacking_since
         if not lost or waited >= self._config.timeout:
@@ -709,7 +709,7 @@ class Leader:
     )
 
   def _serve_the_end(self, peer: Process) -> None:
-    """Has one that the run's end has left behind sent the final state."""
+    """Has the final state served to a replica that fell behind at the end."""
     address, step = self._publisher.followers.get(peer), self._quorum.step
     able = [s.member for s in self._roster if s.has(step)]
     if address is None or not able:
@@ -722,21 +722,21 @@ class Leader:
     self._send(server.process, msg.Serve(transfer, peer, address, step))
 
   def _next_transfer(self) -> int:
-    """Names a snapshot's way from one to another."""
+    """A new transfer id for a snapshot."""
     self._transfers += 1
     return (self.term << 32) + self._transfers
 
   def _wait_longer(self, slept: float) -> None:
-    """Nobody could be served while this process was stopped."""
+    """Extends deadlines: this process was stopped, and could not serve."""
     for state in self._roster:
       if state.leaving is not None:
         step, since = state.leaving
         state.leaving = (step, since + slept)
 
   def _let_go(self) -> None:
-    """Lets those leave whose state all others have.
+    """Lets replicas leave whose state all others have.
 
-    What is decided here is written at once. Were it to wait for another record,
+    These decisions are written immediately. If they waited for another record,
     the only other member with the state could be lost in the meantime.
     """
     busy = self._log.pending
@@ -751,7 +751,7 @@ class Leader:
       if not waits or self._now >= since + self._config.attempt_timeout:
         self._remove(state, "left", left=True)
         if not self._roster:
-          # Nobody has the state any more: one that joins now comes too late.
+          # No replica has the state any more: joining is too late now.
           self._record_end("all replicas have left", "")
 
   # Gradients.
@@ -782,7 +782,7 @@ class Leader:
     held = self._quorum.inside.get(replica)
     inside = held.count if held and held.local_step == local_step else 0
     if inside + message.count != message.total:
-      # A sum whose first part was decided by itself in the meantime.
+      # A sum whose first part was decided separately in the meantime.
       local_step = -1
     fresh = quorum.accepts(
       local_step, self._quorum.step, self._config.max_staleness
@@ -796,7 +796,7 @@ class Leader:
       return
     finite = message.finite
     if self._lender is not None and finite:
-      # To the rules, a gradient on samples of another one is as bad as NaN.
+      # For the rules, a gradient on another replica's samples is as bad as NaN.
       finite = not fresh or self._lender.fits(incarnation, message)
     arrival = _Arrival(message, self._now)
     event = quorum.Arrive(
@@ -811,12 +811,12 @@ class Leader:
     ):
       self._arrivals[incarnation] = arrival
       leased = self._lender is not None and self._take_in(incarnation, message)
-      # Of hundreds of gradients all but one are like this.
+      # Of hundreds of gradients, all but one are like this.
       ending = self._ending is not None
       self._plain = not (ending or leased or self._roster.waiting())
       if self._waiting_since is None:
         self._waiting_since, self._warned = self._now, 0.0
-        # Nothing else that there is to wait for has changed.
+        # None of the other waits has changed.
         soon = min(self._config.stall_warning, self._config.timeout)
         self._due = min(self._due, self._now + soon)
       return
@@ -827,7 +827,7 @@ class Leader:
   def _arrive_together(
     self, received: Sequence[ins.Received], now: float
   ) -> list[Effect]:
-    """Takes gradients that came one after the other."""
+    """Processes consecutive gradients."""
     effects: list[Effect] = []
     start = 0
     while start < len(received):
@@ -836,13 +836,13 @@ class Leader:
         self._now = now
         taken = self._take_many(received[start:])
       if not taken:
-        # One that is not as plain, or completes the step, or begins the wait.
+        # It isn't a plain one, or it completes the step, or starts the wait.
         effects += self.step(received[start], now)
       start += max(1, taken)
     return effects
 
   def _takes_many(self, now: float) -> bool:
-    """Whether nothing follows from a gradient that completes nothing."""
+    """Whether a gradient that completes nothing has no further consequences."""
     return (
       not self.over
       and now < self._due
@@ -856,10 +856,10 @@ class Leader:
     )
 
   def _take_many(self, received: Sequence[ins.Received]) -> int:
-    """Takes in as many gradients, from the front, as `_arrive` says `_plain` of.
+    """Accepts the first gradients, while `_arrive` would call them `_plain`.
 
     Returns:
-      How many.
+      Their number.
     """
     rules, expected = self._quorum, self._config.inline_bytes or 0
     step, most = rules.step, quorum.needed(rules) - 1 - rules.gathered
@@ -897,14 +897,14 @@ class Leader:
     return len(states)
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
-    """Whether the rules may be told of a gradient now; else it is queued."""
+    """Whether the rules may get a gradient now; otherwise it is queued."""
     if self._config.alone:
-      # Two that arrive meanwhile would be averaged, not taken in turn.
+      # Two that arrive meanwhile would be averaged, not applied one by one.
       return self._attempt is None and self._all_have_come()
     if not self._state_is_here():
       return False
     attempt = self._quorum.attempt
-    # If the attempt fails, what it was to add to is there again.
+    # If the attempt fails, the sum that it extends is accepted again.
     return (
       attempt is None
       or message.count == message.total
@@ -912,29 +912,31 @@ class Leader:
     )
 
   def _count_queued(self) -> None:
-    """Tells the rules of what has waited, in order, as far as they may be."""
+    """Gives queued gradients to the rules, in order, as far as possible."""
     while self._queue and not self._ended:
       incarnation, message = self._queue[0]
-      state = self._roster[incarnation]  # `_dismiss` clears up after others.
+      state = self._roster[incarnation]  # `_dismiss` removes others.
       if not self._may_count(state, message):
         return
       del self._queue[0]
       self._arrive(state, message)
 
   def _all_have_come(self) -> bool:
-    """Whether a new leader has heard of every member.
+    """Whether all members have connected to a new leader.
 
-    If it is the only one there, a step by one gradient would be lost with it.
+    If it is the only one with the state, a step of one gradient would be lost
+    with it.
     """
     return all(state.is_connected for state in self._roster.waiting())
 
   def _state_is_here(self) -> bool:
-    """Whether a step that is taken now can be applied by anybody.
+    """Whether a step taken now can be applied by any replica.
 
-    Not if a member that has yet to come to the new leader may be the only one with
-    the state: it would miss the mean, and the others have nothing to apply it to.
+    It can't if a member that has yet to connect to the new leader may be the
+    only one with the state: it would miss the mean, and the others have nothing
+    to apply it to.
     """
-    # A mean that is inline is in the log, where that member will read it.
+    # An inline mean is in the log, where that member will read it.
     if self._config.inline or self._all_have_come():
       return True
     step = self._quorum.step
@@ -958,7 +960,7 @@ class Leader:
             self._take_in(incarnation, arrival.message)
           if self._rounds is not None:
             self._begin_round(self._rounds, arrival.message)
-          # What has come before the turn of its round waits for nobody.
+          # A contribution before the turn of its round waits for no one.
           waits = self._rounds is None or self._rounds.has_begun(
             arrival.message.local_step
           )
@@ -988,7 +990,7 @@ class Leader:
       self._ask(tokens)
 
   def _ask(self, tokens: dict[ReplicaId, int]) -> None:
-    """Says how many gradients a replica is to sum, where it isn't one."""
+    """Sends how many gradients a replica should sum, if it isn't one."""
     for replica, count in tokens.items():
       state = self._roster.of_replica(replica)
       if state is not None and state.is_connected:
@@ -997,7 +999,7 @@ class Leader:
         self._say(state, msg.Asked(inside, count))
 
   def _begin_round(self, rounds: Rounds, message: msg.Arrive) -> None:
-    """Has all who are not in a round that begins give what they have."""
+    """Calls all members that are not in a round that begins."""
     assert message.work is not None
     if rounds.begin(message.local_step, message.work, self._now):
       self._call_to_round(message.local_step)
@@ -1053,7 +1055,7 @@ class Leader:
     drop: quorum.Drop,
     asked: int | None,
   ) -> Spans:
-    """The samples of a drop return; what its replica computes on next."""
+    """Returns a drop's samples; the lease that its replica gets next."""
     assert self._lender is not None
     if arrival is None:
       return ()
@@ -1121,7 +1123,7 @@ class Leader:
       lag = max(lag, behind)
     witness = None
     if len(parts) == 1:
-      # One copy of a committed step would be lost with its process.
+      # The only copy of a committed step would be lost with its process.
       able = [i for i in readers if not self._roster[i].needs]
       key = lambda i: (self._roster[i].applied, i)
       witness = max(able, key=key, default=None)
@@ -1152,7 +1154,7 @@ class Leader:
   def _optimistic(
     self, parts: tuple[Part, ...], readers: list[Incarnation]
   ) -> AttemptId | None:
-    """The id under which all these have begun already, if they have."""
+    """The id under which all these have already begun, if they have."""
     ids = {self._arrivals[p.incarnation].message.optimistic for p in parts}
     found = ids.pop()
     if (
@@ -1168,7 +1170,7 @@ class Leader:
     return found
 
   def _tell(self, attempt: _Attempt) -> None:
-    """Tells members and readers; what was begun optimistically is void."""
+    """Announces it to members and readers; an optimistic one is void."""
     attempt.optimistic, attempt.began = None, self._now
     message = attempt.message
     for part in message.parts:
@@ -1182,7 +1184,7 @@ class Leader:
     attempt, incarnation = self._attempt, state.member.incarnation
     if attempt is None:
       if message.attempt.number == 0:
-        # It was quicker than another one's arrival.
+        # It was faster than another member's gradient.
         self._early[incarnation] = message
     elif attempt.optimistic is not None:
       if message.attempt == attempt.optimistic:
@@ -1239,7 +1241,7 @@ class Leader:
       self._strike(state, message)
 
   def _strike(self, state: MemberState, message: msg.Failed) -> None:
-    """Two that can't exchange: neither is dead, or the leader would know."""
+    """Counts failures between two members that are not known to be dead."""
     failed_replica = self._roster.get(
       -1 if message.failed_replica is None else message.failed_replica
     )
@@ -1250,8 +1252,8 @@ class Leader:
     )
     self._strikes[pair] = self._strikes.get(pair, 0) + 1
     if self._strikes[pair] >= _STRIKES and self._config.lower_on_loss:
-      # The others can go on without it; when it joins again it pauses longer
-      # each time, so the two don't replace each other indefinitely.
+      # The others can continue without it; it pauses longer each time before it
+      # rejoins, so the two don't replace each other indefinitely.
       del self._strikes[pair]
       self._remove(
         failed_replica,
@@ -1277,7 +1279,7 @@ class Leader:
       )
     )
     for state in self._roster:
-      # What is served may wait for a step that isn't coming now.
+      # A snapshot may wait for a step that won't be committed now.
       state.server = None
 
   def _commit(
@@ -1302,7 +1304,7 @@ class Leader:
     arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
     details = tuple(
       [
-        # Microseconds: with hundreds of members digits are bytes.
+        # Microseconds: with hundreds of members each digit counts.
         Details(
           a.message.batches, a.message.compute, round(self._now - a.at, 6)
         )
@@ -1316,7 +1318,7 @@ class Leader:
     others: tuple[Leased, ...] = ()
     skipped: Spans = ()
     if self._lender is not None:
-      # What comes next is sent with the commit, so it costs no message.
+      # The next leases are sent with the commit, so they cost no message.
       skipped = self._lender.commit(parts, self._asks_of(parts, tokens))
       leases = tuple([self._lender.take(part.incarnation) for part in parts])
       others = self._lender.take_all()
@@ -1350,11 +1352,11 @@ class Leader:
     for part in parts:
       state = self._roster.get(part.incarnation)
       if state is not None and not inline and state.applied == commit.step:
-        # It has the mean, and will very soon have the state. With a gradient
-        # of an older step it may still lack a mean before this one.
+        # It has the mean, and will soon have the state. With a gradient of an
+        # older step it may still lack an earlier mean.
         state.applied = commit.step + 1
       if state is not None and state.leaving is not None:
-        # What it wanted to leave with isn't all that others may need of it.
+        # The state it wanted to leave with isn't the last one any more.
         state.leaving = (commit.step + 1, state.leaving[1])
     for state in self._roster:
       if commit.step + 1 - state.applied >= _ASK_LAG and not state.needs:
@@ -1363,13 +1365,13 @@ class Leader:
   # Ends.
 
   def _begin_to_end(self) -> None:
-    """Nothing more is committed; the end waits for those who are behind."""
+    """Commits nothing more; the end waits for replicas that are behind."""
     if self._ending is None:
       self._ending, self._waiting_since = self._now, None
       self._attempt = None
 
   def _end(self) -> None:
-    """Ends the run, once all have the final state, or after a while."""
+    """Ends the run once all have the final state, or after a while."""
     if self._ending is None or self._ended:
       return
     late = [s for s in self._roster if not s.has(self._quorum.step)]
@@ -1416,7 +1418,8 @@ class Leader:
       self._stalled(decision.step, 0.0, str(decision))
 
   def _fingerprint(self, state: MemberState, message: msg.Fingerprint) -> None:
-    # Of a state it had: it takes a while, and may need a snapshot by now.
+    # It had that state: a fingerprint takes a while, and it may need a snapshot
+    # by now.
     state.applied = max(state.applied, message.step)
     replica, step = state.member.replica, message.step
     digest, first = self._prints.setdefault(step, (message.digest, replica))
@@ -1434,7 +1437,7 @@ class Leader:
   # Time.
 
   def _proceed(self) -> None:
-    """What follows from an input, and from the time."""
+    """Does what follows from an input, and from the time."""
     now, config = self._now, self._config
     self._count_queued()
     for peer, (until, hello) in list(self._rivals.items()):
@@ -1475,14 +1478,14 @@ class Leader:
       self._resign("the store doesn't answer")
 
   def _check_window(self) -> None:
-    """Begins a round that nobody else does, and closes one that is over."""
+    """Begins a round that no learner can begin, and closes one that is over."""
     rounds, step = self._rounds, self._quorum.step
     if rounds is None:
       return
     first = min((a.at for a in self._arrivals.values()), default=math.inf)
     here = len(self._arrivals) == len(self._roster)
     if rounds.begin_unasked(self._quorum, first, here, self._now):
-      # Those in it have waited since they came; others only from now on.
+      # Its members have waited since they contributed; others only from now on.
       self._waiting_since, self._warned = first, self._now - first
       self._call_to_round(step)
     first = min(first, self._now)
@@ -1502,7 +1505,7 @@ class Leader:
         self._tell(attempt)
     elif late:
       if self._durations is not None:
-        # Should all be as slow, the next attempt gets longer.
+        # If all are this slow, the next attempt gets more time.
         self._durations.add(lasts)
       reporting = set(quorum.missing(self._quorum).reporting)
       reporting -= {event.replica for event in attempt.held}
@@ -1523,13 +1526,13 @@ class Leader:
 
   @property
   def _longest_attempt(self) -> float:
-    """How long an attempt that all know of may take."""
+    """How long an announced attempt may take."""
     if self._durations is not None:
       return self._durations.deadline
     return 1.5 * self._config.attempt_timeout
 
   def _attempt_deadline(self, attempt: _Attempt) -> float:
-    """How long an attempt may take; an optimistic one, until it is announced."""
+    """How long an attempt may take; if optimistic, until it is announced."""
     if attempt.optimistic is None:
       return self._longest_attempt
     usual, seen = self._config.attempt_timeout / 4, self._durations
@@ -1569,7 +1572,7 @@ class Leader:
 
 
 def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:
-  """Names what differs between two agreements; "" if nothing does."""
+  """Names the difference between two agreements; "" if there is none."""
   if hello.version != msg.PROTOCOL_VERSION:
     return (
       f"it speaks version {hello.version} of the protocol, the job "

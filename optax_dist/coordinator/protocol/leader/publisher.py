@@ -1,4 +1,4 @@
-"""Sends the records of the log to the processes that follow it."""
+"""Sends the records of the log to its followers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.coordinator.protocol.membership import View
 
-# To more followers than this, sending a record twice takes longer than the
-# put, during which they would prepare for it.
+# With more followers, sending a record twice takes longer than the put during
+# which they would prepare for it.
 _MAX_PROPOSED = 8
 
 
 class Publisher:
-  """Keeps the latest records, and sends each one to all processes that follow.
+  """Keeps recent records, and sends each one to all followers.
 
   Attributes:
     first: the position of the oldest record that is kept.
-    followers: the processes that are sent the log, and where each one listens.
+    followers: the processes that get the log, and their addresses.
   """
 
   def __init__(self, first: int, record: Record, block: int):
-    """With the record of the leader's `Term`, at `first`.
+    """Starts with the record of the leader's `Term`, at `first`.
 
     Args:
       first: its position.
       record: the record.
-      block: at most twice so many records are kept.
+      block: at most twice as many records are kept.
     """
     self.first = first
     self.followers: dict[Process, str] = {}
     self._records = [record]
     self._most = 2 * block
-    # Who was sent the record that is being put.
+    # The processes that got the record being put.
     self._proposed_to: set[Process] = set()
 
   @property
@@ -53,14 +53,14 @@ class Publisher:
     end: int,
     view: View,
   ) -> list[Effect]:
-    """Begins to send the log to a process.
+    """Starts to send the log to a process.
 
     Args:
       peer: the process.
-      hello: its request, which says what it has read.
+      hello: its request, with the position that it has read.
       incarnation: its membership; -1 if it has none.
       end: the position of the next record.
-      view: what the log has decided up to there.
+      view: the decisions of the log up to there.
     """
     self._proposed_to.discard(peer)
     position, call = hello.position, hello.call
@@ -75,29 +75,29 @@ class Publisher:
     return [fx.Send(peer, message) for message in messages]
 
   def drop(self, peer: Process) -> None:
-    """Sends a process nothing more."""
+    """Stops sending to a process."""
     self.followers.pop(peer, None)
     self._proposed_to.discard(peer)
 
   def propose(
     self, position: int, record: Record, leader: Process
   ) -> list[Effect]:
-    """Sends a record that is being put to those who can prepare for it."""
+    """Sends a record being put to followers that can prepare for it."""
     if not any(isinstance(e, Committed) and e.inline for e in record.entries):
       return []
-    # With a mean in it there is something to prepare.
+    # Only a record with a mean can be prepared for.
     few = len(self.followers) <= _MAX_PROPOSED
     to = [peer for peer in self.followers if few or peer == leader]
     self._proposed_to = set(to)
     return _to_all(to, msg.Proposed(position, record))
 
   def append(self, position: int, record: Record) -> list[Effect]:
-    """Tells all followers of a record that stands in the log."""
+    """Sends a record that is in the log to all followers."""
     self._records.append(record)
     if len(self._records) > self._most:
       del self._records[0]
       self.first += 1
-    # One message for all, so that it is encoded once.
+    # One message object for all, so that it is encoded once.
     brief = msg.Recorded(position, None)
     whole = msg.Recorded(position, record)
     prepared, self._proposed_to = self._proposed_to, set()

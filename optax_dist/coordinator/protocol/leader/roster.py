@@ -1,4 +1,4 @@
-"""The members as the leader knows them, and how far each of them is."""
+"""The leader's view of the members, and of their progress."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from optax_dist.coordinator.protocol.entries import (
 
 @dataclasses.dataclass(slots=True)
 class MemberState:
-  """What the leader knows of a member.
+  """The state of a member.
 
   Attributes:
     member: the membership.
-    until: when it is removed, unless it has sent `Hello` to this leader by then;
-      infinity once it has.
-    applied: how many steps its state has at least; -1 if it may have none.
+    until: when it is removed, unless it has sent `Hello` to this leader by
+      then; infinity once it has.
+    applied: the step that its state has at least; -1 if it may have none.
     needs: whether it needs a snapshot.
     server: the member that serves it one.
-    tried: members that have failed to.
-    sequence: of its latest submission.
+    tried: members that have failed to serve it.
+    sequence: sequence of its last submission.
     leaving: the step and time at which it asked to leave.
-    reported: the step of the latest `Report` to it.
+    reported: the step of the last `Report` to it.
   """
 
   member: Member
@@ -48,7 +48,7 @@ class MemberState:
 
   @property
   def waits(self) -> bool:
-    """Whether it waits for anything but the next step."""
+    """Whether it waits for anything other than the next step."""
     return self.until < math.inf or self.needs or self.leaving is not None
 
   def has(self, step: int) -> bool:
@@ -56,17 +56,17 @@ class MemberState:
     return self.applied >= step and not self.needs
 
   def comes(self, applied: int) -> None:
-    """It has sent `Hello` to this leader, which forgets what it asked for before.
+    """It has sent `Hello` to this leader, so earlier requests are forgotten.
 
     Args:
-      applied: how many steps its state has, or -1.
+      applied: the step of its state, or -1.
     """
     self.until, self.applied = math.inf, applied
     self.needs, self.server = False, None
     self.tried.clear()
 
   def has_applied(self, step: int) -> None:
-    """Its state is that of a step: what it was served has arrived."""
+    """It has the state of a step: its snapshot has arrived."""
     self.applied = max(self.applied, step)
     self.needs, self.server = False, None
     self.tried.clear()
@@ -78,8 +78,8 @@ class Roster:
   def __init__(self) -> None:
     self._states: dict[Incarnation, MemberState] = {}
     self._by_process: dict[Process, MemberState] = {}
-    # Those that wait, or None where that is to be looked up: there may be
-    # hundreds of members, and gradients don't change it.
+    # The members that wait, or None if that must be determined: there may be
+    # hundreds, and gradients don't change it.
     self._waiting: list[MemberState] | None = None
 
   def __len__(self) -> int:
@@ -95,15 +95,15 @@ class Roster:
     return self._states[incarnation]
 
   def get(self, incarnation: Incarnation) -> MemberState | None:
-    """The member of an incarnation, if it is one."""
+    """The member with an incarnation, or None."""
     return self._states.get(incarnation)
 
   def of_process(self, process: Process) -> MemberState | None:
-    """The member that a process is."""
+    """The member of a process, or None."""
     return self._by_process.get(process)
 
   def of_replica(self, replica: ReplicaId) -> MemberState | None:
-    """The member that has this replica's id."""
+    """The member with a replica's id, or None."""
     for state in self._states.values():
       if state.member.replica == replica:
         return state
@@ -118,7 +118,7 @@ class Roster:
   def remove(self, incarnation: Incarnation) -> bool:
     """Removes a member; returns whether it was one.
 
-    Those that it served a snapshot need another server.
+    Members to which it served a snapshot need another server.
     """
     state = self._states.pop(incarnation, None)
     if state is None:
@@ -133,13 +133,13 @@ class Roster:
     return True
 
   def waiting(self) -> list[MemberState]:
-    """The members that wait for anything but the next step."""
+    """The members that wait for anything other than the next step."""
     if self._waiting is None:
       self._waiting = [s for s in self._states.values() if s.waits]
     return self._waiting
 
   def changed(self) -> None:
-    """Who waits may have changed."""
+    """The set of waiting members may have changed."""
     self._waiting = None
 
   def server_for(
@@ -147,12 +147,12 @@ class Roster:
   ) -> MemberState | None:
     """The member best placed to serve a snapshot.
 
-    A member that has the latest state comes before one that has yet to get it,
+    A member with the latest state is preferred to one that has yet to get it,
     and the leader comes last.
 
     Args:
       state: the member that needs the snapshot.
-      step: the latest.
+      step: the latest step.
       leader: the leader's process.
     """
     able = [
