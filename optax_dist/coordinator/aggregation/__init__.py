@@ -1,1 +1,1 @@
-"""Gradients as bytes: how they lie, travel and are averaged."""
+"""Gradients as bytes: layout, wire formats, and averaging."""

@@ -1,7 +1,7 @@
 """bfloat16 in one pass over memory, by XLA, where NumPy would need ten.
 
-To the bit what `wire_formats.BFloat16` computes; that is for what is left over, so
-that only one shape has to be compiled.
+Bit-identical to `wire_formats.BFloat16`, which is used for remainders, so that
+only one shape has to be compiled.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def shorten(leaf: Any) -> tuple[np.ndarray, bool]:
     (['0x3f80', '0xc000'], True)
   """
   bits = np.asarray(_shorten(leaf)).reshape(-1)
-  # Infinities and NaN have all bits of the exponent. XLA's reductions take
-  # several times as long as this.
+  # Infinities and NaN have all exponent bits set. XLA's reductions take several
+  # times as long as this.
   return bits, not bits.size or int((bits & 0x7FFF).max()) < 0x7F80
 
 

@@ -1,7 +1,7 @@
-"""Wire formats of few bits: float32 in blocks of 4,032 numbers, with scales.
+"""Low-bit wire formats: float32 in blocks of 4,032 numbers, with scales.
 
-All lose much, so that senders feed back what was lost. Each is the same as a method of
-:mod:`optax_dist.compression`, in NumPy and with blocks that any cut respects.
+All are lossy, so senders use error feedback. Each is the NumPy equivalent of a
+method of :mod:`optax_dist.compression`, with blocks that cuts never split.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ NUMBERS = 4032
 
 
 class _Blocks:
-  """What they have in common."""
+  """The common part of all block formats."""
 
   dtype = np.dtype(np.float32)
   work = np.dtype(np.float32)
@@ -25,9 +25,9 @@ class _Blocks:
 
 
 class Levels(_Blocks):
-  """Whole numbers of 4 or 2 bits, times a scale for each block.
+  """Integers of 4 or 2 bits, times a scale for each block.
 
-  Source: as int8, in fewer bits; Alistarh et al. 2017, QSGD.
+  Source: like int8, with fewer bits; Alistarh et al. 2017, QSGD.
   """
 
   def __init__(self, bits: int):
@@ -66,16 +66,16 @@ class Signs(_Blocks):
     out: np.ndarray,
     filled: np.ndarray | None = None,
   ) -> None:
-    """Writes numbers to bytes.
+    """Encodes numbers.
 
     Args:
       numbers: float32, whole blocks.
       out: uint8.
-      filled: of each block, how many numbers are no padding, which is zeros and
-        must not make the mean smaller; None: all of them.
+      filled: for each block, how many numbers are not padding, which is zero
+        and must not reduce the mean; None: all of them.
     """
     blocks, raw = numbers.reshape(-1, NUMBERS), out.reshape(-1, self.block)
-    # In float64, as the sum of large numbers is no float32.
+    # In float64, because the sum of large numbers may overflow float32.
     scale = np.abs(blocks).sum(1, keepdims=True, dtype=np.float64)
     scale /= NUMBERS if filled is None else np.maximum(filled, 1)[:, None]
     raw[:, :-8] = np.packbits(blocks >= 0, axis=1)
@@ -91,10 +91,10 @@ class Signs(_Blocks):
 
 
 class TopK(_Blocks):
-  """The 3 % of a block that are largest, as positions and values of 2 bits.
+  """The largest 3 % of a block, as positions and values of 2 bits.
 
-  Of a position the low 5 bits are stored, and how much the rest grows from one to the
-  next, in unary.
+  For each position the low 5 bits are stored, and the increase of the rest from
+  one to the next, in unary.
 
   Source: Sarfi et al. 2025, SparseLoCo; Elias 1974 and Fano 1971 for positions.
   """
@@ -149,7 +149,7 @@ class TopK(_Blocks):
 
 
 def _safe(scale: np.ndarray) -> np.ndarray:
-  """Scales to divide by, also of a block of zeros."""
+  """Scales to divide by, also for a block of zeros."""
   return np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1))
 
 
@@ -163,7 +163,7 @@ def _scale(head: np.ndarray) -> np.ndarray:
 
 
 def _pack(codes: np.ndarray, bits: int) -> np.ndarray:
-  """Puts so many codes of a row into each byte, the first one lowest."""
+  """Packs codes of a row into bytes, the first one lowest."""
   each = 8 // bits
   out = codes[:, ::each].copy()
   for i in range(1, each):

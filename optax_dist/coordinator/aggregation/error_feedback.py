@@ -1,4 +1,4 @@
-"""What a replica has not sent yet: kept, and added to what it sends next."""
+"""Error feedback: the unsent residual is added to the next contribution."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 class _UnderWay(NamedTuple):
-  """A contribution whose outcome isn't known.
+  """A contribution whose outcome is unknown.
 
   Attributes:
-    part: what it is of.
-    kept: what is kept of that part if it counts.
+    part: the part of the parameters.
+    kept: the residual of that part if it counts.
   """
 
   part: int
@@ -20,19 +20,18 @@ class _UnderWay(NamedTuple):
 
 
 class ErrorFeedback:
-  """What a replica has not sent yet, of each part of the parameters.
+  """The unsent residual of each part of the parameters.
 
-  It changes only by what is known to count:
+  It changes only by contributions that are known to count:
 
-  * a contribution that was applied: what it left out takes the place of what was
-    kept;
-  * one that was dropped, or failed: nothing changes, as what was owed with it has
-    not arrived;
-  * one of which nobody knows (the replica was taken for lost meanwhile): nothing
-    is kept of its part, as it might be added a second time.
+  * a contribution that was applied: its residual replaces the previous one;
+  * one that was dropped, or failed: nothing changes, because the residual sent
+  with it has not arrived;
+  * one with an unknown outcome (the replica was declared lost meanwhile): the
+  residual of its part is dropped, because it might be added twice.
 
-  Source: Seide et al. 2014, 1-Bit Stochastic Gradient Descent; the decay is of
-  Sarfi et al. 2025, SparseLoCo.
+  Source: Seide et al. 2014, 1-Bit Stochastic Gradient Descent; the decay is
+    that of Sarfi et al. 2025, SparseLoCo.
 
   Example:
     >>> feedback = ErrorFeedback(decay=0.5)
@@ -45,21 +44,22 @@ class ErrorFeedback:
   """
 
   def __init__(self, decay: float = 1.0):
-    """Makes one that keeps nothing so far.
+    """Starts without residuals.
 
     Args:
-      decay: what of it is added to the next contribution, from 0 to 1.
+      decay: the share of the residual added to the next contribution, from 0 to
+        1.
     """
     self._decay = np.float32(decay)
     self._kept: dict[int, np.ndarray] = {}
     self._under_way: dict[int, _UnderWay] = {}
 
   def owed(self, size: int, part: int = 0) -> np.ndarray:
-    """What is to be added to the next contribution: float32, a copy.
+    """The residual to add to the next contribution: float32, a copy.
 
     Args:
-      size: how many numbers the part has.
-      part: which one.
+      size: number of elements of the part.
+      part: the part.
     """
     if part not in self._kept:
       return np.zeros(size, np.float32)
@@ -68,14 +68,14 @@ class ErrorFeedback:
   def left_out(
     self, kept: np.ndarray, number: int, part: int = 0, extends: int = -1
   ) -> None:
-    """Says what is kept if a contribution counts.
+    """Sets the residual that is kept if a contribution counts.
 
     Args:
-      kept: float32, like what `owed` gave.
-      number: of the contribution.
-      part: what it is of.
-      extends: an earlier one that it contains, and that may have an outcome of
-        its own; all others of the part are out of question now.
+      kept: float32, like the result of `owed`.
+      number: number of the contribution.
+      part: its part of the parameters.
+      extends: an earlier contribution that it includes, and that may have a
+        separate outcome; all others of the part are obsolete.
     """
     self._under_way = {
       n: one
@@ -85,11 +85,11 @@ class ErrorFeedback:
     self._under_way[number] = _UnderWay(part, kept)
 
   def settle(self, number: int, applied: bool | None) -> None:
-    """Says what became of a contribution.
+    """Handles the outcome of a contribution.
 
     Args:
-      number: of the contribution.
-      applied: whether it counts; None: nobody knows.
+      number: number of the contribution.
+      applied: whether it counts; None if unknown.
     """
     one = self._under_way.pop(number, None)
     if one is None or applied is False:
@@ -98,12 +98,12 @@ class ErrorFeedback:
       self._kept[one.part] = one.kept
     else:
       self._kept.pop(one.part, None)
-    # What it extends, or what extends it, is out of question.
+    # Contributions that it extends, or that extend it, are obsolete.
     self._under_way = {
       n: other for n, other in self._under_way.items() if other.part != one.part
     }
 
   def lose(self) -> None:
-    """Nobody knows what became of all that is under way."""
+    """Drops the residuals of all contributions without an outcome."""
     for number in [*self._under_way]:
       self.settle(number, None)

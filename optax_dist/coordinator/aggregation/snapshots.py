@@ -1,4 +1,4 @@
-"""Whole states for a replica that has joined, or fell too far behind."""
+"""Complete states for a replica that has joined, or fell too far behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optax_dist.coordinator.aggregation.reduce_scatter_gather import (
 from optax_dist.coordinator.protocol import effects, inputs
 from optax_dist.coordinator.transport import interface as transports
 
-# The step comes first; what follows is aligned like the layout.
+# The step comes first; the rest is aligned like the layout.
 HEADER = 64
 
 Answer = inputs.SnapshotFetched | inputs.SnapshotFailed
@@ -22,13 +22,13 @@ Answer = inputs.SnapshotFetched | inputs.SnapshotFailed
 
 @dataclasses.dataclass
 class _Served:
-  """A state that is served.
+  """A state being served.
 
   Attributes:
     key: peer and transfer id.
     memory: its bytes, which the peer may read.
     writing: whether another thread still writes them.
-    dropped: whether nobody wants it any more.
+    dropped: whether it is no longer wanted.
   """
 
   key: tuple[str, int]
@@ -42,8 +42,8 @@ class Snapshots:
 
   Attributes:
     answers: inputs for the protocol core.
-    bytes_in: bytes of states that came.
-    bytes_out: bytes of states that went.
+    bytes_in: bytes of states received.
+    bytes_out: bytes of states sent.
   """
 
   def __init__(
@@ -53,13 +53,13 @@ class Snapshots:
     background: Background,
     timeout: float,
   ):
-    """Makes one.
+    """Creates it, without transfers.
 
     Args:
       transport: connections to the others.
-      nbytes: of a state.
-      background: does what takes long.
-      timeout: seconds without a byte after which fetching has failed.
+      nbytes: size of a state.
+      background: runs slow work.
+      timeout: seconds without a byte after which fetching fails.
     """
     self.answers: list[Answer] = []
     self.bytes_in = self.bytes_out = 0
@@ -78,8 +78,8 @@ class Snapshots:
     """Serves a state.
 
     Args:
-      effect: what is wanted.
-      write: writes the state's bytes; in the background.
+      effect: the effect to execute.
+      write: writes the state's bytes; runs in the background.
     """
     self.drop(effect.transfer)
     memory = self._transport.allocate(self._nbytes)
@@ -105,23 +105,23 @@ class Snapshots:
     self._background(lambda: write(raw[HEADER:]), done)
 
   def fetch(self, effect: effects.FetchSnapshot) -> None:
-    """Begins to fetch a state; another one that is fetched is given up."""
+    """Starts to fetch a state; cancels any other fetch."""
     if self._fetching is not None:
       self.drop(self._fetching[0])
     self._fetched.clear()
     number = transfer_id("snapshot", effect.transfer)
     self._fetching = (effect.transfer, effect.source, number)
     self._transport.connect(effect.source, effect.address)
-    # Into memory of its own, which the state may go on using.
+    # Into separate memory, which the state may keep using.
     memory = memoryview(bytearray(self._nbytes))
     self._transport.expect(effect.source, number, self._nbytes, memory)
 
   def take(self, transfer: int) -> np.ndarray:
-    """The bytes of a state that was fetched."""
+    """The bytes of a fetched state."""
     return self._fetched[transfer][HEADER:]
 
   def drop(self, transfer: int) -> None:
-    """Stops serving or fetching; nothing happens if it has ended."""
+    """Stops serving or fetching; no effect if it has ended."""
     if self._fetching is not None and self._fetching[0] == transfer:
       self._transport.cancel(*self._fetching[1:])
       self._fetching = None
@@ -134,7 +134,7 @@ class Snapshots:
         self._end(transfer)
 
   def handle(self, event: transports.Event) -> bool:
-    """Takes an event of the transport; returns whether it was meant here."""
+    """Handles an event of the transport; returns whether it was its own."""
     match event:
       case transports.ArrayReceived(peer, number, data):
         if self._fetching is None or self._fetching[1:] != (peer, number):
@@ -176,11 +176,11 @@ class Snapshots:
         self.handle(transports.ArrayFailed(peer, number, sending, reason))
 
   def deadline(self) -> float | None:
-    """In how many seconds to call `check`; None: no need."""
+    """Seconds until `check` is due; None if it isn't needed."""
     return None if self._fetching is None else self._timeout / 8
 
   def check(self) -> None:
-    """Gives up fetching what doesn't move."""
+    """Gives up a fetch without progress."""
     if self._fetching is None:
       return
     _, peer, number = self._fetching
@@ -190,11 +190,11 @@ class Snapshots:
       self._fail(f"no byte of it came for {progress.idle:.1f} s")
 
   def pending(self) -> int:
-    """How many transfers are under way."""
+    """The number of transfers in progress."""
     return len(self._served) + (self._fetching is not None)
 
   def close(self) -> None:
-    """Ends all."""
+    """Stops all transfers."""
     for transfer in list(self._served):
       self.drop(transfer)
     if self._fetching is not None:
