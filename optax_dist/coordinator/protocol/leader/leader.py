@@ -1582,5 +1582,8 @@ def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:
   for name, text in ours:
     other = theirs.get(name)
     if other != text:
-      return f"its {name} differ: it has {other!r:.300}, the job {text!r:.300}"
+      return (
+        f"it differs in its {name}: it has {other!r:.300}, the job"
+        f" {text!r:.300}"
+      )
   return ""
