@@ -176,6 +176,10 @@ class Learner(Replica):
       self._feedback.left_out(np.asarray(kept), self._sequence, fragment)
     return finite
 
+  def _to_pack(self) -> None:
+    # It trains on meanwhile, and may give the arrays away.
+    return None
+
   def _sizes(self) -> Sequence[int]:
     return self._learning.sizes(self._learning.fragment(self._local))
 

@@ -28,7 +28,7 @@ from optax_dist.coordinator import (
   strategies,
 )
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import wire_formats
+from optax_dist.coordinator.aggregation import packing, wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.metrics import replica_numbers, reporter
 from optax_dist.coordinator.metrics.metric import Metric
@@ -847,7 +847,7 @@ class Replica:
 
   def _send(self, total: int, work: Work | None = None) -> tuple[int, float]:
     """Submits the sum; returns its sequence number and the time."""
-    memory, payload = None, b""
+    memory, payload, writer = None, b"", None
     if self._inline:
       out = np.zeros(self._encoder.place.nbytes, np.uint8)
       finite = self._write(out)
@@ -855,7 +855,12 @@ class Replica:
     else:
       memory = self._memory()
       out = np.frombuffer(memory, np.uint8)
-      finite = self._write(out)
+      leaves = self._to_pack()
+      if leaves is None:
+        finite = self._write(out)
+      else:
+        writer = self._encoder.packing(leaves, out)
+        finite = writer is not None
       if not finite:
         self._handover.memory.put(memory)
         memory = None
@@ -869,6 +874,7 @@ class Replica:
       self._taken,
       start,
       work,
+      writer,
     )
     return sequence, start
 
@@ -882,6 +888,7 @@ class Replica:
     extends: int,
     now: float,
     work: Work | None = None,
+    writer: packing.Packing | None = None,
   ) -> int:
     sequence = self._sequence
     self._sequence += 1
@@ -905,6 +912,7 @@ class Replica:
         work,
       ),
       memory,
+      writer,
     )
     self._watchdog.steps.submitted(time.monotonic())
     return sequence
@@ -918,6 +926,20 @@ class Replica:
       extends=self._taken,
       sizes=self._sizes(),
     )
+
+  def _to_pack(self) -> list[Any] | None:
+    """What the event loop writes in pieces; None: `_write` is called instead.
+
+    While it writes a piece, the one before is on its way; between processes of
+    one host a slice is lent as a whole, and nothing is won.
+    """
+    if not (self._encoder.can_pack and self._driver.is_far_from_some):
+      return None
+    leaves = self._to_send()
+    # An array of NumPy's may change after an interrupted step.
+    if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+      return None
+    return leaves
 
   def _sizes(self) -> Sequence[int] | None:
     """How many numbers of each sent leaf are read; None for all."""

@@ -13,9 +13,24 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator import journal, strategies
-from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.runtime import driver, endpoint
 
-WAYS = pytest.mark.parametrize("inline", [0, 64 << 10], ids=["moved", "inline"])
+WAYS = pytest.mark.parametrize(
+  "inline", ["moved", "written", "inline"], indirect=True
+)
+
+
+@pytest.fixture
+def inline(request, monkeypatch):
+  """The bytes that are sent in messages.
+
+  Where gradients are written while they are sent, as if replicas were on hosts
+  of their own, a piece is small, so that there are several.
+  """
+  if request.param == "written":
+    monkeypatch.setattr(driver.Driver, "is_far_from_some", True)
+    monkeypatch.setattr(driver, "_PIECE", 64)
+  return 64 << 10 if request.param == "inline" else 0
 
 
 def check_replay(results, path, params=None):

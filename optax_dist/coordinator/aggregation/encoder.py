@@ -10,6 +10,7 @@ import numpy as np
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
+from optax_dist.coordinator.aggregation.packing import Packing
 
 
 class Encoder:
@@ -18,6 +19,8 @@ class Encoder:
   Attributes:
     place: the layout of gradients.
     mean_place: the layout of means; it has the same elements.
+    can_pack: whether all numbers travel as they are, so that a gradient can be
+      written in pieces.
 
   Example:
     >>> encoder = Encoder([np.zeros(3, np.float32)], "float32")
@@ -45,6 +48,10 @@ class Encoder:
     self.place = layouts.layout(template, wire)
     self.mean_place = layouts.layout(
       template, wire_formats.mean_wire(wire), like=self.place
+    )
+    plain = wire_formats.Plain
+    self.can_pack = all(
+      isinstance(group.codec, plain) for group in self.place.groups
     )
     # Few bits lose much; what is lost is sent with the next gradient.
     self._feedback = (
@@ -81,6 +88,26 @@ class Encoder:
     if finite:
       self._feedback.left_out(error, number, extends=extends)
     return finite
+
+  def packing(self, leaves: Sequence[Any], out: np.ndarray) -> Packing | None:
+    """Writes what `write` would, in pieces, once all numbers are looked at.
+
+    Args:
+      leaves: arrays, in the order of the template.
+      out: uint8 of `place.nbytes`.
+
+    Returns:
+      What writes; None if not all numbers are finite.
+
+    Raises:
+      ValueError: this wire shortens numbers: `can_pack` says so.
+    """
+    if not self.can_pack:
+      raise ValueError("Only what travels as it is can be written in pieces.")
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    if not means.is_finite(arrays):
+      return None
+    return Packing(arrays, self.place, out)
 
   def settle(self, number: int, applied: bool | None) -> None:
     """A gradient was applied, or was not; None: nobody knows."""

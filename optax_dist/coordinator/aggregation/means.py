@@ -87,11 +87,29 @@ def _write_plain(flat: np.ndarray, codec: wires.Codec, out: np.ndarray) -> bool:
     numbers = flat[start : start + CHUNK]
     first, last = codec.nbytes(start), codec.nbytes(start + numbers.size)
     codec.encode(numbers, out[first:last])
-    # The sum of finite numbers may overflow; only then look at each.
-    finite &= exact or bool(
-      np.isfinite(np.add.reduce(numbers)) or np.isfinite(numbers).all()
-    )
+    finite &= exact or _are_finite(numbers)
   return finite
+
+
+def _are_finite(numbers: np.ndarray) -> bool:
+  # The sum of finite numbers may overflow; only then look at each.
+  return bool(np.isfinite(np.add.reduce(numbers)) or np.isfinite(numbers).all())
+
+
+def is_finite(leaves: Sequence[np.ndarray]) -> bool:
+  """Whether all numbers are finite.
+
+  Example:
+    >>> is_finite([np.ones(3), np.arange(4)]), is_finite([np.array([np.inf])])
+    (True, False)
+  """
+  with np.errstate(all="ignore"):
+    return all(
+      _are_finite(flat[start : start + CHUNK])
+      for flat in (leaf.reshape(-1) for leaf in leaves)
+      if flat.dtype.kind in "fcV"
+      for start in range(0, flat.size, CHUNK)
+    )
 
 
 def _write_blocks(

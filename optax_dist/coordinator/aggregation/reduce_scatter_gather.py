@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
-from optax_dist.coordinator.aggregation import means
+from optax_dist.coordinator.aggregation import means, packing
 from optax_dist.coordinator.protocol import effects, entries, inputs
 from optax_dist.coordinator.transport import interface as transports
 
@@ -158,20 +158,52 @@ class Gradient:
 
   Attributes:
     data: its bytes, in memory that peers can read.
-    users: how many transfers still read it.
+    users: how many transfers still read it, and whether it is still written.
   """
 
-  def __init__(self, data: memoryview, on_idle: Callable[[], None]):
+  def __init__(
+    self,
+    data: memoryview,
+    on_idle: Callable[[], None],
+    packing: packing.Packing | None = None,
+  ):
     """Makes one.
 
     Args:
       data: its bytes.
       on_idle: called once it was resolved and nothing reads it any more.
+      packing: writes its bytes, if they are not there yet.
     """
     self.data = data
-    self.users = 0
+    self.users = int(packing is not None)
+    self._packing = packing
     self._resolved = False
     self._on_idle = on_idle
+
+  @property
+  def is_whole(self) -> bool:
+    """Whether all of its bytes are there."""
+    return self._packing is None
+
+  def front(self, low: int, high: int) -> int:
+    """Of the bytes from `low` to `high`, how many at the front are there."""
+    if self._packing is None:
+      return high - low
+    return self._packing.front(low, high)
+
+  def begin_at(self, position: int) -> None:
+    """What begins at this byte is needed first."""
+    if self._packing is not None:
+      self._packing.begin_at(position)
+
+  def write(self, nbytes: int) -> None:
+    """Writes about so many bytes of it that are not there yet."""
+    if self._packing is None:
+      return
+    self._packing.go_on(nbytes)
+    if self._packing.done:
+      self._packing = None
+      self.done()
 
   def resolve(self) -> None:
     """Nothing begins to read it from now on."""
@@ -238,7 +270,9 @@ class Aggregations:
     self._reach("reduce_scatter")
     mine = attempt.parts[effect.me]
     first, last = self._slice(attempt, effect.me)
-    mine.gradient, mine.here = gradient.data[first:last], last - first
+    gradient.begin_at(last)
+    mine.gradient = gradient.data[first:last]
+    mine.here = gradient.front(first, last)
     gradient.users += 1  # Until its own slice is averaged.
     for index, part in enumerate(attempt.parts):
       if part is mine:
@@ -250,7 +284,8 @@ class Aggregations:
         gradient.users += 1
         data = gradient.data[low:high]
         transfer = _Transfer(attempt, index, True)
-        self._send(part.process, number, data, transfer)
+        here = None if gradient.is_whole else gradient.front(low, high)
+        self._send(part.process, number, data, transfer, here)
       if first < last:
         number = transfer_id("part", attempt.id, part.incarnation)
         transfer = _Transfer(attempt, index, True)
@@ -259,6 +294,22 @@ class Aggregations:
       else:
         part.gradient = memoryview(b"")
     self._average(attempt)
+
+  def written(self, gradient: Gradient) -> None:
+    """More of a gradient is there: it goes out, and is averaged."""
+    for attempt in list(self._attempts.values()):
+      if attempt.gradient is not gradient:
+        continue
+      assert attempt.me is not None
+      mine = attempt.parts[attempt.me]
+      for index, part in enumerate(attempt.parts):
+        here = gradient.front(*self._slice(attempt, index))
+        number = transfer_id("part", attempt.id, mine.incarnation)
+        if part is mine:
+          part.here = here
+        elif (part.process, number) in attempt.sending:
+          self._transport.fill(part.process, number, here)
+      self._average(attempt)
 
   def collect(self, effect: effects.Collect) -> None:
     """Fetches a mean of others."""

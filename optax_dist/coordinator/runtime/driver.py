@@ -25,6 +25,7 @@ import numpy as np
 from optax_dist.coordinator import errors, phases
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import (
+  packing,
   reduce_scatter_gather,
   snapshots,
 )
@@ -52,6 +53,8 @@ _LAST_WORDS = 0.5
 _OF_GROUP = frozenset(
   (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
 )
+# A gradient is written in pieces of so many bytes, each sent while the next is.
+_PIECE = 256 << 10
 # States with more bytes are computed in the background.
 _SMALL = 256 << 10
 
@@ -176,10 +179,16 @@ class Driver:
     self._inputs: collections.deque[orders.Given] = collections.deque()
     # Peers whose loss is in the input queue: what needs them must not start.
     self._lost: collections.Counter[str] = collections.Counter()
+    # Those to whom arrays are sent, not lent.
+    self._far: set[str] = set()
     self._numbers = itertools.count()
     # Open store requests by number: kind, and the core's number.
     self._asked: dict[int, tuple[str, int]] = {}
     self._gradients: dict[int, reduce_scatter_gather.Gradient] = {}
+    # Gradients that are not completely written yet.
+    self._unwritten: collections.deque[reduce_scatter_gather.Gradient] = (
+      collections.deque()
+    )
     # Attempts whose mean is being applied, and those to drop afterwards.
     self._applying: collections.Counter[entries.AttemptId] = (
       collections.Counter()
@@ -209,7 +218,10 @@ class Driver:
     self.post(lambda: self._inputs.append(given))
 
   def submit(
-    self, submitted: inputs.Submitted, memory: memoryview | None
+    self,
+    submitted: inputs.Submitted,
+    memory: memoryview | None,
+    writer: packing.Packing | None = None,
   ) -> None:
     """Submits a gradient.
 
@@ -217,9 +229,10 @@ class Driver:
       submitted: the submission.
       memory: the gradient's bytes, one of `handover.memory`; None if it is sent
         inline, or is not finite.
+      writer: writes these bytes; None if they are already written.
     """
     self.check_process()
-    self.post(lambda: self._submit(submitted, memory))
+    self.post(lambda: self._submit(submitted, memory, writer))
 
   def lend(self, own: Any) -> None:
     """Sets the local state that is served to a joining replica."""
@@ -229,6 +242,11 @@ class Driver:
     """Returns, once, the local state received when joining; or None."""
     found, self._states.borrowed = self._states.borrowed, None
     return found
+
+  @property
+  def is_far_from_some(self) -> bool:
+    """Whether arrays are sent to some peers, not lent; from any thread."""
+    return bool(self._far)
 
   def post(self, action: Callable[[], None]) -> None:
     """Schedules a function on the event loop."""
@@ -336,6 +354,8 @@ class Driver:
     """Does everything that needs no waiting."""
     self._aggregations.check()
     self._snapshots.check()
+    if self._unwritten:
+      self._write_some()
     while True:
       while self._posted:
         self._posted.popleft()()
@@ -367,7 +387,7 @@ class Driver:
 
   def _timeout(self) -> float | None:
     """The longest time to wait for an event."""
-    if self._posted:
+    if self._posted or self._unwritten:
       return 0.0
     found = self._due - time.monotonic()
     for part in (self._store, self._aggregations, self._snapshots):
@@ -399,6 +419,7 @@ class Driver:
         _log.exception("replica %r could not close all", self._replica)
     self._posted.clear()
     self._gradients.clear()
+    self._unwritten.clear()
 
   # Inputs.
 
@@ -421,9 +442,11 @@ class Driver:
           self._inputs.append(inputs.Malformed(peer, text))
       case transports.PeerLost(peer, how, reason):
         self._lost[peer] += 1
+        self._far.discard(peer)
         self._inputs.append(inputs.PeerLost(peer, how, reason))
-      case transports.PeerUp():
-        pass
+      case transports.PeerUp(peer, near):
+        if not near:
+          self._far.add(peer)
       case _:
         # An unknown attempt was abandoned.
         if not self._aggregations.handle(event):
@@ -476,16 +499,37 @@ class Driver:
     self._inputs.append(given)
 
   def _submit(
-    self, submitted: inputs.Submitted, memory: memoryview | None
+    self,
+    submitted: inputs.Submitted,
+    memory: memoryview | None,
+    writer: packing.Packing | None,
   ) -> None:
     if memory is not None:
-      self._gradients[submitted.sequence] = reduce_scatter_gather.Gradient(
-        memory, lambda: self._transport.free(memory)
+      gradient = reduce_scatter_gather.Gradient(
+        memory, lambda: self._transport.free(memory), writer
       )
+      self._gradients[submitted.sequence] = gradient
+      if not gradient.is_whole:
+        self._unwritten.append(gradient)
       self._make_memory()
     self._inline_out += len(submitted.payload)
     phases.reach("arrived", self._replica)
     self._inputs.append(submitted)
+
+  def _write_some(self) -> None:
+    """Writes a piece of a gradient, which goes out while the next is written."""
+    gradient = self._unwritten[0]
+    gradient.write(_PIECE)
+    if gradient.is_whole:
+      self._unwritten.popleft()
+    self._aggregations.written(gradient)
+
+  def _write_rest(self) -> None:
+    """Writes the gradients whole: a training loop that goes on may give the arrays
+    away.
+    """
+    while self._unwritten:
+      self._write_some()
 
   def _make_memory(self) -> None:
     """Allocates memory for the next gradient."""
@@ -534,6 +578,7 @@ class Driver:
         self._connect(peer, address)
       case fx.Disconnect(peer, reason):
         self._transport.disconnect(peer, reason)
+        self._far.discard(peer)
         self._aggregations.disconnected(peer)
         self._snapshots.disconnected(peer)
       case fx.Get(request, key):
@@ -591,6 +636,7 @@ class Driver:
       case fx.Finished(_, reason):
         self._change(finished=reason)
       case fx.Fail(error, reason):
+        self._write_rest()
         self.handover.failure = getattr(errors, error)(reason)
         self._tell = True
       case fx.LeadershipChanged(leads, _):
@@ -720,6 +766,11 @@ class Driver:
       for name, value in fields.items():
         setattr(seen, name, value)
 
+    self._tell_by(change)
+
+  def _tell_by(self, change: Callable[[handover.Handover], None]) -> None:
+    """What the training loop sees from now on it may go on by."""
+    self._write_rest()
     self.handover.change(change)
     self._tell = True
 
@@ -736,8 +787,7 @@ class Driver:
         setattr(seen, name, value)
       seen.resolve(sequence, answer)
 
-    self.handover.change(change)
-    self._tell = True
+    self._tell_by(change)
 
   def _resolve(self, resolved: fx.Resolved) -> None:
     # A sum includes the earlier submissions.

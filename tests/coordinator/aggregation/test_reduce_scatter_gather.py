@@ -429,3 +429,121 @@ def test_a_member_that_is_lost_between_two_pieces_is_named(monkeypatch):
   first.gradient.resolve()
   first.all.drop(attempt_id())
   assert first.idle == [True]
+
+
+def unwritten(group):
+  """Has the gradients of all sides written anew, from nothing."""
+  for side in group.sides[: group.members]:
+    data = side.gradient.data
+    np.frombuffer(data, np.uint8)[:] = 255
+    writer = side.encoder.packing(side.leaves, np.frombuffer(data, np.uint8))
+    idle = lambda side=side: side.idle.append(True)
+    side.gradient = aggregation.Gradient(data, idle, writer)
+
+
+def write(side, nbytes=20 << 10):
+  side.gradient.write(nbytes)
+  side.all.written(side.gradient)
+
+
+def write_and_pump(group, without=()):
+  """Writes all gradients, a piece at a time, while others go out."""
+  sides = [s for i, s in enumerate(group.sides) if i not in without]
+  while not all(side.gradient.is_whole for side in sides[: group.members]):
+    for side in sides[: group.members]:
+      write(side)
+    group.pump(without)
+  group.pump(without)
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize(("members", "readers"), [(1, 0), (2, 0), (3, 2)])
+def test_a_gradient_that_is_written_meanwhile_is_averaged_to_the_bit(
+  request, far, members, readers
+):
+  if far:
+    request.getfixturevalue("in_pieces")
+  group = Group(members, readers)
+  unwritten(group)
+  group.begin_all()
+  group.pump()
+  assert not any(side.answers for side in group.sides)
+  write_and_pump(group)
+  want = by_hand(group.sides[:members])
+  for side in group.sides:
+    assert side.answers == [inputs.Aggregated(attempt_id(), attempt_id())]
+    for got, mean in zip(side.mean(), want, strict=True):
+      np.testing.assert_array_equal(got, mean)
+    side.gradient.resolve()
+    side.all.drop(attempt_id())
+  group.pump()
+  assert all(side.idle == [True] for side in group.sides[:members])
+  assert all(side.all.pending() == 0 for side in group.sides)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_what_is_written_goes_out_before_the_rest_is():
+  group = Group(2)
+  unwritten(group)
+  group.begin_all()
+  group.pump()
+  first, second = group.sides
+  write(first)
+  group.pump()
+  assert not first.gradient.is_whole
+  (attempt,) = second.all._attempts.values()
+  # What the other averages comes first, and so is the first that is written.
+  assert attempt.parts[0].here == 20 << 10
+  assert not first.all.answers
+
+
+def test_memory_that_is_still_written_is_not_given_back():
+  group = Group(1)
+  unwritten(group)
+  (side,) = group.sides
+  write(side)
+  side.gradient.resolve()
+  assert not side.idle
+  while not side.gradient.is_whole:
+    assert not side.idle
+    write(side)
+  assert side.idle == [True]
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_an_attempt_may_be_cancelled_while_its_gradient_is_written():
+  group = Group(2)
+  unwritten(group)
+  group.begin_all()
+  group.pump()
+  for side in group.sides:
+    write(side)
+  group.pump()
+  for side in group.sides:
+    side.all.drop(attempt_id())
+    assert side.all.pending() == 0
+  group.begin_all(attempt_id(2))
+  write_and_pump(group)
+  want = by_hand(group.sides)
+  for side in group.sides:
+    assert side.answers == [inputs.Aggregated(attempt_id(2), attempt_id(2))]
+    for got, mean in zip(side.mean(attempt_id(2)), want, strict=True):
+      np.testing.assert_array_equal(got, mean)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_one_that_dies_while_it_writes_is_named():
+  group = Group(2)
+  unwritten(group)
+  group.begin_all()
+  group.pump()
+  first, second = group.sides
+  write(second)
+  group.pump()
+  second.transport.kill()
+  write_and_pump(group, without=[1])
+  (answer,) = first.answers
+  assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
+  first.gradient.resolve()
+  first.all.drop(attempt_id())
+  assert first.idle == [True]
