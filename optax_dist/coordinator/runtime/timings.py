@@ -30,7 +30,8 @@ class Timings(NamedTuple):
     compiled: time since `start` that JAX spent tracing and compiling.
     cpu: CPU time of all of the process's threads since then; more than the
       elapsed time if several cores were busy.
-    encoded: time to encode the gradient as bytes.
+    encoded: time to encode the gradient as bytes; if that happens while it is
+      sent, time to check that it is finite.
     waited: from the previous submission until the computation could continue.
     exchanged: part of that, from the start of the exchange to its mean.
     applied: part of that, for the update.
