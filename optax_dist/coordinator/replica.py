@@ -55,6 +55,10 @@ from optax_dist.coordinator.runtime import group as groups
 
 __all__ = ["Outcome", "Replica"]
 
+# Bytes of a gradient from which on it is sent while it is written: 4 MB are
+# written in half a millisecond, and going back and forth costs as much.
+_LEAST = 8 << 20
+
 
 class Replica:
   """One replica of a run; created by `join` and `run_embedded`.
@@ -933,7 +937,12 @@ class Replica:
     While it writes a piece, the one before is on its way; between processes of
     one host a slice is lent as a whole, and nothing is won.
     """
-    if not (self._encoder.can_pack and self._driver.is_far_from_some):
+    encoder = self._encoder
+    if not (
+      encoder.can_pack
+      and encoder.place.nbytes >= _LEAST
+      and self._driver.is_far_from_some
+    ):
       return None
     leaves = self._to_send()
     # An array of NumPy's may change after an interrupted step.

@@ -13,6 +13,7 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator import journal, strategies
+from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.runtime import driver, endpoint
 
 WAYS = pytest.mark.parametrize(
@@ -30,6 +31,7 @@ def inline(request, monkeypatch):
   if request.param == "written":
     monkeypatch.setattr(driver.Driver, "is_far_from_some", True)
     monkeypatch.setattr(driver, "_PIECE", 64)
+    monkeypatch.setattr(replicas, "_LEAST", 0)
   return 64 << 10 if request.param == "inline" else 0
 
 
@@ -134,6 +136,35 @@ def test_more_gradients_than_replicas_are_shared_out(inline, tmp_path):
     # the others' gradients were enough before it came.
     refused = {o.reason for o in result.outcomes if not o.accepted}
     assert refused <= {"superseded", "stale"}
+
+
+@pytest.mark.parametrize(
+  ("far", "least", "kind", "wire", "packs"),
+  [
+    (True, 64, jnp.ones, "float32", True),
+    (False, 64, jnp.ones, "float32", False),
+    (True, 65, jnp.ones, "float32", False),
+    # An array of NumPy's may be written to after an interrupted step.
+    (True, 64, np.ones, "float32", False),
+    (True, 0, jnp.ones, "bfloat16", False),
+    (True, 0, jnp.ones, "int8", False),
+  ],
+)
+def test_what_is_sent_while_it_is_written(
+  monkeypatch, far, least, kind, wire, packs
+):
+  monkeypatch.setattr(driver.Driver, "is_far_from_some", far)
+  monkeypatch.setattr(replicas, "_LEAST", least)
+
+  def train(one):
+    one._total = {"w": kind(16, np.float32)}
+    found = one._to_pack() is not None
+    one._total = None
+    return found
+
+  params = {"w": jnp.zeros(16)}
+  found = coordinator.run_embedded(train, 1, optax.sgd(0.1), params, wire=wire)
+  assert found == [packs]
 
 
 def test_one_replica_alone():
