@@ -1,5 +1,7 @@
 """Entry point of the ``optax-dist`` command."""
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
   """
   argv = sys.argv[1:] if argv is None else list(argv)
+  _prepare_streams()
   try:
     code = _dispatch(argv)
     sys.stdout.flush()
@@ -44,8 +47,30 @@ def main(argv: Sequence[str] | None = None) -> int:
   except BrokenPipeError:
     # The reader of the output has exited (`| head`). Otherwise Python would
     # report an error when it flushes standard output at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _discard_output()
     return 1
+  except OSError as error:
+    # If a file could not be written, the error has its name.
+    if error.filename is not None or error.errno != errno.ENOSPC:
+      raise
+    _discard_output()
+    parser.say(f"the output can't be written: {error.strerror}")
+    return 1
+
+
+def _prepare_streams() -> None:
+  """Makes standard streams usable, even if closed or of a narrow encoding."""
+  for name in ("stdout", "stderr"):
+    stream = getattr(sys, name)
+    if stream is None:  # Closed, as by `>&-`.
+      setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    elif isinstance(stream, io.TextIOWrapper):
+      # File names, and what replicas print, may contain any character.
+      stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(argv: list[str]) -> int:

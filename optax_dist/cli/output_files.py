@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from optax_dist.cli import errors
@@ -37,26 +37,41 @@ def picture_format(path: pathlib.Path) -> str:
 
 
 def check_writable(
-  *paths: pathlib.Path | None, picture: pathlib.Path | None = None
+  *paths: pathlib.Path | None,
+  picture: pathlib.Path | None = None,
+  read: Iterable[pathlib.Path | None] = (),
 ) -> None:
   """Raises an error before the work rather than after it.
 
   Args:
     paths: paths of the output files; None for one that was not requested.
     picture: path of a picture.
+    read: the command's input files, which no output may overwrite.
 
   Raises:
-    errors.CommandError: the directory of a file does not exist, or the format
-    of a picture is unknown.
+    errors.CommandError: the directory of a file does not exist, two of the files
+    are the same, or the format of a picture is unknown.
   """
   if picture is not None:
     picture_format(picture)
     paths = (*paths, picture)
-  for path in paths:
-    if path is not None and not path.absolute().parent.is_dir():
+  taken = {path: "an input" for path in read if path is not None}
+  for path in filter(None, paths):
+    if not path.absolute().parent.is_dir():
       raise errors.CommandError(
         f"can't write {path}: there is no directory {path.parent}"
       )
+    for other, what in taken.items():
+      if _is_same(path, other):
+        raise errors.CommandError(f"can't write {path}: it is also {what}")
+    taken[path] = "another output"
+
+
+def _is_same(one: pathlib.Path, other: pathlib.Path) -> bool:
+  """Whether both paths name one file; `/dev/null` may be given twice."""
+  if one.exists() and other.exists():
+    return one.is_file() and one.samefile(other)
+  return one.absolute() == other.absolute()
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def save(
     figure = matplotlib.figure.Figure(
       figsize=(width * len(panels), height), layout=layout
     )
-    figure.suptitle(title, fontsize=17, fontweight="bold")
+    figure.suptitle(title, fontsize=17, fontweight="bold", parse_math=False)
     subplots = figure.subplots(1, len(panels), squeeze=False)[0]
     for i, (axes, panel) in enumerate(zip(subplots, panels, strict=True)):
       panel(axes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import rich.box
 import rich.console
 import rich.measure
@@ -21,6 +23,13 @@ def table(title: str) -> rich.table.Table:
   )
 
 
+def plain(**options: Any) -> rich.console.Console:
+  """A console that shows text as it is: paths and reasons may have brackets."""
+  return rich.console.Console(
+    highlight=False, markup=False, emoji=False, **options
+  )
+
+
 def width() -> int:
   """The line width of standard output, in characters."""
   console = rich.console.Console()
@@ -29,7 +38,7 @@ def width() -> int:
 
 def show(shown: rich.table.Table) -> None:
   """Prints the table; row by row if the terminal is too narrow."""
-  console = rich.console.Console(highlight=False, width=width())
+  console = plain(width=width())
   # Rich limits its measurements to the available width.
   wide = console.options.update(width=_WIDTH)
   needs = rich.measure.Measurement.get(console, wide, shown).maximum

@@ -8,6 +8,7 @@ leaves after the common step.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -54,6 +55,7 @@ class Preemption:
     self._saved = False
     self._numbers = [signal.SIGTERM, *([signal.SIGINT] if interrupts else [])]
     self._before: dict[int, Any] = {}
+    self._process = os.getpid()
 
   @property
   def told(self) -> bool:
@@ -85,6 +87,11 @@ class Preemption:
     self._before = {}
 
   def _take(self, number: int, frame: FrameType | None) -> None:
+    if os.getpid() != self._process:
+      # A forked child, such as a data loader's worker, has no run to leave.
+      signal.signal(number, self._before.get(number, signal.SIG_DFL))
+      os.kill(os.getpid(), number)
+      return
     # Nothing more: the signal may interrupt any code.
     if self._since is None:
       self._since = time.monotonic()

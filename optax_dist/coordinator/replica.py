@@ -336,11 +336,7 @@ class Replica:
     """
     self._driver.start()
     try:
-      self._wait(
-        lambda: self._handover.admission > 0,
-        "to be let in. If all replicas of the job have died, restart its store"
-        " and resume from a checkpoint",
-      )
+      self._wait_to_be_let_in()
       self._take_current()
     except BaseException:
       self.close()
@@ -350,6 +346,20 @@ class Replica:
     if self._settings.step_timeout != 0:
       self._watchdog.start()
     return self
+
+  def _wait_to_be_let_in(self) -> None:
+    let_in = lambda: self._handover.admission > 0
+    what = (
+      "to be let in. If all replicas of the job have died, restart its store and"
+      " resume from a checkpoint"
+    )
+    config, seen = self._config, self._handover
+    waits = not (seen.wait(let_in, config.timeout) or self._has_finished())
+    # What is beyond `timeout` is for a leader that gives up first. Where a
+    # replica has several processes, one of them knows whether there is one.
+    if waits and seen.failure is None and seen.agree(not self._driver.heard):
+      raise self._overdue(config.timeout, what)
+    self._wait(let_in, what, config.patience - config.timeout)
 
   def _own(self) -> Any:
     """The local state to serve to a joining replica; None for none."""
@@ -755,8 +765,13 @@ class Replica:
     return outcome._replace(finished=True)
 
   def close(self) -> None:
-    """Stops this replica's threads and waits; unsent messages are lost."""
+    """Stops this replica's threads and waits; unsent messages are lost.
+
+    In a forked child it does nothing: the replica belongs to the parent.
+    """
     self._closed = True
+    if self._driver.is_forked:
+      return
     self._watchdog.close()
     self._driver.close()
     self._handover.close()
@@ -769,7 +784,9 @@ class Replica:
     self, kind: type | None, error: BaseException | None, trace: object
   ) -> None:
     try:
-      if kind is None:
+      if self._driver.is_forked:
+        pass  # A child that was forked inside of the block has come to its end.
+      elif kind is None:
         self.leave()
       elif self._handover.failure is None:
         # Tell the others, so that they need not wait for a timeout.
@@ -1141,9 +1158,14 @@ class Replica:
     self._saved, self._to_save = kept.step, kept
     return outcome._replace(save=kept.step)
 
-  def _wait(self, ready: Callable[[], bool], what: str) -> None:
+  def _wait(
+    self,
+    ready: Callable[[], bool],
+    what: str,
+    patience: float | None = None,
+  ) -> None:
     """Waits, slightly longer than the core's own deadline."""
-    patience = self._config.patience + 1.0
+    patience = (self._config.patience if patience is None else patience) + 1.0
     if self._closed and not ready():
       self._raise_failure()
     self._watchdog.steps.wait()
@@ -1153,8 +1175,11 @@ class Replica:
     self._raise_failure()
     if self._has_finished():
       return
-    raise errors.CoordinatorError(
-      f"Replica {self.replica!r} has waited {patience:.1f} s {what}. Its event "
+    raise self._overdue(patience, what)
+
+  def _overdue(self, seconds: float, what: str) -> errors.CoordinatorError:
+    return errors.CoordinatorError(
+      f"Replica {self.replica!r} has waited {seconds:.1f} s {what}. Its event "
       f"loop {self._driver.missing()}."
     )
 

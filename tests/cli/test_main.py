@@ -93,3 +93,35 @@ def test_a_reader_that_has_gone_is_no_traceback():
     os.close(writer)
   assert done.returncode == 1
   assert not done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_traceback(closed):
+  program = f"{sys.executable} -m optax_dist --version {closed}"
+  done = subprocess.run(
+    ["sh", "-c", program], timeout=120, text=True, capture_output=True
+  )
+  assert done.returncode == 0
+  assert not done.stderr
+  assert bool(done.stdout) == (closed == "2>&-")
+
+
+def test_an_output_on_a_full_disk_is_one_line():
+  with open("/dev/full", "w") as full:
+    done = _python(
+      "-m", "optax_dist", "--version", stdout=full, stderr=subprocess.PIPE
+    )
+  assert done.returncode == 1
+  assert done.stderr == (
+    "optax-dist: the output can't be written: No space left on device\n"
+  )
+
+
+def test_a_name_that_the_terminal_can_not_show_is_escaped():
+  done = _python(
+    *("-m", "optax_dist", "report", "n\N{LATIN SMALL LETTER O WITH DIAERESIS}"),
+    env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    capture_output=True,
+  )
+  assert done.returncode == 2
+  assert done.stderr.startswith("optax-dist: n\\xf6: can't be read")

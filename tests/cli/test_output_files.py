@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 
 import pytest
 
@@ -40,3 +41,17 @@ def test_figures_are_json(tmp_path):
 def test_only_what_was_asked_for_is_told(tmp_path, capsys):
   output_files.tell(tmp_path / "a.json", None)
   assert capsys.readouterr().out == f"written: {tmp_path / 'a.json'}\n"
+
+
+def test_what_is_read_is_not_written_over(tmp_path):
+  journal, link = tmp_path / "run.jsonl", tmp_path / "link.jsonl"
+  journal.write_text("all that is left of a run")
+  link.symlink_to(journal)
+  for path in (journal, link, tmp_path / ".." / tmp_path.name / "run.jsonl"):
+    with pytest.raises(errors.CommandError, match="it is also an input"):
+      output_files.check_writable(path, read=(None, journal))
+  new = tmp_path / "new.png"
+  with pytest.raises(errors.CommandError, match="it is also another output"):
+    output_files.check_writable(new, picture=new, read=(journal,))
+  nowhere = pathlib.Path("/dev/null")
+  output_files.check_writable(nowhere, nowhere, new, read=(journal, nowhere))

@@ -40,3 +40,14 @@ def test_a_narrow_terminal_loses_nothing(monkeypatch):
   assert all(f"{i}.12345678" in printed for i in range(9))
   assert "\N{HORIZONTAL ELLIPSIS}" not in printed
   assert max(map(len, printed.splitlines())) <= 60
+
+
+def test_text_with_brackets_is_shown_as_it_is(capsys):
+  """Paths, and the reason for which a run ended, are no markup."""
+  text = "[/a]  [bold]  :fire:"
+  shown = tables.table(text)
+  shown.add_column(text)
+  shown.add_row(text)
+  tables.show(shown)
+  out = capsys.readouterr().out
+  assert out.count(text) == 3

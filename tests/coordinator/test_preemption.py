@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import jax.numpy as jnp
@@ -128,3 +130,49 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
   joint = [o.global_step for o in seen[1] if o.members == (0, 1)]
   assert len(joint) == len(seen[0])
   assert seen[1][-1].global_step >= 30
+
+
+_FORKS = """
+import multiprocessing, os, signal, sys, time
+import jax.numpy as jnp, optax
+from optax_dist import coordinator
+from optax_dist.coordinator.store import process
+
+signal.alarm(60)  # Should anything hang.
+secret = "a secret of enough bytes"
+with process.start(secret.encode(), port=0) as store:
+  with coordinator.join(
+    optax.sgd(0.1), jnp.zeros(4), replica=0, total_num_replicas=1,
+    coordinator_address=store.address.partition(",")[0], secret=secret,
+    start_store=False, on_sigterm="leave", metrics_port=0,
+  ) as replica:
+    replica.step(jnp.ones(4))
+    child = multiprocessing.get_context("fork").Process(
+      target=time.sleep, args=(50,)
+    )
+    child.start()
+    child.terminate()
+    child.join()
+    assert child.exitcode == -signal.SIGTERM
+    for how in (sys.exit, "/".join):
+      child = os.fork()
+      if not child:
+        how(0)  # By an exception, as a worker ends, or that of a fault.
+      assert os.waitpid(child, 0)[1] == (0 if how is sys.exit else 1 << 8)
+    assert not replica.finished
+    assert replica.step(jnp.ones(4)).accepted
+  assert replica.has_left
+print("well")
+"""
+
+
+def test_what_is_forked_is_no_replica():
+  """A data loader's workers end by SIGTERM, and don't speak for the replica."""
+  done = subprocess.run(
+    [sys.executable, "-c", _FORKS],
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=100.0,
+  )
+  assert done.stdout.splitlines()[-1:] == ["well"], done.stderr

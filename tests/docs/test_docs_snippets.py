@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import textwrap
 import warnings
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FILES = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
-_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 #: What a file's blocks take from the text around them.
 _GIVEN = {
@@ -29,7 +30,7 @@ state, event = quorum.init(2), quorum.Join("a")
 def _blocks(text):
   """Returns the blocks of Python, padded so that line numbers are the file's."""
   return [
-    "\n" * text[: match.start(1)].count("\n") + match[1]
+    "\n" * text[: match.start(2)].count("\n") + textwrap.dedent(match[2])
     for match in _BLOCK.finditer(text)
   ]
 
@@ -41,6 +42,8 @@ def _with_python():
 def test_blocks_are_found_at_their_lines():
   text = "a\n\n```python\nx = 1\n```\n\n```sh\nls\n```\n```python\ny = 2\n```\n"
   assert _blocks(text) == ["\n\n\nx = 1\n", "\n" * 10 + "y = 2\n"]
+  in_a_list = "* See:\n\n  ```python\n  if x:\n    y = 2\n  ```\n"
+  assert _blocks(in_a_list) == ["\n\n\nif x:\n  y = 2\n"]
   assert {file.name for file in _with_python()} >= {
     "README.md",
     "sync_replicas.md",

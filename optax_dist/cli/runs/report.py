@@ -45,14 +45,16 @@ def add_parser(commands) -> None:
     "--save",
     metavar="FILE",
     type=pathlib.Path,
-    help="save a picture (PNG): the categories over time",
+    help="save a picture: the categories over time",
   )
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``report`` command with its parsed arguments."""
   installed.check()
-  output_files.check_writable(args.json, args.csv, args.save)
+  output_files.check_writable(
+    args.json, args.csv, picture=args.save, read=(args.journal, args.compare)
+  )
   paths = [args.journal] + ([args.compare] if args.compare else [])
   ledgers = [_ledger(path) for path in paths]
   _show(paths, ledgers)

@@ -62,7 +62,7 @@ def draw(axes: matplotlib.axes.Axes, name: str, ledger: Ledger) -> None:
   )
   axes.set_xlim(0, edges[-2])
   axes.set_ylim(0, len(ledger.replicas))
-  axes.set_title(f"{name}: {total.goodput:.1%} useful")
+  axes.set_title(f"{name}: {total.goodput:.1%} useful", parse_math=False)
   axes.set_xlabel("seconds")
   axes.set_ylabel("replicas")
   handles, labels = axes.get_legend_handles_labels()

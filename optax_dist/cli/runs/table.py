@@ -10,6 +10,7 @@ import rich.live
 import rich.table
 import rich.text
 
+from optax_dist.cli import tables
 from optax_dist.cli.runs.summary import RunSummary
 from optax_dist.coordinator.journal_tail import Tail
 
@@ -104,9 +105,7 @@ class Live:
     """Sets the journal, which need not exist yet."""
     self.summary = RunSummary()
     self._tail, self._steps = Tail(path), steps
-    self._console = console or rich.console.Console(
-      stderr=True, highlight=False
-    )
+    self._console = console or tables.plain(stderr=True)
     self._live = rich.live.Live(
       console=self._console, auto_refresh=False, transient=False
     )

@@ -56,7 +56,7 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``watch`` command with its parsed arguments."""
   installed.check()
-  output_files.check_writable(picture=args.save)
+  output_files.check_writable(picture=args.save, read=(args.journal,))
   try:
     args.journal.open("rb").close()
   except FileNotFoundError:

@@ -106,7 +106,12 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``simulate`` command with its parsed arguments."""
   installed.check()
-  output_files.check_writable(args.json, args.write_journal, picture=args.save)
+  output_files.check_writable(
+    args.json,
+    args.write_journal,
+    picture=args.save,
+    read=(args.journal, *args.more_journals),
+  )
   latency, recorded = latency_source.load(args)
   if args.train:
     return _train(args, latency, recorded)

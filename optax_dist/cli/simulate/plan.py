@@ -60,7 +60,9 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the ``plan`` command with its parsed arguments."""
   installed.check()
-  output_files.check_writable(args.json, picture=args.save)
+  output_files.check_writable(
+    args.json, picture=args.save, read=(args.journal, *args.more_journals)
+  )
   latency, recorded = latency_source.load(args)
   if args.chips is not None:
     return fleet_plan.run(args, latency, recorded)

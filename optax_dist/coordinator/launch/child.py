@@ -18,6 +18,9 @@ from optax_dist.coordinator.launch.channel import Event
 from optax_dist.coordinator.launch.environment import variable
 
 _TAIL = 12
+# Blocks of what it prints that are read at once, and of one that has ended: more
+# than a pipe can hold.
+_IN_A_ROW, _ALL = 4, 64
 
 
 class Child:
@@ -112,15 +115,23 @@ class Child:
       self._socket.close()
     return events, ended
 
-  def read_prints(self) -> None:
-    """Passes on new output."""
+  def read_prints(self, most: int = _IN_A_ROW) -> None:
+    """Passes on new output.
+
+    Args:
+      most: blocks to read from each stream; a process that prints faster than
+        the launcher reads would otherwise block it.
+    """
     for stream in self._streams():
       error = stream is self.popen.stderr
       with contextlib.suppress(BlockingIOError):
-        while more := os.read(stream.fileno(), 1 << 16):
+        for _ in range(most):
+          more = os.read(stream.fileno(), 1 << 16)
+          if not more:
+            stream.close()
+            break
           assert self.printed is not None
           self.printed.take(more, error)
-        stream.close()
 
   def send(self, message: Mapping[str, Any]) -> None:
     """Sends it a message; no effect if it has ended."""
@@ -147,7 +158,7 @@ class Child:
         os.killpg(self.pid, signal.SIGKILL)
       self.popen.wait()
     if self.printed is not None:
-      self.read_prints()
+      self.read_prints(_ALL)
       self.printed.end()
     for stream in self._streams():
       stream.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import pathlib
 import sys
 import time
@@ -17,10 +18,20 @@ _LONGEST = 64 << 10  # Longer lines are cut.
 
 
 def echo(label: str, line: str, error: bool) -> None:
-  """Prints a line with its label, to the stream that it came from."""
+  """Prints a line with its label, to the stream that it came from.
+
+  Raises:
+    BrokenPipeError: nobody reads it any more. Where it can't be kept, as on a full
+      disk, it is lost, and those that train go on.
+  """
   stream = sys.stderr if error else sys.stdout
-  stream.write(f"[{label}] {line}\n")
-  stream.flush()
+  try:
+    stream.write(f"[{label}] {line}\n")
+    stream.flush()
+  except BrokenPipeError:
+    raise
+  except OSError:
+    pass
 
 
 class Printed:
@@ -54,12 +65,29 @@ class Printed:
     if file is not None:
       self._file = file.open("ab", buffering=0)
       now = time.strftime("%Y-%m-%d %H:%M:%S")
-      self._file.write(f"--- {label}, started {now}\n".encode())
+      self._keep(f"--- {label}, started {now}\n".encode())
+
+  def _keep(self, data: bytes) -> None:
+    """Appends to the log; an error ends the log and not the training."""
+    if self._file is None:
+      return
+    try:
+      self._file.write(data)
+    except OSError as error:
+      self._close_file()
+      self._echo(
+        self._label, f"its log ends here: {error.strerror or error}", True
+      )
+
+  def _close_file(self) -> None:
+    if self._file is not None:
+      with contextlib.suppress(OSError):
+        self._file.close()
+      self._file = None
 
   def take(self, data: bytes, error: bool) -> None:
     """Processes data that was read from one of its streams."""
-    if self._file is not None:
-      self._file.write(data)
+    self._keep(data)
     *lines, rest = (self._rest[error] + data).split(b"\n")
     if len(rest) > _LONGEST:
       lines, rest = [*lines, rest], b""
@@ -73,9 +101,7 @@ class Printed:
       if rest:
         self._pass_on(rest, error)
     self._rest = {False: b"", True: b""}
-    if self._file is not None:
-      self._file.close()
-      self._file = None
+    self._close_file()
 
   def tail(self, lines: int) -> str:
     """The last lines."""

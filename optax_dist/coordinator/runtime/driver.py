@@ -85,6 +85,7 @@ class Driver:
 
   Attributes:
     handover: what the training loop reads.
+    heard: whether any other replica has sent a message.
     rejoins: how often the replica was readmitted.
     exchanged: the last submission exchanged, and the seconds that its exchange
       took.
@@ -138,6 +139,7 @@ class Driver:
       own: the initial argument of `lend`; None for none.
     """
     self.rejoins = 0
+    self.heard = False
     # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
@@ -254,9 +256,14 @@ class Driver:
     if not self._closed:
       self._transport.wake()
 
+  @property
+  def is_forked(self) -> bool:
+    """Whether this is a forked child, which has no event loop."""
+    return os.getpid() != self._process
+
   def check_process(self) -> None:
-    """Raises an error in a forked child, which has no event loop."""
-    if os.getpid() != self._process:
+    """Raises an error in a forked child."""
+    if self.is_forked:
       raise errors.CoordinatorError(
         f"Replica {self._replica!r} lives in process {self._process}; a forked"
         " child can't use it. Join from the child, or use the replica in the"
@@ -318,7 +325,7 @@ class Driver:
 
   def close(self, reason: str = "closed") -> None:
     """Stops the threads and waits for them; unsent messages are lost."""
-    if os.getpid() != self._process:
+    if self.is_forked:
       return
     self.post(lambda: setattr(self, "_closing", reason))
     if self._thread is threading.current_thread():
@@ -433,6 +440,7 @@ class Driver:
           return
         if type(found) not in _OF_GROUP:
           message = typing.cast(messages.Message, found)
+          self.heard = True
           self._inputs.append(inputs.Received(peer, message))
         elif self._of is not None:
           said = typing.cast(orders.Order | orders.Report, found)

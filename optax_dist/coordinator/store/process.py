@@ -30,9 +30,12 @@ class StoreProcess:
 
   def __init__(self, address: str, process: subprocess.Popen[bytes]):
     self.address, self.process = address, process
+    self._started_by = os.getpid()
 
   def stop(self) -> None:
-    """Stops it; its clients are told."""
+    """Stops it; its clients are told. In a forked child it does nothing."""
+    if os.getpid() != self._started_by:
+      return
     self.process.terminate()
     try:
       self.process.wait(5.0)

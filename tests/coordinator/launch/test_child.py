@@ -1,8 +1,10 @@
 """A launched process: what it says and prints, and that it ends with its kin."""
 
 import os
+import select
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -80,3 +82,25 @@ def test_what_it_has_started_ends_with_it(late):
     return False
 
   _wait(gone)
+
+
+def test_one_that_prints_without_end_leaves_time_for_others():
+  """The launcher has others to look at, and a Ctrl-C to see."""
+  lines = []
+  printed = output.Printed("one", echo=lambda *told: lines.append(told))
+  script = "while True: print('again and again')"
+  made = child.Child(
+    "one", [sys.executable, "-S", "-c", script], printed=printed
+  )
+  reader = threading.Thread(target=made.read_prints)
+  try:
+    _wait(lambda: made.files() and select.select(made.files(), [], [], 1.0)[0])
+    reader.start()
+    reader.join(30.0)
+    in_time = not reader.is_alive()
+  finally:
+    os.kill(made.pid, signal.SIGKILL)
+    reader.join()
+    made.kill()
+  assert in_time
+  assert lines

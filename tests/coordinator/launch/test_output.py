@@ -1,5 +1,11 @@
 """Tests that replicas' output is complete, labelled, and kept."""
 
+import contextlib
+import errno
+import os
+import pathlib
+import sys
+
 import pytest
 
 from optax_dist.coordinator.launch import output
@@ -53,3 +59,29 @@ def test_the_streams_stay_apart(capsys):
   output.echo("replica 0", "to err", True)
   out, err = capsys.readouterr()
   assert (out, err) == ("[replica 0] to out\n", "[replica 0] to err\n")
+
+
+def test_a_file_that_can_not_be_written_does_not_end_training(lines):
+  printed = _printed(lines, file=pathlib.Path("/dev/full"))
+  printed.take(b"goes on\n", error=False)
+  printed.end()
+  assert lines == [
+    ("replica 2", f"its log ends here: {os.strerror(errno.ENOSPC)}", True),
+    ("replica 2", "goes on", False),
+  ]
+
+
+def test_what_can_not_be_shown_is_lost(monkeypatch):
+  with open("/dev/full", "w") as full:
+    monkeypatch.setattr(sys, "stdout", full)
+    output.echo("replica 2", "to a full disk", False)
+    with contextlib.suppress(OSError):
+      full.close()
+  reader, writer = os.pipe()
+  os.close(reader)
+  with open(writer, "w") as gone:
+    monkeypatch.setattr(sys, "stdout", gone)
+    with pytest.raises(BrokenPipeError):
+      output.echo("replica 2", "to nobody", False)
+    with contextlib.suppress(OSError):
+      gone.close()
