@@ -60,11 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _prepare_streams() -> None:
   """Makes standard streams usable, even if closed or of a narrow encoding."""
-  for name in ("stdout", "stderr"):
+  for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     stream = getattr(sys, name)
-    if stream is None:  # Closed, as by `>&-`.
-      setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    elif isinstance(stream, io.TextIOWrapper):
+    if stream is None:
+      # Closed, as by `>&-`. In this order they get their own numbers back, which a
+      # launched process would otherwise take its line to the launcher for.
+      setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    elif mode == "w" and isinstance(stream, io.TextIOWrapper):
       # File names, and what replicas print, may contain any character.
       stream.reconfigure(errors="backslashreplace")
 

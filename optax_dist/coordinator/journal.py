@@ -403,6 +403,30 @@ def latencies(records: Iterable[Record]) -> dict[Replica, np.ndarray]:
   return {replica: np.array(times) for replica, times in found.items()}
 
 
+def check_json(name: str, value: Any) -> None:
+  """Checks that a value can be part of a record.
+
+  Args:
+    name: of the value, for the message.
+    value: what a record is to have.
+
+  Raises:
+    ValueError: it is not a JSON value, or contains one that is not.
+
+  Example:
+    >>> check_json("config", {"rate": float("inf")})
+    Traceback (most recent call last):
+      ...
+    ValueError: config must be a JSON value, for the journal: Out of range float...
+  """
+  try:
+    _encode(_as_json(value))
+  except (TypeError, ValueError, RecursionError) as error:
+    raise ValueError(
+      f"{name} must be a JSON value, for the journal: {error}"
+    ) from None
+
+
 def parse(line: bytes) -> tuple[Record | None, str]:
   """Parses a line; returns the record or None, and what is wrong with it.
 

@@ -125,3 +125,16 @@ def test_a_name_that_the_terminal_can_not_show_is_escaped():
   )
   assert done.returncode == 2
   assert done.stderr.startswith("optax-dist: n\\xf6: can't be read")
+
+
+def test_closed_streams_leave_their_numbers_to_nobody():
+  """A launched process has a null device there, not its line to the launcher."""
+  script = (
+    "import os, sys; from optax_dist.cli import main; main.main(['--version']);"
+    "sys.exit(sum(not os.path.samestat(os.fstat(n), os.stat(os.devnull))"
+    " for n in range(3)))"
+  )
+  done = subprocess.run(
+    ["sh", "-c", f'{sys.executable} -c "{script}" <&- >&- 2>&-'], timeout=120
+  )
+  assert done.returncode == 0

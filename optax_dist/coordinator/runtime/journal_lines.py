@@ -57,7 +57,14 @@ class JournalLines:
       describe: fields of a run's first line besides its step.
       silences: how long each process may currently be silent.
       observer: receives the same lines.
+
+    Raises:
+      ValueError: a field is not a JSON value.
     """
+    if path is not None:
+      # Found by the leader's event loop it would end the run.
+      for name, value in describe.items():
+        journal.check_json(name, value)
     self._path, self._describe = path, describe
     self._silences = silences
     self._deadlines: list[float] = []
@@ -100,7 +107,7 @@ class JournalLines:
     try:
       self._file = journal.Journal(path)
       return journal.read(path).records
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: not a valid name.
       _log.warning(
         "The journal can't be written, and training goes on without it: %s",
         error,

@@ -1,7 +1,11 @@
 """Lines of the journal that the leader's driver adds to."""
 
 import json
+import math
 import threading
+
+import numpy as np
+import pytest
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
@@ -274,3 +278,23 @@ def test_without_a_file_it_is_told_as_well():
   lines.close()
   _, commit, _ = observer.told
   assert (commit["kind"], commit["step"]) == ("commit", 8)
+
+
+@pytest.mark.parametrize(
+  "config", [{"x": object()}, {(1, 2): 3}, {"rate": math.inf}, {"s": {1}}]
+)
+def test_what_a_journal_can_not_have_is_refused_at_once(tmp_path, config):
+  """The leader's event loop failed on it, and then the next leader's."""
+  with pytest.raises(ValueError, match="config must be a JSON value"):
+    journal_lines.JournalLines(tmp_path / "run.jsonl", {"config": config})
+  journal_lines.JournalLines(None, {"config": config})
+  fine = {"path": [1, None, np.float32(2)], "n": {"a": True}}
+  journal_lines.JournalLines(tmp_path / "run.jsonl", {"config": fine})
+
+
+def test_a_name_that_no_file_can_have_does_not_end_training(caplog):
+  lines = journal_lines.JournalLines("a\0b", {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  lines.close()
+  assert "training goes on without it" in caplog.text
