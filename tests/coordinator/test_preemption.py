@@ -147,10 +147,11 @@ with process.start(secret.encode(), port=0) as store:
     start_store=False, on_sigterm="leave", metrics_port=0,
   ) as replica:
     replica.step(jnp.ones(4))
-    child = multiprocessing.get_context("fork").Process(
-      target=time.sleep, args=(50,)
-    )
+    fork = multiprocessing.get_context("fork")
+    begun = fork.Event()  # Python loses a signal that comes as it forks.
+    child = fork.Process(target=lambda: begun.set() or time.sleep(50))
     child.start()
+    begun.wait()
     child.terminate()
     child.join()
     assert child.exitcode == -signal.SIGTERM
