@@ -414,17 +414,15 @@ def check_json(name: str, value: Any) -> None:
     ValueError: it is not a JSON value, or contains one that is not.
 
   Example:
-    >>> check_json("config", {"rate": float("inf")})
+    >>> check_json("config", {"tags": {"a"}})
     Traceback (most recent call last):
       ...
-    ValueError: config must be a JSON value, for the journal: Out of range float...
+    ValueError: config must be a JSON value: {'a'} is none of JSON's values.
   """
   try:
     _encode(_as_json(value))
   except (TypeError, ValueError, RecursionError) as error:
-    raise ValueError(
-      f"{name} must be a JSON value, for the journal: {error}"
-    ) from None
+    raise ValueError(f"{name} must be a JSON value: {error}") from None
 
 
 def parse(line: bytes) -> tuple[Record | None, str]:
