@@ -13,6 +13,8 @@ from optax_dist.coordinator.protocol.entries import (
   AttemptId,
   Committed,
   Ended,
+  Joined,
+  Member,
   Part,
   Record,
   Removed,
@@ -411,3 +413,21 @@ def test_who_leaves_waits_until_a_dead_leader_must_have_been_noticed():
   assert cluster.done("p2", fx.Left)
   # As one that has left, and not as one that is lost.
   assert cluster.nodes["p1"].follower.view.departed[2] is True
+
+
+def test_a_step_in_the_same_record_as_its_membership_needs_no_snapshot():
+  """The leader may have died since: nobody else might have the state."""
+  cluster = Cluster(2, replicas_to_aggregate=1)
+  joined = Joined(Member(2, 1, "p1", "at p1"))
+  removed = Removed(1, False, "its connection was lost: reset")
+  parts = (Part(0, 0, 0, 0, 0, 1, 1.0),)
+  commit = Committed(
+    AttemptId(0, 0, 1, 0), parts, (), True, b"mean", False, (), ()
+  )
+  position = len([key for key in cluster.store if key.startswith("log/")])
+  cluster.store[f"log/{position}"] = Record(0, (removed, joined, commit))
+  cluster.kill("p0")
+  cluster.pass_time(60.0)
+  assert cluster.leaders() == ["p1"]
+  assert cluster.done("p1", fx.Apply)
+  assert [e.step for e in cluster.done("p1", fx.Publish)] == [1]

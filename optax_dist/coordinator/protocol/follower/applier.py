@@ -134,15 +134,21 @@ class Applier:
     runs = work is not None and work.status == "runs"
     return not runs and not self._todo[0].inline
 
-  def begin(self, view: View) -> None:
-    """Joins at the run's current step, or needs a snapshot."""
+  def begin(self, view: View, step: int) -> None:
+    """Joins at a step of the run, or needs a snapshot.
+
+    Args:
+      view: what the log has decided.
+      step: where the run was as the membership began: commits of the same record
+        may follow, and are told one by one.
+    """
     self._origin = view.origin if view.untouched else None
     if self.start is not None:
       self.sound = self.start == view.origin
     if not self.sound:
       self._need("its state is not the run's")
-    elif not self._todo and self.step != view.step:
-      self._need(f"it is at step {self.step} of {view.step}")
+    elif not self._todo and self.step != step:
+      self._need(f"it is at step {self.step} of {step}")
     self.pump()
     if self.sound and not self.needs:
       self.tell(Applied(self.step))

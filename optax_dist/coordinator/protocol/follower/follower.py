@@ -364,7 +364,7 @@ class Follower:
     member = self.view.of_process(self._config.process)
     if member is not None and self._complete and self.incarnation < 0:
       # The leader was lost before it could say so.
-      self._begin_membership(member.incarnation)
+      self._begin_membership(member.incarnation, self.view.step)
     self._search.begin(now)
 
   def _welcomed(self, peer: Process, welcome: msg.Welcome, now: float) -> None:
@@ -386,7 +386,7 @@ class Follower:
       # A membership lives on one connection; the log tells how it ended.
       self._end_membership()
       if self._promised in self.view.members:
-        self._begin_membership(self._promised)
+        self._begin_membership(self._promised, self.view.step)
     if self.incarnation < 0:
       return
     self._out += self.session.new_leader()
@@ -558,7 +558,9 @@ class Follower:
         self._new_term(position, record, entry, now)
       case Joined(member):
         if member.process == self._config.process:
-          self._joined(member.incarnation)
+          later = record.entries[record.entries.index(entry) :]
+          commits = sum(isinstance(e, Committed) for e in later)
+          self._joined(member.incarnation, self.view.step - commits)
         elif member.replica == self._config.replica and (
           0 <= self._last_incarnation < member.incarnation
         ):
@@ -625,7 +627,7 @@ class Follower:
       self.applier.start_anew()
     if mine and self.incarnation != entry.incarnation and self._complete:
       self._promised = entry.incarnation
-      self._begin_membership(entry.incarnation)
+      self._begin_membership(entry.incarnation, self.view.step)
     if mine and self._office < entry.term:
       self._office = entry.term
       self.elected = (position, record)
@@ -640,20 +642,20 @@ class Follower:
 
   # Membership.
 
-  def _begin_membership(self, incarnation: Incarnation) -> None:
+  def _begin_membership(self, incarnation: Incarnation, step: int) -> None:
     if incarnation != self._last_incarnation:
       self._end_membership()
       self._out += self.session.lost(quorum.Reason.LOST.value)
     self.incarnation = self._last_incarnation = incarnation
     self._waiting_since = math.inf
-    self.applier.begin(self.view)
+    self.applier.begin(self.view, step)
     self._tell_wishes()
 
-  def _joined(self, incarnation: Incarnation) -> None:
-    """Handles a `Joined` entry of this process."""
+  def _joined(self, incarnation: Incarnation, step: int) -> None:
+    """Handles a `Joined` entry of this process, which joins at a step."""
     expected = self._promised if self._leader else -1
     if incarnation == expected or not (self._leader or self._called):
-      self._begin_membership(incarnation)
+      self._begin_membership(incarnation, step)
     elif self.incarnation != incarnation:
       # It is tied to another connection, or to a future one.
       self._end_membership()

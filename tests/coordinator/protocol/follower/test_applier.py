@@ -30,7 +30,7 @@ class Driven:
     self.applier.tell = self.told.append
     view = View()
     view.origin_digest = "s" if sound else "another"
-    self.applier.begin(view)
+    self.applier.begin(view, 0)
     self.told.clear()
 
   def did(self):
@@ -226,7 +226,7 @@ def test_a_snapshot_of_the_run_s_start_is_that_start():
   for digest, sound in (("s", False), ("another", True)):
     view.origin_digest = digest
     driven.applier.start_anew()
-    driven.applier.begin(view)
+    driven.applier.begin(view, 0)
     assert driven.applier.sound == sound
 
 
