@@ -1,9 +1,9 @@
 """Cross-shard, sync-replicas and elastic-averaging optimizers for optax.
 
-Here is what one chains, and what reads or moves its state. The rest is in its
-module: ``compression``, ``sparse``, ``optimizers``, ``quorum``, ``tensorflow1``,
-``transforms.schedules``, ``transforms.elastic_exchange``, ``coordinator``,
-``simulate``.
+This package has the transforms to chain, and functions that read or move their
+state. The rest is in its modules: ``compression``, ``sparse``, ``optimizers``,
+``quorum``, ``tensorflow1``, ``transforms.schedules``,
+``transforms.elastic_exchange``, ``coordinator``, ``simulate``.
 """
 
 from typing import TYPE_CHECKING

@@ -49,8 +49,8 @@ def check_writable(
     read: the command's input files, which no output may overwrite.
 
   Raises:
-    errors.CommandError: the directory of a file does not exist, two of the files
-    are the same, or the format of a picture is unknown.
+    errors.CommandError: the directory of a file does not exist, two of the
+      files are the same, or the format of a picture is unknown.
   """
   if picture is not None:
     picture_format(picture)

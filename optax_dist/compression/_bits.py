@@ -1,11 +1,11 @@
-"""Small whole numbers as bytes: fixed widths, and increasing rows of positions."""
+"""Packs small integers into bytes: fixed widths, and increasing positions."""
 
 import jax
 import jax.numpy as jnp
 
 
 def _count_along_last(like: jax.Array, size: int) -> jax.Array:
-  """Returns 0, 1, ... along the last axis, to be broadcast against ``like``."""
+  """Returns 0, 1, ... along the last axis, to broadcast against ``like``."""
   shape = (1,) * (like.ndim - 1) + (size,)
   return jax.lax.broadcasted_iota(like.dtype, shape, like.ndim - 1)
 
@@ -24,8 +24,8 @@ def pack(codes: jax.Array, width: int) -> jax.Array:
   """Packs numbers of ``width`` bits each, without gaps between them.
 
   Args:
-    codes: whole numbers from 0 to ``2**width - 1``, of shape (..., n).
-    width: bits of each, from 1 to 32.
+    codes: integers from 0 to ``2**width - 1``, of shape (..., n).
+    width: bits of each number, from 1 to 32.
 
   Returns:
     uint8, of shape (..., :func:`packed_size`).
@@ -46,7 +46,7 @@ def unpack(data: jax.Array, width: int, count: int) -> jax.Array:
   Args:
     data: uint8, of shape (..., bytes).
     width: bits of each number.
-    count: how many numbers there are.
+    count: the number of numbers.
 
   Returns:
     uint32, of shape (..., count).
@@ -86,7 +86,7 @@ def positions_size(count: int, bound: int) -> int:
   """Returns the bytes that :func:`pack_positions` needs.
 
   Example:
-    Of 4,096 places 128: 7 bits for each, where 12 would tell a place alone.
+    128 of 4,096 positions: 7 bits each, where a single position needs 12.
 
     >>> positions_size(128, 4096) * 8 / 128
     7.0
@@ -99,13 +99,13 @@ def positions_size(count: int, bound: int) -> int:
 def pack_positions(positions: jax.Array, bound: int) -> jax.Array:
   """Packs increasing positions in about ``log2(bound / n) + 2`` bits each.
 
-  The low bits of each position are stored as they are; of the high bits, how
-  much they grow from one position to the next, in unary.
+  The low bits of each position are stored directly; the high bits as
+  differences between consecutive positions, in unary.
 
   Args:
-    positions: whole numbers below ``bound``, strictly increasing along the last
+    positions: integers below ``bound``, strictly increasing along the last
       axis, of shape (..., n).
-    bound: see above.
+    bound: see ``positions``.
 
   Returns:
     uint8, of shape (..., :func:`positions_size`).
@@ -134,8 +134,8 @@ def unpack_positions(data: jax.Array, count: int, bound: int) -> jax.Array:
 
   Args:
     data: uint8, of shape (..., bytes).
-    count: how many positions there are.
-    bound: as given there.
+    count: the number of positions.
+    bound: see :func:`pack_positions`.
 
   Returns:
     int32, of shape (..., count).

@@ -18,30 +18,30 @@ def resize_replicas(
   *,
   departed: Literal["fold", "drop"],
 ) -> Any:
-  """Fits a state of :func:`sync_replicas` to another number of replicas.
+  """Resizes a state of :func:`sync_replicas` to another number of replicas.
 
-  For a job that is resumed from a checkpoint on more or fewer devices. Replicas
-  keep their number; the last ones depart, new ones come after them. A new replica
-  holds no gradient and is at the current step.
+  Use it to resume a job from a checkpoint on more or fewer devices. Replicas
+  keep their index; the last ones are removed, and new ones are appended. A new
+  replica holds no gradient and is at the current step.
 
   Args:
-    state: an optax state with states of ``sync_replicas`` in it, as a whole: with
-      a leading replica axis, outside of the map.
+    state: a complete optax state with states of ``sync_replicas`` in it: with a
+      leading replica axis, outside of the map.
     num_replicas: the new number of replicas; a positive integer.
-    departed: what becomes of gradients that are accumulated on a replica that
-      departs: ``"fold"`` adds those of replica ``i`` to what replica
-      ``i % num_replicas`` holds, so that they count in the next step; ``"drop"``
-      drops them, counted as ``dropped["departed"]`` there. The counts of what was
-      accepted and dropped before go to the same replica.
+    departed: what to do with gradients accumulated on a removed replica:
+      ``"fold"`` adds those of replica ``i`` to the ones of replica ``i %
+      num_replicas``, so that they count in the next step; ``"drop"`` drops
+      them, counted there as ``dropped["departed"]``. The earlier counts of
+      accepted and dropped gradients go to the same replica.
 
   Returns:
-    A state of the same structure, for ``total_num_replicas=num_replicas``. What
-    belongs to a replica is in host memory: shard it as at the start.
+    A state of the same structure, for ``total_num_replicas=num_replicas``.
+    Per-replica parts are in host memory: shard them as at the start.
 
   Raises:
-    TypeError, ValueError: if an argument is not as above, if there is no state of
-      ``sync_replicas``, if a state has no leading replica axis, or if sparse
-      gradients are to be folded that have not enough slots.
+    TypeError, ValueError: if an argument is invalid, if there is no state of
+      ``sync_replicas``, if a state has no leading replica axis, or if there are
+      not enough slots to fold sparse gradients.
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
@@ -93,7 +93,7 @@ def _resize(
       if name not in ("gradient_sum", "local_step")
     },
   )
-  # From here on it goes up with each tick; if all arrive it is the divisor.
+  # From here on it increases with each tick; if all arrive it is the divisor.
   at_most = jnp.sum(new.num_accumulated, dtype=jnp.int32)
   return state._replace(replica=PerReplica(new), at_most=at_most)
 

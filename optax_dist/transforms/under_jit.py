@@ -109,7 +109,7 @@ def under_jit(
   ) -> Callable[..., Any]:
     where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     _check_mesh(where, levels)
-    # Sharded parameters are seen shard by shard: every axis is the program's.
+    # With sharded parameters every axis is manual, so each shard is seen alone.
     whole = param_specs is None
     manual = set(sum(levels, ())) if whole else set(where.axis_names)
     return jax.shard_map(
@@ -134,7 +134,7 @@ def under_jit(
     )
 
   def specs_of(replica: PartitionSpec) -> Any:
-    """The specs of arrays like the parameters, after the replica's."""
+    """The specs of arrays like the parameters, after the replicas' axes."""
     if param_specs is None:
       return replica
     return jax.tree.map(
@@ -219,7 +219,7 @@ def _check_rows(what: str, tree: Any, mesh: Any, levels: list) -> None:
 
 
 def _rows(depth: int, tree: Any) -> Any:
-  """Takes this replica's row out of its blocks."""
+  """Takes this replica's row of its blocks."""
   return jax.tree.map(lambda x: x[(0,) * depth], tree)
 
 
@@ -228,7 +228,7 @@ def _blocks(depth: int, tree: Any) -> Any:
 
 
 def _split(extra_args: dict, by_replica: Any, take: Any) -> Any:
-  """Returns the arrays of keyword arguments, their specs, and what undoes it."""
+  """Returns the arrays in keyword arguments, their specs, and the inverse."""
   treedef: Any
   is_marked = lambda x: isinstance(x, PerReplica)
   leaves, treedef = jax.tree.flatten(extra_args, is_leaf=is_marked)

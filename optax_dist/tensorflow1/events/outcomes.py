@@ -15,9 +15,10 @@ class Applied:
 
   Attributes:
     tag: the name chosen by the caller.
-    accepted: whether it is in; False: stale, which is no error, or faulty.
-    error: why it is faulty, None where it is not.
-    variable: the accumulator of a `SyncReplicas` it was for.
+    accepted: whether it was accepted; False: stale, which is no error, or
+      faulty.
+    error: the error of a faulty one; None otherwise.
+    variable: the accumulator in a `SyncReplicas` that it was for.
   """
 
   tag: Any
@@ -31,12 +32,12 @@ class Completed:
   """A take or dequeue that has returned.
 
   Attributes:
-    id: of the take or dequeue.
+    id: id of the take or dequeue.
     kind: "take", "dequeue" or "enqueue".
     value: the tags of the gradients averaged (take), the token (dequeue).
     step: the accumulator's step when it was taken.
-    shape: the shape of what was taken, as far as it is known; of a sparse one
-      the shape of the whole, -1 for an unknown number of rows.
+    shape: the shape of the mean, as far as it is known; for a sparse one the
+      dense shape, -1 for an unknown number of rows.
     error: the error it returned instead.
   """
 
