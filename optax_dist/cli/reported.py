@@ -22,21 +22,21 @@ def add_arguments(
     "--metrics-port",
     metavar="PORT",
     type=parser.whole_number(0, 65535),
-    help="serve metrics for Prometheus at this port while it runs; 0 takes any"
-    " that is free",
+    help="serve metrics for Prometheus on this port while it runs; 0 for any"
+    " free one",
   )
   to.add_argument(
     "--metrics-bind",
     metavar="ADDRESS",
     default="127.0.0.1",
-    help="where that port is; beyond loopback everyone can read the metrics"
+    help="address of that port; beyond loopback everyone can read the metrics"
     " (default: %(default)s)",
   )
   to.add_argument(
     "--tensorboard",
     metavar="DIR",
     type=pathlib.Path,
-    help="write metrics into event files for TensorBoard",
+    help="folder to write TensorBoard event files to",
   )
 
 

@@ -12,20 +12,20 @@ from typing import Any
 from optax_dist.cli import errors, installed, output, output_files, parser
 
 _DESCRIPTION = """\
-Starts replicas as processes on this machine and has faults strike them: SIGKILL,
-SIGSTOP and SIGCONT, delays, connections that are cut, and forged messages, in each
+Starts replicas as processes on this machine and injects faults: SIGKILL,
+SIGSTOP and SIGCONT, delays, broken connections, and forged messages, in each
 phase of a step, a replica's or the leader's. After each run it checks that steps were
 committed once and in order, that all replicas held the same parameters and optimizer
 state after each step, that every gradient was applied once, dropped for a reason or
 lost with its process, that no wait passed its deadline, and that no process is left.
-In two runs of three samples are leased: each must be in one committed step of its
-epoch, or be named among those that were left.
+In two of three runs samples are leased: each must be in one committed step of its
+epoch, or be listed among those left over.
 A seed is a run; 110 in a row are the whole matrix (11 phases, 5 faults, and whether
-the leader is struck). The exit code is 1 if anything was wrong.
+the leader is hit). The exit code is 1 if anything was wrong.
 
 With --processes-per-replica M there are two replicas of M processes, each of which
-runs one JAX program with sharded arrays. In one run that goes on, a seed kills one
-process in one phase; it takes its replica with it, the other one must go on alone,
+runs one JAX program with sharded arrays. In one long run, each seed kills one
+process in one phase; its replica ends with it, the other one must continue alone,
 and the replica must come back as a whole. With M = 2 the matrix has 36 seeds."""
 
 _FAILED = 1
@@ -37,7 +37,7 @@ def add_parser(commands) -> None:
     commands,
     "chaos",
     run,
-    help="inflict faults on real processes, and check what must hold",
+    help="inject faults into real processes, and check invariants",
     description=_DESCRIPTION,
   )
   add = command.add_argument

@@ -20,14 +20,14 @@ optax-dist launch [options] SCRIPT.py [its arguments]
 _DESCRIPTION = """\
 Starts the replicas of a job as processes, each of which runs your script. The
 script calls optax_dist.coordinator.join(tx, params), which learns from the
-environment which replica it is. What dies is started again; signals are passed on;
-what replicas print has their number before it. Ends with the job, and with
-its exit code; nothing is left behind, however it ends."""
+environment which replica it is. Replicas that die are restarted, signals are passed
+on, and output is prefixed by the replica's number. Ends with the job, and with
+its exit code; no process is left behind, however it ends."""
 
 _EPILOG = """\
 On several hosts run the same command on each, with --nodes, --node-rank and
---address as for torchrun, or without where JAX knows the cluster (SLURM, GKE, TPU
-pods, Open MPI). The secret of the job, at least 16 bytes, is then taken from
+--address as for torchrun, or without them if JAX detects the cluster (SLURM, GKE,
+TPU pods, Open MPI). The secret of the job, at least 16 bytes, is then taken from
 --secret-file, OPTAX_DIST_SECRET_FILE or OPTAX_DIST_SECRET."""
 
 _LOGS = "replicas"
@@ -48,7 +48,7 @@ def add_parser(commands: Any, argv: Sequence[str]) -> list[str]:
     commands,
     "launch",
     run,
-    help="start the replicas of your own script, and mind them",
+    help="start and supervise the replicas of your script",
     usage=_USAGE,
     description=_DESCRIPTION,
     epilog=_EPILOG,
@@ -68,7 +68,7 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     "--replicas",
     metavar="N",
     type=count,
-    help="of the job, on all hosts together (default: one on each host)",
+    help="replicas of the job, on all hosts (default: one per host)",
   )
   add(
     "--replicas-to-aggregate",
@@ -80,7 +80,7 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     "--min-replicas",
     metavar="N",
     type=count,
-    help="the job goes on while there are so many; if that is less than K, steps"
+    help="replicas that the job needs to continue; if that is less than K, steps"
     " take fewer gradients while replicas are lost (default: K)",
   )
   parser.add_number(
@@ -89,7 +89,7 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     "M",
     count,
     default=1,
-    help="processes of each replica; if one dies, all of them start again",
+    help="processes of each replica; if one dies, all of them restart",
   )
   parser.add_number(
     launch,
@@ -97,27 +97,27 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     "N",
     parser.whole_number(0),
     default=10,
-    help="replicas that may be started again, in all; with pauses that double"
-    " while one keeps failing",
+    help="restarts of replicas allowed in total; the pause before one doubles"
+    " while a replica keeps failing",
   )
   add(
     "--chaos",
     metavar="FAULTS",
     type=chaos.parse,
-    help="inflict faults on the replicas: kill:P and stop:P with a probability"
+    help="inject faults into the replicas: kill:P and stop:P with a probability"
     " for each gradient, slow:REPLICAxFACTOR; such as kill:0.02,slow:2x5",
   )
   add(
     "--output",
     metavar="DIR",
     type=pathlib.Path,
-    help=f"keep {JOURNAL} and what replicas print; the script finds it as"
+    help=f"folder for {JOURNAL} and the replicas' output; the script gets it as"
     " OPTAX_DIST_OUTPUT, for its checkpoints",
   )
   add(
     "--resume",
     action="store_true",
-    help="go on in an --output that has an earlier run; without it, that is"
+    help="continue in an --output with an earlier run, which is otherwise"
     " refused",
   )
   parser.add_number(
@@ -126,14 +126,14 @@ def _add_job(launch: argparse.ArgumentParser) -> None:
     "SECONDS",
     parser.positive_float,
     default=30.0,
-    help="from SIGTERM or Ctrl-C, which are passed on, to SIGKILL",
+    help="time from SIGTERM or Ctrl-C, which are passed on, to SIGKILL",
   )
   add(
     "--step-timeout",
     metavar="SECONDS",
     type=parser.non_negative_float,
-    help="how long a step may take inside a replica: one that takes longer is"
-    " stuck, says where, and starts again; 0 for any time (default: ten times"
+    help="how long a step may take inside a replica, which otherwise prints where"
+    " it is stuck, and restarts; 0 for no limit (default: ten times"
     " what 99%% take, while others wait)",
   )
 
@@ -145,19 +145,19 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     "--nodes",
     metavar="N",
     type=parser.whole_number(1),
-    help="how many hosts there are (default: OPTAX_DIST_NODES, or what JAX finds)",
+    help="number of hosts (default: OPTAX_DIST_NODES, or as detected by JAX)",
   )
   add(
     "--node-rank",
     metavar="R",
     type=parser.whole_number(0),
-    help="which of them this is, from 0 (default: OPTAX_DIST_NODE_RANK)",
+    help="index of this host, from 0 (default: OPTAX_DIST_NODE_RANK)",
   )
   add(
     "--nodes-per-replica",
     metavar="N",
     type=parser.whole_number(1),
-    help="hosts over which the processes of a replica are shared out (default: 1,"
+    help="hosts over which the processes of a replica are spread (default: 1,"
     " or with fewer replicas than hosts as many as there are for each)",
   )
   parser.add_number(
@@ -166,19 +166,19 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     "SECONDS",
     parser.positive_float,
     default=60.0,
-    help="of replicas on several hosts: how long a host may not be heard of"
-    " before its replicas are started again, or given up",
+    help="for replicas on several hosts: how long a host may be silent"
+    " before its replicas are restarted, or given up",
   )
   add(
     "--address",
     metavar="HOST:PORT",
-    help="of the store, which host 0 starts there (default: OPTAX_DIST_ADDRESS)",
+    help="address of the store on host 0 (default: OPTAX_DIST_ADDRESS)",
   )
   add(
     "--local-addr",
     metavar="ADDRESS",
-    help="of this host in the network by which replicas reach each other, if it"
-    " has several (default: OPTAX_DIST_LOCAL_ADDR, or the one by which it reaches"
+    help="address of this host in the network between replicas, if it"
+    " has several (default: OPTAX_DIST_LOCAL_ADDR, or the one from which it reaches"
     " the store)",
   )
   add(
@@ -198,7 +198,7 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     "--secret-file",
     metavar="FILE",
     type=pathlib.Path,
-    help="has the secret of the job; for several hosts",
+    help="file with the secret of the job; for several hosts",
   )
   add("--secret", help=argparse.SUPPRESS, type=_refuse)
 

@@ -23,7 +23,7 @@ def add_parser(commands) -> None:
     commands,
     "report",
     run,
-    help="tell where the time of a run went",
+    help="show how the time of a run was spent",
     description=_DESCRIPTION,
   )
   journal_file.add_argument(command)
@@ -32,7 +32,7 @@ def add_parser(commands) -> None:
     "--compare",
     metavar="FILE",
     type=pathlib.Path,
-    help="the journal of another run, shown beside it",
+    help="the journal of another run, shown next to it",
   )
   add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
   add(

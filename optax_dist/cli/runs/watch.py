@@ -11,9 +11,9 @@ from optax_dist.cli.runs import journal_file
 
 _DESCRIPTION = """\
 Shows a run from its journal, while it goes on or afterwards: steps per second, and
-of each replica how many of its gradients were applied or dropped, how long it computes
-and waits, when it was last heard of, and who holds the others up. Ends with the run,
-or at Ctrl-C."""
+for each replica how many of its gradients were applied or dropped, how long it
+computes and waits, when it was last heard from, and which one holds up the others.
+Ends with the run, or at Ctrl-C."""
 
 _SLICE = 0.25
 
@@ -24,12 +24,12 @@ def add_parser(commands) -> None:
     commands,
     "watch",
     run,
-    help="show a run of the coordinator while it goes on",
+    help="show a run of the coordinator live",
     description=_DESCRIPTION,
   )
   journal_file.add_argument(command)
   add = command.add_argument
-  add("--once", action="store_true", help="show it once, and end")
+  add("--once", action="store_true", help="show it once, and exit")
   add(
     "--web",
     metavar="PORT",

@@ -14,9 +14,9 @@ from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
 Simulates replicas that train together, in virtual time, and reports how many steps
-they would make, how much work would be dropped, and where the time would go. The
-rules that decide are the coordinator's own. With a journal and no --strategy, the
-recorded run is simulated, and its pace shown beside the simulation's. With --train
+they would take, how much work would be dropped, and how time would be spent. The
+rules are the coordinator's own. With a journal and no --strategy, the
+recorded run is simulated, and its pace shown next to the simulation's. With --train
 a small network learns scikit-learn's digits in that virtual time, each gradient
 computed on the parameters that its replica would hold."""
 
@@ -45,7 +45,7 @@ def add_parser(commands) -> None:
     metavar="B",
     nargs="+",
     type=parser.whole_number(0),
-    help="of sync: replicas that are not waited for; several numbers to compare"
+    help="for sync: replicas that are not waited for; several numbers to compare"
     " (default: 0)",
   )
   add(
@@ -54,7 +54,7 @@ def add_parser(commands) -> None:
     nargs="+",
     type=parser.whole_number(1),
     default=[10],
-    help="of elastic and local-updates: local steps between communications"
+    help="for elastic and local-updates: local steps between communications"
     " (default: 10)",
   )
   latency_source.add_run_arguments(command)
@@ -71,7 +71,7 @@ def add_parser(commands) -> None:
     "N",
     parser.whole_number(1),
     default=10_000,
-    help="steps of sync; the others go on until as many gradients have been"
+    help="steps of sync; the others continue until as many gradients have been"
     " applied",
   )
   add(
@@ -85,13 +85,13 @@ def add_parser(commands) -> None:
   training.add_argument(
     "--train",
     action="store_true",
-    help="train a small network, and tell loss and accuracy",
+    help="train a small network, and print loss and accuracy",
   )
   training.add_argument(
     "--seconds",
     metavar="S",
     type=parser.positive_float,
-    help="of virtual time (default: 300 times the mean latency)",
+    help="virtual time (default: 300 times the mean latency)",
   )
   parser.add_number(
     training,
@@ -99,7 +99,7 @@ def add_parser(commands) -> None:
     "RATE",
     parser.positive_float,
     default=0.1,
-    help="of plain gradient descent",
+    help="learning rate of plain gradient descent",
   )
 
 

@@ -39,7 +39,7 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
     "--chips",
     metavar="N",
     type=parser.whole_number(1, 10_000_000),
-    help="plan for a fleet of so many chips that fail",
+    help="plan for a fleet of this many chips that fail",
   )
   add(
     "--chips-per-group",
@@ -47,7 +47,7 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
     nargs="+",
     type=parser.whole_number(1),
     default=[8],
-    help="that compute one gradient together; several to choose from"
+    help="chips that compute one gradient together; several to choose from"
     " (default: 8)",
   )
   add(
@@ -79,7 +79,7 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
     "X",
     parser.positive_float,
     default=1.0,
-    help="what a local step is worth, beside one whose gradient is exchanged",
+    help="value of a local step, relative to one whose gradient is exchanged",
   )
 
 

@@ -64,7 +64,7 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     "--max-staleness",
     metavar="N",
     type=parser.whole_number(0),
-    help="steps by which a gradient may be late and still count (default: the"
+    help="largest staleness, in steps, at which a gradient counts (default: the"
     " journal's, else 0)",
   )
   add(
@@ -77,14 +77,14 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     "--communication",
     metavar="SECONDS",
     type=parser.non_negative_float,
-    help="from the last gradient of a step until its parameters are there"
+    help="time from the last gradient of a step until its parameters are there"
     " (default: the journal's, else by --network and --model-bytes, else 0)",
   )
   add(
     "--model-bytes",
     metavar="N",
     type=parser.non_negative_float,
-    help="of a gradient, as it is sent (default: the journal's, else 0)",
+    help="size of a gradient, as it is sent (default: the journal's, else 0)",
   )
   add(
     "--network",
@@ -100,7 +100,7 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     type=pathlib.Path,
     default=[],
     help="with --journal: runs with gradients of other sizes over the same network,"
-    " which tell its latency and bandwidth apart",
+    " to separate latency and bandwidth",
   )
   parser.add_number(
     to,
@@ -108,7 +108,7 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     "N",
     parser.whole_number(0),
     default=0,
-    help="the same one gives the same output",
+    help="seed of the simulation; equal seeds give equal output",
   )
   add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
   add(

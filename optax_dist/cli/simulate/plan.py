@@ -9,10 +9,10 @@ from optax_dist.cli import errors, installed, output_files, parser
 from optax_dist.cli.simulate import fleet_plan, latency_source
 
 _DESCRIPTION = """\
-Recommends how many gradients there should be in a step of sync replicas, for given
-latencies, and shows the table behind it. More of them wait for stragglers, fewer
-leave work unused. Progress counts steps per second, each weighed by the gradients
-in it: a step from k of them makes k / (k + B) of the progress of a noiseless one,
+Recommends how many gradients a step of sync replicas should aggregate, for given
+latencies, and shows the table behind it. With more, steps wait for stragglers; with
+fewer, work is left unused. Progress counts steps per second, weighted by the gradients
+in each: a step from k of them makes k / (k + B) of the progress of a noiseless one,
 with B the noise scale; it is counted in steps from all replicas.
 With --chips a strategy is recommended for a fleet whose chips fail: its k, period,
 group size and checkpoint interval, by the share of the chips' time that is useful."""

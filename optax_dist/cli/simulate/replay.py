@@ -13,15 +13,15 @@ from optax_dist.cli.runs import journal_file
 from optax_dist.cli.train.processes import plan as process_plan
 
 _DESCRIPTION = """\
-Does again on this machine what the replicas of a recorded run did, from its journal
+Repeats on this machine what the replicas of a recorded run did, from its journal
 and the data, and compares the parameters' fingerprint at every step that has one.
-Prints the first step that differs, or "identical, N steps"; the exit code is 1 where
+Prints the first step that differs, or "identical, N steps"; the exit code is 1 if
 they differ. Fingerprints are in the journal of a run with fingerprint_every=1."""
 
 _EPILOG = """\
-The journal of "optax-dist train --launch processes" says by itself how to do it
-again. For other runs the file of --setup is a program of yours that knows model and
-data. It has a function replay(config), which gets the configuration in the journal
+The journal of "optax-dist train --launch processes" has all that replay needs. For
+other runs the file of --setup is your program, which knows model and data. It has a
+function replay(config), which gets the configuration in the journal
 (a dictionary) and returns a dictionary with
   optimizer, params     as they were given to coordinator.join
   gradient(params, batch)
@@ -37,7 +37,7 @@ def add_parser(commands) -> None:
     commands,
     "replay",
     run,
-    help="do a recorded run again, and compare every step",
+    help="replay a recorded run, and compare every step",
     description=_DESCRIPTION,
     epilog=_EPILOG,
   )

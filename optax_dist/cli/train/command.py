@@ -84,7 +84,7 @@ def add_parser(commands, argv: Sequence[str]) -> None:
     "--learning-rate",
     metavar="RATE",
     type=parser.positive_float,
-    help="of the first step; falls to 0 along a half cosine over the run"
+    help="initial learning rate; decays to 0 along a half cosine over the run"
     f" (default: {', '.join(rates)}, {optimizer.OTHER_LEARNING_RATE:g} for"
     " others)",
   )
@@ -94,14 +94,14 @@ def add_parser(commands, argv: Sequence[str]) -> None:
     "N",
     parser.whole_number(0, _MAX_SEED),
     default=0,
-    help="of the first parameters and of the images' order",
+    help="seed of the initial parameters and of the images' order",
   )
   add(
     "--output",
     metavar="DIR",
     type=pathlib.Path,
     default=pathlib.Path("optax-dist-train"),
-    help="directory for metrics.jsonl and training.png; made if it is missing,"
+    help="directory for metrics.jsonl and training.png; created if it is missing,"
     " and the two files are overwritten (default: %(default)s)",
   )
   reported.add_arguments(train)

@@ -33,10 +33,10 @@ def _main(arguments: list[str] | None = None) -> int:
   )
   parser.add_argument("--run", default="", help="the run's name")
   parser.add_argument(
-    "--idle", type=float, help="seconds without a client after which it ends"
+    "--idle", type=float, help="seconds without a client after which it exits"
   )
   parser.add_argument(
-    "--lifeline", action="store_true", help="end when standard input ends"
+    "--lifeline", action="store_true", help="exit when standard input ends"
   )
   parser.add_argument("--hex-secret", action="store_true")
   options = parser.parse_args(arguments)

@@ -42,14 +42,14 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
     "--chaos",
     metavar="FAULTS",
     type=chaos.parse,
-    help="inflict faults on them: kill:P and stop:P with a probability for"
+    help="inject faults into them: kill:P and stop:P with a probability for"
     " each gradient, slow:REPLICAxFACTOR; such as kill:0.02,stop:0.02,slow:2x5",
   )
   add(
     "--resume",
     action="store_true",
-    help="go on from the last checkpoint in --output; without it, an --output"
-    " that has an earlier run is refused",
+    help="resume from the last checkpoint in --output; without it, an --output"
+    " with an earlier run is refused",
   )
   parser.add_number(
     group,
@@ -57,7 +57,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
     "N",
     parser.whole_number(0),
     default=50,
-    help="steps from checkpoint to checkpoint; 0 for none",
+    help="steps between checkpoints; 0 for none",
   )
   parser.add_number(
     group,
@@ -65,7 +65,7 @@ def add_arguments(train: argparse.ArgumentParser) -> None:
     "SECONDS",
     parser.positive_float,
     default=60.0,
-    help="without progress, after which the run is given up",
+    help="seconds without progress after which the run is given up",
   )
 
 

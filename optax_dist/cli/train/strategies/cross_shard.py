@@ -13,7 +13,7 @@ class CrossShard(strategy.Strategy):
       "--reduction",
       choices=["mean", "sum"],
       default="mean",
-      help="how the replicas' gradients become one (default: %(default)s)",
+      help="how the replicas' gradients are aggregated (default: %(default)s)",
     )
 
   def build(self, run):

@@ -16,7 +16,7 @@ class DecoupledDiloco(strategy.Strategy):
       "--replicas-to-aggregate",
       metavar="K",
       type=parser.whole_number(1),
-      help="the quorum: contributions that a merge has at least (default: half"
+      help="the quorum: smallest number of contributions to merge (default: half"
       " of the replicas)",
     )
     parser.add_number(
@@ -33,7 +33,7 @@ class DecoupledDiloco(strategy.Strategy):
       "PART",
       parser.non_negative_float,
       default=0.25,
-      help="what a learner keeps of its own when it takes a fragment in, below 1",
+      help="weight of a learner's own parameters in the mixing, below 1",
     )
     diloco.add_outer(group)
 

@@ -12,7 +12,7 @@ def add_outer(group):
     "RATE",
     parser.positive_float,
     default=0.7,
-    help="of the outer optimizer",
+    help="learning rate of the outer optimizer",
   )
   parser.add_number(
     group,

@@ -15,7 +15,7 @@ class ElasticAverage(strategy.Strategy):
       "--moving-rate",
       metavar="RATE",
       type=parser.positive_float,
-      help="part of its distance from the center that a replica moves in an"
+      help="fraction of its distance from the center that a replica moves in an"
       " exchange (default: 0.9 / replicas)",
     )
     parser.add_number(

@@ -14,7 +14,7 @@ class LocalSgd(strategy.Strategy):
       "--inner-state",
       choices=["local", "averaged"],
       default="local",
-      help="what becomes of the optimizer's state when parameters are averaged"
+      help="what happens to the optimizer's state when parameters are averaged"
       " (default: %(default)s)",
     )
 

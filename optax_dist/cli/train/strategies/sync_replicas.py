@@ -30,7 +30,7 @@ class SyncReplicas(strategy.Strategy):
       "--replicas-to-aggregate",
       metavar="K",
       type=parser.whole_number(1),
-      help="gradients that make an update; more than there are replicas take"
+      help="gradients in an update; more than there are replicas take"
       " several steps of the command for each (default: one of each replica)",
     )
     group.add_argument(
@@ -48,14 +48,14 @@ class SyncReplicas(strategy.Strategy):
       "N",
       parser.whole_number(0),
       default=0,
-      help="updates that a gradient may be late by",
+      help="largest staleness of a gradient, in updates",
     )
     group.add_argument(
       "--staleness-weight",
       choices=["one", "inverse"],
       default="one",
-      help="what a late gradient counts for: as much as any, or 1 by its"
-      " lateness (default: %(default)s)",
+      help="the weight of a stale gradient: equal to others, or 1 divided by its"
+      " staleness (default: %(default)s)",
     )
     group.add_argument(
       "--variable-averages",
