@@ -300,7 +300,7 @@ class Replica:
     }
 
   def _compile(self, shared: Any) -> None:
-    """Compiles the update ahead of attempts, which others would wait in."""
+    """Compiles the update early, so that no attempt has to wait for it."""
     nothing = np.zeros(self._encoder.mean_place.nbytes, np.uint8)
     members = self._strategy.quorum.replicas_to_aggregate
     self._apply(shared, self._encoder.read(nothing), members)

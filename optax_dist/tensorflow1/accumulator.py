@@ -184,7 +184,7 @@ def _check_like(total: optax.Updates, gradients: optax.Updates) -> None:
 
 
 def divided(total: jax.Array, count: jax.Array) -> jax.Array:
-  """Divides exactly by a count that broadcasts against `total`.
+  """Divides, with one rounding, by a count that broadcasts against `total`.
 
   XLA turns a division by a broadcast scalar into a product with its reciprocal,
   which rounds twice. A divisor that depends on the element prevents that; 0 / 1

@@ -74,10 +74,10 @@ class State:
     self._done.atexit = False
 
   def then(self, action: Callable[[], None]) -> None:
-    """Runs a function on the event loop, the caller, once the state is ready.
+    """Runs a function on the event loop, which calls this, once it is ready.
 
-    A deferred state runs it at once: work in the background may use the state,
-    in order after it.
+    Immediately, unless the state was deferred: background work that uses the
+    state runs after it was computed there.
     """
     with self._lock:
       if self._actions is not None:
