@@ -61,8 +61,12 @@ class Leases:
   @property
   def ready(self) -> bool:
     """Whether there is a lease to draw from."""
+    return bool(self._lease())
+
+  def _lease(self) -> Spans:
+    """What is leased to the membership of now; empty: nothing is."""
     incarnation, spans = self._handover.lease
-    return bool(spans) and incarnation == self._handover.incarnation
+    return spans if incarnation == self._handover.incarnation else ()
 
   def draw(self, anew: bool) -> Spans | None:
     """The samples of the next gradient; None if there are none for now.
@@ -73,13 +77,14 @@ class Leases:
     """
     if self.out is None:
       if anew and not self.round:
-        self.left = self._handover.lease[1] if self.ready else ()
-      if not self.left:
+        self.left = self._lease()
+      left = self.left
+      if not left:
         return None
-      if sp.size(self.left) == self._batch:
-        self.out, self.left = self.left, ()
+      if sp.size(left) == self._batch:
+        self.out, self.left = left, ()
       else:
-        self.out, self.left = sp.head(self.left, self._batch)
+        self.out, self.left = sp.head(left, self._batch)
     return self.out
 
   def submit(self) -> None:
@@ -108,6 +113,13 @@ class Leases:
     """The samples' indices, as a read-only array."""
     if self._apart:
       return self.data.indices(spans)
+    if len(spans) == 1:
+      # Most often it is one range, within a block.
+      ((start, stop),) = spans
+      number = start // _BLOCK
+      first = number * _BLOCK
+      if stop <= first + _BLOCK:
+        return self._block(number)[start - first : stop - first]
     parts: list[np.ndarray] = []
     for start, stop in spans:
       while start < stop:

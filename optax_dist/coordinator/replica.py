@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -235,8 +234,7 @@ class Replica:
     self._saved = -1
     self._to_save: states.State | None = None
     self._left = self._closed = False
-    # The thread that is inside `step`, `abandon` or `batches`.
-    self._user: int | None = None
+    self._in_use = _InUse(replica)
     self._computed = 0.0
     # When the current computation began; and, at that time, JAX's compile time
     # and the process's CPU time on all cores.
@@ -497,7 +495,7 @@ class Replica:
     """
     found = self._data("batches()")
     while True:
-      with self._in_use():
+      with self._in_use:
         spans = self._draw(found)
       if spans is None:
         return
@@ -607,7 +605,7 @@ class Replica:
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {self._strategy.name!r}."
       )
-    with self._in_use():
+    with self._in_use:
       outcome = self._step(grads, batch, 1 if tokens is None else int(tokens))
       return self._leave_if_preempted(self._announce(outcome))
 
@@ -669,7 +667,7 @@ class Replica:
     For a training step in micro-batches that finds `is_stale`: `params` are
     current afterwards, and the rest of the computation is saved.
     """
-    with self._in_use():
+    with self._in_use:
       self._handover.sync()
       over = self._over(1)
       return self._announce(self._catch_up() if over is None else over)
@@ -1192,20 +1190,31 @@ class Replica:
         " block. Join again for another one."
       )
 
-  @contextlib.contextmanager
-  def _in_use(self) -> Iterator[None]:
-    """Refuses a second thread: it could get the first one's answer."""
+
+class _InUse:
+  """Refuses a second thread: it could get the first one's answer.
+
+  Attributes:
+    thread: the one that is inside `step`, `abandon` or `batches`; None: none is.
+  """
+
+  __slots__ = ("_replica", "thread")
+
+  def __init__(self, replica: quorum.Replica):
+    self._replica = replica
+    self.thread: int | None = None
+
+  def __enter__(self) -> None:
     me = threading.get_ident()
-    if self._user not in (None, me):
+    if self.thread not in (None, me):
       raise RuntimeError(
-        f"Two threads are using replica {self.replica!r} at once. A replica has"
+        f"Two threads are using replica {self._replica!r} at once. A replica has"
         " one training loop: let one thread call step, abandon and batches."
       )
-    try:
-      self._user = me
-      yield
-    finally:
-      self._user = None
+    self.thread = me
+
+  def __exit__(self, *error: object) -> None:
+    self.thread = None
 
 
 def _check_data(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from optax_dist.ledger import events as ev
@@ -201,71 +201,113 @@ def step(state: State, *events: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
 def _usual(
   state: State, events: tuple[ev.Event, ...]
 ) -> tuple[State, tuple[ev.Lease, ...]] | None:
+  """The same as `usual`, of events; None where they are not as there."""
+  accepted: dict[ev.Holder, Spans] = {}
+  asks: dict[ev.Holder, int] = {}
+  commit: ev.Commit | None = None
+  for event in events:
+    kind = type(event)
+    if kind is ev.Accept and commit is None:
+      accepted[event.holder] = event.spans
+    elif kind is ev.Commit and commit is None:
+      commit = event
+    elif kind is ev.Ask and commit is not None and event.holder not in asks:
+      asks[event.holder] = event.count
+    else:
+      return None
+  known = len(events) - len(asks) - 1
+  if commit is None or commit.skipped or len(accepted) != known:
+    return None
+  found = usual(state, accepted, commit.parts, asks)
+  if found is None:
+    return None
+  after, leases = found
+  return after, tuple([ev.Lease(*one) for one in leases.items()])
+
+
+def usual(
+  state: State,
+  accepted: dict[ev.Holder, Spans],
+  parts: Sequence[tuple[ev.Holder, Spans]],
+  asks: dict[ev.Holder, int],
+) -> tuple[State, dict[ev.Holder, Spans]] | None:
   """A step as nearly all are: its gradients, their commit, and the next leases.
 
   The same as its events one by one, with a fraction of the work; None where
   anything is less plain than that.
+
+  Args:
+    state: of the ledger.
+    accepted: the samples of each gradient that has come in.
+    parts: those of the commit: the same, in its order.
+    asks: who computes on how many gradients next.
+
+  Returns:
+    The next state, and what each of `asks` is leased.
   """
-  if state.pool or state.waiting or state.doubtful or state.giving_up:
+  (
+    data,
+    unit,
+    need,
+    progress,
+    cursor,
+    limit,
+    held,
+    pool,
+    doubtful,
+    strikes,
+    giving_up,
+    waiting,
+    number,
+  ) = state
+  if pool or waiting or doubtful or giving_up or len(parts) != len(accepted):
     return None
-  held = state.held.copy()
-  accepted: dict[ev.Holder, Spans] = {}
-  every: list[sp.Span] = []
-  leases: list[ev.Lease] = []
-  unit, number = state.unit, state.numbers
-  cursor, limit, progress = state.cursor, state.limit, state.progress
-  committed = False
-  for event in events:
-    if type(event) is ev.Ask and committed:
-      holder = event.holder
-      end = cursor + event.count * unit
-      if accepted.pop(holder, None) is None or (
-        limit is not None and end > limit
-      ):
-        return None
-      lease = ((cursor, end),)
-      held[holder] = Held(lease, (), number)
-      leases.append(ev.Lease(holder, lease))
-      cursor, number = end, number + 1
-    elif type(event) is ev.Accept and not committed:
-      holder, spans = event.holder, event.spans
-      out, inside, _, copied = held.pop(holder, _NOTHING)
-      if out != spans or inside or copied:
-        return None
-      accepted[holder] = spans
-    elif type(event) is ev.Commit and not (committed or event.skipped):
-      if len(event.parts) != len(accepted):
-        return None
-      for holder, spans in event.parts:
-        if accepted.get(holder) != spans:
-          return None
-        every += spans
-      after = progress.followed_by(every)
-      if after is None:
-        return None
-      committed, progress = True, after
-      done, samples = after.done, state.need * unit
-      limit = limit_after(state.data, done, samples)
-      total = state.data.total
-      if total is not None and total - done < samples:
-        return None
-    else:
+  held = held.copy()
+  following = progress.next
+  for holder, spans in parts:
+    if accepted.get(holder) != spans:
       return None
-  if not committed:
-    return None
+    out, inside, _, copied = held.pop(holder, _NOTHING)
+    if out != spans or inside or copied:
+      return None
+    for start, stop in spans:
+      if start != following:
+        return None
+      following = stop
+  open_, samples = progress.open, need * unit
+  progress = Progress(following, open_, progress.skipped)
+  done = following - sp.size(open_) if open_ else following
+  # Where the next step fits in what may be leased now, nothing else does.
+  if limit is not None and done + samples > limit:
+    limit = limit_after(data, done, samples)
+    total = data.total
+    if total is not None and done + samples > total:
+      return None
+  leases: dict[ev.Holder, Spans] = {}
+  for holder, count in asks.items():
+    end = cursor + count * unit
+    if holder not in accepted or (limit is not None and end > limit):
+      return None
+    leases[holder] = lease = ((cursor, end),)
+    held[holder] = Held(lease, (), number)
+    cursor, number = end, number + 1
   return (
     State(
-      state.data,
+      data,
       unit,
-      state.need,
+      need,
       progress,
       cursor,
       limit,
       held,
-      strikes=state.strikes,
-      numbers=number,
+      (),
+      (),
+      strikes,
+      (),
+      (),
+      number,
     ),
-    tuple(leases),
+    leases,
   )
 
 

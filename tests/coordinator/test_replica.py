@@ -515,7 +515,9 @@ def test_two_threads_can_not_use_a_replica_at_once():
       target=lambda: accepted.append(replica.step(jnp.ones(2)).accepted)
     )
     other.start()
-    while replica._user is None:  # Then it waits for the other replica.
+    while (
+      replica._in_use.thread is None
+    ):  # Then it waits for the other replica.
       time.sleep(0.001)
     with pytest.raises(RuntimeError, match="Two threads"):
       replica.step(jnp.ones(2))

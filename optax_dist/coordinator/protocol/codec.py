@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _LENGTH = struct.Struct("<I")
 _INT_LIMIT = 1 << 63
+_INT_LEAST = -_INT_LIMIT
 
 _dump = json.JSONEncoder(
   separators=(",", ":"), allow_nan=False, check_circular=False
@@ -346,9 +347,16 @@ def _pack_ranges(value: Any, blobs: list[bytes]) -> list[int]:
   """Pairs of whole numbers as one list: leases are in every message of a step."""
   if type(value) is not tuple:
     raise _bad("a tuple", value)
+  if len(value) == 1 and type(value[0]) is tuple and len(value[0]) == 2:
+    # Most often there is one.
+    start, stop = value[0]
+    if (
+      type(start) is type(stop) is int
+      and _INT_LEAST <= start < _INT_LIMIT
+      and _INT_LEAST <= stop < _INT_LIMIT
+    ):
+      return [start, stop]
   found: list[int] = []
-  if len(value) == 1 and type(value[0]) is tuple and _are_whole(value[0]):
-    return list(value[0])
   for pair in value:
     if type(pair) is not tuple or len(pair) != 2:
       raise _bad("2 values", pair)
@@ -356,24 +364,17 @@ def _pack_ranges(value: Any, blobs: list[bytes]) -> list[int]:
   return [_whole(number, blobs) for number in found]
 
 
-def _are_whole(pair: Sequence[Any]) -> bool:
-  """Whether these are the two numbers of a range: most often there is one."""
-  if len(pair) != 2:
-    return False
-  start, stop = pair
-  return (
-    type(start) is int
-    and type(stop) is int
-    and -_INT_LIMIT <= start < _INT_LIMIT
-    and -_INT_LIMIT <= stop < _INT_LIMIT
-  )
-
-
 def _unpack_ranges(found: Any, blobs: _Blobs) -> tuple[tuple[int, int], ...]:
-  if type(found) is list and _are_whole(found):
-    return ((found[0], found[1]),)
   if type(found) is not list or len(found) % 2:
     raise _bad("pairs of numbers", found)
+  if len(found) == 2:
+    start, stop = found
+    if (
+      type(start) is type(stop) is int
+      and _INT_LEAST <= start < _INT_LIMIT
+      and _INT_LEAST <= stop < _INT_LIMIT
+    ):
+      return ((start, stop),)
   whole = [_whole(number, blobs) for number in found]
   return tuple(zip(whole[::2], whole[1::2], strict=True))
 
@@ -459,8 +460,7 @@ def _column(
   def is_fine(found: Sequence[Any]) -> bool:
     """Whether these are all numbers that fit, as most are."""
     return (
-      whole
-      and set(map(type, found)) == {int}
+      set(map(type, found)) == {int}
       and min(found) >= lowest
       and max(found) < _INT_LIMIT
     )
@@ -474,12 +474,12 @@ def _column(
       and (type(first) is not float or first)  # 0.0 is equal to -0.0.
     ):
       return [pack_one(first, blobs)]
-    if is_fine(values):
+    if whole and is_fine(values):
       return list(values)
     return [pack_one(value, blobs) for value in values]
 
   def unpack(found: list[Any], blobs: _Blobs) -> list[Any]:
-    if is_fine(found):
+    if whole and is_fine(found):
       return found
     return [unpack_one(value, blobs) for value in found]
 

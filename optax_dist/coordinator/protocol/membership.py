@@ -137,8 +137,11 @@ class View:
         if entry.save:
           self.saved = self.step
         spans = [span for part in entry.parts for span in part.data]
-        if spans or entry.skipped:
+        if entry.skipped:
           self.progress = self.progress.with_(spans, entry.skipped)
+        elif spans:
+          after = self.progress.followed_by(spans)
+          self.progress = after or self.progress.with_(spans)
         self.latest.append((self.step, self.progress))
       case Ended():
         self.ended = entry

@@ -570,9 +570,10 @@ class Driver:
       case fx.Apply():
         self._apply(effect)
       case fx.Leased(incarnation, spans):
-        self._change(lease=(incarnation, spans))
+        self.handover.lend(incarnation, spans)
+        self._tell = True
       case fx.Progressed(step, progress):
-        self.handover.change(lambda seen: seen.progressed(step, progress))
+        self.handover.progressed(step, progress)
       case fx.Put(request, key, value, overwrite):
         self._put(request, key, value, overwrite)
       case fx.Average(task, parts, payloads):

@@ -23,6 +23,7 @@ from optax_dist.coordinator import errors
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.runtime import handover
 from optax_dist.coordinator.runtime.states import State
+from optax_dist.ledger import Progress, Spans
 
 # Largest text a process sends at the start: name, address and a digest.
 _TEXT = 4096
@@ -130,6 +131,14 @@ class GroupHandover(handover.Handover):
 
   def change(self, action: Callable[[handover.Handover], None]) -> None:
     self._changes.append(action)
+
+  def lend(self, incarnation: int, spans: Spans) -> None:
+    lend = super().lend
+    self.change(lambda seen: lend(incarnation, spans))
+
+  def progressed(self, step: int, progress: Progress) -> None:
+    progressed = super().progressed
+    self.change(lambda seen: progressed(step, progress))
 
   def advance(self, order: orders.Advance) -> None:
     """Process 0's training loop has advanced; `tell` follows."""

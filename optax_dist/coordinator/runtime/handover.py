@@ -84,6 +84,10 @@ class Handover:
     """Stores the answer to a submission; `tell` follows."""
     self._outcomes[sequence] = outcome
 
+  def lend(self, incarnation: int, spans: Spans) -> None:
+    """A membership computes on these samples next; `tell` follows."""
+    self.lease = incarnation, spans
+
   def progressed(self, step: int, progress: Progress) -> None:
     """Stores which samples are committed as of this step."""
     self.progress[step] = progress

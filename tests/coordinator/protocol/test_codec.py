@@ -122,6 +122,12 @@ def _raw(header: Any, tail: bytes = b"") -> bytes:
     (_raw(["Stalled", 1, float("nan"), ""]), "not JSON"),
     (_raw(["Stalled", 1, "2", ""]), "a number"),
     (_raw(["Leave", 1, "left", ""]), "true or false"),
+    (_raw(["Asked", 1, 1, [4]]), "pairs of numbers"),
+    (_raw(["Asked", 1, 1, [4, 5.0]]), "a whole number"),
+    (_raw(["Asked", 1, 1, [4, True]]), "a whole number"),
+    (_raw(["Asked", 1, 1, [4, 2**63]]), "a whole number"),
+    (_raw(["Asked", 1, 1, [4, 5, None, 9]]), "a whole number"),
+    (_raw(["Asked", 1, 1, {"4": 5}]), "pairs of numbers"),
     (_raw(["Applied", 1], b"more"), "more bytes"),
     (_raw(["Done", [0, 0, 0]]), "4 fields"),
     (b"\x05\0\0\0[[[[[", "not JSON"),
@@ -145,6 +151,23 @@ def test_a_field_of_the_wrong_type_is_not_sent():
     messages.MESSAGES.encode(messages.Applied("3"))  # type: ignore[arg-type]
   with pytest.raises(TypeError, match="not one of"):
     messages.MESSAGES.encode(entries.Trimmed(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+  ("lease", "reason"),
+  [
+    ([(4, 5)], "a tuple"),
+    ((4, 5), "2 values"),
+    (((4,),), "2 values"),
+    (([4, 5],), "2 values"),
+    (((4, 5.0),), "a whole number"),
+    (((4, 5), (True, 9)), "a whole number"),
+    (((4, 2**63),), "a whole number"),
+  ],
+)
+def test_what_is_no_lease_is_not_sent(lease, reason):
+  with pytest.raises(codec.BadMessage, match=reason):
+    messages.MESSAGES.encode(messages.Asked(0, 1, lease))
 
 
 def test_payloads_are_not_copied_into_text():

@@ -638,7 +638,8 @@ class Follower:
 
   def _tell_progress(self, found: list[tuple[int, Progress]]) -> None:
     if self._config.data is not None and self._complete:
-      self._out += [fx.Progressed(step, progress) for step, progress in found]
+      for step, progress in found:
+        self._out.append(fx.Progressed(step, progress))
 
   # Membership.
 

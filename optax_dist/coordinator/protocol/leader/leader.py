@@ -1319,9 +1319,8 @@ class Leader:
     skipped: Spans = ()
     if self._lender is not None:
       # The next leases are sent with the commit, so they cost no message.
-      skipped = self._lender.commit(parts, self._asks_of(parts, tokens))
-      leases = tuple([self._lender.take(part.incarnation) for part in parts])
-      others = self._lender.take_all()
+      asks = self._asks_of(parts, tokens)
+      leases, others, skipped = self._lender.commit(parts, asks)
     entry = Committed(
       id_,
       parts,

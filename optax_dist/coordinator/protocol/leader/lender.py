@@ -13,7 +13,7 @@ from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
 from optax_dist.coordinator.protocol.messages import Arrive
-from optax_dist.ledger import Spans
+from optax_dist.ledger import Spans, rules
 from optax_dist.ledger import spans as sp
 
 
@@ -34,7 +34,7 @@ class Lender:
     self.untold: dict[Incarnation, Spans] = {}
     # Gradients that are in, by member, for the state to be told with the next
     # event: most often that is the commit.
-    self._accepted: dict[Incarnation, ledger.Accept] = {}
+    self._accepted: dict[Incarnation, Spans] = {}
 
   @property
   def state(self) -> ledger.State:
@@ -45,7 +45,8 @@ class Lender:
 
   def _step(self, *events: ledger.Event) -> None:
     if self._accepted:
-      events = (*self._accepted.values(), *events)
+      accepted = [ledger.Accept(*one) for one in self._accepted.items()]
+      events = (*accepted, *events)
       self._accepted.clear()
     self._state, leases = ledger.step(self._state, *events)
     self.exhausted = self._state.exhausted
@@ -78,11 +79,11 @@ class Lender:
     if accepted is None:
       return inside
     # As its step will have it, which is taken with the commit's.
-    return sp.join(inside, accepted.spans) if inside else accepted.spans
+    return sp.join(inside, accepted) if inside else accepted
 
-  def need(self, rules: quorum.State) -> None:
+  def need(self, state: quorum.State) -> None:
     """Who takes part has changed, and with it how many a step needs."""
-    self._step(ledger.Need(quorum.needed(rules)))
+    self._step(ledger.Need(quorum.needed(state)))
 
   def claim(self, incarnation: Incarnation, spans: Spans, count: int) -> None:
     """A member says what it computes on."""
@@ -98,7 +99,9 @@ class Lender:
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     """Whether a gradient may be taken in."""
-    samples = sp.size(message.data)
+    samples = 0
+    for start, stop in message.data:
+      samples += stop - start
     if samples != message.count * self._state.unit:
       return False
     held = self._state.held.get(incarnation)
@@ -111,7 +114,7 @@ class Lender:
     """A gradient is in."""
     if incarnation in self._accepted:
       self._step()
-    self._accepted[incarnation] = ledger.Accept(incarnation, spans)
+    self._accepted[incarnation] = spans
 
   def drop(
     self, incarnation: Incarnation, spans: Spans, finite: bool = True
@@ -127,7 +130,7 @@ class Lender:
 
   def commit(
     self, parts: tuple[Part, ...], tokens: dict[Incarnation, int]
-  ) -> Spans:
+  ) -> tuple[tuple[Spans, ...], tuple[Leased, ...], Spans]:
     """A step is committed, and these members get a token with it.
 
     Args:
@@ -135,10 +138,20 @@ class Lender:
       tokens: for how many gradients, by member.
 
     Returns:
-      The samples that are given up with the step.
+      What the members of its parts compute on next, in their order; what other
+      members do, where that is to be told; and the samples that are given up.
     """
-    skipped = self._state.giving_up
     held = tuple([(part.incarnation, part.data) for part in parts])
-    asks = [ledger.Ask(holder, count) for holder, count in tokens.items()]
-    self._step(ledger.Commit(held, skipped), *asks)
-    return skipped
+    found = rules.usual(self._state, self._accepted, held, tokens)
+    if found is not None:
+      self._accepted.clear()
+      self._state, told = found
+      skipped: Spans = ()
+      self.untold.update(told)
+    else:
+      skipped = self._state.giving_up
+      asks = [ledger.Ask(holder, count) for holder, count in tokens.items()]
+      self._step(ledger.Commit(held, skipped), *asks)
+    untold = self.untold
+    leases = tuple([untold.pop(part.incarnation, ()) for part in parts])
+    return leases, self.take_all(), skipped
