@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from optax_dist.ledger import events as ev
 from optax_dist.ledger import spans as sp
@@ -13,6 +13,8 @@ from optax_dist.ledger.progress import Progress
 from optax_dist.ledger.spans import Spans
 from optax_dist.ledger.state import Held, State, left_of, limit_after, limit_of
 from optax_dist.quorum.persistent import PersistentMap
+
+H = TypeVar("H", bound=ev.Holder)
 
 # So often samples may bring a gradient that is not finite.
 _STRIKES = 3
@@ -206,12 +208,15 @@ def _usual(
   asks: dict[ev.Holder, int] = {}
   commit: ev.Commit | None = None
   for event in events:
-    kind = type(event)
-    if kind is ev.Accept and commit is None:
+    if isinstance(event, ev.Accept) and commit is None:
       accepted[event.holder] = event.spans
-    elif kind is ev.Commit and commit is None:
+    elif isinstance(event, ev.Commit) and commit is None:
       commit = event
-    elif kind is ev.Ask and commit is not None and event.holder not in asks:
+    elif (
+      isinstance(event, ev.Ask)
+      and commit is not None
+      and event.holder not in asks
+    ):
       asks[event.holder] = event.count
     else:
       return None
@@ -227,10 +232,10 @@ def _usual(
 
 def usual(
   state: State,
-  accepted: dict[ev.Holder, Spans],
-  parts: Sequence[tuple[ev.Holder, Spans]],
-  asks: dict[ev.Holder, int],
-) -> tuple[State, dict[ev.Holder, Spans]] | None:
+  accepted: dict[H, Spans],
+  parts: Sequence[tuple[H, Spans]],
+  asks: dict[H, int],
+) -> tuple[State, dict[H, Spans]] | None:
   """A step as nearly all are: its gradients, their commit, and the next leases.
 
   The same as its events one by one, with a fraction of the work; None where
@@ -283,7 +288,7 @@ def usual(
     total = data.total
     if total is not None and done + samples > total:
       return None
-  leases: dict[ev.Holder, Spans] = {}
+  leases: dict[H, Spans] = {}
   for holder, count in asks.items():
     end = cursor + count * unit
     if holder not in accepted or (limit is not None and end > limit):
