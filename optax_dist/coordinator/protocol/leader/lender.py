@@ -99,9 +99,7 @@ class Lender:
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     """Whether a gradient may be taken in."""
-    samples = 0
-    for start, stop in message.data:
-      samples += stop - start
+    samples = sp.size(message.data)
     if samples != message.count * self._state.unit:
       return False
     held = self._state.held.get(incarnation)
