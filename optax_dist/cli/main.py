@@ -63,8 +63,8 @@ def _prepare_streams() -> None:
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     stream = getattr(sys, name)
     if stream is None:
-      # Closed, as by `>&-`. In this order they get their own numbers back, which a
-      # launched process would otherwise take its line to the launcher for.
+      # Closed, as by `>&-`. In this order they get their own numbers back, which
+      # a launched process would otherwise mistake for its launcher's channel.
       setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     elif mode == "w" and isinstance(stream, io.TextIOWrapper):
       # File names, and what replicas print, may contain any character.

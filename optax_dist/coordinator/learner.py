@@ -177,7 +177,7 @@ class Learner(Replica):
     return finite
 
   def _to_pack(self) -> None:
-    # It trains on meanwhile, and may give the arrays away.
+    # It continues to train, and may donate the arrays.
     return None
 
   def _sizes(self) -> Sequence[int]:

@@ -54,8 +54,8 @@ from optax_dist.coordinator.runtime import group as groups
 
 __all__ = ["Outcome", "Replica"]
 
-# Bytes of a gradient from which on it is sent while it is written: 4 MB are
-# written in half a millisecond, and going back and forth costs as much.
+# Minimum size of a gradient to send while it is being written: 4 MB are
+# written in half a millisecond, and alternating costs as much.
 _LEAST = 8 << 20
 
 
@@ -947,7 +947,7 @@ class Replica:
     )
 
   def _to_pack(self) -> list[Any] | None:
-    """What the event loop writes in pieces; None: `_write` is called instead.
+    """Lets the event loop write it in pieces; None: `_write` is called instead.
 
     While it writes a piece, the one before is on its way; between processes of
     one host a slice is lent as a whole, and nothing is won.
@@ -960,7 +960,7 @@ class Replica:
     ):
       return None
     leaves = self._to_send()
-    # An array of NumPy's may change after an interrupted step.
+    # A NumPy array may change after an interrupted step.
     if not all(isinstance(leaf, jax.Array) for leaf in leaves):
       return None
     return leaves

@@ -1,7 +1,7 @@
-"""A gradient that is written into its buffer while its front is on its way.
+"""Writes a gradient into its buffer while the front is already being sent.
 
-Only of numbers that travel as they are: then every byte is known before the ones
-beside it are, and what is in the buffer is the same however it was cut.
+Only for uncompressed numbers: then each byte is independent of its neighbors,
+and the buffer's content does not depend on the pieces.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
 
-# Pieces end at multiples of this many bytes, and so between two numbers.
+# Pieces end at multiples of this many bytes, so that no number is split.
 _ALIGNED = 64
 
 
 class Packing:
   """Writes leaves into a buffer of their layout, a piece at a time.
 
-  It begins anywhere and goes around, so that what others wait for comes first.
+  It starts anywhere and wraps around, so that what others wait for comes first.
 
   Attributes:
-    done: whether all is written.
+    done: whether everything is written.
 
   Example:
     >>> place = layouts.layout([np.zeros(64, np.float32)])
@@ -44,18 +44,18 @@ class Packing:
     place: layouts.Layout,
     out: np.ndarray,
   ):
-    """Makes one that has written nothing.
+    """Creates it; nothing is written yet.
 
     Args:
-      leaves: arrays, in the order of the layout; nobody may write to them until
-        it is done.
-      place: their layout; no codec of it is one of blocks.
+      leaves: arrays, in the order of the layout; they must not be modified
+        until it is done.
+      place: their layout, without block codecs.
       out: uint8, of `place.nbytes`.
     """
     self._place, self._out = place, out
     places = [place.bytes_of_leaf(leaf) for leaf in place.leaves]
     flat = [np.asarray(leaf).reshape(-1) for leaf in leaves]
-    # In the order of the buffer; leaves without numbers have no place.
+    # In the order of the buffer; empty leaves have no position.
     found = sorted(
       (start, stop, i) for i, (start, stop) in enumerate(places) if start < stop
     )
@@ -69,7 +69,7 @@ class Packing:
     self.done = not place.nbytes
 
   def begin_at(self, position: int) -> None:
-    """Has it begin at a byte; nothing happens if it has begun already.
+    """Sets the byte at which to start; no effect if it has started already.
 
     Args:
       position: a cut of the layout, or its end.
@@ -78,7 +78,7 @@ class Packing:
       self._first = position % max(1, self._out.size)
 
   def go_on(self, nbytes: int) -> None:
-    """Writes about so many bytes more, if there are so many."""
+    """Writes about this many more bytes, if there are as many."""
     total = self._out.size
     while nbytes > 0 and not self.done:
       low = (self._first + self._written) % total
@@ -90,14 +90,14 @@ class Packing:
       self.done = self._written == total
 
   def front(self, low: int, high: int) -> int:
-    """Of the bytes from `low` to `high`, how many at the front are there."""
+    """How many bytes are written at the front of the range `low` to `high`."""
     total = self._out.size
     if self.done:
       return high - low
     end = self._first + self._written
     if low >= self._first:
       return max(0, min(high, end) - low)
-    # What is before the first byte comes last.
+    # Bytes before the starting position are written last.
     return max(0, min(high, end - total) - low)
 
   def _write(self, low: int, high: int) -> None:

@@ -53,7 +53,7 @@ _LAST_WORDS = 0.5
 _OF_GROUP = frozenset(
   (*typing.get_args(orders.Report), *typing.get_args(orders.Order))
 )
-# A gradient is written in pieces of so many bytes, each sent while the next is.
+# A gradient is written in pieces of this size, each sent during the next one.
 _PIECE = 256 << 10
 # States with more bytes are computed in the background.
 _SMALL = 256 << 10
@@ -181,7 +181,7 @@ class Driver:
     self._inputs: collections.deque[orders.Given] = collections.deque()
     # Peers whose loss is in the input queue: what needs them must not start.
     self._lost: collections.Counter[str] = collections.Counter()
-    # Those to whom arrays are sent, not lent.
+    # Peers to which arrays are sent, not lent.
     self._far: set[str] = set()
     self._numbers = itertools.count()
     # Open store requests by number: kind, and the core's number.
@@ -778,7 +778,7 @@ class Driver:
     self._tell_by(change)
 
   def _tell_by(self, change: Callable[[handover.Handover], None]) -> None:
-    """What the training loop sees from now on it may go on by."""
+    """Changes what the training loop sees, and may continue with."""
     self._write_rest()
     self.handover.change(change)
     self._tell = True

@@ -62,7 +62,7 @@ class JournalLines:
       ValueError: a field is not a JSON value.
     """
     if path is not None:
-      # Found by the leader's event loop it would end the run.
+      # Otherwise it would fail in the leader's event loop, and end the run.
       for name, value in describe.items():
         journal.check_json(name, value)
     self._path, self._describe = path, describe
