@@ -1,4 +1,4 @@
-"""How a ledger answers events; see `optax_dist.ledger`."""
+"""The rules of a ledger; see `optax_dist.ledger`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from optax_dist.quorum.persistent import PersistentMap
 
 H = TypeVar("H", bound=ev.Holder)
 
-# So often samples may bring a gradient that is not finite.
+# How often samples may give a non-finite gradient.
 _STRIKES = 3
 _NOTHING = Held()
 _FIELDS = operator.attrgetter(*State._fields)
 
 
 class _Draft:
-  """A state that an event is changing: mutable, and never returned."""
+  """A mutable copy of a state while an event is applied to it."""
 
   __slots__ = (*State._fields, "leases", "_copied")
 
@@ -43,7 +43,7 @@ class _Draft:
   numbers: int
 
   def __init__(self, state: State):
-    # One by one: this is done for every gradient of a run.
+    # Field by field: this is done for every gradient of a run.
     (
       self.data,
       self.unit,
@@ -70,7 +70,7 @@ class _Draft:
 
   def hold(self, holder: ev.Holder, held: Held) -> None:
     if not self._copied:
-      # The state that the draft was made of stays as it is.
+      # The state that the draft was created from must not change.
       self.held, self._copied = self.held.copy(), True
     if held.out or held.inside:
       self.held[holder] = held
@@ -78,7 +78,7 @@ class _Draft:
       self.held.pop(holder, None)
 
   def give_back(self, holder: ev.Holder, spans: Spans, copied: bool) -> None:
-    """Puts into the pool what nobody else holds."""
+    """Returns samples that no other replica holds to the pool."""
     if copied:
       for other, held in self.held.items():
         if other != holder:
@@ -89,7 +89,7 @@ class _Draft:
       self.pool = sp.union(self.pool, spans)
 
   def return_out(self, holder: ev.Holder) -> None:
-    """What it computes on returns to the pool."""
+    """Returns the samples it computes on to the pool."""
     held = self.of(holder)
     if held.out:
       self.hold(holder, held._replace(out=(), copied=False))
@@ -104,7 +104,7 @@ class _Draft:
       self.waiting = tuple(w for w in self.waiting if w[0] != holder)
 
   def serve(self) -> None:
-    """Leases what there is to those who wait."""
+    """Leases available samples to replicas that wait."""
     left = left_of(self)
     if left is not None and left < self.need * self.unit:
       return
@@ -121,7 +121,7 @@ class _Draft:
         self.leases.append(ev.Lease(holder, spans))
 
   def take(self, count: int) -> Spans:
-    """Takes samples that nobody holds: returned ones first, then new ones."""
+    """Takes free samples: returned ones first, then new ones."""
     unit = self.unit
     pool, cursor, limit = self.pool, self.cursor, self.limit
     most = count * unit
@@ -136,7 +136,7 @@ class _Draft:
     new = max(most - free, 0)
     if limit is not None:
       new = min(new, max(limit - cursor, 0))
-    # As many as make whole gradients.
+    # As many as fill whole gradients.
     most = min(free + new, most) // unit * unit
     if most:
       first, rest = sp.head(pool, most) if pool else ((), ())
@@ -155,7 +155,7 @@ class _Draft:
       self.pool, self.doubtful = sp.union(self.pool, self.doubtful), ()
 
   def copy(self, holder: ev.Holder, count: int) -> Spans:
-    """Samples that another one computes on: the first one counts."""
+    """Samples that another replica computes on: the first gradient counts."""
     found = [
       (held.copied, held.out[0], held.number, other)
       for other, held in self.held.items()
@@ -173,20 +173,21 @@ class _Draft:
 def step(state: State, *events: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
   """Applies events, one after the other.
 
-  The same state and events always give the same answer, and the old state stays
+  The same state and events always give the same result, and the old state stays
   usable.
 
   Args:
-    state: of `init`, or of an earlier `step`.
-    *events: what has happened.
+    state: from `init`, or from an earlier `step`.
+    *events: the events.
 
   Returns:
-    The next state, and the leases: of each that asked, or has waited for samples
-    that an event has freed. One that gets none waits.
+    The next state, and the leases for holders that asked, or that have waited
+    for samples freed by an event. A holder that gets none waits.
 
   Raises:
-    ValueError: the event can't be: a gradient on samples that are not leased to
-      its replica (see `fits`), or a commit of one that is not in.
+    ValueError: the event is impossible: a gradient on samples that are not
+      leased to its replica (see `fits`), or a commit of one that was not
+      accepted.
   """
   if len(events) > 1:
     found = _usual(state, events)
@@ -203,7 +204,7 @@ def step(state: State, *events: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
 def _usual(
   state: State, events: tuple[ev.Event, ...]
 ) -> tuple[State, tuple[ev.Lease, ...]] | None:
-  """The same as `usual`, of events; None where they are not as there."""
+  """Like `usual`, for events; None if they are not of that form."""
   accepted: dict[ev.Holder, Spans] = {}
   asks: dict[ev.Holder, int] = {}
   commit: ev.Commit | None = None
@@ -236,19 +237,19 @@ def usual(
   parts: Sequence[tuple[H, Spans]],
   asks: dict[H, int],
 ) -> tuple[State, dict[H, Spans]] | None:
-  """A step as nearly all are: its gradients, their commit, and the next leases.
+  """The usual kind of step: its gradients, their commit, and the next leases.
 
-  The same as its events one by one, with a fraction of the work; None where
-  anything is less plain than that.
+  Equivalent to its events one by one, with a fraction of the work; None if
+  anything is unusual.
 
   Args:
-    state: of the ledger.
-    accepted: the samples of each gradient that has come in.
+    state: state of the ledger.
+    accepted: the samples of each gradient received.
     parts: those of the commit: the same, in its order.
-    asks: who computes on how many gradients next.
+    asks: for how many gradients each holder needs samples next.
 
   Returns:
-    The next state, and what each of `asks` is leased.
+    The next state, and the lease for each of `asks`.
   """
   (
     data,
@@ -282,7 +283,7 @@ def usual(
   open_, samples = progress.open, need * unit
   progress = Progress(following, open_, progress.skipped)
   done = following - sp.size(open_) if open_ else following
-  # Where the next step fits in what may be leased now, nothing else does.
+  # If the next step fits within the limit, the limit need not move.
   if limit is not None and done + samples > limit:
     limit = limit_after(data, done, samples)
     total = data.total
@@ -319,11 +320,11 @@ def usual(
 def fits(state: State | _Draft, holder: ev.Holder, spans: Spans) -> bool:
   """Whether a gradient on these samples may count.
 
-  It may not if they were not leased to this replica, or if another one that was
-  leased the same has come first.
+  It may not if they were not leased to this replica, or if another replica with
+  the same lease was first.
 
   Args:
-    state: of the ledger.
+    state: state of the ledger.
     holder: the replica.
     spans: the samples of its gradient.
 
@@ -405,7 +406,7 @@ def _drop(draft: _Draft, event: ev.Drop) -> None:
     return
   for other, theirs in list(draft.held.items()):
     if held.copied and other != holder:
-      # Nobody else is to find out the same.
+      # No other replica should compute on them in vain.
       draft.hold(other, theirs._replace(out=_minus(theirs.out, spans)))
   first = spans[0][0]
   strikes = draft.strikes.get(first, 0) + 1

@@ -1,4 +1,4 @@
-"""Dataclasses to bytes and back; the checks come from their annotations.
+"""Encodes dataclasses as bytes; the checks come from their annotations.
 
 A value is a small JSON list (the class's name and the fields in order), after
 it the contents of all `bytes` fields as they are. A tuple of dataclasses is
@@ -93,17 +93,17 @@ class Codec(Generic[T]):
   """
 
   def __init__(self, kind: Any):
-    """Makes one.
+    """Creates a codec.
 
     Raises:
-      TypeError: two classes of the union have one name.
+      TypeError: two classes of the union have the same name.
     """
     options = typing.get_args(kind) if _is_union(kind) else (kind,)
     self._pack, self._unpack = _tagged(options)
     self._kept: tuple[Any, bytes] | None = None
 
   def parts(self, value: T) -> list[bytes]:
-    """The encoded value, in pieces that are to be joined.
+    """The encoded value, in pieces to be joined.
 
     Raises:
       ValueError, TypeError: a field is not what it was declared to be.
@@ -117,7 +117,7 @@ class Codec(Generic[T]):
     return b"".join(self.parts(value))
 
   def encode_once(self, value: T) -> bytes:
-    """The encoded value; that of the latest object is kept."""
+    """The encoded value; the last object's is cached."""
     kept = self._kept
     if kept is None or kept[0] is not value:
       kept = self._kept = value, self.encode(value)
@@ -163,7 +163,7 @@ def _refuse(what: str, found: Any) -> Any:
 
 
 def _tagged(classes: tuple[type, ...]) -> tuple[_Packer, _Unpacker]:
-  """One of several dataclasses, with its name in front of its fields."""
+  """One of several dataclasses, as its name followed by its fields."""
   fields = {c: _fields(c) for c in classes}
   by_class = {c: (c.__name__, fields[c][0]) for c in classes}
   by_name = {c.__name__: fields[c][1] for c in classes}
@@ -237,7 +237,7 @@ def _fields(cls: type) -> tuple[_Packer, _Unpacker]:
 
 
 def _nothing(kind: Any) -> tuple[str, str]:
-  """Python's words for packing and unpacking, `call` unless there is nothing."""
+  """Source code for packing and unpacking; `call` unless it is empty."""
   if _is_union(kind) and types.NoneType in typing.get_args(kind):
     text = "(None if {x} is None else {call})"
     return text, text
@@ -284,7 +284,7 @@ _CONDITIONS: dict[Any, str] = {
 
 
 def _base(kind: Any) -> tuple[Any, int | None]:
-  """A type without its limit, and the limit."""
+  """A type without its bound, and the bound."""
   if typing.get_origin(kind) is not typing.Annotated:
     return kind, None
   base, *limits = typing.get_args(kind)
@@ -293,7 +293,7 @@ def _base(kind: Any) -> tuple[Any, int | None]:
 
 
 def _condition(kind: Any, x: str) -> str:
-  """Python's words for `x` being of a plain type; "" for other types."""
+  """Source code that tests `x` for a plain type; "" for other types."""
   base, least = _base(kind)
   if base not in _PLAIN:
     return ""
@@ -302,7 +302,7 @@ def _condition(kind: Any, x: str) -> str:
 
 
 def _expected(kind: Any) -> Callable[[Any], str]:
-  """What is said to have been expected in place of a value."""
+  """Describes the expected value, for errors."""
   base, least = _base(kind)
   fits = eval(f"lambda x: {_CONDITIONS[base].format(x='x')}")
 
@@ -401,7 +401,7 @@ def _apart(kind: Any, how: Apart) -> tuple[_Packer, _Unpacker]:
 
 
 def _columns(cls: type) -> tuple[_Packer, _Unpacker]:
-  """Many of one dataclass, as a list of each field's values."""
+  """Many values of one dataclass, as a list per field."""
   hints = typing.get_type_hints(cls, include_extras=True)
   names = [field.name for field in dataclasses.fields(cls)]
   read = operator.attrgetter(*names)
@@ -451,14 +451,14 @@ def _column(
   Callable[[tuple[Any, ...], list[bytes]], list[Any]],
   Callable[[list[Any], _Blobs], list[Any]],
 ]:
-  """The values of one field: all, or one where all are equal."""
+  """The values of one field: all, or only one if all are equal."""
   pack_one, unpack_one = _field(kind)
   base, least = _base(kind)
   whole = base is int
   lowest = -_INT_LIMIT if least is None else least
 
   def is_fine(found: Sequence[Any]) -> bool:
-    """Whether these are all numbers that fit, as most are."""
+    """Whether these are all valid numbers, the usual case."""
     return (
       set(map(type, found)) == {int}
       and min(found) >= lowest

@@ -1,10 +1,10 @@
 """The leader's side of the ledger: samples leased with its tokens.
 
-What is committed stands in the log; leases do not. A new leader learns them from
-the members (`Hello.lease`), and samples that nobody claims are in the pool again.
-So a lease may be given twice across a change of leaders, but no sample can count
-twice: a gradient is taken in only if its samples are leased to its replica, and
-are in no gradient that was taken in before.
+Commits are in the log; leases are not. A new leader learns them from the
+members (`Hello.lease`), and samples that no member claims return to the pool.
+So a lease may be given twice across a change of leaders, but no sample can
+count twice: a gradient is only accepted if its samples are leased to its
+replica, and are not in an earlier accepted gradient.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from optax_dist.ledger import spans as sp
 
 
 class Lender:
-  """A ledger, and the leases that are to be told.
+  """A ledger, and the leases to announce.
 
   Attributes:
-    exhausted: whether what is left doesn't fill a step any more.
-    untold: the leases that are to be told, by member.
+    exhausted: whether the remaining samples no longer fill a step.
+    untold: leases that are not announced yet, by member.
   """
 
   def __init__(self, config: Config, progress: ledger.Progress):
@@ -55,11 +55,11 @@ class Lender:
       self.untold[lease.holder] = lease.spans
 
   def take(self, incarnation: Incarnation) -> Spans:
-    """The lease to be sent to this member; empty for none."""
+    """The lease to send to this member; empty for none."""
     return self.untold.pop(incarnation, ())
 
   def take_all(self) -> tuple[Leased, ...]:
-    """All leases that are to be told."""
+    """All leases to announce."""
     if not self.untold:
       return ()
     found = tuple(Leased(i, spans) for i, spans in self.untold.items())
@@ -67,12 +67,12 @@ class Lender:
     return found
 
   def lease(self, incarnation: Incarnation) -> Spans:
-    """What a member computes on."""
+    """The samples that a member computes on."""
     found = self.state.held.get(incarnation)
     return found.out if found is not None else ()
 
   def data(self, incarnation: Incarnation) -> Spans:
-    """The samples of a member's gradient that is in."""
+    """The samples of a member's accepted gradient."""
     found = self._state.held.get(incarnation)
     inside = found.inside if found is not None else ()
     accepted = self._accepted.get(incarnation)
@@ -82,11 +82,11 @@ class Lender:
     return sp.join(inside, accepted) if inside else accepted
 
   def need(self, state: quorum.State) -> None:
-    """Who takes part has changed, and with it how many a step needs."""
+    """The members have changed, and thus how many gradients a step needs."""
     self._step(ledger.Need(quorum.needed(state)))
 
   def claim(self, incarnation: Incarnation, spans: Spans, count: int) -> None:
-    """A member says what it computes on."""
+    """A member reports the samples that it computes on."""
     self._step(ledger.Claim(incarnation, spans, count))
     if incarnation not in self.untold:
       confirmed = self.lease(incarnation)
@@ -98,18 +98,18 @@ class Lender:
     self._step(ledger.Ask(incarnation, count))
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
-    """Whether a gradient may be taken in."""
+    """Whether a gradient may be accepted."""
     samples = sp.size(message.data)
     if samples != message.count * self._state.unit:
       return False
     held = self._state.held.get(incarnation)
     if held is not None and held.out == message.data and not held.copied:
-      # What else is in doesn't matter: nobody else has these.
+      # Other accepted gradients don't matter: these samples are only here.
       return bool(samples) and incarnation not in self._accepted
     return ledger.fits(self.state, incarnation, message.data)
 
   def accept(self, incarnation: Incarnation, spans: Spans) -> None:
-    """A gradient is in."""
+    """A gradient was accepted."""
     if incarnation in self._accepted:
       self._step()
     self._accepted[incarnation] = spans
@@ -117,12 +117,12 @@ class Lender:
   def drop(
     self, incarnation: Incarnation, spans: Spans, finite: bool = True
   ) -> None:
-    """A gradient doesn't count."""
+    """A gradient was dropped."""
     if spans:
       self._step(ledger.Drop(incarnation, spans, finite))
 
   def gone(self, incarnation: Incarnation, keep: Spans) -> None:
-    """A member is one no more; what is kept may be committed yet."""
+    """A member was removed; samples that are kept may still be committed."""
     self._step(ledger.Gone(incarnation, keep))
     self.untold.pop(incarnation, None)
 
@@ -133,7 +133,7 @@ class Lender:
 
     Args:
       parts: the gradients of the step.
-      tokens: for how many gradients, by member.
+      tokens: number of gradients, by member.
 
     Returns:
       What the members of its parts compute on next, in their order; what other
