@@ -65,6 +65,9 @@ KINDS: dict[str, dict[str, str]] = {
     "weight": _TEXT + "?",
     "step": _INT,
     "wire": _TEXT + "?",
+    "mean_wire": _TEXT + "?",
+    "error_feedback": _NUMBER + "?",
+    "inline": _BOOL + "?",
     "gradient_bytes": _INT + "?",
     "lower_on_loss": _BOOL + "?",
     "cores": _INT + "?",
@@ -75,7 +78,12 @@ KINDS: dict[str, dict[str, str]] = {
   "join": _REPLICA | _STEP | {"address": _TEXT + "?"},
   "drop": _STEP | _GRADIENT | {"reason": _TEXT},
   "commit": _STEP
-  | {"attempt": _INT, "attempt_time": _NUMBER + "?", "members": _LIST},
+  | {
+    "term": _INT + "?",
+    "attempt": _INT,
+    "attempt_time": _NUMBER + "?",
+    "members": _LIST,
+  },
   "abandon": _STEP
   | {"attempt": _INT, "failed_replica": _ID + "?", "reason": _TEXT + "?"},
   "leave": _REPLICA | _STEP,

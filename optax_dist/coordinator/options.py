@@ -40,8 +40,12 @@ class Options:
     stall_warning: time to wait before the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
     wire: wire format of gradients; one of `wire_formats.WIRES`.
+    mean_wire: wire format of the mean of them, one of `wire_formats.WIRES`. A
+      low-bit one needs a low-bit `wire`: whoever averages a slice adds the
+      quantization error of its mean to the next one. None: as the gradients, but
+      at least 4 bits, and bfloat16 if the strategy does not sum means as they are.
     error_feedback: decay, from 0 to 1, of the quantization error that is added
-      to the next gradient with a low-bit wire format.
+      to the next gradient, or mean, with a low-bit wire format.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     journal: path that the leader writes events to; None for no journal.
     config: any JSON object to record in the journal.
@@ -61,6 +65,7 @@ class Options:
   stall_warning: float = 10.0
   inline_bytes: int = 64 << 10
   wire: str = "float32"
+  mean_wire: str | None = None
   error_feedback: float = 1.0
   fingerprint_every: int = 0
   journal: str | os.PathLike[str] | None = None
@@ -126,6 +131,8 @@ class Options:
       raise ValueError(f"metrics_port must be an integer, got {port!r}.")
     reporter.check(self.metrics_port, self.tensorboard)
     wires.codec(self.wire, "float32")  # type: ignore[arg-type]
+    if self.mean_wire is not None:
+      wires.check_mean_wire(self.wire, self.mean_wire)
     if not (_is_number(self.error_feedback) and 0 <= self.error_feedback <= 1):
       raise ValueError(
         f"error_feedback must be from 0 to 1, got {self.error_feedback!r}."

@@ -129,11 +129,21 @@ class Replica:
       state_shards = shards.LocalShards(jax.tree.leaves(shared))
       blocks = self._gradient_shards.templates
     feedback = settings.error_feedback if self._encoder_feeds_back else None
-    self._encoder = encoders.Encoder(blocks, settings.wire, feedback)
+    fragments = strategy.fragment_sizes
+    self._encoder = encoders.Encoder(
+      blocks,
+      settings.wire,
+      feedback,
+      mean_wire=self._mean_wire,
+      mean_decay=settings.error_feedback,
+      fragments=fragments,
+    )
     nbytes = self._encoder.place.nbytes
     # Shards are exchanged however small they are: no process has the whole
-    # gradient.
-    self._inline = group is None and nbytes <= settings.inline_bytes
+    # gradient. Who averages inline gradients does not know their fragment.
+    is_whole = self._encoder.mean_feedback is None or fragments is None
+    fits = nbytes <= settings.inline_bytes
+    self._inline = group is None and is_whole and fits
     self._compile(shared)
     address, digest = place.transport.address, fingerprint(shared)
     places = [(place.transport.name, address)]
@@ -267,6 +277,19 @@ class Replica:
         f" {self._strategy.name!r} sends parameters, of which too little would be"
         " left. Use wire='int8', 'bfloat16' or 'float32'."
       )
+    mean = settings.mean_wire
+    if mean and wire_formats.feeds_back(mean) and not self._strategy.additive:
+      raise ValueError(
+        f"mean_wire={mean!r} is for means whose sum over the steps counts, and"
+        f" {self._strategy.name!r} does not add them up as they are. Use"
+        " mean_wire='bfloat16' or 'float32', or decoupled_diloco(merge='mean')."
+      )
+
+  @property
+  def _mean_wire(self) -> str:
+    """How means travel."""
+    usual = wire_formats.mean_wire(self._settings.wire, self._strategy.additive)
+    return self._settings.mean_wire or usual
 
   def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
     """The protocol core; with several processes, process 0 decides."""
@@ -292,6 +315,9 @@ class Replica:
       "cores": _cores(),
       "weight": numbers.weight and "inverse_staleness",
       "wire": self._settings.wire,
+      "mean_wire": self._mean_wire,
+      "error_feedback": self._settings.error_feedback,
+      "inline": self._inline,
       "gradient_bytes": self._encoder.place.nbytes,
       "data": None if self._data_spec is None else vars(self._data_spec),
       "config": dict(self._settings.config),
@@ -299,7 +325,7 @@ class Replica:
 
   def _compile(self, shared: Any) -> None:
     """Compiles the update early, so that no attempt has to wait for it."""
-    nothing = np.zeros(self._encoder.mean_place.nbytes, np.uint8)
+    nothing = self._encoder.no_mean()
     members = self._strategy.quorum.replicas_to_aggregate
     self._apply(shared, self._encoder.read(nothing), members)
 

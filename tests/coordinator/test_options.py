@@ -90,3 +90,14 @@ def test_error_feedback_needs_a_wire_that_leaves_something_out():
   assert Options(wire="int4", error_feedback=0.95).error_feedback == 0.95
   with pytest.raises(ValueError, match=r"wire='bfloat16' leaves out"):
     Options(wire="bfloat16", error_feedback=0.95)
+
+
+def test_a_mean_of_few_bits_needs_a_wire_of_few_bits():
+  assert Options(wire="top_k", mean_wire="int4").mean_wire == "int4"
+  assert Options(wire="float32", mean_wire="bfloat16").mean_wire == "bfloat16"
+  with pytest.raises(ValueError, match=r"mean_wire must be one of .*'int3'"):
+    Options(wire="int4", mean_wire="int3")
+  with pytest.raises(
+    ValueError, match=r"mean_wire='int4' needs a wire of few bits.*'bfloat16'"
+  ):
+    Options(wire="bfloat16", mean_wire="int4")

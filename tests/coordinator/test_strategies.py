@@ -198,7 +198,10 @@ def test_narrow_wires_lose_little_and_nothing_for_ever(wire):
   [("int4", 7.9), ("int2", 15.7), ("sign", 31.4), ("top_k", 112)],
 )
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
-def test_wires_of_few_bits_train_to_the_same_end(wire, fewer, inline_bytes):
+@pytest.mark.parametrize("both", [False, True], ids=["up", "both"])
+def test_wires_of_few_bits_train_to_the_same_end(
+  wire, fewer, inline_bytes, both
+):
   """Towards a target for each replica; both end near the mean of the targets."""
   size, steps = 2 * 4032, 60
   targets = np.random.default_rng(1).normal(size=(2, size)).astype("f4")
@@ -215,7 +218,9 @@ def test_wires_of_few_bits_train_to_the_same_end(wire, fewer, inline_bytes):
     opt=optax.sgd(0.03),
     params={"x": jnp.zeros(size)},
     wire=wire,
+    mean_wire=wire if both else "bfloat16",
     inline_bytes=inline_bytes,
+    fingerprint_every=10,
   )
   assert [r.error for r in results] == [None] * 2
   (first, sent), (second, _) = (r.value for r in results)
@@ -223,8 +228,9 @@ def test_wires_of_few_bits_train_to_the_same_end(wire, fewer, inline_bytes):
   goal = targets.mean(0)
   assert np.linalg.norm(first - goal) < 0.7 * np.linalg.norm(goal)
   if not inline_bytes:
-    # Half of the gradient, in few bits, and half of the mean in bfloat16.
-    assert sent == pytest.approx(steps * size * (2 / fewer + 1), rel=0.02)
+    # Half of the gradient, in few bits, and half of the mean in bfloat16 or alike.
+    mean = 2 / fewer if both else 1
+    assert sent == pytest.approx(steps * size * (2 / fewer + mean), rel=0.02)
 
 
 def test_parameters_do_not_travel_in_few_bits():
@@ -234,6 +240,23 @@ def test_parameters_do_not_travel_in_few_bits():
     runs.make(
       endpoint.World(), 0, k=1, n=2, strategy=strategy, opt=INNER, wire="top_k"
     )
+
+
+def test_means_that_are_not_added_up_do_not_travel_in_few_bits():
+  """Of parameters, or directions, what is left out can't be made up for."""
+  radial = strategies.decoupled_diloco(fragments=1, period=4)
+  for strategy in (strategies.elastic_average(moving_rate=0.5), radial):
+    with pytest.raises(ValueError, match=r"mean_wire='int8' is for .* sum"):
+      runs.make(
+        endpoint.World(),
+        0,
+        k=1,
+        n=2,
+        strategy=strategy,
+        opt=INNER,
+        wire="int8",
+        mean_wire="int8",
+      )
 
 
 def test_local_updates_feed_back_as_the_transform_does():
@@ -256,6 +279,7 @@ def test_local_updates_feed_back_as_the_transform_does():
     opt=optax.sgd(0.1),
     params={"x": jnp.zeros(size)},
     wire="top_k",
+    mean_wire="bfloat16",
     error_feedback=0.9,
   )
   assert [r.error for r in results] == [None] * 2

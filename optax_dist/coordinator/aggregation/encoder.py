@@ -10,6 +10,7 @@ import numpy as np
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
+from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
 from optax_dist.coordinator.aggregation.packing import Packing
 
 
@@ -21,6 +22,8 @@ class Encoder:
     mean_place: the layout of means; it has the same elements.
     can_pack: whether all numbers travel as they are, so that a gradient can be
       written in pieces.
+    mean_feedback: what this replica left out of means of few bits; None where
+      they travel in more.
 
   Example:
     >>> encoder = Encoder([np.zeros(3, np.float32)], "float32")
@@ -36,6 +39,10 @@ class Encoder:
     template: Sequence[Any],
     wire: str,
     error_feedback: float | None = 1.0,
+    *,
+    mean_wire: str | None = None,
+    mean_decay: float = 1.0,
+    fragments: Sequence[Sequence[int]] | None = None,
   ):
     """Makes one.
 
@@ -44,15 +51,25 @@ class Encoder:
       wire: one of `wire_formats.WIRES`.
       error_feedback: what of that which a wire of few bits left out is added to
         the next gradient; None where whoever writes sees to that.
+      mean_wire: how means travel; None: `wire_formats.mean_wire`.
+      mean_decay: what of that which a mean of few bits left out is added to the
+        next one.
+      fragments: see `MeanFeedback`.
+
+    Raises:
+      ValueError: means can't travel so.
     """
+    mean_wire = mean_wire or wire_formats.mean_wire(wire)
+    wire_formats.check_mean_wire(wire, mean_wire)
     self.place = layouts.layout(template, wire)
-    self.mean_place = layouts.layout(
-      template, wire_formats.mean_wire(wire), like=self.place
-    )
     plain = wire_formats.Plain
     self.can_pack = all(
       isinstance(group.codec, plain) for group in self.place.groups
     )
+    self.mean_place = layouts.layout(template, mean_wire, like=self.place)
+    self.mean_feedback: MeanFeedback | None = None
+    if wire_formats.feeds_back(mean_wire):
+      self.mean_feedback = MeanFeedback(self.place, mean_decay, fragments)
     # Few bits lose much; what is lost is sent with the next gradient.
     self._feedback = (
       ErrorFeedback(error_feedback)
@@ -151,7 +168,7 @@ class Encoder:
     weights: Sequence[float],
     count: int,
   ) -> bytes:
-    """The mean of encoded gradients.
+    """The mean of encoded gradients; it counts.
 
     Args:
       gradients: in replica order.
@@ -164,23 +181,39 @@ class Encoder:
     for raw in gradients:
       if len(raw) != self.place.nbytes:
         self._check(raw, self.place, "gradient")
-    out = np.empty(self.mean_place.nbytes, np.uint8)
+    out = np.zeros(self.mean_place.nbytes, np.uint8)
     # One array for all: there may be hundreds.
     rows = np.frombuffer(b"".join(gradients), np.uint8)
-    means.mean_slice(
-      rows.reshape(len(gradients), self.place.nbytes),
-      weights,
-      count,
-      self.place,
-      self.mean_place,
-      0,
-      self.place.elements,
-      out,
-    )
+    feedback, whole = self.mean_feedback, self.place.elements
+    error = None if feedback is None else feedback.owed(0, whole)
+    with np.errstate(all="ignore"):
+      means.mean_slice(
+        rows.reshape(len(gradients), self.place.nbytes),
+        weights,
+        count,
+        self.place,
+        self.mean_place,
+        0,
+        whole,
+        out,
+        error,
+        () if feedback is None else feedback.gaps(),
+      )
+    if feedback is not None and error is not None:
+      feedback.keep(0, error)
     return out.tobytes()
 
+  def no_mean(self) -> np.ndarray:
+    """The bytes of a mean of zeros."""
+    out = np.zeros(self.mean_place.nbytes, np.uint8)
+    for group in self.mean_place.groups:
+      stop = group.offset + group.codec.nbytes(group.elements)
+      zeros = np.zeros(group.elements, group.codec.work)
+      group.codec.encode(zeros, out[group.offset : stop])
+    return out
+
   def read(self, mean: bytes | np.ndarray) -> list[np.ndarray]:
-    """The leaves of a mean, as views.
+    """The leaves of a mean: views, or float32 where it travels in few bits.
 
     Raises:
       ValueError: it has another size than the layout.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from optax_dist.coordinator.aggregation import wire_formats as wires
 # Elements; float32 then lies where XLA takes it as it is.
 _ALIGNED = 16
 _ALIGNED_BYTES = 64
+
+# The first element without a number, and the one after the last.
+_Gap: TypeAlias = tuple[int, int]
 
 
 class Leaf(NamedTuple):
@@ -161,6 +164,29 @@ class Layout:
           )
         )
     return found
+
+  def gaps(self, sizes: Sequence[int] | None = None) -> tuple[_Gap, ...]:
+    """Where there are no numbers of a leaf, in groups that share their bytes.
+
+    Args:
+      sizes: of each leaf, after how many numbers there are only zeros that nobody
+        reads; None: all are read.
+
+    Returns:
+      First elements, and those after the last, in order.
+    """
+    sizes = [leaf.size for leaf in self.leaves] if sizes is None else sizes
+    found = []
+    for index, group in enumerate(self.groups):
+      if not group.codec.blocks:
+        continue
+      end = group.start
+      for leaf, size in zip(self.leaves, sizes, strict=True):
+        if leaf.group == index:
+          found.append((end, group.start + leaf.start))
+          end = group.start + leaf.start + size
+      found.append((end, group.start + group.elements))
+    return tuple(gap for gap in found if gap[0] < gap[1])
 
   def bytes_of(self, start: int, stop: int) -> tuple[int, int]:
     """The bytes between two positions that `cuts` gave."""

@@ -6,6 +6,7 @@ the outcome does not depend on who comes first, nor on how the work is cut.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -168,6 +169,8 @@ def mean_slice(
   start: int,
   stop: int,
   out: np.ndarray,
+  error: np.ndarray | None = None,
+  gaps: Sequence[tuple[int, int]] = (),
 ) -> None:
   """Averages one slice of all members.
 
@@ -181,6 +184,11 @@ def mean_slice(
     start: the slice's first element.
     stop: the element after its last.
     out: the slice's bytes of the mean.
+    error: what earlier means of few bits left out of these numbers, float32 of
+      `stop - start`; it is added, and replaced by what is left out now. None
+      where nothing is to be fed back.
+    gaps: of the layout, see `Layout.gaps`; a mean of few bits is not to depend on
+      what lies there.
   """
   base, _ = place.bytes_of(start, stop)
   mean_base, _ = mean_place.bytes_of(start, stop)
@@ -194,7 +202,9 @@ def mean_slice(
       and mean_codec.work == mean_codec.dtype
     )
     done = 0
-    if isinstance(codec, wires.BFloat16) and all(w == 1.0 for w in weights):
+    at = max(start, part.group.start)
+    short = all(isinstance(c, wires.BFloat16) for c in (codec, mean_codec))
+    if short and all(w == 1.0 for w in weights):
       begin, mean_begin = part.start - base, mean_part.start - mean_base
       done = _mean_pieces(
         [raw[begin:] for raw in members], count, part.elements, out[mean_begin:]
@@ -218,8 +228,52 @@ def mean_slice(
       _add_up(codec, mine, weights, total)
       if count != 1:
         np.divide(total, divisor, out=total)
-      if not direct:
+      if mean_codec.blocks:
+        lost = None
+        if error is not None:
+          lost = error[at - start + first : at - start + last]
+        _encode_mean(total, mean_codec, target, lost, gaps, at + first)
+      elif not direct:
         mean_codec.encode(total, target)
+
+
+def _encode_mean(
+  numbers: np.ndarray,
+  codec: wires.Codec,
+  out: np.ndarray,
+  error: np.ndarray | None,
+  gaps: Sequence[tuple[int, int]],
+  start: int,
+) -> None:
+  """Rounds a mean of whole blocks to few bits, with what was left out before.
+
+  Where it is not finite it comes out as no finite number, and nothing is kept.
+
+  Args:
+    numbers: of the mean; overwritten.
+    codec: rounds them.
+    out: their bytes.
+    error: see `mean_slice`; of these numbers.
+    gaps: see `mean_slice`.
+    start: the element at which the numbers begin.
+  """
+  if error is not None:
+    numbers += error
+  real = np.ones(numbers.size, bool)
+  first = bisect.bisect_right(gaps, start, key=lambda gap: gap[1])
+  for low, high in itertools.islice(gaps, first, None):
+    if low >= start + numbers.size:
+      break
+    here = slice(max(0, low - start), high - start)
+    numbers[here], real[here] = 0.0, False
+  if isinstance(codec, block_formats.Signs):
+    codec.encode(numbers, out, real.reshape(-1, codec.quantum).sum(1))
+  else:
+    codec.encode(numbers, out)
+  if error is not None:
+    np.subtract(numbers, codec.decode(out), out=error)
+    if not np.isfinite(np.add.reduce(error)):
+      error[~np.isfinite(error)] = 0.0
 
 
 def _add_up(
@@ -278,32 +332,54 @@ def read(
 ) -> list[np.ndarray]:
   """The leaves of a mean whose slices lie in different memory.
 
-  A leaf within one slice is a view; only one that is cut is put together.
+  A leaf within one slice is a view; only one that is cut is put together. What
+  travels in few bits is decoded.
 
   Args:
     place: the layout of the mean.
     slices: bytes of each slice.
     cuts: the positions of `Layout.cuts`.
-    scratch: uint8 of `place.nbytes`, for leaves that are cut.
+    scratch: uint8 of `place.nbytes`, for what is cut.
 
   Returns:
     Arrays in the order of the layout, of their own dtype, or uint16 for the
     upper halves of float32 (bfloat16).
   """
   ranges = [place.bytes_of(a, b) for a, b in itertools.pairwise(cuts)]
-  leaves = []
-  for leaf in place.leaves:
-    codec = place.groups[leaf.group].codec
-    start, stop = place.bytes_of_leaf(leaf)
+
+  def found(start: int, stop: int) -> np.ndarray:
     for (first, last), raw in zip(ranges, slices, strict=True):
       if first <= start and stop <= last:
-        found = raw[start - first : stop - first]
-        break
+        return raw[start - first : stop - first]
       low, high = max(start, first), min(stop, last)
       if low < high:
         scratch[low:high] = raw[low - first : high - first]
+    return scratch[start:stop]
+
+  decoded: dict[int, np.ndarray] = {}
+  leaves = []
+  for leaf in place.leaves:
+    group = place.groups[leaf.group]
+    codec = group.codec
+    if codec.blocks:
+      if leaf.group not in decoded:
+        nbytes = codec.nbytes(group.elements)
+        raw = found(group.offset, group.offset + nbytes)
+        decoded[leaf.group] = _decoded(codec, raw, group.elements)
+      flat = decoded[leaf.group][leaf.start : leaf.start + leaf.size]
     else:
-      found = scratch[start:stop]
-    dtype = codec.dtype if isinstance(codec, wires.Plain) else np.uint16
-    leaves.append(found.view(dtype).reshape(leaf.shape))
+      dtype = codec.dtype if isinstance(codec, wires.Plain) else np.uint16
+      flat = found(*place.bytes_of_leaf(leaf)).view(dtype)
+    leaves.append(flat.reshape(leaf.shape))
   return leaves
+
+
+def _decoded(codec: wires.Codec, raw: np.ndarray, elements: int) -> np.ndarray:
+  """The numbers of whole blocks, decoded within a core's cache."""
+  out = np.empty(elements, codec.work)
+  for start in range(0, elements, CHUNK):
+    stop = min(elements, start + CHUNK)
+    out[start:stop] = codec.decode(
+      raw[codec.nbytes(start) : codec.nbytes(stop)]
+    )
+  return out

@@ -24,6 +24,7 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, packing
+from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
 from optax_dist.coordinator.protocol import effects, entries, inputs
 from optax_dist.coordinator.transport import interface as transports
 
@@ -102,6 +103,8 @@ class _Attempt:
     done: how many pieces are averaged.
     me: which slice this replica averages; None for a reader.
     mean: memory for the whole mean.
+    left_out: what the own slice's mean left out, by the first elements of its
+      pieces, until it is known whether the mean counts.
     readers: processes that fetch the mean besides.
     sending: transfers under way from here, as pairs of peer and transfer id.
     expected: transfers under way to here.
@@ -109,6 +112,7 @@ class _Attempt:
     pushing: whether its front, at least, is on its way to the others.
     averaged: whether this replica's slice is there.
     answered: whether the core has its answer.
+    reported: whether the answer was that the mean is here.
     dropped: whether it was cancelled or released.
   """
 
@@ -123,6 +127,7 @@ class _Attempt:
   mean: memoryview
   readers: list[str]
   gradient: Gradient | None = None
+  left_out: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
   sending: set[tuple[str, int]] = dataclasses.field(default_factory=set)
   expected: set[tuple[str, int]] = dataclasses.field(default_factory=set)
   done: int = 0
@@ -130,6 +135,7 @@ class _Attempt:
   pushing: bool = False
   averaged: bool = False
   answered: bool = False
+  reported: bool = False
   dropped: bool = False
 
   @property
@@ -241,6 +247,7 @@ class Aggregations:
     background: Background,
     timeout: float,
     reach: Callable[[str], None] = lambda phase: None,
+    feedback: MeanFeedback | None = None,
   ):
     """Makes one without attempts.
 
@@ -251,6 +258,7 @@ class Aggregations:
       background: does what takes long.
       timeout: seconds without a byte after which an attempt has failed.
       reach: called at each phase, "reduce_scatter" and "gather".
+      feedback: what this replica left out of means; None: it leaves nothing out.
     """
     self.answers: list[Answer] = []
     self.bytes_in = self.bytes_out = 0
@@ -259,12 +267,14 @@ class Aggregations:
     self._background = background
     self._timeout = timeout
     self._reach = reach
+    self._feedback = feedback
     self._attempts: dict[entries.AttemptId, _Attempt] = {}
     # By peer, transfer id, and whether it is sent.
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
 
   def begin(self, effect: effects.Aggregate, gradient: Gradient) -> None:
     """Takes part with a gradient."""
+    self._forget(before=effect.attempt.step)
     attempt = self._made(effect, effect.me, effect.readers)
     attempt.gradient = gradient
     self._reach("reduce_scatter")
@@ -322,6 +332,18 @@ class Aggregations:
   def mean(self, attempt: entries.AttemptId) -> np.ndarray:
     """The bytes of a mean that is here, until it is released."""
     return np.frombuffer(self._attempts[attempt].mean, np.uint8)
+
+  def applied(self, attempt: entries.AttemptId) -> None:
+    """A mean that is here counts: what it left out is kept."""
+    found = self._attempts.get(attempt)
+    if found is not None and self._feedback is not None:
+      for start, left_out in found.left_out.items():
+        self._feedback.keep(start, left_out, attempt.step)
+      found.left_out = {}
+
+  def lose(self) -> None:
+    """Nobody knows which of the means that are here and weren't applied count."""
+    self._forget()
 
   def drop(self, attempt: entries.AttemptId) -> None:
     """Carries out `Cancel` and `Release`: nothing of an attempt is left."""
@@ -417,6 +439,17 @@ class Aggregations:
       self.drop(attempt)
 
   # Helpers.
+
+  def _forget(self, before: int | None = None) -> None:
+    """Of means that may count, or may not, nothing is kept or was owed."""
+    if self._feedback is None:
+      return
+    for attempt in self._attempts.values():
+      if attempt.reported and (before is None or attempt.id.step < before):
+        for start, left_out in attempt.left_out.items():
+          stop = start + left_out.size
+          self._feedback.lose(start, stop, attempt.id.step)
+        attempt.left_out = {}
 
   def _made(
     self,
@@ -543,6 +576,10 @@ class Aggregations:
       for part in parts
     ]
 
+    feedback, step = self._feedback, attempt.id.step
+    error = None if feedback is None else feedback.owed(start, stop, step)
+    gaps = () if feedback is None else feedback.gaps(step)
+
     def work() -> None:
       if start == stop:
         return
@@ -557,7 +594,11 @@ class Aggregations:
           start,
           stop,
           out,
+          error,
+          gaps,
         )
+      if error is not None:
+        attempt.left_out[start] = error
 
     attempt.averaging, attempt.done = True, until
     if sum(g.nbytes for g in gradients) <= _AT_ONCE:
@@ -631,7 +672,7 @@ class Aggregations:
 
   def _finish(self, attempt: _Attempt) -> None:
     if not attempt.answered and self._has_mean(attempt):
-      attempt.answered = True
+      attempt.answered = attempt.reported = True
       self.answers.append(inputs.Aggregated(attempt.id, attempt.id))
 
   def _has_mean(self, attempt: _Attempt) -> bool:

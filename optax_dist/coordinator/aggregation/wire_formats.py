@@ -179,11 +179,44 @@ def feeds_back(wire: str) -> bool:
   return wire in _BLOCKS
 
 
-def mean_wire(wire: str) -> str:
-  """How the mean travels: in few bits it would be rounded again, unrepaired.
+def mean_wire(wire: str, additive: bool = True) -> str:
+  """How the mean travels where nothing else is asked for.
+
+  In 4 bits it costs nothing in learning, in fewer it does (docs/coordinator.md).
+
+  Args:
+    wire: of the gradients.
+    additive: whether what one mean left out may be added to the next.
 
   Example:
-    >>> mean_wire("int8"), mean_wire("float32")
-    ('bfloat16', 'float32')
+    >>> mean_wire("int8"), mean_wire("sign"), mean_wire("float32")
+    ('int8', 'int4', 'float32')
+    >>> mean_wire("sign", additive=False)
+    'bfloat16'
   """
-  return "bfloat16" if feeds_back(wire) else wire
+  if not feeds_back(wire):
+    return wire
+  if not additive:
+    return "bfloat16"  # Rounded once more, with nobody to make up for it.
+  return "int8" if wire == "int8" else "int4"
+
+
+def check_mean_wire(wire: str, mean: str) -> None:
+  """Checks that means can travel so where gradients travel on a wire.
+
+  Raises:
+    ValueError: they can't.
+
+  Example:
+    >>> check_mean_wire("int4", "int8")
+  """
+  if mean not in WIRES:
+    raise ValueError(
+      f"mean_wire must be one of {', '.join(WIRES)}, got {mean!r}."
+    )
+  if feeds_back(mean) and not feeds_back(wire):
+    raise ValueError(
+      f"mean_wire={mean!r} needs a wire of few bits ({', '.join(_BLOCKS)}), got"
+      f" wire={wire!r}: gradients are cut into slices by the blocks of their own"
+      " wire."
+    )

@@ -14,8 +14,8 @@ from optax_dist.coordinator.runtime import timings
 
 # Times have `journal.DECIMALS` digits; a weight is exact, for replay.
 _LINE = (
-  '{"kind": "commit", "time": %.6f, "step": %d, "attempt": %d,'
-  ' "attempt_time": %s, "members": [%s]}'
+  '{"kind": "commit", "time": %.6f, "step": %d, "term": %d,'
+  ' "attempt": %d, "attempt_time": %s, "members": [%s]}'
 )
 _MEMBER = (
   '{"replica": %s, "incarnation": %d, "local_step": %d, "count": %d,'
@@ -51,7 +51,8 @@ def line(note: notes.StepCommitted, now: float, clocks: timings.Clocks) -> str:
   ]
   began = _seconds(None if note.age is None else max(0.0, now - note.age))
   id_ = commit.attempt
-  return _LINE % (now, id_.step, id_.number, began, ", ".join(members))
+  told = ", ".join(members)
+  return _LINE % (now, id_.step, id_.term, id_.number, began, told)
 
 
 def _member(

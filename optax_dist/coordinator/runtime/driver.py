@@ -171,7 +171,10 @@ class Driver:
       self._background,
       attempt_timeout,
       self._reach,
+      encoder.mean_feedback,
     )
+    # What the state that is computed ahead was computed with; None: it was inline.
+    self._ahead: entries.AttemptId | None = None
     self._snapshots = snapshots.Snapshots(
       transport, self._states.nbytes, self._background, attempt_timeout
     )
@@ -563,6 +566,9 @@ class Driver:
         if self._journal.pending:
           self._flush()
         self._states.publish(step, save)
+        if self._ahead is not None:
+          self._aggregations.applied(self._ahead)
+          self._ahead = None
         self._show()
         phases.reach("applied", self._replica)
       case fx.Resolved():
@@ -605,6 +611,7 @@ class Driver:
       case fx.Discard():
         self._states.discard()
       case fx.Restore(step, state):
+        self._aggregations.lose()
         self._states.restore(step, self._snapshots.take(state))  # type: ignore[arg-type]
         self._show()
       case fx.ServeSnapshot():
@@ -626,6 +633,7 @@ class Driver:
         self._take_fingerprint(step, self._states.published)
       case fx.Admitted(admission, incarnation, _, asked):
         self.rejoins = admission - 1
+        self._owe_nothing()
         self._change(
           admission=admission,
           incarnation=incarnation,
@@ -650,6 +658,9 @@ class Driver:
         self._tell = True
       case fx.LeadershipChanged(leads, _):
         self.handover.leads = leads
+        if self._inline:
+          # What another leader left out, this one never had.
+          self._owe_nothing()
       case fx.OpenJournal(commits):
         self._journal.open(commits)
       case fx.CloseJournal():
@@ -743,6 +754,7 @@ class Driver:
   def _apply(self, effect: fx.Apply) -> None:
     # The others compute the same meanwhile.
     self._transport.flush()
+    self._ahead = None
     if effect.inline:
       raw = effect.mean
       assert isinstance(raw, bytes)
@@ -754,6 +766,7 @@ class Driver:
     assert isinstance(attempt, entries.AttemptId)
     mean = self._aggregations.mean(attempt)
     self._applying[attempt] += 1
+    self._ahead = attempt
 
     def done() -> None:
       self._applying[attempt] -= 1
@@ -764,6 +777,11 @@ class Driver:
           self._aggregations.drop(attempt)
 
     self._states.apply(lambda: self._encoder.read(mean), effect.parts, done)
+
+  def _owe_nothing(self) -> None:
+    """What this replica left out of means is forgotten."""
+    if self._encoder.mean_feedback is not None:
+      self._encoder.mean_feedback.clear()
 
   def _show(self) -> None:
     self._change(published=self._states.published, to_save=self._states.to_save)

@@ -134,6 +134,8 @@ class DecoupledDiloco:
       )
     self.quorum, self.rules = quorum, rules
     self._radial = merge == "radial"
+    # A direction has no length of its own: what is left of it can't be added.
+    self.additive = not self._radial
     self._init = inner.init
     self._update = strategy.applied_by(inner)
     self._outer = optax.with_extra_args_support(
@@ -177,6 +179,11 @@ class DecoupledDiloco:
     if not self._radial:
       return (fragment,)
     return fragment, strategy.Exact((self._norms,), np.dtype(np.float32))
+
+  @property
+  def fragment_sizes(self) -> Sequence[Sequence[int]] | None:
+    """What is read of each fragment's arrays."""
+    return [self.sizes(f) for f in range(self.rules.fragments)]
 
   def sizes(self, fragment: int) -> tuple[int, ...]:
     """How many numbers of each sent array belong to this fragment."""

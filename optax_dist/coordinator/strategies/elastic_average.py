@@ -25,7 +25,8 @@ class ElasticAverage(LocalSteps):
   """
 
   name = "elastic_average"
-  differences = False
+  differences = additive = False
+  fragment_sizes = None
 
   def __init__(
     self,

@@ -19,7 +19,8 @@ class LocalUpdates(LocalSteps):
 
   name = "local_updates"
   sums = alone = False
-  differences = True
+  differences = additive = True
+  fragment_sizes = None
 
   def __init__(
     self,

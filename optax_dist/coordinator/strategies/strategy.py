@@ -7,7 +7,7 @@ by commits, and a *local* one. The coordinator knows nothing else about it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -63,6 +63,11 @@ class Strategy(Protocol):
     sums: whether `apply` gets the number of gradients in the mean.
     alone: whether no two replicas may take part in one step.
     differences: whether differences are sent, and not parameters.
+    additive: whether it doesn't matter in which step a part of a mean is applied,
+      so that the quantization error of one can be added to the next.
+    fragment_sizes: of fragments that take turns with the steps, how many numbers
+      of each exchanged array are read; None: each step is of all. Known after
+      `shared`.
   """
 
   name: str
@@ -70,6 +75,12 @@ class Strategy(Protocol):
   sums: bool
   alone: bool
   differences: bool
+  additive: bool
+
+  @property
+  def fragment_sizes(self) -> Sequence[Sequence[int]] | None:
+    """See the attributes."""
+    ...
 
   @property
   def period(self) -> int | None:

@@ -16,7 +16,8 @@ class SyncReplicas:
   sums = alone = False
   period = 1
   rules = None
-  differences = True
+  differences = additive = True
+  fragment_sizes = None
 
   def __init__(
     self, optimizer: optax.GradientTransformation, quorum: strategy.Quorum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means
 from optax_dist.coordinator.aggregation import wire_formats as wires
+from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.journal import Record
 from optax_dist.simulate.replay.journal import Replay, replay
@@ -54,13 +56,25 @@ def replay_run(
   params = jax.tree.map(jnp.asarray, params)
   leaves, treedef = jax.tree.flatten(params)
   runs = [record for record in records if record["kind"] == "run"]
-  wire = (runs[0].get("wire") if runs else None) or "float32"
+  run = runs[0] if runs else {}
+  wire = run.get("wire") or "float32"
+  mean_wire = run.get("mean_wire") or wires.mean_wire(wire)
+  told = run.get("error_feedback")
+  decay = 1.0 if told is None else float(told)
   place = layouts.layout(leaves, wire)
-  mean_place = layouts.layout(leaves, wires.mean_wire(wire), like=place)
+  mean_place = layouts.layout(leaves, mean_wire, like=place)
+  # What is sent inline the leader averages, all else its members by slices.
+  inline = run.get("inline", False)
+  terms = {
+    id(record["members"]): record.get("term")
+    for record in records
+    if record["kind"] == "commit"
+  }
   # The quorum doesn't matter any more: the journal names the members.
   strategy = strategies.SyncReplicas(optimizer, strategies.Quorum(1, 1))
   add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
   errors: dict[Any, np.ndarray] = {}
+  owed: dict[Any, MeanFeedback] = {}
 
   def init() -> strategies.SharedState:
     shared = strategy.shared(params)
@@ -75,24 +89,36 @@ def replay_run(
     error = None
     if wires.feeds_back(wire):
       # A replica's residual is added to its next gradient that counts.
-      who = member["replica"], member.get("incarnation")
       zeros = np.zeros(place.elements, np.float32)
-      error = errors.setdefault(who, zeros)
+      error = errors.setdefault(_owner(member), zeros)
+      error *= np.float32(decay)
     means.write(jax.tree.leaves(total), place, out, error)
     return out
 
   def mean(gradients: Sequence[np.ndarray], members: Sequence[Record]) -> Any:
     out = np.zeros(mean_place.nbytes, np.uint8)
-    means.mean_slice(
-      gradients,
-      [member["weight"] for member in members],
-      sum(member["count"] for member in members),
-      place,
-      mean_place,
-      0,
-      place.elements,
-      out,
-    )
+    cuts = place.cuts(1 if inline else len(members))
+    for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
+      # Who keeps what this mean left out.
+      owner = terms.get(id(members)) if inline else _owner(members[number])
+      feedback = owed.setdefault(owner, MeanFeedback(place, decay))
+      error = feedback.owed(start, stop)
+      low, high = place.bytes_of(start, stop)
+      first, last = mean_place.bytes_of(start, stop)
+      with np.errstate(all="ignore"):
+        means.mean_slice(
+          [raw[low:high] for raw in gradients],
+          [member["weight"] for member in members],
+          sum(member["count"] for member in members),
+          place,
+          mean_place,
+          start,
+          stop,
+          out[first:last],
+          error,
+          feedback.gaps(),
+        )
+      feedback.keep(start, error)
     whole = [0, mean_place.elements]
     scratch = np.empty(0, np.uint8)
     return jax.tree.unflatten(
@@ -111,6 +137,11 @@ def replay_run(
     },
     progress=progress,
   )
+
+
+def _owner(member: Record) -> tuple[Any, Any]:
+  """Whose it is: another life of the same replica begins with nothing."""
+  return member["replica"], member.get("incarnation")
 
 
 def _batches(run: Record, member: Record) -> Sequence[Any]:

@@ -28,13 +28,20 @@ class Group:
   """Replicas of one process, all driven by this thread."""
 
   def __init__(
-    self, members, readers=0, wire="float32", timeout=5.0, template=TEMPLATE
+    self,
+    members,
+    readers=0,
+    wire="float32",
+    timeout=5.0,
+    template=TEMPLATE,
+    mean_wire=None,
   ):
     self.hub = in_process.Hub()
     self.members = members
     self.work = []
     self.sides = [
-      Side(self, i, wire, timeout, template) for i in range(members + readers)
+      Side(self, i, wire, timeout, template, mean_wire)
+      for i in range(members + readers)
     ]
     self.peers = tuple(
       effects.Peer(i, side.transport.name, side.transport.address)
@@ -89,9 +96,9 @@ class Group:
 
 
 class Side:
-  def __init__(self, group, index, wire, timeout, template):
+  def __init__(self, group, index, wire, timeout, template, mean_wire=None):
     self.transport = in_process.InProcessTransport(f"p{index}", group.hub)
-    self.encoder = encoder.Encoder(template, wire)
+    self.encoder = encoder.Encoder(template, wire, mean_wire=mean_wire)
     rng = np.random.default_rng(index)
     self.leaves = [
       (rng.normal(size=x.shape) * 10.0**index).astype(x.dtype) for x in template
@@ -107,6 +114,7 @@ class Side:
       self.encoder.mean_place,
       group.background,
       timeout,
+      feedback=self.encoder.mean_feedback,
     )
 
   def mean(self, attempt=None):
@@ -547,3 +555,152 @@ def test_one_that_dies_while_it_writes_is_named():
   first.gradient.resolve()
   first.all.drop(attempt_id())
   assert first.idle == [True]
+
+
+FEW = [w for w in wire_formats.WIRES if wire_formats.feeds_back(w)]
+# A few blocks, and padding.
+BLOCKS = [np.zeros(9 * 4032 - 5, np.float32), np.zeros(7, np.float64)]
+
+
+def kept(side):
+  return side.encoder.mean_feedback.owed(0, side.encoder.place.elements)
+
+
+def read_by_all(group, attempt):
+  """The mean, which all have to the bit."""
+  first, *rest = (bytes(side.all.mean(attempt)) for side in group.sides)
+  assert all(other == first for other in rest)
+  return group.sides[0].mean(attempt)[0].copy()
+
+
+def heard_mean(group):
+  """The mean of what is heard of the members' gradients."""
+  sides = group.sides[: group.members]
+  found = [s.encoder.heard(np.frombuffer(s.gradient.data, "u1")) for s in sides]
+  return np.mean([leaves[0] for leaves in found], 0, dtype=np.float64)
+
+
+@pytest.mark.parametrize("wire", FEW)
+def test_means_of_few_bits_and_what_is_kept_of_them_are_the_true_means(wire):
+  """Every replica has the same bits, also while slices move between owners."""
+  group = Group(3, readers=1, wire="int8", template=BLOCKS, mean_wire=wire)
+  told, true = np.zeros(BLOCKS[0].size), np.zeros(BLOCKS[0].size)
+  for step in range(8):
+    # Sometimes two take part, and the third reads: each averages more then.
+    group.members = 3 - step % 2
+    attempt = attempt_id(step=step)
+    group.begin_all(attempt)
+    group.pump()
+    told += read_by_all(group, attempt)
+    true += heard_mean(group)
+    for side in group.sides:
+      side.all.applied(attempt)
+      side.all.drop(attempt)
+  left = sum(kept(side) for side in group.sides)[: told.size]
+  np.testing.assert_allclose(told + left, true, atol=2e-4)
+  assert np.abs(left).max() > 1e-2
+  assert not kept(group.sides[3]).any()
+  # Fewer bytes went out, in both directions, and were counted.
+  place, mean_place = (
+    getattr(group.sides[0].encoder, name) for name in ("place", "mean_place")
+  )
+  assert mean_place.nbytes <= place.nbytes
+
+
+@pytest.mark.parametrize("wire", FEW)
+def test_an_attempt_that_was_abandoned_uses_nothing_up(wire):
+  group = Group(2, wire="int8", template=BLOCKS, mean_wire=wire)
+  first = attempt_id(step=0)
+  group.begin_all(first)
+  group.pump()
+  for side in group.sides:
+    side.all.applied(first)
+  before = [kept(side) for side in group.sides]
+  assert all(one.any() for one in before)
+  found = []
+  for number in (1, 2, 3):
+    attempt = attempt_id(number, step=1)
+    group.begin_all(attempt)
+    group.pump()
+    found.append(read_by_all(group, attempt))
+    if number < 3:
+      for side in group.sides:
+        side.all.drop(attempt)
+    for side, one in zip(group.sides, before, strict=True):
+      np.testing.assert_array_equal(kept(side), one)
+  np.testing.assert_array_equal(found[0], found[1])
+  np.testing.assert_array_equal(found[0], found[2])
+  for side in group.sides:
+    side.all.applied(attempt)
+    side.all.applied(attempt)  # Once is enough.
+  left = sum(kept(side) for side in group.sides)[: BLOCKS[0].size]
+  true = heard_mean(group) + sum(before)[: BLOCKS[0].size]
+  np.testing.assert_allclose(found[0] + left, true, atol=1e-4)
+
+
+def test_of_a_mean_of_unknown_fate_nothing_is_added_twice():
+  """Here it was had, and then a snapshot came: it may be in that, or may not."""
+  group = Group(2, wire="int8", template=BLOCKS, mean_wire="int2")
+  for step in (0, 1):
+    attempt = attempt_id(step=step)
+    group.begin_all(attempt)
+    group.pump()
+    if not step:
+      for side in group.sides:
+        side.all.applied(attempt)
+  first, second = group.sides
+  before = kept(second)
+  first.all.lose()
+  first.all.applied(attempt)
+  assert not kept(first).any()
+  # One that another step begins before has no outcome either.
+  second.all.begin(
+    effects.Aggregate(attempt_id(step=2), group.parts(), group.peers, (), 1, 0),
+    second.gradient,
+  )
+  assert before.any()
+  assert not kept(second).any()
+
+
+def test_one_that_fails_keeps_what_it_owed():
+  """The other owner dies while the slices of the mean are on their way."""
+  group = Group(3, wire="int8", template=BLOCKS, mean_wire="int4")
+  first = attempt_id(step=0)
+  group.begin_all(first)
+  group.pump()
+  for side in group.sides:
+    side.all.applied(first)
+    side.all.drop(first)
+  before = [kept(side) for side in group.sides]
+  second = attempt_id(step=1)
+  group.begin(0, second)
+  group.begin(2, second)
+  group.pump()
+  group.sides[1].transport.kill()
+  group.pump(without=[1])
+  for who in (0, 2):
+    answer = group.sides[who].answers[-1]
+    assert isinstance(answer, inputs.AggregateFailed)
+    # Also by a snapshot: what it has not had can't have been committed.
+    group.sides[who].all.lose()
+    group.sides[who].all.drop(second)
+    np.testing.assert_array_equal(kept(group.sides[who]), before[who])
+
+
+@pytest.mark.usefixtures("averaged_aside")
+def test_a_mean_that_is_averaged_in_pieces_is_that_of_the_whole(monkeypatch):
+  monkeypatch.setattr(aggregation, "_PIECE", 8 << 10)
+  found = []
+  for most in (1, 16):
+    monkeypatch.setattr(aggregation, "_MOST_PIECES", most)
+    group = Group(2, wire="int8", template=BLOCKS, mean_wire="int2")
+    for step in range(3):
+      attempt = attempt_id(step=step)
+      group.begin_all(attempt)
+      group.pump()
+      found.append(read_by_all(group, attempt))
+      for side in group.sides:
+        side.all.applied(attempt)
+    assert (len(group.sides[0].all._attempts[attempt].ends) > 1) == (most > 1)
+  for one, other in zip(found[:3], found[3:], strict=True):
+    np.testing.assert_array_equal(one, other)

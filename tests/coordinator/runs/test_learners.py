@@ -108,9 +108,16 @@ def test_three_learners_train_to_the_same_end(inline, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("wire", "merge"), [("int4", "radial"), ("top_k", "mean"), ("sign", "mean")]
+  ("wire", "merge", "mean_wire"),
+  [
+    ("int4", "radial", None),
+    ("top_k", "mean", "bfloat16"),
+    ("sign", "mean", "bfloat16"),
+    ("int8", "mean", "int2"),
+    ("sign", "mean", "sign"),
+  ],
 )
-def test_learners_on_a_wire_of_few_bits(wire, merge):
+def test_learners_on_a_wire_of_few_bits(wire, merge, mean_wire):
   """They end alike, have learned, and the one that is late has lost nothing."""
   results = runs.run(
     to_round(3 * ROUNDS),
@@ -120,13 +127,14 @@ def test_learners_on_a_wire_of_few_bits(wire, merge):
     opt=INNER,
     params=PARAMS,
     wire=wire,
+    mean_wire=mean_wire,
     inline_bytes=0,
   )
   assert [r.error for r in results] == [None] * 3
   equal(results)
   # All of an array has the same target: 3 % of the numbers at a time.
   far = np.abs(np.asarray(results[0].params["a"]) - 2.0).mean()
-  assert far < (1.5 if wire == "int4" else 1.95)
+  assert far < (1.5 if wire in ("int4", "int8") else 1.95)
 
 
 def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():

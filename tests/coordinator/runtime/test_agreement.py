@@ -33,6 +33,7 @@ def test_what_differs_is_told_apart():
     "own optimizer's state": agreed(own=optax.adam(0.1).init(runs.PARAMS)),
     "optimizer": agreed(opt=optax.sgd(0.2)),
     "wire": agreed(wire="int8"),
+    "wire of means": agreed(wire="int4", mean_wire="int8"),
     "error feedback": agreed(wire="int4", error_feedback=0.9),
     "inline_bytes": agreed(inline_bytes=0),
     "fingerprint_every": agreed(fingerprint_every=3),

@@ -59,6 +59,7 @@ def _train(number, steps=25):
     (2, {"max_staleness": 2, "staleness_weight": "inverse"}),
     (3, {"wire": "bfloat16"}),
     (3, {"wire": "int8"}),
+    (3, {"wire": "int4", "error_feedback": 0.5}),
     (8, {}),
   ],
 )
@@ -87,3 +88,41 @@ def test_a_run_of_threads_is_found_again(tmp_path, k, options):
   commits = [r for r in records if r["kind"] == "commit"]
   commits[12]["members"][0]["batches"][0] += 1
   assert run(records).difference.step in (13, 14, 15)
+
+
+@pytest.mark.parametrize("mean_wire", ["int8", "sign", "top_k"])
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20], ids=["moved", "inline"])
+def test_means_of_few_bits_are_found_again(tmp_path, mean_wire, inline_bytes):
+  """Whoever averages adds what it left out; slices move, and leaders change."""
+  path = tmp_path / "run.jsonl"
+  start = {
+    "w": np.linspace(-1, 1, 9000, dtype=np.float32),
+    "b": np.full(64, 0.5, np.float32),
+  }
+  coordinator.run_embedded(
+    _train(3),
+    N,
+    OPTIMIZER,
+    start,
+    replicas_to_aggregate=3,
+    journal=str(path),
+    fingerprint_every=1,
+    timeout=60.0,
+    wire="int4",
+    mean_wire=mean_wire,
+    error_feedback=0.9,
+    inline_bytes=inline_bytes,
+  )
+  records = journal.read(path, strict=True).records
+  run = lambda of: replay_run(
+    of, optimizer=OPTIMIZER, params=start, gradient=gradient
+  )
+  outcome = run(records)
+  assert str(outcome).startswith(f"identical, {outcome.steps} steps")
+  assert outcome.compared >= 20
+  told = next(r for r in records if r["kind"] == "run")
+  assert told["mean_wire"] == mean_wire
+  assert told["inline"] == bool(inline_bytes)
+  # With another decay it is another run.
+  told["error_feedback"] = 0.1
+  assert run(records).difference is not None

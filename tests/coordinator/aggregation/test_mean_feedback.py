@@ -1,0 +1,181 @@
+"""Means of few bits, and what they leave out: DoubleSqueeze's equations."""
+
+import numpy as np
+import pytest
+
+from optax_dist.coordinator.aggregation import encoder, layout, wire_formats
+from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
+
+BLOCK = 4032
+FEW = [w for w in wire_formats.WIRES if wire_formats.feeds_back(w)]
+
+
+def gradient(step, worker, size):
+  rng = np.random.default_rng([step, worker])
+  return rng.normal(size=size).astype(np.float32)
+
+
+def levels(bits):
+  most = np.float32(2 ** (bits - 1) - 1)
+
+  def compress(v):
+    scale = np.abs(v).max() / most
+    return np.rint(v / scale) * scale
+
+  return compress
+
+
+def signs(v):
+  return np.where(v >= 0, 1, -1) * np.abs(v).mean(dtype=np.float64)
+
+
+def largest(v):
+  out = np.zeros_like(v)
+  at = np.argsort(np.abs(v))[-121:]
+  scale = np.abs(v[at]).max()
+  out[at] = (np.rint((v[at] / scale + 1) * 1.5) / 1.5 - 1) * scale
+  return out
+
+
+# The paper's Q, of one block.
+COMPRESS = {
+  "int8": levels(8),
+  "int4": levels(4),
+  "int2": levels(2),
+  "sign": signs,
+  "top_k": largest,
+}
+
+
+@pytest.mark.parametrize("wire", FEW)
+@pytest.mark.parametrize("mean_wire", FEW)
+def test_it_is_error_feedback_both_ways(wire, mean_wire):
+  """Worker: v_i = g_i + d_i, d_i = v_i - Q(v_i). Server: the same of the mean.
+
+  Also where most of the block is padding, which is not to count.
+  """
+  size, workers = BLOCK - 900, 3
+  like = [np.zeros(size, np.float32)]
+  sides = [
+    encoder.Encoder(like, wire, mean_wire=mean_wire) for _ in range(workers)
+  ]
+  raw = np.zeros(sides[0].place.nbytes, np.uint8)
+  theirs, own = np.zeros((workers, size), np.float32), np.zeros(size, "f4")
+  for step in range(4):
+    sent = []
+    for i, side in enumerate(sides):
+      assert side.write([gradient(step, i, size)], raw, step)
+      side.settle(step, True)
+      sent.append(raw.tobytes())
+    (found,) = sides[0].read(sides[0].average(sent, [1.0] * workers, workers))
+    heard = []
+    for i, one in enumerate(sent):
+      v = gradient(step, i, size) + theirs[i]
+      (was,) = sides[i].heard(np.frombuffer(one, np.uint8))
+      alike(was, COMPRESS[wire](v), v)
+      heard.append(was)
+      theirs[i] = v - was
+    v = np.mean(heard, 0, dtype=np.float32) + own
+    alike(found, COMPRESS[mean_wire](v), v)
+    own = v - found
+
+
+def alike(found, expected, v):
+  """Both are Q(v), in which what lies in the middle may go either way.
+
+  It often does: means of values of 2 bits are alike, or cancel to nearly zero.
+  """
+  np.testing.assert_allclose(
+    np.linalg.norm(v - found), np.linalg.norm(v - expected), rtol=1e-3
+  )
+  assert np.isclose(found, expected, rtol=1e-3, atol=1e-3).mean() > 0.8
+
+
+@pytest.mark.parametrize("mean_wire", FEW)
+def test_what_is_told_and_what_is_kept_are_the_true_means(mean_wire):
+  size = 2 * BLOCK + 77
+  made = encoder.Encoder(
+    [np.zeros(size, np.float32)], "int8", mean_wire=mean_wire
+  )
+  raw = np.zeros(made.place.nbytes, np.uint8)
+  told, true = np.zeros(size), np.zeros(size)
+  for step in range(20):
+    sent = []
+    for worker in range(2):
+      made.write([gradient(step, worker, size)], raw)
+      sent.append(raw.tobytes())
+      true += made.heard(raw)[0] / 2.0
+    told += made.read(made.average(sent, [1.0, 1.0], 2))[0]
+  kept = made.mean_feedback.owed(0, size)
+  np.testing.assert_allclose(told + kept, true, atol=2e-5)
+  assert np.abs(kept).max() > 1e-3
+
+
+@pytest.mark.parametrize("mean_wire", FEW)
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_mean_that_is_not_finite_leaves_no_trace(mean_wire, bad):
+  """It is told as no number, and the next one is as if it had not been."""
+  like = [np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)]
+  made = encoder.Encoder(like, "int8", mean_wire=mean_wire)
+  raw = np.zeros(made.place.nbytes, np.uint8)
+  leaves = [gradient(0, i, BLOCK) for i in range(2)]
+  assert made.write(leaves, raw)
+  # A weight may be anything: gradients themselves are looked at.
+  first, second = made.read(made.average([raw.tobytes()], [bad], 1))
+  assert not np.isfinite(first).all()
+  assert not np.isfinite(second).all()
+  again = encoder.Encoder(like, "int8", mean_wire=mean_wire)
+  raw = raw.tobytes()
+  assert made.average([raw], [1.0], 1) == again.average([raw], [1.0], 1)
+
+
+def test_fragments_are_apart():
+  place = layout.layout([np.zeros(8, np.float32)], "int2")
+  feedback = MeanFeedback(place, fragments=[(8,), (5,)])
+  feedback.keep(0, np.ones(8, np.float32), step=4)
+  feedback.keep(2, np.full(3, 2.0, np.float32), step=7)
+  np.testing.assert_array_equal(feedback.owed(0, 8, step=6), np.ones(8))
+  np.testing.assert_array_equal(feedback.owed(1, 4, step=5), [0.0, 2.0, 2.0])
+  assert feedback.gaps(0) == ((8, BLOCK),)
+  assert feedback.gaps(1) == ((5, BLOCK),)
+  feedback.clear()
+  assert not feedback.owed(0, 8, step=5).any()
+
+
+def test_memory_is_of_the_numbers_that_were_averaged_here():
+  place = layout.layout([np.zeros(8, np.float32)], "int2")
+  feedback = MeanFeedback(place)
+  feedback.owed(0, 8)
+  feedback.lose(0, 8)
+  assert not feedback._kept
+
+
+def test_a_mean_of_zeros_can_be_read():
+  like = [np.zeros(9000, np.float32), np.zeros(3, np.float16)]
+  for wire in wire_formats.WIRES:
+    made = encoder.Encoder(like, "int4", mean_wire=wire)
+    for leaf in made.read(made.no_mean()):
+      np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
+
+
+@pytest.mark.parametrize("mean_wire", wire_formats.WIRES)
+@pytest.mark.parametrize("wire", wire_formats.WIRES)
+def test_any_mean_goes_with_any_wire_of_few_bits(wire, mean_wire):
+  like = [np.zeros(5000, np.float32), np.zeros(3, np.float64)]
+  if wire not in FEW and mean_wire in FEW:
+    with pytest.raises(
+      ValueError, match=f"mean_wire='{mean_wire}' needs .*'{wire}'"
+    ):
+      encoder.Encoder(like, wire, mean_wire=mean_wire)
+    return
+  made = encoder.Encoder(like, wire, mean_wire=mean_wire)
+  leaves = [gradient(0, 0, 5000), np.ones(3)]
+  raw = np.zeros(made.place.nbytes, np.uint8)
+  assert made.write(leaves, raw)
+  mean = made.average([raw.tobytes()] * 2, [1.0, 1.0], 2)
+  assert len(mean) == made.mean_place.nbytes
+  found, exact = made.read(mean)
+  if found.dtype == np.uint16:
+    found = (found.astype(np.uint32) << 16).view(np.float32)
+  np.testing.assert_array_equal(exact, np.ones(3))
+  assert np.sum((found - leaves[0]) ** 2) < np.sum(leaves[0] ** 2)
