@@ -24,7 +24,9 @@ from optax_dist._internal.leaves import (
 )
 from optax_dist._internal.leaves.in_place import change_if
 from optax_dist._internal.leaves.materialize import materialize
+from optax_dist._internal.leaves.on_blocks import on_blocks
 from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal.leaves.take_if import take_if
 from optax_dist._internal.replica_blocks import (
   PerReplica,
   as_block,
@@ -210,7 +212,8 @@ class Replica:
   def _finite_numbers(self, leaves: list) -> list:
     together = self.packing(leaves).pack(leaves) if leaves else []
     zero = [jnp.zeros([], jnp.float32)]
-    return _of_one_type([are_finite.number(x) for x in together] or zero)
+    numbers = [are_finite.number(x) for x in together] or zero
+    return are_finite.of_one_type(numbers)
 
   def where_finite(
     self, points: list, center: list, reject: bool
@@ -234,34 +237,6 @@ class Replica:
     # values that a loop does not change, and compute them in every step.
     finite = self.all_finite([x - c for x, c in pairs])
     return [jnp.where(finite, x, c) for x, c in pairs], finite
-
-  def mean_gap(
-    self, points: list, center: list, reject: bool, others: Sequence = ()
-  ) -> tuple[list, list, jax.Array]:
-    """Returns the mean over the replicas of ``center - points``.
-
-    Args:
-      points: this replica's parameters.
-      center: the center's parameters.
-      reject: whether to average over the replicas with finite parameters only;
-        0 if there are none.
-      others: further arrays to average over these, in the same message.
-
-    Returns:
-      The mean, that of the others, and whether this replica is included.
-    """
-    points, finite = self.where_finite(points, center, reject)
-    # Differences are small, so their sum is accurate to more digits.
-    gaps = [c - x for x, c in zip(points, center, strict=True)]
-    if not reject:
-      sums = self.sum([*gaps, *others])
-      means = [x / jnp.asarray(self.size, x.dtype) for x in sums]
-    else:
-      others = [jnp.where(finite, x, jnp.zeros_like(x)) for x in others]
-      count, *sums = self.sum([finite.astype(jnp.float32), *gaps, *others])
-      count = jnp.maximum(count, 1)
-      means = [x / count.astype(x.dtype) for x in sums]
-    return means[: len(gaps)], means[len(gaps) :], finite
 
   def rows(self, tree: Any) -> Any:
     """Drops the leading axis of blocks."""
@@ -316,6 +291,53 @@ class Replica:
     else:
       carry = change_if(predicate, change, carry, self.of.names)
     return self.rows(carry[0]), carry[1]
+
+  def meet_if(
+    self,
+    predicate: Any,
+    send: Callable[[Any, Any, Any], Any],
+    take: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
+    own: Any,
+    common: Any,
+    read: Any = (),
+    together: bool = True,
+  ) -> tuple[Any, Any]:
+    """Returns the result of an exchange if ``predicate`` is true.
+
+    That is ``take(send(read, own, common), read, own, common)``. Otherwise
+    returns ``(own, common)``: in place, see :func:`change_if`, or by a choice if
+    everything is small, see :func:`take_if`.
+
+    Args:
+      predicate: a boolean scalar, equal on all replicas; True for always.
+      send: a function that communicates. It should return few arrays.
+      take: a function that does not; it returns the new ``own`` and ``common``.
+      own: a pytree of this replica's arrays.
+      common: a pytree of arrays that are equal on all replicas.
+      read: a pytree of this replica's arrays that do not change.
+      together: whether ``take`` may be computed in each step, if all is small.
+    """
+    leaves = jax.tree.leaves((read, own, common))
+    asked = predicate is not True and together
+    if not (asked and packing.all_small(leaves, self.of.names)):
+      fun = lambda *args: take(send(*args), *args)
+      return self.change_if(predicate, fun, own, common, read)
+    # In the shape that they are stored in, as in `on_blocks`.
+    read, own = self.blocks((read, own))
+    args = lambda: (*self.rows((read, own)), common)
+
+    def taken(sent: Any) -> tuple[Any, Any]:
+      new, shared = take(sent, *args())
+      return self.blocks(new), shared
+
+    new, shared = take_if(
+      predicate, lambda: send(*args()), taken, (own, common)
+    )
+    return self.rows(new), shared
+
+  def on_blocks(self, fun: Callable[..., Any], *args: Any) -> Any:
+    """Returns ``fun(*args)`` of this replica's arrays, see :func:`on_blocks`."""
+    return on_blocks(fun, *args) if self.leading else fun(*args)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -445,9 +467,3 @@ def _check_center(user: str, params: optax.Params, center: Any) -> None:
         " jax.shard_map, take its block's only row, as in"
         " jax.tree.map(lambda x: x[0], params)."
       )
-
-
-def _of_one_type(flags: list[jax.Array]) -> list[jax.Array]:
-  """Casts flags to vary over the same tracked axes, to stack them."""
-  over = frozenset().union(*map(axes.varying_axes, flags))
-  return [axes.cast_to_varying(flag, over) for flag in flags]

@@ -9,6 +9,7 @@ import optax
 
 from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.gaps import Gaps
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.leaves.scalars import in_one_kernel
@@ -237,7 +238,9 @@ def local_updates(
     check_used(_USER, inner.update, args, extra_args)
 
     # 1. A step of this replica.
-    steps, new_inner_state = inner.update(*args, **extra_args)
+    steps, new_inner_state = me.on_blocks(
+      lambda *args: inner.update(*args, **extra_args), *args
+    )
     floats, with_floats = _floats(new_inner_state)
     ends, round_end, global_step, ticks, round_start, local_step = (
       in_one_kernel(
@@ -248,28 +251,39 @@ def local_updates(
     )
 
     # 2. and 3. A step of all replicas.
-    def agree(x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
-      u, dropped, residual = own
-      center, outer_state, floats, _, shared = common
-      points = [x + u for x, u in zip(x, u, strict=True)]
+    averaged = floats if averages else []
+    gaps = Gaps.of(me, leaves.of(state.center), reject_nonfinite, averaged)
+
+    def send(x: list[Any], own: Any, common: Any) -> tuple[Any, jax.Array]:
+      """Computes the replicas' mean change since the start."""
+      center, _, floats, _, shared = common
+      points = [x + u for x, u in zip(x, own[0], strict=True)]
       centers = leaves.of(center)
       if compression is None:
-        gap, floats, finite = me.mean_gap(
-          points, centers, reject_nonfinite, floats
-        )
+        buffers, finite = gaps.pack(points, centers, floats)
+        return gaps.mean(buffers), finite
+      points, finite = me.where_finite(points, centers, reject_nonfinite)
+      # In a tree of all parameters, so that the state's structure never
+      # changes.
+      gap = leaves.put(
+        jax.tree.map(jnp.zeros_like, center),
+        [c - x for x, c in zip(points, centers, strict=True)],
+      )
+      rounds = CompressionState(own[2], shared, state.global_step)
+      return compression.reduce(
+        jax.tree.leaves(gap), rounds, replicas.names
+      ), finite
+
+    def take(sent: Any, x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
+      """Computes the new start, and the step of the replica that leads there."""
+      u, dropped, residual = own
+      center, outer_state, floats, _, shared = common
+      mean, finite = sent
+      if compression is None:
+        gap, floats = gaps.unpack(mean)
       else:
-        points, finite = me.where_finite(points, centers, reject_nonfinite)
-        # In a tree of all parameters, so that the state's structure never
-        # changes.
-        gaps = leaves.put(
-          jax.tree.map(jnp.zeros_like, center),
-          [c - x for x, c in zip(points, centers, strict=True)],
-        )
-        rounds = CompressionState(residual, shared, state.global_step)
-        gaps, rounds = compression.reduce(
-          jax.tree.leaves(gaps), rounds, replicas.names
-        )
-        gap = [gaps[i] for i in leaves.at]
+        gap, rounds = mean
+        gap = [gap[i] for i in leaves.at]
         residual, shared = rounds.residual, rounds.shared
       # Parameters that do not take part have not moved.
       gradient = leaves.put(jax.tree.map(jnp.zeros_like, center), gap)
@@ -286,22 +300,18 @@ def local_updates(
       return (u, dropped, residual), common
 
     # Equal on all replicas, so either all of them communicate or none.
-    (u, dropped, residual), common = me.change_if(
+    (u, dropped, residual), common = me.meet_if(
       True if first == 1 and not settable else ends,
-      agree,
+      send,
+      take,
       (
         replica_params.dense(leaves.of(steps)),
         own.dropped_nonfinite,
         own.residual,
       ),
-      (
-        state.center,
-        state.outer_state,
-        floats if averages else [],
-        state.period,
-        state.shared,
-      ),
+      (state.center, state.outer_state, averaged, state.period, state.shared),
       read=x,
+      together=compression is None,
     )
     center, outer_state, floats, period, shared = common
     if averages:

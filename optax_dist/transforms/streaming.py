@@ -10,6 +10,7 @@ import optax
 
 from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
+from optax_dist._internal.gaps import Gaps
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.leaves.scalars import in_one_kernel
@@ -228,38 +229,62 @@ def streaming_updates(
     steps, center, pending, outer_state, dropped, residual, shared = fragment
     x, u, start = leaves.of(params), leaves.of(steps), leaves.of(center)
     gap = leaves.of(pending) if delay else []
+    gaps = Gaps.of(me, start, reject_nonfinite)
 
-    def send(_: Any, own: Any, common: Any) -> tuple[Any, Any]:
+    def send(
+      points: list[Any], residual: Any, shared: Any
+    ) -> tuple[Any, jax.Array]:
       """Computes the replicas' mean change since the common start."""
-      points, dropped, residual = own
-      last, shared = common
       moving = leaves.of(center)
       if compression is None:
-        gap, _, finite = me.mean_gap(points, moving, reject_nonfinite)
-      else:
-        there, finite = me.where_finite(points, moving, reject_nonfinite)
-        whole = jax.tree.leaves(center)
-        centers = _Centers([whole[i] for i in of], moving)
-        method = CompressionState(residual, shared, count)
-        gap, method = compressed_gap(
-          compression, there, centers, leaves, of, method
-        )
-        residual, shared = method.residual, method.shared
+        buffers, finite = gaps.pack(points, moving)
+        return gaps.mean(buffers), finite
+      there, finite = me.where_finite(points, moving, reject_nonfinite)
+      whole = jax.tree.leaves(center)
+      centers = _Centers([whole[i] for i in of], moving)
+      method = CompressionState(residual, shared, count)
+      return compressed_gap(
+        compression, there, centers, leaves, of, method
+      ), finite
+
+    def receive(sent: Any, dropped: Any) -> tuple[list[Any], Any, Any, Any]:
+      """Returns the gap, the state of the method, and the replica's counter."""
+      mean, finite = sent
+      dropped += (~finite).astype(jnp.int32)
+      if compression is None:
+        return gaps.unpack(mean)[0], residual, shared, dropped
+      gap, method = mean
+      return gap, method.residual, method.shared, dropped
+
+    def send_early(_: Any, own: Any, common: Any) -> tuple[Any, jax.Array]:
+      points, _, residual = own
+      return send(points, residual, common[1])
+
+    def keep(sent: Any, _: Any, own: Any, common: Any) -> tuple[Any, Any]:
+      """Keeps the gap until it is applied."""
+      points, dropped, _ = own
+      gap, residual, shared, dropped = receive(sent, dropped)
       # Compilers hoist values that a loop does not change, and compute them in
       # every step: so the loop carries something else instead of the points.
-      other = [cast_like(g, x) for g, x in zip(last, points, strict=True)]
-      dropped += (~finite).astype(jnp.int32)
+      other = [cast_like(g, x) for g, x in zip(common[0], points, strict=True)]
       return (other, dropped, residual), (gap, shared)
 
-    def apply(x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
+    def send_now(x: list[Any], own: Any, common: Any) -> Any:
+      if delay:
+        return ()
+      u, _, residual = own
+      points = [x + u for x, u in zip(x, u, strict=True)]
+      return send(points, residual, common[3])
+
+    def apply(
+      sent: Any, x: list[Any], own: Any, common: Any
+    ) -> tuple[Any, Any]:
       """Computes the fragment's new start, and the replica's new parameters."""
       u, dropped, residual = own
       start, outer_state, gap, shared = common
       points = [x + u for x, u in zip(x, u, strict=True)]
       if not delay:
-        (_, dropped, residual), (gap, shared) = send(
-          x, (points, dropped, residual), (start, shared)
-        )
+        gap, residual, shared, dropped = receive(sent, dropped)
       start, outer_state = outer_step(
         center, start, gap, leaves, outer_state, of
       )
@@ -267,22 +292,27 @@ def streaming_updates(
       gap = gap if delay else []
       return (u, dropped, residual), (start, outer_state, gap, shared)
 
+    together = compression is None
     if delay:
       # Sent when the round ends; applied later, once something was sent.
       points = [x + u for x, u in zip(x, u, strict=True)]
-      (_, dropped, residual), (gap, shared) = me.change_if(
+      (_, dropped, residual), (gap, shared) = me.meet_if(
         sends,
-        send,
+        send_early,
+        keep,
         (points, dropped, residual),
         (gap, shared),
+        together=together,
       )
       pending = leaves.put(pending, gap)
-    (u, dropped, residual), (start, outer_state, _, shared) = me.change_if(
+    (u, dropped, residual), (start, outer_state, _, shared) = me.meet_if(
       applies,
+      send_now,
       apply,
       (u, dropped, residual),
       (start, outer_state, gap, shared),
       read=x,
+      together=together,
     )
     steps, center = leaves.put(steps, u), leaves.put(center, start)
     return steps, center, pending, outer_state, dropped, residual, shared
@@ -319,7 +349,9 @@ def streaming_updates(
       )
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
-    steps, inner_state = inner.update(*args, **extra_args)
+    steps, inner_state = me.on_blocks(
+      lambda *args: inner.update(*args, **extra_args), *args
+    )
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
     center, pending = state.center, state.pending
     outer_states, dropped = list(state.outer_state), own.dropped_nonfinite

@@ -134,6 +134,25 @@ def test_only_sums_pass_the_conditional_of_accumulating_small_leaves():
   assert not any("tensor<8xf32>" in types for types in returned)
 
 
+@pytest.mark.parametrize(
+  ("name", "sizes"), [("local", [9 * 8]), ("streaming", [5 * 8, 4 * 8])]
+)
+def test_only_what_was_sent_passes_a_conditional_where_all_is_small(
+  name, sizes
+):
+  """What passes a loop or a branch is copied, and is more to compile."""
+  text = _lowered(_OWN[name], 9, True).as_text()
+  branches = re.findall(r"^ *\}\) : \(tensor<i32>\) -> (.*)$", text, re.M)
+  loops = re.findall(r"stablehlo\.while\(.*\) : (.*)$", text, re.M)
+  assert loops
+  for size in sizes:
+    # Beside them, how many replicas are finite; and whether this one is.
+    sent = f"(tensor<{size + 1}xf32>, tensor<i1>)"
+    assert sent in branches
+  for types in branches + loops:
+    assert not re.search(r"tensor<(1x)?8xf32>", types)
+
+
 def test_kernels_are_told_apart_by_their_constants_and_not_by_names():
   text = """
 %a (p.1: f32[8]) -> f32[8] {

@@ -34,3 +34,9 @@ def are_all(numbers: Sequence[jax.Array]) -> jax.Array:
 def add_up(numbers: Sequence[jax.Array]) -> jax.Array:
   """Returns a number that is finite if all arrays are."""
   return sum(numbers[1:], numbers[0])
+
+
+def of_one_type(numbers: Sequence[jax.Array]) -> list[jax.Array]:
+  """Casts numbers to vary over the same tracked axes, so that they add up."""
+  over = frozenset().union(*map(axes.varying_axes, numbers))
+  return [axes.cast_to_varying(x, over) for x in numbers]

@@ -33,6 +33,8 @@ from optax_dist._internal.leaves import materialize
 _ALONE_BETWEEN = 2 << 20
 _ALONE_WITHIN = 64 << 10
 _BUFFER_WITHIN = 8 << 20
+# Bytes, of parameters and what is like them, that are read again rather than copied.
+_READ_AGAIN = 4 * _BUFFER_WITHIN
 
 
 class Joined(NamedTuple):
@@ -218,6 +220,19 @@ def is_large(leaf: Any, over: tuple[axes.AxisName, ...]) -> bool:
   If nothing shares a buffer, as on TPU, no leaf is.
   """
   return _is_sized(leaf, over) and leaf.nbytes >= _least_alone()
+
+
+def all_small(leaves: Sequence[Any], over: tuple[axes.AxisName, ...]) -> bool:
+  """Whether leaves are so small that to read them once more costs little.
+
+  Args:
+    leaves: arrays, or what else is in a tree.
+    over: the axes that the replicas lie along.
+  """
+  return (
+    all(is_small(x, over) and x.nbytes < _ALONE_WITHIN for x in leaves)
+    and sum(x.nbytes for x in leaves) <= _READ_AGAIN
+  )
 
 
 def _is_sized(leaf: Any, over: tuple[axes.AxisName, ...]) -> bool:
