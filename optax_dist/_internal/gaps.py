@@ -1,9 +1,8 @@
-"""How far replicas are from what they have in common, as they send it.
+"""The distances of replicas from their common center, as they are sent.
 
-Replicas with parameters of their own meet from time to time, and what they send is
-the distance from a center that all of them know. Small leaves travel in one buffer,
-beside a number: how many replicas are finite. What a replica that isn't finite
-sends is zeros.
+Replicas with their own parameters exchange now and then, and send their distance from
+a center that all of them know. Small leaves share one buffer with the count of
+finite replicas. A replica that isn't finite sends zeros.
 """
 
 import dataclasses
@@ -23,14 +22,14 @@ from optax_dist._internal.replica_params import Replica
 
 @dataclasses.dataclass(frozen=True)
 class Gaps:
-  """Which gaps, and other arrays beside them, share a buffer.
+  """Which gaps, and other arrays, share a buffer.
 
   Attributes:
     me: the replica.
-    packing: of one element that counts replicas, if some may be left out, the gaps
-      and the others.
-    number: of the gaps.
-    reject: whether a replica that isn't finite is left out.
+    packing: of the gaps and the other arrays, after one element that counts finite
+      replicas if ``reject`` is set.
+    number: how many gaps there are.
+    reject: whether replicas that aren't finite are left out.
   """
 
   me: Replica
@@ -46,12 +45,12 @@ class Gaps:
     reject: bool,
     others: Sequence[jax.Array] = (),
   ) -> "Gaps":
-    """Returns what is fast to send for a center.
+    """Returns the fastest layout for a center.
 
     Args:
       me: the replica.
       center: the arrays of the center.
-      reject: whether a replica that isn't finite is left out.
+      reject: whether replicas that aren't finite are left out.
       others: further arrays to average with the gaps.
     """
     names = me.of.names
@@ -75,7 +74,7 @@ class Gaps:
     Returns:
       Buffers, of zeros where the gaps are not finite and ``reject`` is set; and
       a boolean scalar, the same on all shards of the replica's model: whether they
-      are finite; True where nobody asks.
+      are finite. It is True if ``reject`` isn't set.
     """
     gaps = [c - cast_like(x, c) for x, c in zip(points, center, strict=True)]
     # Of one type, so that they lie where the center does.
@@ -85,7 +84,7 @@ class Gaps:
     buffers = self.packing.pack(arrays)
     if not self.reject:
       return buffers, jnp.asarray(True)
-    # Of the others it is not asked.
+    # The other arrays are not checked.
     checked = self.me.packing(gaps).pack(gaps) if others and gaps else buffers
     numbers = are_finite.of_one_type([are_finite.number(x) for x in checked])
     finite = self.me.agree(are_finite.are_all(numbers), gaps)
@@ -114,5 +113,5 @@ class Gaps:
 
 
 def _room(names: tuple[axes.AxisName, ...], reject: bool) -> list[Any]:
-  """Returns what counts a replica, where some may be left out."""
+  """Returns the element that counts a finite replica, if any may be left out."""
   return [axes.cast_to_varying(jnp.ones([], jnp.float32), names)] * reject

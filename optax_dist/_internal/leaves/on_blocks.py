@@ -1,10 +1,10 @@
-"""Arithmetic on a replica's leaves in the shape that they are stored in.
+"""Arithmetic on a replica's leaves in the shape in which they are stored.
 
-Under ``jax.shard_map`` what one replica holds comes with a leading axis of size 1.
-If an optimizer computes without it, each new array is given it at the end, and the
-compiler for CPUs, which joins that with what comes before, computes the array
-again wherever it is used: from the old one, which it must copy before it is
-overwritten. What is done element by element needs no other shape.
+Under ``jax.shard_map`` the state of one replica has a leading axis of size 1. If an
+optimizer computes without this axis, each new array is reshaped at the end. The
+compiler for CPUs fuses the reshape with the computation, and so repeats the
+computation wherever the array is used. That needs a copy of the old array, which is
+overwritten meanwhile. An element-wise computation works on the stored shape as well.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _CALLS = frozenset(["jit", "pjit", "closed_call"])
 
 
 def on_blocks(fun: Callable[..., Any], *args: Any) -> Any:
-  """Returns ``fun(*args)``, computed on blocks if it is done element by element.
+  """Returns ``fun(*args)``, computed on blocks if ``fun`` is element-wise.
 
   Args:
     fun: a function of pytrees of arrays that returns one.

@@ -1,10 +1,10 @@
-"""What replicas take from each other from time to time, where all leaves are small.
+"""A conditional exchange between replicas, for models whose leaves are all small.
 
-A loop or a conditional is slow to compile in the number of arrays that go through
-it, and each step copies some of them. So only what was sent goes through a
-conditional, in one buffer, and what follows from it is computed in each step and
-chosen: where leaves are small that is no more work than the copies, and the
-compiler joins it with what is computed for each leaf anyway.
+Every array that passes a loop or a conditional adds to the compile time, and some
+are copied in each step. So only the data that is sent passes the conditional, in one
+buffer. What follows from it is computed in every step, and then selected: for small
+leaves this costs no more than the copies, and the compiler fuses it with other
+computations of the same leaf.
 """
 
 from collections.abc import Callable
@@ -27,15 +27,15 @@ def take_if(
 
   Args:
     predicate: a boolean scalar, equal on all replicas if ``send`` communicates.
-    send: a function of nothing that returns a pytree of arrays, preferably few. It
-      is run where ``predicate`` holds only.
-    take: a function of these. It is run in each step, and gets zeros where nothing
-      was sent.
+    send: a function without arguments that returns a pytree of arrays, preferably
+      few. It only runs if ``predicate`` holds.
+    take: a function of these arrays. It runs in every step, on zeros if nothing was
+      sent.
     old: a pytree of the structure and shapes that ``take`` returns; dtypes are
       cast to its own.
 
   Returns:
-    The chosen one.
+    The selected pytree.
 
   Example:
     >>> x = jnp.ones(2)

@@ -1,4 +1,4 @@
-"""One replica's gradients as bytes, with what a wire format loses fed back."""
+"""Encodes one replica's gradients, with error feedback."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Encoder:
     mean_decay: float = 1.0,
     fragments: Sequence[Sequence[int]] | None = None,
   ):
-    """Makes one.
+    """Creates an encoder.
 
     Args:
       template: leaves that have a shape and a dtype.
@@ -70,7 +70,7 @@ class Encoder:
     self.mean_feedback: MeanFeedback | None = None
     if wire_formats.feeds_back(mean_wire):
       self.mean_feedback = MeanFeedback(self.place, mean_decay, fragments)
-    # Few bits lose much; what is lost is sent with the next gradient.
+    # Low-bit formats are lossy; the error is sent with the next gradient.
     self._feedback = (
       ErrorFeedback(error_feedback)
       if wire_formats.feeds_back(wire) and error_feedback is not None
@@ -90,7 +90,7 @@ class Encoder:
     Args:
       leaves: arrays, in the order of the template.
       out: uint8 of `place.nbytes`.
-      number: by which its outcome is told.
+      number: identifies it for `settle`.
       extends: the number of an earlier one that is part of this sum.
       sizes: of each leaf, after how many numbers there are only zeros that nobody
         reads; None: all are read.
@@ -127,17 +127,17 @@ class Encoder:
     return Packing(arrays, self.place, out)
 
   def settle(self, number: int, applied: bool | None) -> None:
-    """A gradient was applied, or was not; None: nobody knows."""
+    """Handles whether a gradient was applied; None if unknown."""
     if self._feedback is not None:
       self._feedback.settle(number, applied)
 
   def lose(self) -> None:
-    """Nobody knows whether gradients without an outcome count."""
+    """Drops the residuals of gradients without an outcome."""
     if self._feedback is not None:
       self._feedback.lose()
 
   def heard(self, raw: np.ndarray) -> list[np.ndarray]:
-    """What the others read of an encoded gradient: float32, or as they are."""
+    """An encoded gradient as the others decode it: float32, or unchanged."""
     numbers = []
     for group in self.place.groups:
       stop = group.offset + group.codec.nbytes(group.elements)
@@ -150,7 +150,7 @@ class Encoder:
     ]
 
   def correct(self, index: int, leaf: Any, out: np.ndarray) -> None:
-    """Writes one leaf anew that no wire shortens.
+    """Rewrites one leaf that wire formats don't compress.
 
     Args:
       index: in the order of the template.
@@ -172,8 +172,8 @@ class Encoder:
 
     Args:
       gradients: in replica order.
-      weights: by which they are multiplied.
-      count: by which their sum is divided.
+      weights: the weight of each.
+      count: divisor of their sum.
 
     Raises:
       ValueError: a gradient has another size than the layout.
@@ -182,7 +182,7 @@ class Encoder:
       if len(raw) != self.place.nbytes:
         self._check(raw, self.place, "gradient")
     out = np.zeros(self.mean_place.nbytes, np.uint8)
-    # One array for all: there may be hundreds.
+    # One array for all members, of which there may be hundreds.
     rows = np.frombuffer(b"".join(gradients), np.uint8)
     feedback, whole = self.mean_feedback, self.place.elements
     error = None if feedback is None else feedback.owed(0, whole)

@@ -1,4 +1,4 @@
-"""Where each leaf of a tree lies in a flat buffer, and how that is cut.
+"""The layout of a tree's leaves in a flat buffer, and its cuts.
 
 All replicas make the same layout from the same shapes, so nothing but bytes
 need travel. Leaves of one dtype lie side by side, each from a multiple of 16
@@ -24,7 +24,7 @@ _Gap: TypeAlias = tuple[int, int]
 
 
 class Leaf(NamedTuple):
-  """A leaf's place.
+  """The position of a leaf.
 
   Attributes:
     shape: of the leaf.
@@ -42,7 +42,7 @@ class Leaf(NamedTuple):
 
 
 class Group(NamedTuple):
-  """Leaves of one dtype that travel alike.
+  """Leaves of one dtype with the same encoding.
 
   Attributes:
     codec: how they are encoded.
@@ -58,7 +58,7 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-  """A stretch of one group.
+  """A range within one group.
 
   Attributes:
     group: the group.
@@ -78,17 +78,17 @@ class Layout:
   """Leaves in a flat buffer; made by `layout`.
 
   Attributes:
-    leaves: their places, in the order of the tree.
+    leaves: their positions, in the order of the tree.
     groups: in the order of the buffer.
-    elements: over all groups.
-    nbytes: of the buffer.
+    elements: number of elements in all groups.
+    nbytes: size of the buffer.
   """
 
   leaves: tuple[Leaf, ...]
   groups: tuple[Group, ...]
   elements: int
   nbytes: int
-  # What was asked before; there are few numbers of parts in a run.
+  # A cache; a run uses few numbers of parts.
   _cuts: dict[int, tuple[int, ...]] = dataclasses.field(
     default_factory=dict, repr=False, compare=False
   )
@@ -143,7 +143,7 @@ class Layout:
     return (*found, stop)
 
   def parts(self, start: int, stop: int) -> list[Part]:
-    """The stretches of groups between two positions that `cuts` gave."""
+    """The ranges of groups between two positions from `cuts`."""
     if (start, stop) not in self._parts:
       self._parts[start, stop] = self._find_parts(start, stop)
     return self._parts[start, stop]
@@ -189,12 +189,12 @@ class Layout:
     return tuple(gap for gap in found if gap[0] < gap[1])
 
   def bytes_of(self, start: int, stop: int) -> tuple[int, int]:
-    """The bytes between two positions that `cuts` gave."""
+    """The bytes between two positions from `cuts`."""
     parts = self.parts(start, stop)
     return (parts[0].start, parts[-1].stop) if parts else (0, 0)
 
   def bytes_of_leaf(self, leaf: Leaf) -> tuple[int, int]:
-    """A leaf's own bytes; only for codecs that keep numbers apart."""
+    """A leaf's bytes; only for codecs without blocks."""
     group = self.groups[leaf.group]
     nbytes = group.codec.nbytes
     start = group.offset + nbytes(leaf.start)
@@ -204,7 +204,7 @@ class Layout:
 def layout(
   leaves: Sequence[Any], wire: str = "float32", like: Layout | None = None
 ) -> Layout:
-  """The layout of leaves that have a shape and a dtype.
+  """Creates the layout of leaves with a shape and a dtype.
 
   Args:
     leaves: arrays or `jax.ShapeDtypeStruct`s. One whose attribute `exact` is

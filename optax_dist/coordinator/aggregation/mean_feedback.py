@@ -1,4 +1,4 @@
-"""What the owner of a slice left out of its means, added to its next ones."""
+"""Error feedback of means: what rounding left out is added to the next mean."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from optax_dist.coordinator.aggregation import layout as layouts
 
 
 class MeanFeedback:
-  """What one replica left out of the means that it made.
+  """The residuals of the means that one replica has rounded.
 
-  Whoever averages a slice has the numbers ``v = mean + kept``, tells all
-  ``C(v)``, which is `v` in few bits, and keeps ``v - C(v)``. A replica keeps what is
-  of the slices that it averaged last; where slices move, as others take part in a
-  step, that waits until it averages the same numbers again. So the sum of all
-  means that were told, and of what the replicas keep, is the sum of the true ones.
+  The owner of a slice, which averages it, computes ``v = mean + residual``, sends
+  ``C(v)``, which is `v` in few bits, to all replicas, and keeps the new residual
+  ``v - C(v)``. If slices move because other replicas take part in a step, a residual
+  waits until its replica averages the same numbers again. So the sum of all means
+  that were sent, plus all residuals, is the sum of the true means.
 
-  Only means that count may change what is kept: whoever calls `keep` knows.
+  Only means of committed steps may change residuals; the caller of `keep` sees to
+  that.
 
-  Source: Tang et al. 2019, DoubleSqueeze, where one server has all slices (its
-  abstract; we could not read the full text); the decay is of Sarfi et al. 2025,
-  SparseLoCo.
+  Source: Tang et al. 2019, DoubleSqueeze, where one server owns all slices (only the
+  abstract was available to us); the decay is that of Sarfi et al. 2025, SparseLoCo.
 
   Example:
     >>> place = layouts.layout([np.zeros(4, np.float32)], "int4")
@@ -41,32 +41,32 @@ class MeanFeedback:
     decay: float = 1.0,
     fragments: Sequence[Sequence[int]] | None = None,
   ):
-    """Makes one that keeps nothing so far.
+    """Creates it, without residuals.
 
     Args:
       place: the layout of gradients.
-      decay: what of it is added to the next mean, from 0 to 1.
-      fragments: of those that take turns with the steps, how many numbers of each
-        leaf are read; None: each step is of all numbers.
+      decay: the share of a residual that is added to the next mean, from 0 to 1.
+      fragments: for each of the fragments, which take turns with the steps, how
+        many numbers of each leaf are used; None if each step has all numbers.
     """
     self._elements, self._decay = place.elements, np.float32(decay)
     self._gaps = [place.gaps()]
     if fragments is not None:
       self._gaps = [place.gaps(sizes) for sizes in fragments]
-    # By fragment. Memory that was never written to takes up no room.
+    # By fragment. Pages that were never written take up no memory.
     self._kept: dict[int, np.ndarray] = {}
 
   def gaps(self, step: int = 0) -> tuple[tuple[int, int], ...]:
-    """Where a mean has no numbers that anybody reads; see `Layout.gaps`."""
+    """The ranges of a mean that no replica reads; see `Layout.gaps`."""
     return self._gaps[self._fragment(step)]
 
   def owed(self, start: int, stop: int, step: int = 0) -> np.ndarray:
-    """What is to be added to a mean: float32, a copy.
+    """The residual to add to a mean: float32, a copy.
 
     Args:
       start: the first element.
       stop: the element after the last.
-      step: of the mean.
+      step: the mean's step.
     """
     kept = self._kept.get(self._fragment(step))
     if kept is None:
@@ -74,7 +74,7 @@ class MeanFeedback:
     return kept[start:stop] * self._decay
 
   def keep(self, start: int, left_out: np.ndarray, step: int = 0) -> None:
-    """Says what a mean left out that counts.
+    """Keeps what a committed mean left out.
 
     Args:
       start: the first element.
@@ -87,13 +87,13 @@ class MeanFeedback:
     self._kept[fragment][start : start + left_out.size] = left_out
 
   def lose(self, start: int, stop: int, step: int = 0) -> None:
-    """Keeps nothing of these numbers, as it might be added a second time."""
+    """Drops the residual of these numbers, which might be added a second time."""
     kept = self._kept.get(self._fragment(step))
     if kept is not None:
       kept[start:stop] = 0.0
 
   def clear(self) -> None:
-    """Keeps nothing."""
+    """Drops all residuals."""
     self._kept.clear()
 
   def _fragment(self, step: int) -> int:

@@ -19,7 +19,7 @@ from optax_dist.coordinator.aggregation import wire_formats as wires
 
 # A multiple of every quantum, and small enough to stay in a core's cache.
 CHUNK = 16 * 4032
-# So few numbers of so many members are added up by one call.
+# Up to this many numbers of at least this many members are summed by one call.
 _FEW_NUMBERS, _MANY_MEMBERS = 4096, 8
 
 
@@ -45,7 +45,7 @@ def write(
   Returns:
     Whether all numbers are finite.
   """
-  # Numbers that are not finite may be compared and added here, silently.
+  # Non-finite numbers may be compared and added here, without warnings.
   with np.errstate(all="ignore"):
     return _write(leaves, place, out, error, sizes)
 
@@ -153,7 +153,7 @@ def _write_blocks(
 def _filled(
   mine: Sequence[tuple[layouts.Leaf, Any, int]], group: layouts.Group
 ) -> np.ndarray:
-  """Of each block, how many numbers are of a leaf."""
+  """For each block, how many numbers belong to a leaf."""
   numbers = np.zeros(group.elements, bool)
   for leaf, _, size in mine:
     numbers[leaf.start : leaf.start + size] = True
@@ -172,14 +172,14 @@ def mean_slice(
   error: np.ndarray | None = None,
   gaps: Sequence[tuple[int, int]] = (),
 ) -> None:
-  """Averages one slice of all members.
+  """Averages one slice over all members.
 
   Args:
     members: the slice's bytes of each, in replica order; or one array with a row
       for each.
-    weights: by which each is multiplied; 1.0 is left out.
-    count: by which the sum is divided: gradients, not members.
-    place: the layout in which the members wrote.
+    weights: the weight of each; 1.0 is skipped.
+    count: divisor of the sum: gradients, not members.
+    place: the layout of the members' gradients.
     mean_place: the layout of the mean, with the same elements.
     start: the slice's first element.
     stop: the element after its last.
@@ -330,9 +330,9 @@ def read(
   cuts: Sequence[int],
   scratch: np.ndarray,
 ) -> list[np.ndarray]:
-  """The leaves of a mean whose slices lie in different memory.
+  """The leaves of a mean whose slices are in separate memory.
 
-  A leaf within one slice is a view; only one that is cut is put together. What
+  A leaf within one slice is a view; only a leaf that is cut is copied. What
   travels in few bits is decoded.
 
   Args:

@@ -1,4 +1,4 @@
-"""Members average among themselves: reduce-scatter, then gather.
+"""Members average their gradients: reduce-scatter, then gather.
 
 Of k members each is pushed one slice of every gradient, averages it in the
 order of the attempt, and pushes the mean to all members and readers. A member
@@ -7,8 +7,8 @@ takes P in. Everything is pushed as soon as it is there, so a mean is two one-wa
 trips away from the gradients. Of a large slice the front is averaged and pushed
 while the rest is on its way: the wire does not wait for the averaging.
 
-What fails is kept until it is cancelled: were its transfers given up at once,
-those who wait for the same bytes would blame this replica for them.
+A failed attempt is kept until it is cancelled: if its transfers ended at once,
+peers that wait for the same bytes would consider this replica failed.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ Answer = inputs.Aggregated | inputs.AggregateFailed
 
 
 class Background(Protocol):
-  """Has work done by another thread, and reports the end in this one."""
+  """Runs work in another thread, and reports its end in this one."""
 
   def __call__(
     self,
     work: Callable[[], None],
     done: Callable[[BaseException | None], None],
   ) -> None:
-    """Has `work` done; then `done` is called by the thread that called."""
+    """Runs `work`, and then `done` in the calling thread."""
     ...
 
 
 def transfer_id(kind: str, *names: object) -> int:
-  """The number under which both sides know a transfer.
+  """The id of a transfer, equal on both sides.
 
   Example:
     >>> transfer_id("mean", 3) == transfer_id("mean", 3)
@@ -212,13 +212,13 @@ class Gradient:
       self.done()
 
   def resolve(self) -> None:
-    """Nothing begins to read it from now on."""
+    """No new transfers will read it."""
     if not self._resolved:
       self._resolved = True
       self._check()
 
   def done(self) -> None:
-    """One user less."""
+    """Removes a user."""
     self.users -= 1
     self._check()
 
@@ -273,7 +273,7 @@ class Aggregations:
     self._transfers: dict[tuple[str, int, bool], _Transfer] = {}
 
   def begin(self, effect: effects.Aggregate, gradient: Gradient) -> None:
-    """Takes part with a gradient."""
+    """Takes part in an aggregation with a gradient."""
     self._forget(before=effect.attempt.step)
     attempt = self._made(effect, effect.me, effect.readers)
     attempt.gradient = gradient
@@ -283,7 +283,7 @@ class Aggregations:
     gradient.begin_at(last)
     mine.gradient = gradient.data[first:last]
     mine.here = gradient.front(first, last)
-    gradient.users += 1  # Until its own slice is averaged.
+    gradient.users += 1  # Until this replica's slice is averaged.
     for index, part in enumerate(attempt.parts):
       if part is mine:
         continue
@@ -322,7 +322,7 @@ class Aggregations:
       self._average(attempt)
 
   def collect(self, effect: effects.Collect) -> None:
-    """Fetches a mean of others."""
+    """Fetches other members' mean."""
     attempt = self._made(effect, None, ())
     self._reach("gather")
     for index in range(len(attempt.parts)):
@@ -330,7 +330,7 @@ class Aggregations:
     self._finish(attempt)
 
   def mean(self, attempt: entries.AttemptId) -> np.ndarray:
-    """The bytes of a mean that is here, until it is released."""
+    """The bytes of a received mean, until it is released."""
     return np.frombuffer(self._attempts[attempt].mean, np.uint8)
 
   def applied(self, attempt: entries.AttemptId) -> None:
@@ -346,13 +346,13 @@ class Aggregations:
     self._forget()
 
   def drop(self, attempt: entries.AttemptId) -> None:
-    """Carries out `Cancel` and `Release`: nothing of an attempt is left."""
+    """Executes `Cancel` and `Release`: frees an attempt."""
     found = self._attempts.pop(attempt, None)
     if found is not None:
       self._drop(found)
 
   def handle(self, event: transports.Event) -> bool:
-    """Takes an event of the transport; returns whether it was meant here."""
+    """Handles an event of the transport; returns whether it was its own."""
     match event:
       case transports.ArrayReceived(peer, transfer, data):
         found = self._transfers.pop((peer, transfer, False), None)
@@ -404,14 +404,14 @@ class Aggregations:
         self.handle(transports.ArrayFailed(peer, number, sending, reason))
 
   def deadline(self) -> float | None:
-    """In how many seconds to call `check`; None: no need."""
+    """Seconds until `check` is due; None if it isn't needed."""
     for attempt in self._attempts.values():
       if self._is_timed(attempt):
         return self._timeout / 8
     return None
 
   def check(self) -> None:
-    """Gives up what doesn't move."""
+    """Gives up transfers without progress."""
     for attempt in [a for a in self._attempts.values() if self._is_timed(a)]:
       for index, part in enumerate(attempt.parts):
         idle = self._idle(attempt, part, "part")
@@ -430,7 +430,7 @@ class Aggregations:
             break
 
   def pending(self) -> int:
-    """How many transfers are under way."""
+    """The number of transfers in progress."""
     return len(self._transfers)
 
   def close(self) -> None:
@@ -457,7 +457,7 @@ class Aggregations:
     me: int | None,
     readers: Sequence[effects.Peer],
   ) -> _Attempt:
-    # Nobody waits for a failed attempt once there is a later one.
+    # No replica waits for a failed attempt once there is a later one.
     order = (effect.attempt.step, effect.attempt.term, effect.attempt.number)
     for old in list(self._attempts.values()):
       if old.id == effect.attempt or (
@@ -545,7 +545,7 @@ class Aggregations:
       self._finish(transfer.attempt)
 
   def _sent(self, transfer: _Transfer, peer: str, number: int) -> None:
-    """Nobody reads this array any more."""
+    """The array is not read any more."""
     transfer.attempt.sending.discard((peer, number))
     if transfer.is_part and transfer.attempt.gradient is not None:
       transfer.attempt.gradient.done()
@@ -583,7 +583,7 @@ class Aggregations:
     def work() -> None:
       if start == stop:
         return
-      # What lies between leaves may be anything.
+      # Padding between leaves may contain any values.
       with np.errstate(all="ignore"):
         means.mean_slice(
           gradients,
@@ -632,7 +632,7 @@ class Aggregations:
     self._finish(attempt)
 
   def _push(self, attempt: _Attempt) -> None:
-    """Sends what is averaged to all who need it."""
+    """Sends the averaged slice to all that need it."""
     assert attempt.me is not None
     mine = attempt.parts[attempt.me]
     low, high = self._mean_slice(attempt, attempt.me)
@@ -716,5 +716,5 @@ class Aggregations:
 
 
 def _is_lent(part: _Part) -> bool:
-  """Whether its bytes lie in the memory of its process."""
+  """Whether its bytes are in the memory of its process."""
   return part.gradient is not None and part.gradient.readonly

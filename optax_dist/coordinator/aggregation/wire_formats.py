@@ -1,6 +1,6 @@
-"""How numbers travel: as they are, as bfloat16, or in fewer bits with scales.
+"""Wire formats of numbers: unchanged, as bfloat16, or low-bit with scales.
 
-A codec turns a range of elements into bytes and back. Ranges begin and end at
+A codec converts a range of elements to bytes and back. Ranges begin and end at
 multiples of its `quantum`, so any number of replicas can cut a buffer alike.
 """
 
@@ -23,9 +23,9 @@ class Codec(Protocol):
   """Encodes flat arrays of one dtype.
 
   Attributes:
-    dtype: of the numbers outside.
+    dtype: dtype of the unencoded numbers.
     work: the dtype in which sums are formed.
-    quantum: elements that can't be torn apart.
+    quantum: number of elements that must not be split.
     blocks: whether these share their bytes, and lose so much that the sender feeds
       it back.
   """
@@ -36,11 +36,11 @@ class Codec(Protocol):
   blocks: bool
 
   def nbytes(self, elements: int) -> int:
-    """Bytes of so many elements, a multiple of the quantum."""
+    """The encoded size of elements, a multiple of the quantum."""
     ...
 
   def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
-    """Writes numbers of the work dtype to bytes (uint8)."""
+    """Encodes numbers of the work dtype as bytes (uint8)."""
     ...
 
   def decode(self, raw: np.ndarray) -> np.ndarray:
@@ -49,7 +49,7 @@ class Codec(Protocol):
 
 
 class Plain:
-  """Numbers as they are."""
+  """Numbers without compression."""
 
   blocks = False
 
@@ -131,7 +131,7 @@ class Int8:
     return whole.reshape(-1)
 
 
-# By name, all that are made of blocks.
+# The block formats by name.
 _BLOCKS: dict[str, Codec] = {
   "int8": Int8(),
   "int4": block_formats.Levels(4),
@@ -140,12 +140,12 @@ _BLOCKS: dict[str, Codec] = {
   "top_k": block_formats.TopK(),
 }
 WIRES = ("float32", "bfloat16", *_BLOCKS)
-# Those that send a rough idea: fit for differences, not for parameters.
+# Coarse formats: suitable for differences, not for parameters.
 FEW = ("int4", "int2", "sign", "top_k")
 
 
 def codec(wire: str, dtype: np.dtype) -> Codec:
-  """How leaves of a dtype travel on a wire.
+  """The codec for leaves of a dtype in a wire format.
 
   Only float32 is ever shortened: what is narrower already stays as it is, and
   float64 was chosen for its digits.
@@ -170,7 +170,7 @@ def codec(wire: str, dtype: np.dtype) -> Codec:
 
 
 def feeds_back(wire: str) -> bool:
-  """Whether senders add what a wire lost to their next gradient.
+  """Whether senders use error feedback with a wire format.
 
   Example:
     >>> feeds_back("int8"), feeds_back("bfloat16")
