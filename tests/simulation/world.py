@@ -110,14 +110,16 @@ class Connection:
     ends: the two.
     open: whether each end still has it.
     last: when the latest delivery to each end is due.
+    ready: when the two kernels have agreed on it.
   """
 
-  __slots__ = ("ends", "last", "open")
+  __slots__ = ("ends", "last", "open", "ready")
 
   def __init__(self, a: Process, b: Process, now: float):
     self.ends = (a, b)
     self.open = {a.name: True, b.name: True}
     self.last = {a.name: now, b.name: now}
+    self.ready = now
 
   def other(self, process: Process) -> Process:
     a, b = self.ends
@@ -398,7 +400,13 @@ class World:
     process.alive = False
     for connection in list(process.connections.values()):
       connection.open[process.name] = False
-      self.deliver_loss(connection, connection.other(process), how, reason)
+      other = connection.other(process)
+      known = other.connections.get(process.name) is connection
+      if connection.ready > self.now and not known:
+        # What waited for the connection to stand dies with the process.
+        connection.open[other.name] = False
+      else:
+        self.deliver_loss(connection, other, how, reason)
     process.connections.clear()
     if self.checker is not None:
       self.checker.died(process)
@@ -509,6 +517,7 @@ class World:
     for ends in ((process, other), (other, process)):
       ready = max(ready, self.blocked_until(*ends) + 0.001)
     connection.last = dict.fromkeys(connection.last, ready)
+    connection.ready = ready
     if not other.alive or ready > self.now + CONNECT:
       connection.open[peer] = False
       time = self.now + CONNECT
