@@ -360,7 +360,11 @@ class Replica:
     """
     self._driver.start()
     try:
-      self._wait_to_be_let_in()
+      self._wait(
+        lambda: self._handover.admission > 0,
+        "to be let in. If all replicas of the job have died, restart its store"
+        " and resume from a checkpoint",
+      )
       self._take_current()
     except BaseException:
       self.close()
@@ -370,20 +374,6 @@ class Replica:
     if self._settings.step_timeout != 0:
       self._watchdog.start()
     return self
-
-  def _wait_to_be_let_in(self) -> None:
-    let_in = lambda: self._handover.admission > 0
-    what = (
-      "to be let in. If all replicas of the job have died, restart its store and"
-      " resume from a checkpoint"
-    )
-    config, seen = self._config, self._handover
-    waits = not (seen.wait(let_in, config.timeout) or self._has_finished())
-    # What is beyond `timeout` is for a leader that gives up first. Where a
-    # replica has several processes, one of them knows whether there is one.
-    if waits and seen.failure is None and seen.agree(not self._driver.heard):
-      raise self._overdue(config.timeout, what)
-    self._wait(let_in, what, config.patience - config.timeout)
 
   def _own(self) -> Any:
     """The local state to serve to a joining replica; None for none."""

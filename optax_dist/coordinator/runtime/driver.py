@@ -85,7 +85,6 @@ class Driver:
 
   Attributes:
     handover: what the training loop reads.
-    heard: whether any other replica has sent a message.
     rejoins: how often the replica was readmitted.
     exchanged: the last submission exchanged, and the seconds that its exchange
       took.
@@ -139,7 +138,6 @@ class Driver:
       own: the initial argument of `lend`; None for none.
     """
     self.rejoins = 0
-    self.heard = False
     # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
@@ -443,7 +441,6 @@ class Driver:
           return
         if type(found) not in _OF_GROUP:
           message = typing.cast(messages.Message, found)
-          self.heard = True
           self._inputs.append(inputs.Received(peer, message))
         elif self._of is not None:
           said = typing.cast(orders.Order | orders.Report, found)

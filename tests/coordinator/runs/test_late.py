@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from optax_dist import coordinator, ledger
+from optax_dist import ledger
 
 
 @pytest.mark.parametrize("behind", [2, 3, 5, 8, 12])
@@ -80,17 +80,3 @@ def test_who_comes_after_the_end_has_the_final_state(inline):
     (results[0].params, results[0].opt_state),
     (results[2].params, results[2].opt_state),
   )
-
-
-def test_who_finds_that_all_have_died_waits_no_longer_than_timeout():
-  """What comes on top of it is for a leader that gives up first."""
-  world = runs.endpoint.World()
-  one = runs.make(world, 0, k=1, n=1).start()
-  one.step(runs.compute(one, 0)[0])
-  one.close()  # It has not said that it goes.
-  late = runs.make(
-    world, 1, k=1, n=1, timeout=1.0, attempt_timeout=1.0, leader_timeout=20.0
-  )
-  with pytest.raises(coordinator.CoordinatorError, match="died") as info:
-    late.start()
-  assert "has waited 1.0 s to be let in" in str(info.value)

@@ -220,7 +220,7 @@ def test_a_cluster_that_was_wiped_is_lost(cluster, connect):
   lost = one.wait_for(
     lambda events: [e for e in events if isinstance(e, interface.StoreLost)]
   )
-  assert "the cluster was made anew" in lost[0].reason
+  assert "the cluster was re-created" in lost[0].reason
 
 
 def test_a_user_logs_in(tmp_path):
