@@ -1172,14 +1172,9 @@ class Replica:
     self._saved, self._to_save = kept.step, kept
     return outcome._replace(save=kept.step)
 
-  def _wait(
-    self,
-    ready: Callable[[], bool],
-    what: str,
-    patience: float | None = None,
-  ) -> None:
+  def _wait(self, ready: Callable[[], bool], what: str) -> None:
     """Waits, slightly longer than the core's own deadline."""
-    patience = (self._config.patience if patience is None else patience) + 1.0
+    patience = self._config.patience + 1.0
     if self._closed and not ready():
       self._raise_failure()
     self._watchdog.steps.wait()
@@ -1189,11 +1184,8 @@ class Replica:
     self._raise_failure()
     if self._has_finished():
       return
-    raise self._overdue(patience, what)
-
-  def _overdue(self, seconds: float, what: str) -> errors.CoordinatorError:
-    return errors.CoordinatorError(
-      f"Replica {self.replica!r} has waited {seconds:.1f} s {what}. Its event "
+    raise errors.CoordinatorError(
+      f"Replica {self.replica!r} has waited {patience:.1f} s {what}. Its event "
       f"loop {self._driver.missing()}."
     )
 

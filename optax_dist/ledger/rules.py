@@ -251,24 +251,17 @@ def usual(
   Returns:
     The next state, and the lease for each of `asks`.
   """
-  (
-    data,
-    unit,
-    need,
-    progress,
-    cursor,
-    limit,
-    held,
-    pool,
-    doubtful,
-    strikes,
-    giving_up,
-    waiting,
-    number,
-  ) = state
-  if pool or waiting or doubtful or giving_up or len(parts) != len(accepted):
+  if state.pool or state.waiting or state.doubtful or state.giving_up:
     return None
-  held = held.copy()
+  if len(parts) != len(accepted):
+    return None
+  data, unit, progress, limit = (
+    state.data,
+    state.unit,
+    state.progress,
+    state.limit,
+  )
+  cursor, number, held = state.cursor, state.numbers, state.held.copy()
   following = progress.next
   for holder, spans in parts:
     if accepted.get(holder) != spans:
@@ -280,7 +273,7 @@ def usual(
       if start != following:
         return None
       following = stop
-  open_, samples = progress.open, need * unit
+  open_, samples = progress.open, state.need * unit
   progress = Progress(following, open_, progress.skipped)
   done = following - sp.size(open_) if open_ else following
   # If the next step fits within the limit, the limit need not move.
@@ -297,24 +290,10 @@ def usual(
     leases[holder] = lease = ((cursor, end),)
     held[holder] = Held(lease, (), number)
     cursor, number = end, number + 1
-  return (
-    State(
-      data,
-      unit,
-      need,
-      progress,
-      cursor,
-      limit,
-      held,
-      (),
-      (),
-      strikes,
-      (),
-      (),
-      number,
-    ),
-    leases,
+  after = state._replace(
+    progress=progress, cursor=cursor, limit=limit, held=held, numbers=number
   )
+  return after, leases
 
 
 def fits(state: State | _Draft, holder: ev.Holder, spans: Spans) -> bool:

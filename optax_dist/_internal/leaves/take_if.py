@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes
 from optax_dist._internal.leaves.keep_unless import keep_unless
+from optax_dist._internal.leaves.precision import cast_like
 
 
 def take_if(
@@ -47,9 +48,5 @@ def take_if(
   if jax.tree.leaves(nothing):
     sent = axes.cond(predicate, send, lambda: nothing)
   old = jax.tree.map(jnp.asarray, old)
-  step = lambda: ((), jax.tree.map(_cast, take(sent), old))
+  step = lambda: ((), jax.tree.map(cast_like, take(sent), old))
   return keep_unless(predicate, step, (), old)[1]
-
-
-def _cast(x: Any, like: jax.Array) -> jax.Array:
-  return x if x.dtype == like.dtype else x.astype(like.dtype)

@@ -132,17 +132,22 @@ def by_hand(sides, weights=None, count=None):
   return found
 
 
+def everyone_has(group, want, attempt=None):
+  """Asserts that all sides have a mean, and have reported it once."""
+  attempt = attempt or attempt_id()
+  for side in group.sides:
+    assert side.answers == [inputs.Aggregated(attempt, attempt)]
+    for got, mean in zip(side.mean(attempt), want, strict=True):
+      np.testing.assert_array_equal(got, mean)
+
+
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 @pytest.mark.parametrize("readers", [0, 2])
 def test_everyone_has_the_mean_to_the_bit(members, readers):
   group = Group(members, readers)
   group.begin_all()
   group.pump()
-  want = by_hand(group.sides[:members])
-  for side in group.sides:
-    assert side.answers == [inputs.Aggregated(attempt_id(), attempt_id())]
-    for got, mean in zip(side.mean(), want, strict=True):
-      np.testing.assert_array_equal(got, mean)
+  everyone_has(group, by_hand(group.sides[:members]))
 
 
 def test_weights_and_counts():
@@ -274,11 +279,7 @@ def test_a_cancelled_attempt_leaves_no_trace():
   # Another attempt with the same gradients is as good as a first one.
   group.begin_all(attempt_id(2))
   group.pump()
-  want = by_hand(group.sides)
-  for side in group.sides:
-    assert side.answers == [inputs.Aggregated(attempt_id(2), attempt_id(2))]
-    for got, mean in zip(side.mean(attempt_id(2)), want, strict=True):
-      np.testing.assert_array_equal(got, mean)
+  everyone_has(group, by_hand(group.sides), attempt_id(2))
 
 
 def test_one_that_begins_what_others_gave_up_fails():
@@ -398,6 +399,7 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
     assert side.answers == [inputs.Aggregated(attempt_id(), attempt_id())]
     for got, want in zip(side.mean(), side.encoder.read(whole), strict=True):
       np.testing.assert_array_equal(got, want)
+  for side in group.sides:
     side.gradient.resolve()
     side.all.drop(attempt_id())
   group.pump()
@@ -477,11 +479,8 @@ def test_a_gradient_that_is_written_meanwhile_is_averaged_to_the_bit(
   group.pump()
   assert not any(side.answers for side in group.sides)
   write_and_pump(group)
-  want = by_hand(group.sides[:members])
+  everyone_has(group, by_hand(group.sides[:members]))
   for side in group.sides:
-    assert side.answers == [inputs.Aggregated(attempt_id(), attempt_id())]
-    for got, mean in zip(side.mean(), want, strict=True):
-      np.testing.assert_array_equal(got, mean)
     side.gradient.resolve()
     side.all.drop(attempt_id())
   group.pump()
@@ -532,11 +531,7 @@ def test_an_attempt_may_be_cancelled_while_its_gradient_is_written():
     assert side.all.pending() == 0
   group.begin_all(attempt_id(2))
   write_and_pump(group)
-  want = by_hand(group.sides)
-  for side in group.sides:
-    assert side.answers == [inputs.Aggregated(attempt_id(2), attempt_id(2))]
-    for got, mean in zip(side.mean(attempt_id(2)), want, strict=True):
-      np.testing.assert_array_equal(got, mean)
+  everyone_has(group, by_hand(group.sides), attempt_id(2))
 
 
 @pytest.mark.usefixtures("in_pieces")

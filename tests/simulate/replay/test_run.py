@@ -52,6 +52,12 @@ def _train(number, steps=25):
   return train
 
 
+def _replay(records, params=START):
+  return replay_run(
+    records, optimizer=OPTIMIZER, params=params, gradient=gradient
+  )
+
+
 @pytest.mark.parametrize(
   ("k", "options"),
   [
@@ -77,17 +83,14 @@ def test_a_run_of_threads_is_found_again(tmp_path, k, options):
     **options,
   )
   records = journal.read(path, strict=True).records
-  run = lambda of: replay_run(
-    of, optimizer=OPTIMIZER, params=START, gradient=gradient
-  )
-  outcome = run(records)
+  outcome = _replay(records)
   assert str(outcome).startswith(f"identical, {outcome.steps} steps")
   assert outcome.steps >= 25
   assert outcome.compared >= 20
   # Another batch is found out.
   commits = [r for r in records if r["kind"] == "commit"]
   commits[12]["members"][0]["batches"][0] += 1
-  assert run(records).difference.step in (13, 14, 15)
+  assert _replay(records).difference.step in (13, 14, 15)
 
 
 @pytest.mark.parametrize("mean_wire", ["int8", "sign", "top_k"])
@@ -114,10 +117,7 @@ def test_means_of_few_bits_are_found_again(tmp_path, mean_wire, inline_bytes):
     inline_bytes=inline_bytes,
   )
   records = journal.read(path, strict=True).records
-  run = lambda of: replay_run(
-    of, optimizer=OPTIMIZER, params=start, gradient=gradient
-  )
-  outcome = run(records)
+  outcome = _replay(records, start)
   assert str(outcome).startswith(f"identical, {outcome.steps} steps")
   assert outcome.compared >= 20
   told = next(r for r in records if r["kind"] == "run")
@@ -125,4 +125,4 @@ def test_means_of_few_bits_are_found_again(tmp_path, mean_wire, inline_bytes):
   assert told["inline"] == bool(inline_bytes)
   # With another decay it is another run.
   told["error_feedback"] = 0.1
-  assert run(records).difference is not None
+  assert _replay(records, start).difference is not None
