@@ -40,10 +40,10 @@ class Options:
     stall_warning: time to wait before the missing replicas are logged.
     inline_bytes: gradients up to this size are sent inline, in the messages.
     wire: wire format of gradients; one of `wire_formats.WIRES`.
-    mean_wire: wire format of the mean of them, one of `wire_formats.WIRES`. A
-      low-bit one needs a low-bit `wire`: whoever averages a slice adds the
+    mean_wire: wire format of the mean, one of `wire_formats.WIRES`. A low-bit one
+      needs a low-bit `wire`: the replica that averages a slice adds the
       quantization error of its mean to the next one. None: as the gradients, but
-      at least 4 bits, and bfloat16 if the strategy does not sum means as they are.
+      at least 4 bits, and bfloat16 if the strategy does not add means up.
     error_feedback: decay, from 0 to 1, of the quantization error that is added
       to the next gradient, or mean, with a low-bit wire format.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.

@@ -20,10 +20,10 @@ class Encoder:
   Attributes:
     place: the layout of gradients.
     mean_place: the layout of means; it has the same elements.
-    can_pack: whether all numbers travel as they are, so that a gradient can be
-      written in pieces.
-    mean_feedback: what this replica left out of means of few bits; None where
-      they travel in more.
+    can_pack: whether no number is compressed, so that a gradient can be written in
+      pieces.
+    mean_feedback: the residuals of this replica's means; None if means are not sent
+      in few bits.
 
   Example:
     >>> encoder = Encoder([np.zeros(3, np.float32)], "float32")
@@ -51,13 +51,12 @@ class Encoder:
       wire: one of `wire_formats.WIRES`.
       error_feedback: what of that which a wire of few bits left out is added to
         the next gradient; None where whoever writes sees to that.
-      mean_wire: how means travel; None: `wire_formats.mean_wire`.
-      mean_decay: what of that which a mean of few bits left out is added to the
-        next one.
+      mean_wire: wire format of means; None: `wire_formats.mean_wire`.
+      mean_decay: the share of a mean's residual that is added to the next one.
       fragments: see `MeanFeedback`.
 
     Raises:
-      ValueError: means can't travel so.
+      ValueError: the two wire formats don't fit.
     """
     mean_wire = mean_wire or wire_formats.mean_wire(wire)
     wire_formats.check_mean_wire(wire, mean_wire)
@@ -107,17 +106,17 @@ class Encoder:
     return finite
 
   def packing(self, leaves: Sequence[Any], out: np.ndarray) -> Packing | None:
-    """Writes what `write` would, in pieces, once all numbers are looked at.
+    """Like `write`, but in pieces, after a check of all numbers.
 
     Args:
       leaves: arrays, in the order of the template.
       out: uint8 of `place.nbytes`.
 
     Returns:
-      What writes; None if not all numbers are finite.
+      The writer; None if not all numbers are finite.
 
     Raises:
-      ValueError: this wire shortens numbers: `can_pack` says so.
+      ValueError: this wire format compresses numbers; see `can_pack`.
     """
     if not self.can_pack:
       raise ValueError("Only what travels as it is can be written in pieces.")
@@ -213,7 +212,7 @@ class Encoder:
     return out
 
   def read(self, mean: bytes | np.ndarray) -> list[np.ndarray]:
-    """The leaves of a mean: views, or float32 where it travels in few bits.
+    """The leaves of a mean: views, or float32 if it was sent in few bits.
 
     Raises:
       ValueError: it has another size than the layout.

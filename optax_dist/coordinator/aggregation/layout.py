@@ -166,14 +166,14 @@ class Layout:
     return found
 
   def gaps(self, sizes: Sequence[int] | None = None) -> tuple[_Gap, ...]:
-    """Where there are no numbers of a leaf, in groups that share their bytes.
+    """The ranges without numbers of a leaf, in groups that are encoded in blocks.
 
     Args:
-      sizes: of each leaf, after how many numbers there are only zeros that nobody
-        reads; None: all are read.
+      sizes: how many numbers of each leaf are used; zeros follow, which no replica
+        reads. None: all are used.
 
     Returns:
-      First elements, and those after the last, in order.
+      The first element of each range and the one after its last, in order.
     """
     sizes = [leaf.size for leaf in self.leaves] if sizes is None else sizes
     found = []

@@ -184,11 +184,10 @@ def mean_slice(
     start: the slice's first element.
     stop: the element after its last.
     out: the slice's bytes of the mean.
-    error: what earlier means of few bits left out of these numbers, float32 of
-      `stop - start`; it is added, and replaced by what is left out now. None
-      where nothing is to be fed back.
-    gaps: of the layout, see `Layout.gaps`; a mean of few bits is not to depend on
-      what lies there.
+    error: the residual of earlier means in few bits, float32 of `stop - start`;
+      it is added, and replaced by the new residual. None without error feedback.
+    gaps: of the layout, see `Layout.gaps`; a mean in few bits does not depend on
+      the numbers there.
   """
   base, _ = place.bytes_of(start, stop)
   mean_base, _ = mean_place.bytes_of(start, stop)
@@ -245,17 +244,17 @@ def _encode_mean(
   gaps: Sequence[tuple[int, int]],
   start: int,
 ) -> None:
-  """Rounds a mean of whole blocks to few bits, with what was left out before.
+  """Rounds a mean of whole blocks to few bits, with error feedback.
 
-  Where it is not finite it comes out as no finite number, and nothing is kept.
+  Numbers that are not finite stay so, and leave no residual.
 
   Args:
-    numbers: of the mean; overwritten.
-    codec: rounds them.
-    out: their bytes.
-    error: see `mean_slice`; of these numbers.
+    numbers: the mean; overwritten.
+    codec: encodes it.
+    out: the bytes to write.
+    error: the residual of these numbers, see `mean_slice`.
     gaps: see `mean_slice`.
-    start: the element at which the numbers begin.
+    start: the first element of the numbers.
   """
   if error is not None:
     numbers += error
@@ -332,14 +331,14 @@ def read(
 ) -> list[np.ndarray]:
   """The leaves of a mean whose slices are in separate memory.
 
-  A leaf within one slice is a view; only a leaf that is cut is copied. What
-  travels in few bits is decoded.
+  A leaf within one slice is a view; only a leaf that is cut is copied. Numbers in
+  few bits are decoded.
 
   Args:
     place: the layout of the mean.
     slices: bytes of each slice.
     cuts: the positions of `Layout.cuts`.
-    scratch: uint8 of `place.nbytes`, for what is cut.
+    scratch: uint8 of `place.nbytes`, for leaves and groups that are cut.
 
   Returns:
     Arrays in the order of the layout, of their own dtype, or uint16 for the

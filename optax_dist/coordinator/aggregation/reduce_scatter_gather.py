@@ -103,8 +103,8 @@ class _Attempt:
     done: how many pieces are averaged.
     me: which slice this replica averages; None for a reader.
     mean: memory for the whole mean.
-    left_out: what the own slice's mean left out, by the first elements of its
-      pieces, until it is known whether the mean counts.
+    left_out: what the mean of this replica's slice left out, by the first element
+      of each piece, until the mean is known to be committed or not.
     readers: processes that fetch the mean besides.
     sending: transfers under way from here, as pairs of peer and transfer id.
     expected: transfers under way to here.
@@ -178,7 +178,7 @@ class Gradient:
     Args:
       data: its bytes.
       on_idle: called once it was resolved and nothing reads it any more.
-      packing: writes its bytes, if they are not there yet.
+      packing: writes its bytes, if they are not written yet.
     """
     self.data = data
     self.users = int(packing is not None)
@@ -188,22 +188,22 @@ class Gradient:
 
   @property
   def is_whole(self) -> bool:
-    """Whether all of its bytes are there."""
+    """Whether all of its bytes are written."""
     return self._packing is None
 
   def front(self, low: int, high: int) -> int:
-    """Of the bytes from `low` to `high`, how many at the front are there."""
+    """How many bytes are written at the front of the range `low` to `high`."""
     if self._packing is None:
       return high - low
     return self._packing.front(low, high)
 
   def begin_at(self, position: int) -> None:
-    """What begins at this byte is needed first."""
+    """Sets the byte at which to start writing."""
     if self._packing is not None:
       self._packing.begin_at(position)
 
   def write(self, nbytes: int) -> None:
-    """Writes about so many bytes of it that are not there yet."""
+    """Writes about this many more of its bytes, if there are as many."""
     if self._packing is None:
       return
     self._packing.go_on(nbytes)
@@ -258,7 +258,7 @@ class Aggregations:
       background: does what takes long.
       timeout: seconds without a byte after which an attempt has failed.
       reach: called at each phase, "reduce_scatter" and "gather".
-      feedback: what this replica left out of means; None: it leaves nothing out.
+      feedback: the residuals of this replica's means; None if it rounds none.
     """
     self.answers: list[Answer] = []
     self.bytes_in = self.bytes_out = 0
@@ -306,7 +306,7 @@ class Aggregations:
     self._average(attempt)
 
   def written(self, gradient: Gradient) -> None:
-    """More of a gradient is there: it goes out, and is averaged."""
+    """Sends and averages what has been written of a gradient by now."""
     for attempt in list(self._attempts.values()):
       if attempt.gradient is not gradient:
         continue
@@ -334,7 +334,7 @@ class Aggregations:
     return np.frombuffer(self._attempts[attempt].mean, np.uint8)
 
   def applied(self, attempt: entries.AttemptId) -> None:
-    """A mean that is here counts: what it left out is kept."""
+    """A received mean was committed: keeps what it left out."""
     found = self._attempts.get(attempt)
     if found is not None and self._feedback is not None:
       for start, left_out in found.left_out.items():
@@ -342,7 +342,7 @@ class Aggregations:
       found.left_out = {}
 
   def lose(self) -> None:
-    """Nobody knows which of the means that are here and weren't applied count."""
+    """It is unknown which of the means that were not applied were committed."""
     self._forget()
 
   def drop(self, attempt: entries.AttemptId) -> None:
@@ -441,7 +441,7 @@ class Aggregations:
   # Helpers.
 
   def _forget(self, before: int | None = None) -> None:
-    """Of means that may count, or may not, nothing is kept or was owed."""
+    """Drops the residuals of means that may or may not have been committed."""
     if self._feedback is None:
       return
     for attempt in self._attempts.values():

@@ -180,13 +180,13 @@ def feeds_back(wire: str) -> bool:
 
 
 def mean_wire(wire: str, additive: bool = True) -> str:
-  """How the mean travels where nothing else is asked for.
+  """The default wire format of the mean.
 
-  In 4 bits it costs nothing in learning, in fewer it does (docs/coordinator.md).
+  A mean in 4 bits does not slow down learning; fewer bits do (docs/coordinator.md).
 
   Args:
-    wire: of the gradients.
-    additive: whether what one mean left out may be added to the next.
+    wire: wire format of the gradients.
+    additive: whether what one mean left out may be added to the next one.
 
   Example:
     >>> mean_wire("int8"), mean_wire("sign"), mean_wire("float32")
@@ -197,15 +197,15 @@ def mean_wire(wire: str, additive: bool = True) -> str:
   if not feeds_back(wire):
     return wire
   if not additive:
-    return "bfloat16"  # Rounded once more, with nobody to make up for it.
+    return "bfloat16"  # It is rounded again, without error feedback.
   return "int8" if wire == "int8" else "int4"
 
 
 def check_mean_wire(wire: str, mean: str) -> None:
-  """Checks that means can travel so where gradients travel on a wire.
+  """Checks that a wire format of means fits that of the gradients.
 
   Raises:
-    ValueError: they can't.
+    ValueError: it doesn't.
 
   Example:
     >>> check_mean_wire("int4", "int8")
