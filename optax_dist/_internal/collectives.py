@@ -155,7 +155,9 @@ def gather_replicas(
     # Equal everywhere, and typed so: the results are replicated values.
     to = "invarying" if axes.is_tracked(name) else "varying"
     rows = jax.lax.all_gather(rows, name, tiled=True, to=to)
-  return rows if x.ndim != 1 else rows.reshape(-1, length)[:, : x.size]
+  if x.ndim != 1:
+    return rows
+  return rows.reshape(axes.axes_size(names), length)[:, : x.size]
 
 
 def _axis_sum(over: tuple[axes.AxisName, ...]):

@@ -28,6 +28,24 @@ def rows_of(x: jax.Array, length: int) -> jax.Array:
   return jnp.pad(x, (0, -x.size % length)).reshape(-1, length)
 
 
+def by_scale(x: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns numbers divided by the scales of their blocks, and these to send.
+
+  Args:
+    x: array of shape (blocks, n).
+    scales: array of shape (blocks, 1), not negative. A block with a scale of 0 is
+      left as it is.
+
+  Returns:
+    The quotients; and the scales, NaN instead of infinite: a code times infinity
+    would have any sign, or be NaN where it is 0.
+  """
+  # Compilers multiply by the reciprocal, and flush that of a larger number to 0.
+  smaller = jnp.where(scales > 2.0**100, 2.0**-30, 1.0)
+  safe = jnp.where(scales > 0, scales * smaller, 1.0)
+  return x * smaller / safe, jnp.where(jnp.isfinite(scales), scales, jnp.nan)
+
+
 def check_error_feedback(decay: float | None) -> None:
   """Checks the ``error_feedback`` argument of a method.
 

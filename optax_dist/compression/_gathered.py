@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from optax_dist._internal import collectives
 from optax_dist._internal.leaves import update_leaves
+from optax_dist._internal.leaves.precision import cast_like
+from optax_dist._internal.replica_params import Leaves
 from optax_dist.compression._codec import Codec
 from optax_dist.compression.interface import Compression, CompressionState
 
@@ -40,19 +42,15 @@ def gathered(
     )
 
   def reduce(updates, state, names):
-    treedef: Any
-    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
-    leaves = []
-    for path, leaf in paths_and_leaves:
-      leaves.append(as_float32(name, path, leaf))
-    leaves = add_residuals(leaves, state.residual, error_feedback)
+    there, leaves = taking_part(name, updates, state.residual, error_feedback)
     key = jax.random.fold_in(jax.random.key(seed), state.num_updates)
     for axis in names:
       key = jax.random.fold_in(key, jax.lax.axis_index(axis))
-    keys = jax.random.split(key, max(1, len(leaves)))
+    # By its place in the tree, whichever gradients are None.
+    keys = jax.random.split(key, max(1, there.treedef.num_leaves))
     mine = [
-      encode(leaf.reshape(-1), key)
-      for leaf, key in zip(leaves, keys, strict=False)
+      encode(leaf.reshape(-1), keys[i])
+      for i, leaf in zip(there.at, leaves, strict=True)
     ]
     if not leaves:
       return updates, state._replace(num_updates=state.num_updates + 1)
@@ -76,18 +74,17 @@ def gathered(
     )
     count = everyones.shape[0]
     means = [
-      (total / count).reshape(leaf.shape).astype(jnp.asarray(given).dtype)
-      for total, leaf, (_, given) in zip(
-        sums, leaves, paths_and_leaves, strict=True
-      )
+      (total / count).reshape(leaf.shape)
+      for total, leaf in zip(sums, leaves, strict=True)
     ]
     residual = state.residual
     if error_feedback is not None:
-      residual = treedef.unflatten(
-        leaf - own.reshape(leaf.shape)
+      left = [
+        owed(leaf, own.reshape(leaf.shape))
         for leaf, own in zip(leaves, decode_all(message), strict=True)
-      )
-    return treedef.unflatten(means), CompressionState(
+      ]
+      residual = there.put(residual, left)
+    return as_given(there, updates, means), CompressionState(
       residual, None, state.num_updates + 1
     )
 
@@ -108,12 +105,46 @@ def residuals_like(updates: Any, error_feedback: float | None) -> Any:
   return jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), updates)
 
 
-def as_float32(name: str, path: Any, leaf: Any) -> jax.Array:
-  """Returns a leaf as float32.
+def taking_part(
+  name: str, updates: Any, residual: Any, error_feedback: float | None
+) -> tuple[Leaves, list[jax.Array]]:
+  """Returns the leaves that are not None, and what is to be sent of them.
+
+  Args:
+    name: the method, for the message.
+    updates: one replica's updates; a leaf of None does not take part.
+    residual: what was not sent before, in a tree like the updates.
+    error_feedback: its decay, or None.
+
+  Returns:
+    The leaves; and a list of these, in float32, with the residuals added.
 
   Raises:
-    TypeError: if it is not floating-point.
+    TypeError: if a leaf is not floating-point.
   """
+  treedef: Any
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
+    updates, is_leaf=lambda x: x is None
+  )
+  at = [i for i, (_, leaf) in enumerate(paths_and_leaves) if leaf is not None]
+  there = Leaves(treedef, at)
+  leaves = [_as_float32(name, *paths_and_leaves[i]) for i in at]
+  if error_feedback is not None:
+    left = there.of(residual)
+    leaves = [x + error_feedback * e for x, e in zip(leaves, left, strict=True)]
+  return there, leaves
+
+
+def as_given(there: Leaves, updates: Any, results: list[jax.Array]) -> Any:
+  """Returns results in a tree like the updates, in their dtypes."""
+  given = there.of(updates)
+  return there.put(
+    updates,
+    [cast_like(x, jnp.asarray(g)) for x, g in zip(results, given, strict=True)],
+  )
+
+
+def _as_float32(name: str, path: Any, leaf: Any) -> jax.Array:
   leaf = jnp.asarray(leaf)
   if not jnp.issubdtype(leaf.dtype, jnp.floating):
     raise TypeError(
@@ -124,13 +155,11 @@ def as_float32(name: str, path: Any, leaf: Any) -> jax.Array:
   return leaf.astype(jnp.float32)
 
 
-def add_residuals(
-  leaves: list[jax.Array], residual: Any, error_feedback: float | None
-) -> list[jax.Array]:
-  """Returns the leaves plus what was not sent before."""
-  if error_feedback is None:
-    return leaves
-  return [
-    leaf + error_feedback * left
-    for leaf, left in zip(leaves, jax.tree.leaves(residual), strict=True)
-  ]
+def owed(leaf: jax.Array, sent: jax.Array) -> jax.Array:
+  """Returns what was not sent of a leaf, for error feedback.
+
+  Numbers that are not finite were sent as such, and are not owed: they would be
+  sent again in every later update.
+  """
+  left = leaf - sent
+  return jnp.where(jnp.isfinite(left), left, jnp.zeros_like(left))

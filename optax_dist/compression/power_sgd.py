@@ -1,7 +1,6 @@
 """Low-rank approximation of matrices by one step of power iteration."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,10 @@ import jax.numpy as jnp
 from optax_dist._internal import axes, collectives
 from optax_dist.compression import _codec
 from optax_dist.compression._gathered import (
-  add_residuals,
-  as_float32,
+  as_given,
+  owed,
   residuals_like,
+  taking_part,
 )
 from optax_dist.compression.interface import Compression, CompressionState
 
@@ -71,27 +71,34 @@ def power_sgd(
     return (m, n) if rank * (m + n) < m * n and rank < min(m, n) else None
 
   def init(updates):
-    leaves = jax.tree.leaves(updates)
+    leaves = jax.tree.leaves(updates, is_leaf=lambda x: x is None)
     keys = jax.random.split(jax.random.key(seed), max(1, len(leaves)))
+    # In the place of its leaf: gradients may be None later.
     factors = [
       jax.random.normal(key, (sides(leaf)[1], rank), jnp.float32)
+      if leaf is not None and sides(leaf)
+      else None
       for leaf, key in zip(leaves, keys, strict=False)
-      if sides(leaf)
     ]
     return CompressionState(
       residuals_like(updates, error_feedback), factors, jnp.zeros([], jnp.int32)
     )
 
+  def next_start(factor, before):
+    """The factor from which the next update starts; only directions matter."""
+    largest = jnp.max(jnp.abs(factor), axis=0, keepdims=True)
+    # Of a column of zeros only zeros would follow, whatever the gradients are.
+    usable = (largest > 0) & (largest < 2.0**100)
+    return jnp.where(usable, factor / jnp.where(usable, largest, 1), before)
+
   def reduce(updates, state, names):
-    treedef: Any
-    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
-    leaves = [
-      as_float32("power_sgd", path, leaf) for path, leaf in paths_and_leaves
-    ]
-    leaves = add_residuals(leaves, state.residual, error_feedback)
+    there, leaves = taking_part(
+      "power_sgd", updates, state.residual, error_feedback
+    )
     thin = [i for i, leaf in enumerate(leaves) if sides(leaf)]
     whole = [i for i, leaf in enumerate(leaves) if not sides(leaf)]
     matrices = [leaves[i].reshape(sides(leaves[i])) for i in thin]
+    starts = [state.shared[there.at[i]] for i in thin]
     size = axes.axes_size(names)
 
     def mean(values):
@@ -100,7 +107,7 @@ def power_sgd(
 
     # Leaves that are sent whole go with the first of the two messages.
     first = mean(
-      [m @ q for m, q in zip(matrices, state.shared, strict=True)]
+      [m @ q for m, q in zip(matrices, starts, strict=True)]
       + [leaves[i] for i in whole]
     )
     bases = [jnp.linalg.qr(p)[0] for p in first[: len(thin)]]
@@ -114,14 +121,15 @@ def power_sgd(
       thin, matrices, bases, factors, own, strict=True
     ):
       results[i] = (p @ q.T).reshape(leaves[i].shape)
-      kept[i] = (m - p @ mine.T).reshape(leaves[i].shape)
-    out = [
-      result.astype(jnp.asarray(given).dtype)
-      for result, (_, given) in zip(results, paths_and_leaves, strict=True)
-    ]
-    residual = None if error_feedback is None else treedef.unflatten(kept)
-    return treedef.unflatten(out), CompressionState(
-      residual, factors, state.num_updates + 1
+      kept[i] = owed(m, p @ mine.T).reshape(leaves[i].shape)
+    residual = state.residual
+    if error_feedback is not None:
+      residual = there.put(residual, kept)
+    shared = list(state.shared)
+    for i, q, start in zip(thin, factors, starts, strict=True):
+      shared[there.at[i]] = next_start(q, start)
+    return as_given(there, updates, results), CompressionState(
+      residual, shared, state.num_updates + 1
     )
 
   def sent(updates):

@@ -22,7 +22,8 @@ def quantize(
 
   With s the largest magnitude in a block and ``m = 2**(bits - 1) - 1``, a
   number x is sent as the integer nearest to ``m * x / s``; zeros stay zeros.
-  With one bit, its sign is sent, and s is the mean magnitude of the block.
+  With one bit, its sign is sent, and s is the mean magnitude of the block. A
+  number that is not finite makes its block NaN.
 
   ``stochastic=True`` rounds up or down at random, so that the result is
   unbiased (and with one bit s is the largest magnitude); the error is larger,
@@ -74,8 +75,8 @@ def quantize(
       scales = jnp.sum(magnitude, -1) / jnp.sum(here, -1)
     else:
       scales = jnp.max(magnitude, -1)
-    safe = jnp.where(scales > 0, scales, 1.0)[:, None]
-    levels = rows / safe * most
+    levels, scales = _codec.by_scale(rows, scales[:, None])
+    levels *= most
     noise = jax.random.uniform(key, rows.shape) if stochastic else 0.5
     if bits == 1:
       # The levels are -1 and 1: the probability of rounding up grows linearly
@@ -86,7 +87,7 @@ def quantize(
       whole = jnp.clip(jnp.floor(levels + noise), -most, most)
       codes = (whole + most).astype(jnp.uint8)
     data = _bits.pack(codes, bits)
-    return jnp.concatenate([data, _bits.floats_to_bytes(scales[:, None])], -1)
+    return jnp.concatenate([data, _bits.floats_to_bytes(scales)], -1)
 
   def decode(data, n):
     width = _bits.packed_size(length(n), bits)

@@ -1,16 +1,15 @@
 """Majority vote on signs: one bit for each number."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import collectives
 from optax_dist.compression import _bits, _codec
 from optax_dist.compression._gathered import (
-  add_residuals,
-  as_float32,
+  as_given,
+  owed,
   residuals_like,
+  taking_part,
 )
 from optax_dist.compression.interface import Compression, CompressionState
 
@@ -20,7 +19,8 @@ def sign(*, error_feedback: float | None = None) -> Compression:
 
   Without error feedback the result is -1, 1, or 0 if the vote is a tie, as in
   signSGD with majority vote: the step size depends only on the learning rate. A
-  number that is zero votes for 1.
+  number that is zero votes for 1, and one that is NaN for -1: a replica that is
+  not finite can't make the result NaN.
 
   With error feedback a leaf's mean magnitude is sent along with its signs. The
   result is the vote times the mean of these magnitudes, and a replica keeps for
@@ -83,31 +83,29 @@ def sign(*, error_feedback: float | None = None) -> Compression:
     )
 
   def reduce(updates, state, names):
-    treedef: Any
-    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
-    leaves = [as_float32("sign", path, leaf) for path, leaf in paths_and_leaves]
-    leaves = add_residuals(leaves, state.residual, error_feedback)
+    there, leaves = taking_part("sign", updates, state.residual, error_feedback)
     count = state.num_updates + 1
     if not leaves:
       return updates, state._replace(num_updates=count)
     message = jnp.concatenate([encode(x.reshape(-1)) for x in leaves])
     everyones = collectives.gather_replicas(message, names)
     out, start = [], 0
-    for x, (_, given) in zip(leaves, paths_and_leaves, strict=True):
+    for x in leaves:
       part = everyones[:, start : start + size(x.size)]
       votes = jax.vmap(lambda row, n=x.size: signs_of(row, n))(part)
       result = jnp.sign(jnp.sum(votes, 0)).astype(jnp.float32)
       if scaled:
         result *= jnp.mean(_bits.bytes_to_floats(part[:, -4:]))
-      dtype = jnp.asarray(given).dtype
-      out.append(result.reshape(x.shape).astype(dtype))
+      out.append(result.reshape(x.shape))
       start += size(x.size)
     residual = state.residual
     if scaled:
-      residual = treedef.unflatten(
-        x - scale_of(x) * jnp.where(x >= 0, 1.0, -1.0) for x in leaves
-      )
-    return treedef.unflatten(out), CompressionState(residual, None, count)
+      left = [
+        owed(x, scale_of(x) * jnp.where(x >= 0, 1.0, -1.0)) for x in leaves
+      ]
+      residual = there.put(residual, left)
+    new = as_given(there, updates, out)
+    return new, CompressionState(residual, None, count)
 
   def sent(updates):
     return sum(size(leaf.size) for leaf in jax.tree.leaves(updates))

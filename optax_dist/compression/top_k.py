@@ -24,7 +24,7 @@ def top_k(
   magnitudes are kept. Their positions take about ``log2(1 / density) + 2`` bits
   each, and their values ``bits``: below 32, a value is rounded to the nearest
   of ``2**bits`` evenly spaced levels between minus and plus the chunk's largest
-  magnitude.
+  magnitude. If that is not finite, all that is sent of the chunk is NaN.
 
   SparseLoCo is ``diloco`` without outer momentum and with
   ``compression=top_k(0.03, bits=2, error_feedback=0.95)``.
@@ -82,8 +82,8 @@ def top_k(
     if bits == 32:
       return jnp.concatenate([where, _bits.floats_to_bytes(values)], -1)
     scales = jnp.max(jnp.abs(values), -1, keepdims=True)
-    safe = jnp.where(scales > 0, scales, 1.0)
-    levels = jnp.round((values / safe + 1) * 0.5 * most)
+    quotients, scales = _codec.by_scale(values, scales)
+    levels = jnp.round((quotients + 1) * 0.5 * most)
     codes = jnp.clip(levels, 0, most).astype(jnp.uint8)
     parts = [where, _bits.pack(codes, bits), _bits.floats_to_bytes(scales)]
     return jnp.concatenate(parts, -1)

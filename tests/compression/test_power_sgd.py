@@ -89,7 +89,7 @@ def test_vectors_and_small_matrices_are_sent_whole():
     result,
     gradients,
   )
-  assert state.shared == []
+  assert not jax.tree.leaves(state.shared)
   assert method.sent(jax.tree.map(lambda x: x[0], gradients)) == 4 * 15
 
 
@@ -108,3 +108,21 @@ def test_leaves_of_more_axes_keep_their_shape():
 def test_a_bad_rank_is_refused(rank):
   with pytest.raises(ValueError, match="`rank` must be a positive integer"):
     compression.power_sgd(rank)
+
+
+@pytest.mark.parametrize("first", [0.0, np.nan])
+def test_it_goes_on_after_a_gradient_without_a_direction(first):
+  """A factor of zeros would stay so if the first rows of gradients are zero."""
+  matrix = (_normal(12, 2) @ _normal(2, 10, seed=1)).at[:3].set(0.0)
+  gradients = [jnp.full((1, 12, 10), first), *[matrix[None]] * 2]
+  results, _ = _updates(compression.power_sgd(2), gradients)
+  np.testing.assert_allclose(results[-1], matrix, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_tiny_and_huge_gradients_are_approximated_as_well(size):
+  """The product of a gradient and the last one would be 0 or infinite."""
+  matrix = (_normal(12, 2) @ _normal(2, 10, seed=1)).at[:3].set(0.0)
+  gradients = [size * matrix[None]] * 3
+  results, _ = _updates(compression.power_sgd(2), gradients)
+  np.testing.assert_allclose(results[-1] / size, matrix, atol=1e-3)

@@ -97,3 +97,21 @@ def test_integers_are_refused_by_name():
     jax.vmap(
       lambda u: method.reduce(u, method.init(u), ("data",)), axis_name="data"
     )(jax.tree.map(lambda x: x[None], updates))
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_huge_numbers_keep_their_size(bits):
+  x = np.array([3e38, -3e38, 0.0, 3e38], np.float32)
+  got = compression.quantize(bits).round_trip(jnp.asarray(x))
+  np.testing.assert_allclose(got, x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_block_that_is_not_finite_is_nan(bits, stochastic, bad):
+  """Infinity times a code would have any sign."""
+  method = compression.quantize(bits, block=2, stochastic=stochastic)
+  got = method.round_trip(jnp.array([1.0, bad, 2.0, -2.0]))
+  assert np.isnan(got[:2]).all()
+  np.testing.assert_array_equal(got[2:], [2.0, -2.0])

@@ -129,3 +129,38 @@ def test_all_leaves_travel_in_one_message():
     text = str(jax.make_jaxpr(run)(*_gradients()))
     count = text.count("all_gather[") + text.count("psum[")
     assert 3 <= count <= 3 * most, (name, count)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", METHODS)
+def test_one_gradient_that_is_not_finite_does_not_spoil_later_ones(name, bad):
+  first, *later = _gradients()
+  first = jax.tree.map(np.copy, first)
+  first["b"][1, 0] = first["w"][1, 2, 3] = bad
+  fn = functools.partial(_three_updates, METHODS[name])
+  (_, *results), residual = jax.vmap(fn, axis_name=maps.AXIS)(first, *later)
+  for leaf in jax.tree.leaves((results, residual)):
+    assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_leaf_without_a_gradient_is_left_alone(name):
+  """None is what parameters that are integers, keys or frozen get."""
+  first, second, third = _gradients()
+  frozen = {"b": None, "w": second["w"]}
+  fn = functools.partial(_three_updates, METHODS[name])
+  (_, result, _), _ = jax.vmap(fn, axis_name=maps.AXIS)(first, frozen, third)
+  assert result["b"] is None
+  expected = _reference(name)[0][1]["w"]
+  np.testing.assert_allclose(result["w"], expected, rtol=2e-5, atol=2e-5)
+
+
+def _one_update(method, gradient):
+  return method.reduce(gradient, method.init(gradient), (maps.AXIS,))[0]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_updates_without_elements(name):
+  gradient = jnp.zeros((SIZE, 0, 3))
+  fn = functools.partial(_one_update, METHODS[name])
+  assert jax.vmap(fn, axis_name=maps.AXIS)(gradient).shape == gradient.shape

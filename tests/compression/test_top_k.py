@@ -72,3 +72,20 @@ def test_three_percent_and_two_bits_are_over_97_times_fewer_bytes():
 def test_bad_arguments_are_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
     compression.top_k(**arguments)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_huge_numbers_keep_their_size(bits):
+  x = np.array([3e38, -3e38, 1.0, 3e38], np.float32)
+  got = compression.top_k(0.75, bits=bits).round_trip(jnp.asarray(x))
+  np.testing.assert_allclose(got, [3e38, -3e38, 0.0, 3e38], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_sent_of_a_chunk_that_is_not_finite_is_nan(bits, bad):
+  """An infinite scale would give infinity any sign."""
+  method = compression.top_k(0.5, chunk=4, bits=bits)
+  got = method.round_trip(jnp.array([bad, 2.0, 1.0, 0.0, 3.0, -3.0, 0.0, 0.0]))
+  assert np.isnan(got[:2]).all()
+  np.testing.assert_array_equal(got[2:], [0.0, 0.0, 3.0, -3.0, 0.0, 0.0])
