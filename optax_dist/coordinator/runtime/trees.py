@@ -100,6 +100,7 @@ class Template:
   def __init__(self, params: Any):
     found, self._tree = jax.tree_util.tree_flatten_with_path(params)
     self._names = [jax.tree_util.keystr(path) for path, _ in found]
+    self._keys = _keys(found)
     self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in found]
     self.is_local = all(x.is_fully_addressable for _, x in found)
     # For arrays that span several processes; gradients get the same shardings.
@@ -113,7 +114,8 @@ class Template:
   def fit(self, grads: Any) -> Any:
     """A gradient as a tree with the structure of the parameters.
 
-    Other containers with the same keys are accepted.
+    Other containers with the same keys are accepted, such as the `nnx.State` that
+    `nnx.grad` returns for a module.
 
     Raises:
       ValueError: it does not match the parameters.
@@ -121,8 +123,8 @@ class Template:
     leaves, tree = jax.tree.flatten(grads)
     if tree != self._tree:  # type: ignore[operator]
       found, _ = jax.tree_util.tree_flatten_with_path(grads)
-      names = [jax.tree_util.keystr(path) for path, _ in found]
-      if names != self._names:
+      if _keys(found) != self._keys:
+        names = [jax.tree_util.keystr(path) for path, _ in found]
         raise ValueError(
           "grads must have the structure of the parameters,"
           f" {_shown(self._names)}, got {_shown(names)}."
@@ -151,6 +153,13 @@ class Template:
         lambda tree: tree, out_shardings=self.unflatten(self._shardings)
       )
     return self._reshard(grads)
+
+
+def _keys(found: Any) -> list[str]:
+  """Key paths in which an attribute and a key of the same name are alike."""
+  return [
+    jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found
+  ]
 
 
 def _shown(names: list[str]) -> str:

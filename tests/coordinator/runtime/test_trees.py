@@ -75,6 +75,20 @@ def test_an_nnx_state_trains():
   assert isinstance(found, nnx.State)
 
 
+def test_an_nnx_module_trains_on_the_gradients_of_nnx():
+  """They are a State, which has keys where the module has attributes."""
+
+  def loss(model):
+    return jnp.sum(model(jnp.ones((1, 2))))
+
+  model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+  grads = nnx.grad(loss)(model)
+  assert isinstance(grads, nnx.State)
+  found = _trains(model, grads)
+  assert isinstance(found, nnx.Linear)
+  np.testing.assert_allclose(found.bias[...], jnp.full(3, -1.5))
+
+
 def test_a_module_with_leaves_that_are_no_arrays_trains_without_them():
   """As equinox has them: its filter leaves None where no array is."""
 
