@@ -185,7 +185,10 @@ def finish(threads: list[threading.Thread], limit: float = 120.0) -> None:
 
 
 class Faults:
-  """Interferes in phases, by a plan: (phase, replica, nth time) -> action."""
+  """Interferes in phases, by a plan: (phase, replica, nth time) -> action.
+
+  Without a replica (None), the times of all replicas count together.
+  """
 
   def __init__(self, plan: dict[tuple[str, Any, int], Callable[[], None]]):
     self._plan = plan
@@ -194,13 +197,15 @@ class Faults:
     self.done: list[tuple[str, Any, int]] = []
 
   def __call__(self, phase: str, replica: Any) -> None:
+    actions = []
     with self._lock:
-      self._times[phase, replica] += 1
-      key = phase, replica, self._times[phase, replica]
-      action = self._plan.get(key)
-      if action is not None:
-        self.done.append(key)
-    if action is not None:
+      for who in (replica, None):
+        self._times[phase, who] += 1
+        key = phase, who, self._times[phase, who]
+        if key in self._plan:
+          self.done.append(key)
+          actions.append(self._plan[key])
+    for action in actions:
       action()
 
   def __enter__(self) -> "Faults":

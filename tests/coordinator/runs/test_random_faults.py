@@ -26,18 +26,26 @@ STEPS = 12
 PHASES = [phase for phase in phases.PHASES if phase != "checkpointing"]
 
 
-def plan(rng, die):
-  """Where one replica dies, and where others are slow."""
-  chosen = {}
+# The replica that joins late is there for some of the others' steps.
+SNAPSHOTS = ("serving", "fetching_snapshot")
+# Gradients that are sent inline are not exchanged.
+EXCHANGE = ("reduce_scatter", "gather", "done")
+
+
+def plan(rng, inline):
+  """Where others are slow, and where one dies.
+
+  Whichever replica comes to that phase as the nth one dies, so that one does
+  whoever leads and however fast the others are.
+  """
+  slow = {}
   for _ in range(rng.randrange(1, 4)):
     key = rng.choice(PHASES), rng.randrange(4), rng.randrange(1, STEPS)
     pause = rng.choice([0.02, 0.1, 0.3])
-    chosen[key] = functools.partial(time.sleep, pause)
-  phase = rng.choice(PHASES)
-  often = {"joining": 1, "serving": 1, "fetching_snapshot": 1}
-  nth = rng.randrange(1, often.get(phase, STEPS) + 1)
-  chosen[phase, rng.randrange(4), nth] = die
-  return chosen
+    slow[key] = functools.partial(time.sleep, pause)
+  phase = rng.choice([p for p in PHASES if not (inline and p in EXCHANGE)])
+  often = {"joining": 2, "serving": 1, "fetching_snapshot": 1}
+  return slow, (phase, None, rng.randrange(1, often.get(phase, STEPS) + 1))
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -45,20 +53,25 @@ def test_random_faults(seed, tmp_path):
   rng = random.Random(seed)
   k = rng.choice([1, 2, 3])
   together = threading.Barrier(3)
+  started, joined = threading.Event(), threading.Event()
 
   def die():
-    together.abort()  # No other replica waits for it there.
+    # No other replica waits for it there.
+    together.abort()
+    joined.set()
     runs.kill()
 
+  inline_bytes = rng.choice([0, 0, 64 << 10])
+  chosen, death = plan(rng, inline_bytes > 0)
+  chosen[death] = die
   # One replica ends the run for all, or each leaves as it is done.
-  chosen = plan(rng, die)
-  never = any(key[0] == "joining" for key in chosen)
+  never = death[0] == "joining"
   ends = never or rng.choice([True, False])
   settings = {
     "k": k,
     "n": 4,
     "journal": tmp_path / "run.jsonl",
-    "inline_bytes": rng.choice([0, 0, 64 << 10]),
+    "inline_bytes": inline_bytes,
     "fingerprint_every": 1,
     "timeout": 20.0,
     "quorum": {
@@ -74,6 +87,11 @@ def test_random_faults(seed, tmp_path):
     if replica.replica < 3:
       with contextlib.suppress(threading.BrokenBarrierError):
         together.wait(60.0)
+      if death[0] in SNAPSHOTS:
+        runs.to_step(2)(replica, result)
+        started.set()
+        joined.wait(60.0)
+    joined.set()
     runs.to_step(STEPS)(replica, result)
     if ends:
       replica.finish()
@@ -83,10 +101,13 @@ def test_random_faults(seed, tmp_path):
     for i in range(4):
       if i == 3:
         time.sleep(rng.choice([0.0, 0.1]))
+        if death[0] in SNAPSHOTS:
+          assert started.wait(60.0)
       one = runs.make(world, i, **settings)
       threads.append(runs.start(one, train, results[i]))
     runs.finish(threads)
   told = f"{faults.done} {results}"
+  assert death in faults.done, told
   failed = [r.error for r in results.values() if r.error is not None]
   assert len(failed) <= 2, told
   # The one that joins late may come too late, or when the others have left and
