@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import threading
 
 import numpy as np
@@ -298,3 +299,30 @@ def test_a_name_that_no_file_can_have_does_not_end_training(caplog):
   lines.write(notes.RunBegins(0))
   lines.close()
   assert "training goes on without it" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["step", "another line"])
+def test_a_full_disk_does_not_end_training(tmp_path, caplog, kind):
+  path = tmp_path / "run.jsonl"
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([])
+  lines.write(notes.RunBegins(0))
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
+  try:
+    if kind == "step":
+      lines.write(_commit(0))
+      lines.flush()
+    else:
+      lines.write(notes.DeadlinesSeen(30.0, ((0, "p0"),)))
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert "can't be written any more" in caplog.text
+  lines.write(_commit(1))
+  lines.close()
+  # Once there is room again, the next leader writes what is missing.
+  lines = journal_lines.JournalLines(path, {"strategy": "s"})
+  lines.open([_commit(step).commit for step in range(2)])
+  lines.close()
+  found = [r for r in journal.read(path).records if r["kind"] == "commit"]
+  assert [r["step"] for r in found] == [0, 1]

@@ -2,11 +2,13 @@
 
 import mmap
 import os
+import resource
 
 import numpy as np
 import pytest
 
-from optax_dist.coordinator.transport import shared_memory
+from optax_dist.coordinator.transport import interface, shared_memory
+from tests.coordinator.transport import worlds
 
 pytestmark = pytest.mark.skipif(
   not hasattr(os, "memfd_create"), reason="this system shares no memory so"
@@ -93,3 +95,22 @@ def test_buffers_begin_where_arrays_may():
     start = pool.allocate(8)
     assert np.frombuffer(start, np.float64).ctypes.data % 64 == 0
   pool.close()
+
+
+def test_where_files_may_not_be_large_arrays_are_sent():
+  """`ulimit -f` limits files in memory, too."""
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+  try:
+    with worlds.World("unix") as world:
+      a, b = world.pair()
+      memory = a.allocate(1_000_000)
+      memory[:] = b"7" * len(memory)
+      a.send_array("b", 1, memory)
+      b.expect("a", 1, len(memory))
+      (got,) = world.wait_for("b", interface.ArrayReceived)
+      # It is the receiver's own, not a view of the sender's.
+      assert not got.data.readonly
+      assert bytes(got.data) == bytes(memory)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
