@@ -28,7 +28,8 @@ class Quota:
   One client may use up half of it, so that a client that floods the store does
   not end the others' run.
 
-  keys: the largest number of keys.
+  Attributes:
+    keys: the largest number of keys.
     nbytes: the largest number of bytes in keys and values.
   """
 
