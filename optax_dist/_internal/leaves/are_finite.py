@@ -7,12 +7,17 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes
 
+# Bytes of an array, and elements of a row.
+_LARGE = 64 << 10
+_ROW = 8
+
 
 def number(x: jax.Array) -> jax.Array:
   """Returns a float32 scalar: 0 if every element is finite, otherwise NaN.
 
   On CPU this is a sum, for which the compiler has a routine, whereas
-  ``jnp.all`` compiles four kernels and needs an array of booleans in memory.
+  ``jnp.all`` compiles four kernels and needs an array of booleans in memory. For
+  a large matrix it is a product with zeros, which takes two thirds of the time.
 
   Args:
     x: a floating-point or complex array.
@@ -22,8 +27,23 @@ def number(x: jax.Array) -> jax.Array:
     [0.0, nan]
   """
   if axes.platform() == "cpu" and jnp.issubdtype(x.dtype, jnp.floating):
-    return jnp.sum(x - x).astype(jnp.float32)
+    nothing = _product(x) if _is_large_matrix(x) else x - x
+    return jnp.sum(nothing).astype(jnp.float32)
   return jnp.where(jnp.all(jnp.isfinite(x)), 0.0, jnp.nan).astype(jnp.float32)
+
+
+def _is_large_matrix(x: jax.Array) -> bool:
+  # A narrower type would be cast first, short rows are as many results, and an
+  # axis that the compiler may have sharded can't be multiplied with another.
+  if x.dtype.itemsize < 4 or not axes.is_fully_manual():
+    return False
+  return x.ndim > 1 and x.shape[-1] >= _ROW and x.nbytes >= _LARGE
+
+
+def _product(x: jax.Array) -> jax.Array:
+  """Returns zeros, and NaN where a row is not finite."""
+  zeros = jnp.zeros(x.shape[-1], x.dtype)
+  return jnp.dot(x, zeros, precision=jax.lax.Precision.HIGHEST)
 
 
 def are_all(numbers: Sequence[jax.Array]) -> jax.Array:

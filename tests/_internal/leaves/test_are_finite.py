@@ -36,5 +36,15 @@ def test_large_and_tiny_elements_are_finite(map_name):
     assert _flags(map_name, *xs) == [True, True]
 
 
+@pytest.mark.parametrize("map_name", ["shard_map", "shard_map_vma"])
+@pytest.mark.parametrize(
+  ("bad", "at"),
+  [(np.inf, (0, 0, 0)), (-np.inf, (1, 7, 3)), (np.nan, (2, 149, 79))],
+)
+def test_one_bad_element_of_a_large_array_is_found(map_name, bad, at):
+  x = jnp.full((3, 150, 80), 3e38, jnp.float32).at[at].set(bad)
+  assert _flags(map_name, jnp.zeros((200, 100)), x) == [True, False]
+
+
 def test_an_array_without_elements_is_finite():
   assert _flags("shard_map", jnp.zeros((0, 3))) == [True, True]
