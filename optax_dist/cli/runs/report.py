@@ -56,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
     args.json, args.csv, picture=args.save, read=(args.journal, args.compare)
   )
   paths = [args.journal] + ([args.compare] if args.compare else [])
+  names = _names(paths)
   ledgers = [_ledger(path) for path in paths]
-  _show(paths, ledgers)
+  _show(names, ledgers)
   if args.json:
     reports = {
       str(path): _report(ledger)
@@ -71,10 +72,20 @@ def run(args: argparse.Namespace) -> int:
 
     report_picture.save(
       args.save,
-      {path.name: ledger for path, ledger in zip(paths, ledgers, strict=True)},
+      list(zip(names, ledgers, strict=True)),
     )
   output_files.tell(args.json, args.csv, args.save)
   return 0
+
+
+def _names(paths: list[pathlib.Path]) -> list[str]:
+  """Short names that differ: most journals are called ``journal.jsonl``."""
+  parts = [path.absolute().parts for path in paths]
+  for count in range(1, max(map(len, parts))):
+    names = [str(pathlib.Path(*some[-count:])) for some in parts]
+    if len(set(names)) == len(names):
+      return names
+  return [str(path) for path in paths]
 
 
 def _ledger(path: pathlib.Path):
@@ -86,22 +97,22 @@ def _ledger(path: pathlib.Path):
     raise errors.CommandError(f"{path}: {error}") from error
 
 
-def _show(paths, ledgers) -> None:
+def _show(runs, ledgers) -> None:
   from optax_dist.cli import tables
   from optax_dist.coordinator.metrics import goodput
 
   one = len(ledgers) == 1
-  title = "where the time went: " + " and ".join(path.name for path in paths)
+  title = "where the time went: " + " and ".join(runs)
   shown = tables.table(title)
   shown.add_column("")
-  shown.add_column(paths[0].name if not one else "all", justify="right")
+  shown.add_column(runs[0] if not one else "all", justify="right")
   if one:
     # A table with many rows is of no use.
     names = ledgers[0].replicas[:12]
     for name in names:
       shown.add_column(f"{name}", justify="right")
   else:
-    shown.add_column(paths[1].name, justify="right")
+    shown.add_column(runs[1], justify="right")
     shown.add_column("difference", justify="right")
   shown.add_column("is", style="dim")
   found = [ledger.goodput() for ledger in ledgers]
@@ -113,9 +124,9 @@ def _show(paths, ledgers) -> None:
       shares.append(f"{100 * difference:+.1f} points")
     shown.add_row(category, *shares, what)
   tables.show(shown)
-  for path, ledger, total in zip(paths, ledgers, found, strict=True):
+  for name, ledger, total in zip(runs, ledgers, found, strict=True):
     print(
-      f"{path.name}: goodput {total.goodput:.1%} of {total.total:.4g}"
+      f"{name}: goodput {total.goodput:.1%} of {total.total:.4g}"
       f" replica-seconds, {len(ledger.replicas)} replicas for"
       f" {ledger.seconds:.4g} s"
     )

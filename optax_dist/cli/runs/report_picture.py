@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import matplotlib.axes
 
@@ -24,23 +24,22 @@ COLORS = {
 _BINS = 120
 
 
-def save(path: pathlib.Path, ledgers: Mapping[str, Ledger]) -> None:
-  """Draws a panel for each run and saves them as PNG.
+def save(path: pathlib.Path, runs: Sequence[tuple[str, Ledger]]) -> None:
+  """Draws a panel for each run and saves them.
 
   Args:
     path: the output file.
-    ledgers: ledgers by the name of the run.
+    runs: the name and the ledger of each run.
 
   Raises:
     errors.CommandError: the file can't be written.
   """
-  drawn = list(ledgers.items())
   panels.save(
     path,
     "Where the time went",
     [
       lambda axes, name=name, ledger=ledger: draw(axes, name, ledger)  # type: ignore[misc]
-      for name, ledger in drawn
+      for name, ledger in runs
     ],
     size=(9.0, 5.4),
   )

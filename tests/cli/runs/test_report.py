@@ -2,7 +2,9 @@
 
 import csv
 import json
+import pathlib
 
+import matplotlib.image
 import pytest
 
 from optax_dist import simulate
@@ -58,6 +60,22 @@ def test_two_runs_are_compared(runs, tmp_path, capsys):
   assert "points" in dropped
   assert "+" in dropped
   assert picture.exists()
+
+
+def test_journals_of_one_name_are_told_apart(runs, tmp_path, capsys):
+  picture = tmp_path / "out.png"
+  paths = []
+  for run, name in zip(runs, "ab", strict=True):
+    paths.append(tmp_path / name / "journal.jsonl")
+    paths[-1].parent.mkdir()
+    pathlib.Path(run).rename(paths[-1])
+  argv = ["report", paths[0], "--compare", paths[1], "--save", picture]
+  assert main.main([str(word) for word in argv]) == 0
+  said = capsys.readouterr().out
+  assert "a/journal.jsonl: goodput" in said
+  assert "b/journal.jsonl: goodput" in said
+  height, width, _ = matplotlib.image.imread(picture).shape
+  assert width > 2 * height  # A panel for each run.
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
