@@ -1,9 +1,10 @@
 """Cross-shard, sync-replicas and elastic-averaging optimizers for optax.
 
 This package has the transforms to chain, and functions that read or move their
-state. The rest is in its modules: ``compression``, ``sparse``, ``optimizers``,
-``quorum``, ``tensorflow1``, ``transforms.schedules``,
-``transforms.elastic_exchange``, ``coordinator``, ``simulate``.
+state. The rest is in its modules: ``compression``, ``coordinator``,
+``decoupled_diloco``, ``ledger``, ``optimizers``, ``quorum``, ``simulate``,
+``sparse``, ``tensorflow1``, ``transforms.elastic_exchange`` and
+``transforms.schedules``.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +12,17 @@ from typing import TYPE_CHECKING
 from optax_dist._internal import lazy
 
 if TYPE_CHECKING:
-  from optax_dist import compression, optimizers, quorum, sparse
+  from optax_dist import (
+    compression,
+    coordinator,
+    decoupled_diloco,
+    ledger,
+    optimizers,
+    quorum,
+    simulate,
+    sparse,
+    tensorflow1,
+  )
   from optax_dist._internal.axes import UnboundAxisError
   from optax_dist._internal.replica_blocks import PerReplica
   from optax_dist.sparse.indexed_slices import (
@@ -132,10 +143,13 @@ __all__ = [
   "center_params",
   "clip_by_global_norm",
   "compression",
+  "coordinator",
   "cross_shard",
+  "decoupled_diloco",
   "diloco",
   "elastic_average",
   "get_slot",
+  "ledger",
   "local_params",
   "local_sgd",
   "local_updates",
@@ -148,6 +162,7 @@ __all__ = [
   "resize_replicas",
   "resize_sharded",
   "sharded",
+  "simulate",
   "slot_names",
   "slowmo",
   "sparse",
@@ -158,5 +173,6 @@ __all__ = [
   "streaming_updates",
   "sync_replicas",
   "sync_report",
+  "tensorflow1",
   "under_jit",
 ]

@@ -42,6 +42,7 @@ def names(
     return value
 
   def __dir__() -> list[str]:
-    return sorted({*vars(sys.modules[package]), *module_of})
+    found = vars(sys.modules[package])
+    return sorted({*found, *found["__all__"], *module_of})
 
   return __getattr__, __dir__

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
   )
   from optax_dist.coordinator.options import Options
   from optax_dist.coordinator.replica import Outcome, Replica
-  from optax_dist.coordinator.strategies import (
+  from optax_dist.coordinator.strategies.decoupled_diloco import (
     decoupled_diloco,
-    elastic_average,
-    local_updates,
   )
+  from optax_dist.coordinator.strategies.elastic_average import elastic_average
+  from optax_dist.coordinator.strategies.local_updates import local_updates
   from optax_dist.ledger import Batches
 else:
   __getattr__, __dir__ = lazy.names(
@@ -61,11 +61,11 @@ else:
       ),
       "optax_dist.coordinator.options": ("Options",),
       "optax_dist.coordinator.replica": ("Outcome", "Replica"),
-      "optax_dist.coordinator.strategies": (
+      "optax_dist.coordinator.strategies.decoupled_diloco": (
         "decoupled_diloco",
-        "elastic_average",
-        "local_updates",
       ),
+      "optax_dist.coordinator.strategies.elastic_average": ("elastic_average",),
+      "optax_dist.coordinator.strategies.local_updates": ("local_updates",),
       "optax_dist.ledger": ("Batches",),
     },
   )

@@ -7,6 +7,7 @@ steps. Programs are cached by the identity of their functions.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,12 +21,23 @@ from optax_dist.transforms.sync_replicas import sync_replicas
 
 _AXIS = "replicas"
 
+Gradient = Callable[[Any, jax.Array], Any]
+Carry = tuple[Any, ...]
+Inputs = tuple[jax.Array, ...]
+
 
 _cached_sync_replicas = functools.lru_cache(sync_replicas)
 _cached_local_updates = functools.lru_cache(local_updates)
 
 
-def sync_replicas_of(optimizer, k, n, late, weight):
+def sync_replicas_of(
+  optimizer: optax.GradientTransformation,
+  k: int,
+  n: int,
+  late: int | None,
+  weight: Any,
+) -> optax.GradientTransformationExtraArgs:
+  """The transform in which `k` of `n` replicas' gradients make a step."""
   return _cached_sync_replicas(
     optimizer,
     _AXIS,
@@ -36,7 +48,13 @@ def sync_replicas_of(optimizer, k, n, late, weight):
   )
 
 
-def local_updates_of(inner, outer, period, n):
+def local_updates_of(
+  inner: optax.GradientTransformation,
+  outer: optax.GradientTransformation,
+  period: int,
+  n: int,
+) -> optax.GradientTransformationExtraArgs:
+  """The transform in which `n` replicas average changes once per `period`."""
   return _cached_local_updates(
     inner, outer, _AXIS, communication_period=period, num_replicas=n
   )
@@ -64,16 +82,47 @@ def _keys(key: jax.Array, step: jax.Array, replicas: jax.Array) -> jax.Array:
 # Gradients: common parameters, of which late replicas hold old versions.
 
 
-def start_gradients(tx, params, n):
+def start_gradients(
+  tx: optax.GradientTransformation, params: Any, n: int
+) -> Carry:
+  """The first carry of :func:`run_gradients`.
+
+  Returns:
+    The parameters, those that each replica holds (with a leading axis of `n`),
+    and the state of `tx`.
+  """
   params = jax.tree.map(jnp.asarray, params)
   return params, _stack(params, n), tx.init(params)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def run_gradients(tx, gradient, key, carry, inputs):
+def run_gradients(
+  tx: optax.GradientTransformationExtraArgs,
+  gradient: Gradient,
+  key: jax.Array,
+  carry: Carry,
+  inputs: Inputs,
+) -> Carry:
+  """Takes a chunk of steps.
+
+  Args:
+    tx: the transform of :func:`sync_replicas_of`.
+    gradient: takes parameters and a random key.
+    key: the random key of the training.
+    carry: see :func:`start_gradients`.
+    inputs: for each step its number, the members, their local steps (int32,
+      ``[steps]``, ``[steps, k]``), and which replicas restart before it
+      (boolean, ``[steps, n]``).
+  """
   axes = state_axes(carry[2])
 
-  def update(gradient, state, params, arrived, local_step):
+  def update(
+    gradient: Any,
+    state: Any,
+    params: Any,
+    arrived: jax.Array,
+    local_step: jax.Array,
+  ) -> tuple[Any, Any]:
     return tx.update(
       gradient, state, params, arrived=arrived, local_step=local_step
     )
@@ -85,7 +134,7 @@ def run_gradients(tx, gradient, key, carry, inputs):
     axis_name=_AXIS,
   )
 
-  def commit(carry, x):
+  def commit(carry: Carry, x: Inputs) -> tuple[Carry, None]:
     params, held, state = carry
     step, members, local_steps, restarts = x
     held = _select(restarts, jax.tree.map(lambda x: x[None], params), held)
@@ -112,16 +161,46 @@ def run_gradients(tx, gradient, key, carry, inputs):
 # Exchanges: parameters of each replica, and a center.
 
 
-def start_exchanges(optimizer, params, n):
+def start_exchanges(
+  optimizer: optax.GradientTransformation, params: Any, n: int
+) -> Carry:
+  """The first carry of :func:`run_exchanges`.
+
+  Returns:
+    The center, and each replica's parameters and optimizer state (with a
+    leading axis of `n`).
+  """
   params = jax.tree.map(jnp.asarray, params)
   stacked = _stack(params, n)
   return params, stacked, jax.vmap(optimizer.init)(stacked)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def run_exchanges(optimizer, gradient, period, rate, key, carry, inputs):
-  def train(params, state, key):
-    def one(carry, i):
+def run_exchanges(
+  optimizer: optax.GradientTransformation,
+  gradient: Gradient,
+  period: int,
+  rate: jax.Array,
+  key: jax.Array,
+  carry: Carry,
+  inputs: Inputs,
+) -> Carry:
+  """Trains for a chunk of periods, with an exchange after each.
+
+  Args:
+    optimizer: the replicas' own optimizer.
+    gradient: takes parameters and a random key.
+    period: local steps between exchanges.
+    rate: the moving rate (float scalar).
+    key: the random key of the training.
+    carry: see :func:`start_exchanges`.
+    inputs: for each wave of exchanges its number (int32, ``[waves]``), the
+      replicas in their order, which of these exchange, and which replicas
+      restart before it (``[waves, n]``).
+  """
+
+  def train(params: Any, state: Any, key: jax.Array) -> tuple[Any, Any]:
+    def one(carry: Carry, i: jax.Array) -> tuple[Carry, None]:
       params, state = carry
       grads = gradient(params, jax.random.fold_in(key, i))
       updates, state = optimizer.update(grads, state, params)
@@ -129,7 +208,7 @@ def run_exchanges(optimizer, gradient, period, rate, key, carry, inputs):
 
     return jax.lax.scan(one, (params, state), jnp.arange(period))[0]
 
-  def wave(carry, x):
+  def wave(carry: Carry, x: Inputs) -> tuple[Carry, None]:
     shared, own, states = carry
     number, order, on, restarts = x
     own = _select(restarts, jax.tree.map(lambda x: x[None], shared), own)
@@ -140,7 +219,7 @@ def run_exchanges(optimizer, gradient, period, rate, key, carry, inputs):
     )
     own, states = _select(ready, (trained, new_states), (own, states))
 
-    def meet(carry, turn):
+    def meet(carry: Carry, turn: Inputs) -> tuple[Carry, None]:
       shared, own = carry
       replica, meets = turn
       mine = jax.tree.map(lambda x: x[replica], own)
@@ -157,16 +236,41 @@ def run_exchanges(optimizer, gradient, period, rate, key, carry, inputs):
 # Changes: rounds of local steps, all replicas at once.
 
 
-def start_changes(tx, params, n):
+def start_changes(
+  tx: optax.GradientTransformation, params: Any, n: int
+) -> Carry:
+  """The first carry of :func:`run_changes`.
+
+  Returns:
+    Each replica's parameters (with a leading axis of `n`), and the state of
+    `tx`.
+  """
   params = jax.tree.map(jnp.asarray, params)
   return _stack(params, n), tx.init(params)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def run_changes(tx, gradient, period, key, carry, inputs):
+def run_changes(
+  tx: optax.GradientTransformationExtraArgs,
+  gradient: Gradient,
+  period: int,
+  key: jax.Array,
+  carry: Carry,
+  inputs: Inputs,
+) -> Carry:
+  """Trains for a chunk of rounds.
+
+  Args:
+    tx: the transform of :func:`local_updates_of`.
+    gradient: takes parameters and a random key.
+    period: steps in a round.
+    key: the random key of the training.
+    carry: see :func:`start_changes`.
+    inputs: the number of each round (int32, ``[rounds]``).
+  """
   axes = state_axes(carry[1])
 
-  def update(params, state, key):
+  def update(params: Any, state: Any, key: jax.Array) -> tuple[Any, Any]:
     updates, state = tx.update(gradient(params, key), state, params)
     return optax.apply_updates(params, updates), state
 
@@ -178,10 +282,10 @@ def run_changes(tx, gradient, period, key, carry, inputs):
   )
   n = jax.tree.leaves(carry[0])[0].shape[0]
 
-  def round_of_steps(carry, x):
+  def round_of_steps(carry: Carry, x: Inputs) -> tuple[Carry, None]:
     (number,) = x
 
-    def one(carry, i):
+    def one(carry: Carry, i: jax.Array) -> tuple[Carry, None]:
       keys = _keys(jax.random.fold_in(key, number), i, jnp.arange(n))
       return update_all(carry[0], carry[1], keys), None
 

@@ -44,6 +44,14 @@ def test_no_name_is_hidden_by_a_module(package):
   assert not (set(package.__all__) - own) & modules
 
 
+def test_what_is_public_is_listed_before_it_is_used():
+  code = (
+    "import optax_dist as o; assert {*o.__all__} <= {*dir(o)};"
+    "assert {'coordinator', 'ledger', 'simulate'} <= {*o.__all__}"
+  )
+  subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_a_module_needs_no_import_of_its_own():
   assert optax_dist.coordinator is coordinator
   assert optax_dist.simulate is importlib.import_module("optax_dist.simulate")

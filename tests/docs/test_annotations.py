@@ -14,9 +14,12 @@ _MODULES = [
   *(
     importlib.import_module(module.name)
     for layer in (
+      "compression",
+      "decoupled_diloco",
       "ledger",
       "optimizers",
       "quorum",
+      "simulate",
       "sparse",
       "states",
       "tensorflow1",

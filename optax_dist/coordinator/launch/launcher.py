@@ -435,9 +435,7 @@ class Launcher:
     if self._processes > 1:
       self._begin_processes(replica, restarts, _free_address())
       return
-    told = dataclasses.replace(
-      self._told, replica=replica, restarts=restarts or None
-    )
+    told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
     group = _Group([], restarts)
     if self._spares_wanted:
       process = self._spares.pop(0) if self._spares else self._spawn(None)
@@ -455,7 +453,7 @@ class Launcher:
         dataclasses.replace(
           self._told,
           replica=replica,
-          restarts=restarts or None,
+          restarts=restarts,
           num_processes=self._processes,
           process_index=index,
           group_address=address,

@@ -31,7 +31,7 @@ def main():
     for name, value in os.environ.items()
     if name.startswith("OPTAX_DIST_")
   }
-  replica, restarts = int(told["REPLICA"]), int(told.get("RESTARTS", "0"))
+  replica, restarts = int(told["REPLICA"]), int(told["RESTARTS"])
   process = int(told.get("PROCESS_INDEX", "0"))
   line = socket.socket(fileno=int(told["CHANNEL"]))
   match sys.argv[1:]:

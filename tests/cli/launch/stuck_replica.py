@@ -14,7 +14,7 @@ def blocked_data_loader():
 
 
 def main():
-  first = os.environ.get("OPTAX_DIST_RESTARTS", "0") == "0"
+  first = os.environ["OPTAX_DIST_RESTARTS"] == "0"
   ones = np.ones(4, np.float32)
   with coordinator.join(optax.sgd(0.1), ones) as replica:
     while replica.global_step < 10 and not replica.finished:

@@ -17,7 +17,7 @@ _PROGRAM = """
 import os, signal, time
 told = {k.removeprefix("OPTAX_DIST_"): v for k, v in os.environ.items()}
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-print("start", told.get("RESTARTS", "0"), "at", told["GROUP_ADDRESS"], os.getpid())
+print("start", told["RESTARTS"], "at", told["GROUP_ADDRESS"], os.getpid())
 time.sleep(600)
 """
 _START = r"\[replica (\d)\.(\d)\] start (\d+) at (\S+) (\d+)"

@@ -1,0 +1,101 @@
+"""The layout in CONTRIBUTING.md: what there is, and imports that only go down."""
+
+import ast
+import functools
+import pathlib
+
+import optax_dist
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_PACKAGE = pathlib.Path(optax_dist.__file__).parent
+
+
+def _files():
+  """Each file by its module; a package by its folder."""
+  found = {}
+  for path in _PACKAGE.rglob("*.py"):
+    module = path.relative_to(_PACKAGE).with_suffix("")
+    if module.name == "__init__":
+      module = module.parent
+    if module.name not in ("", "__main__"):
+      found[module] = path
+  return found
+
+
+_FILES = _files()
+
+
+def _layout():
+  """The files and folders of the list, from top to bottom."""
+  text = (_ROOT / "CONTRIBUTING.md").read_text("utf-8")
+  block = text.split("```\noptax_dist/\n")[1].split("```")[0]
+  found, above = [], pathlib.Path()
+  for line in block.splitlines():
+    name = line[:22].rstrip()
+    if not name.strip():
+      continue
+    entry = pathlib.Path(name.strip())
+    if name.startswith(" " * 4):
+      entry = above / entry
+    else:
+      above = entry
+    found.append(entry.with_suffix(""))
+  return found
+
+
+@functools.cache
+def _imports(path):
+  """The modules of the package that a file imports."""
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    if isinstance(node, ast.Import):
+      names |= {name.name for name in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      for name in node.names:
+        full = f"{node.module}.{name.name}"
+        names.add(full if _module(full) in _FILES else node.module)
+  return {_module(name) for name in names} & _FILES.keys()
+
+
+def _module(name):
+  package, *rest = name.split(".")
+  return pathlib.Path(*rest) if package == "optax_dist" else None
+
+
+def _place(module, layout):
+  """The place in the list of the closest entry; None outside of it."""
+  entries = [e for e in layout if e == module or e in module.parents]
+  closest = max(entries, key=lambda e: len(e.parts), default=None)
+  # A file next to those that the list names has no place of its own.
+  folders = {e.parent for e in layout}
+  if closest is None or (closest in folders and closest != module):
+    return None
+  return layout.index(closest)
+
+
+def test_the_list_has_what_there_is():
+  layout = _layout()
+  assert not [entry for entry in layout if entry not in _FILES]
+  folders = {module for module in _FILES if len(module.parts) == 1}
+  assert folders <= set(layout)
+
+
+def test_imports_only_go_down():
+  layout = _layout()
+  up = []
+  for module, path in _FILES.items():
+    here = _place(module, layout)
+    for other in _imports(path):
+      there = _place(other, layout)
+      if None not in (here, there) and there < here:
+        up.append(f"{module} imports {other}")
+  assert not up
+
+
+def test_no_file_imports_itself_through_others():
+  below = {module: _imports(path) for module, path in _FILES.items()}
+  while below:
+    last = [m for m, others in below.items() if not others & below.keys()]
+    assert last, f"a circle of imports within {sorted(map(str, below))}"
+    for module in last:
+      del below[module]
