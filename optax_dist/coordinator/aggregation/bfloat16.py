@@ -6,7 +6,6 @@ only one shape has to be compiled.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,23 +38,18 @@ def shorten(leaf: Any) -> tuple[np.ndarray, bool]:
   return bits, not bits.size or int((bits & 0x7FFF).max()) < 0x7F80
 
 
-@functools.cache
-def _mean(members: int) -> Any:
-  def mean(parts: Sequence[jax.Array], count: jax.Array) -> jax.Array:
-    widen = lambda x: jax.lax.bitcast_convert_type(
-      x.astype(jnp.uint32) << jnp.uint32(16), jnp.float32
-    )
-    total = widen(parts[0])
-    for part in parts[1:]:
-      total = total + widen(part)
-    short = accumulator.divided(total, count).astype(jnp.bfloat16)
-    return jax.lax.bitcast_convert_type(short, jnp.uint16)
-
-  del members
-  return jax.jit(mean)
+@jax.jit
+def _mean(parts: Sequence[jax.Array], count: jax.Array) -> jax.Array:
+  widen = lambda x: jax.lax.bitcast_convert_type(
+    x.astype(jnp.uint32) << jnp.uint32(16), jnp.float32
+  )
+  total = widen(parts[0])
+  for part in parts[1:]:
+    total = total + widen(part)
+  return _shorten(accumulator.divided(total, count))
 
 
 def mean(parts: Sequence[np.ndarray], count: int, out: np.ndarray) -> None:
   """Averages pieces of `PIECE` numbers (uint16), in order, into `out`."""
-  found = _mean(len(parts))(tuple(parts), np.float32(count))
+  found = _mean(tuple(parts), np.float32(count))
   np.copyto(out, np.asarray(found))

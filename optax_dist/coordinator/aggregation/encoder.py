@@ -139,8 +139,7 @@ class Encoder:
     """An encoded gradient as the others decode it: float32, or unchanged."""
     numbers = []
     for group in self.place.groups:
-      stop = group.offset + group.codec.nbytes(group.elements)
-      numbers.append(group.codec.decode(raw[group.offset : stop]))
+      numbers.append(group.codec.decode(raw[group.offset : group.stop]))
     return [
       numbers[leaf.group][leaf.start : leaf.start + leaf.size].reshape(
         leaf.shape
@@ -206,9 +205,8 @@ class Encoder:
     """The bytes of a mean of zeros."""
     out = np.zeros(self.mean_place.nbytes, np.uint8)
     for group in self.mean_place.groups:
-      stop = group.offset + group.codec.nbytes(group.elements)
       zeros = np.zeros(group.elements, group.codec.work)
-      group.codec.encode(zeros, out[group.offset : stop])
+      group.codec.encode(zeros, out[group.offset : group.stop])
     return out
 
   def read(self, mean: bytes | np.ndarray) -> list[np.ndarray]:

@@ -56,6 +56,11 @@ class Group(NamedTuple):
   elements: int
   offset: int
 
+  @property
+  def stop(self) -> int:
+    """The byte after its last."""
+    return self.offset + self.codec.nbytes(self.elements)
+
 
 class Part(NamedTuple):
   """A range within one group.

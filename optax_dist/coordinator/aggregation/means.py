@@ -23,6 +23,8 @@ CHUNK = 16 * 4032
 _FEW_NUMBERS, _MANY_MEMBERS = 4096, 8
 
 
+# Non-finite numbers may be compared and added here, without warnings.
+@np.errstate(all="ignore")
 def write(
   leaves: Sequence[Any],
   place: layouts.Layout,
@@ -45,18 +47,6 @@ def write(
   Returns:
     Whether all numbers are finite.
   """
-  # Non-finite numbers may be compared and added here, without warnings.
-  with np.errstate(all="ignore"):
-    return _write(leaves, place, out, error, sizes)
-
-
-def _write(
-  leaves: Sequence[Any],
-  place: layouts.Layout,
-  out: np.ndarray,
-  error: np.ndarray | None,
-  sizes: Sequence[int] | None,
-) -> bool:
   finite = True
   sizes = [leaf.size for leaf in place.leaves] if sizes is None else sizes
   for index, group in enumerate(place.groups):
@@ -134,11 +124,10 @@ def _write_blocks(
   filled = np.zeros(0)
   if isinstance(codec, block_formats.Signs):
     filled = _filled(mine, group)
-  end = group.offset + group.codec.nbytes(group.elements)
   for start in range(0, group.elements, CHUNK):
     piece = numbers[start : start + CHUNK]
     first = group.offset + group.codec.nbytes(start)
-    raw = out[first : min(end, first + group.codec.nbytes(CHUNK))]
+    raw = out[first : min(group.stop, first + group.codec.nbytes(CHUNK))]
     if isinstance(codec, block_formats.Signs):
       codec.encode(
         piece, raw, filled[start // quantum : (start + CHUNK) // quantum]
@@ -362,8 +351,7 @@ def read(
     codec = group.codec
     if codec.blocks:
       if leaf.group not in decoded:
-        nbytes = codec.nbytes(group.elements)
-        raw = found(group.offset, group.offset + nbytes)
+        raw = found(group.offset, group.stop)
         decoded[leaf.group] = _decoded(codec, raw, group.elements)
       flat = decoded[leaf.group][leaf.start : leaf.start + leaf.size]
     else:

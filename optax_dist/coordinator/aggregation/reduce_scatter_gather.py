@@ -413,21 +413,21 @@ class Aggregations:
   def check(self) -> None:
     """Gives up transfers without progress."""
     for attempt in [a for a in self._attempts.values() if self._is_timed(a)]:
-      for index, part in enumerate(attempt.parts):
-        idle = self._idle(attempt, part, "part")
-        if idle is not None and idle > self._timeout:
-          text = f"no byte of its gradient came for {idle:.1f} s"
-          self._fail(attempt, attempt.parts[index].incarnation, text)
-          break
-      else:
-        if attempt.averaging:
-          continue
-        for part in attempt.parts:
-          idle = self._idle(attempt, part, "mean")
-          if idle is not None and idle > _MEAN_PATIENCE * self._timeout:
-            text = f"no byte of its slice of the mean came for {idle:.1f} s"
-            self._fail(attempt, part.incarnation, text)
-            break
+      self._check(attempt, "part", "gradient", self._timeout)
+      if not (attempt.answered or attempt.averaging):
+        patience = _MEAN_PATIENCE * self._timeout
+        self._check(attempt, "mean", "slice of the mean", patience)
+
+  def _check(
+    self, attempt: _Attempt, kind: str, what: str, patience: float
+  ) -> None:
+    """Fails an attempt if one of its transfers to here makes no progress."""
+    for part in attempt.parts:
+      idle = self._idle(attempt, part, kind)
+      if idle is not None and idle > patience:
+        text = f"no byte of its {what} came for {idle:.1f} s"
+        self._fail(attempt, part.incarnation, text)
+        return
 
   def pending(self) -> int:
     """The number of transfers in progress."""

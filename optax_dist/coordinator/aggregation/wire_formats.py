@@ -13,11 +13,6 @@ import numpy as np
 
 from optax_dist.coordinator.aggregation import block_formats
 
-# int8: one scale for so many numbers, which with it fill 4,096 bytes.
-_NUMBERS = block_formats.NUMBERS
-_BLOCK = 4096
-_HEAD = _BLOCK - _NUMBERS
-
 
 class Codec(Protocol):
   """Encodes flat arrays of one dtype.
@@ -96,44 +91,9 @@ class BFloat16:
     return wide.view(np.float32)
 
 
-class Int8:
-  """float32 as whole numbers from -127 to 127 times a scale for each 4,032.
-
-  Source: block-wise 8-bit quantization (Dettmers et al. 2021, 8-bit Optimizers
-  via Block-wise Quantization); the error is fed back by the sender (Seide et
-  al. 2014, 1-Bit Stochastic Gradient Descent).
-  """
-
-  dtype = np.dtype(np.float32)
-  work = np.dtype(np.float32)
-  quantum = _NUMBERS
-  blocks = True
-
-  def nbytes(self, elements: int) -> int:
-    return elements // _NUMBERS * _BLOCK
-
-  def encode(self, numbers: np.ndarray, out: np.ndarray) -> None:
-    blocks = numbers.reshape(-1, _NUMBERS)
-    raw = out.reshape(-1, _BLOCK)
-    scale = np.abs(blocks).max(1, keepdims=True) / np.float32(127)
-    raw[:, :_HEAD] = 0
-    raw[:, :4].view(np.float32)[:] = scale
-    # A block of zeros, or of numbers too small to divide by.
-    safe = np.where(scale > np.finfo(np.float32).tiny, scale, np.float32(1))
-    whole = np.clip(np.rint(blocks / safe), -127, 127)
-    raw[:, _HEAD:].view(np.int8)[:] = whole
-
-  def decode(self, raw: np.ndarray) -> np.ndarray:
-    blocks = raw.reshape(-1, _BLOCK)
-    scale = np.ascontiguousarray(blocks[:, :4]).view(np.float32)
-    whole = blocks[:, _HEAD:].view(np.int8).astype(np.float32)
-    whole *= scale
-    return whole.reshape(-1)
-
-
 # The block formats by name.
 _BLOCKS: dict[str, Codec] = {
-  "int8": Int8(),
+  "int8": block_formats.Int8(),
   "int4": block_formats.Levels(4),
   "int2": block_formats.Levels(2),
   "sign": block_formats.Signs(),

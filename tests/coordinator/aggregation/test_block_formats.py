@@ -11,7 +11,7 @@ from optax_dist.coordinator.aggregation import block_formats, encoder, means
 from optax_dist.coordinator.aggregation import wire_formats as wires
 
 N = block_formats.NUMBERS
-CODECS = {name: wires.codec(name, np.dtype("f4")) for name in wires.WIRES[3:]}
+CODECS = {name: wires.codec(name, np.dtype("f4")) for name in wires.WIRES[2:]}
 
 
 def _numbers(blocks=3, seed=0):
@@ -30,12 +30,13 @@ def _there_and_back(name, numbers):
 
 
 def test_all_are_here():
-  assert set(CODECS) == {"int4", "int2", "sign", "top_k"}
+  assert set(CODECS) == {"int8", "int4", "int2", "sign", "top_k"}
 
 
 @pytest.mark.parametrize(
   ("name", "method"),
   [
+    ("int8", compression.quantize(8, block=N)),
     ("int4", compression.quantize(4, block=N)),
     ("int2", compression.quantize(2, block=N)),
     ("sign", compression.quantize(1, block=N)),
@@ -47,6 +48,24 @@ def test_they_are_the_methods_of_compression(name, method):
   np.testing.assert_allclose(
     _there_and_back(name, numbers), expected, rtol=1e-5, atol=1e-6
   )
+
+
+def test_int8_is_off_by_half_a_step_at_most():
+  numbers = np.random.default_rng(1).normal(size=3 * N).astype(np.float32)
+  numbers[:N] *= 1e-20
+  numbers[-N:] = 0
+  found = _there_and_back("int8", numbers)
+  for start in range(0, numbers.size, N):
+    block = slice(start, start + N)
+    step = np.abs(numbers[block]).max() / 127
+    assert np.abs(found[block] - numbers[block]).max() <= step * 0.5001
+  assert CODECS["int8"].nbytes(N) == 4096
+
+
+def test_int8_is_as_close_for_the_largest_numbers():
+  huge = np.linspace(-3e38, 3e38, N, dtype=np.float32)
+  found = _there_and_back("int8", huge)
+  assert np.abs(found - huge).max() <= 3e38 / 127
 
 
 def test_top_k_keeps_the_largest_in_two_bits():
