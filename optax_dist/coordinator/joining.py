@@ -31,7 +31,6 @@ from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
 
-SECRET_VARIABLE = process.SECRET_VARIABLE
 # Seconds after which a store that `join` started exits if it has no clients.
 _IDLE = 60.0
 # Factories of strategies, to recognize one that was passed without a call.
@@ -444,13 +443,12 @@ def _place(
 def _start_store(
   address: str, secret: bytes, certificates: channels.Certificates | None
 ) -> process.StoreProcess | None:
-  host, _, port = address.rpartition(":")
-  host = host.removeprefix("[").removesuffix("]")
+  (place,) = addresses.parse(address)
   with contextlib.suppress(RuntimeError):  # It runs already.
     return process.start(
       secret,
-      bind=host,
-      port=int(port),
+      bind=place.host,
+      port=place.port,
       certificates=certificates,
       lifeline=False,
       idle=_IDLE,
@@ -506,6 +504,6 @@ def _secret(secret: bytes | str | None, loopback: bool) -> bytes:
   if not secret and not loopback:
     raise ValueError(
       "A job that listens beyond loopback needs a secret: pass secret= or set "
-      f"{SECRET_VARIABLE} to the same random text on all replicas."
+      f"{process.SECRET_VARIABLE} to the same random text on all replicas."
     )
   return secret.encode() if isinstance(secret, str) else secret

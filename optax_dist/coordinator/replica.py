@@ -645,11 +645,11 @@ class Replica:
       # An earlier call was interrupted; its submission is resolved first.
       self._conclude(self._pending)
       return self._start_over("stale")
-    if self._leases is not None and self._leases.out is None:
+    out = None if self._leases is None else self._leases.out
+    if self._leases is not None and out is None:
       raise ValueError(
         "step() needs the samples of its gradient: iterate over batches()."
       )
-    out = None if self._leases is None else self._leases.out
     self._account_for_prefetched()
     payload, self._local = self._strategy.contribute(
       self._pinned, self._local, grads
@@ -669,7 +669,7 @@ class Replica:
     self._unsent += 1
     if self._wants_more():
       return self._outcome("", accepted=True)
-    return self._submit()
+    return self._conclude(*self._send(self._counted))
 
   def _wants_more(self) -> bool:
     """Whether more gradients are to be summed before submitting."""
@@ -877,9 +877,6 @@ class Replica:
     self._sent, self._waited = now, 0.0
     return made.pack()
 
-  def _submit(self) -> Outcome:
-    return self._conclude(*self._send(self._counted))
-
   def _send(self, total: int, work: Work | None = None) -> tuple[int, float]:
     """Submits the sum; returns its sequence number and the time."""
     memory, payload, writer = None, b"", None
@@ -1022,9 +1019,7 @@ class Replica:
     counted = self._counted
     if answer is not None and answer.resolved.apart:
       # The buffered part has its own outcome.
-      decided = lambda: isinstance(
-        self._handover.outcome(self._taken), handover.Outcome
-      )
+      decided = self._has_outcome_of_taken
       self._wait(decided, "for the commit of what was taken in")
       counted -= self._count_taken()
     if answer is None:
@@ -1070,9 +1065,7 @@ class Replica:
 
   def _account_for_prefetched(self) -> None:
     """Counts buffered gradients whose outcome came while more were computed."""
-    if self._taken < 0 or not isinstance(
-      self._handover.outcome(self._taken), handover.Outcome
-    ):
+    if not self._has_outcome_of_taken():
       return
     self._count_taken()
     # Gradients can't be removed from a sum.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from optax_dist.coordinator.launch import notices
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.runtime import endpoint
-from optax_dist.coordinator.store import client, etcd, interface, urls
+from optax_dist.coordinator.store import interface, urls
 from optax_dist.coordinator.transport import sockets
 
 _log = logging.getLogger("optax_dist.coordinator")
@@ -132,18 +132,9 @@ class Board:
   def _connect(self) -> None:
     name = endpoint.process_name(f"launcher-{self._host}")
     self._transport = sockets.SocketTransport(name, secret=self._secret)
-    self._store: interface.Store | None = None
-    try:
-      match self._place:
-        case urls.Tcp(address):
-          self._store = client.StoreClient(self._transport, address)
-        case urls.Etcd():
-          self._store = etcd.EtcdStore(self._place, self._secret, "runs")
-        case _:
-          raise ValueError("The store of one process is for run_embedded.")
-    except BaseException:
-      self._transport.close()
-      raise
+    self._store: interface.Store | None = endpoint.open_store(
+      self._place, self._transport, self._secret
+    )
     self._asked.clear()
     # Nothing is written in the new store yet.
     self._written, self._write_at = None, -math.inf

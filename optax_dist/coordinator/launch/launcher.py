@@ -215,6 +215,11 @@ class Launcher:
     return {i: g.processes[0] for i, g in self._groups.items()}
 
   @property
+  def _live(self) -> list[child.Child]:
+    """All processes of running replicas."""
+    return [p for g in self._groups.values() for p in g.processes]
+
+  @property
   def store(self) -> store_process.StoreProcess:
     """The store process.
 
@@ -270,19 +275,17 @@ class Launcher:
     self._start = self._heard = time.monotonic()
     self._watcher = watcher.Watcher(self._token)
     told, node = self._told, self._node
-    if told.store is None and node.rank == 0:
-      assert told.secret is not None
-      bind, port = node.listens_at()
-      self._store = store_process.start(
-        told.secret.encode(), bind=bind, port=port
-      )
-      self._watcher.add(self._store.process.pid)
-      address = self._store.address.partition(",")[0]
-      self._told = dataclasses.replace(
-        told, coordinator_address=node.address or address
-      )
-    elif told.store is None:
-      self._told = dataclasses.replace(told, coordinator_address=node.address)
+    if told.store is None:
+      address = node.address
+      if node.rank == 0:
+        assert told.secret is not None
+        bind, port = node.listens_at()
+        self._store = store_process.start(
+          told.secret.encode(), bind=bind, port=port
+        )
+        self._watcher.add(self._store.process.pid)
+        address = address or self._store.address.partition(",")[0]
+      self._told = dataclasses.replace(told, coordinator_address=address)
     if self._shared:
       self._begin_to_agree()
     self._execute(self._supervisor.start(time.monotonic()))
@@ -491,8 +494,7 @@ class Launcher:
 
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
-    live = [p for g in self._groups.values() for p in g.processes]
-    files = [f for p in (*live, *self._spares) for f in p.files()]
+    files = [f for p in (*self._live, *self._spares) for f in p.files()]
     deadline = self._supervisor.deadline()
     wait = _SLICE
     if deadline is not None:
@@ -619,9 +621,8 @@ class Launcher:
       self._agree(spread.HostStops(asked))
 
   def _signal_all(self, number: int) -> None:
-    for group in self._groups.values():
-      for process in group.processes:
-        process.signal(number)
+    for process in self._live:
+      process.signal(number)
 
   def _error(self, what: str) -> LaunchError:
     # The first replica to die without a replacement is the cause.
@@ -652,7 +653,7 @@ class Launcher:
       return
     # Their own output may explain more.
     end = time.monotonic() + (self._linger or self._grace)
-    live = [p for g in self._groups.values() for p in g.processes]
+    live = self._live
     while time.monotonic() < end and not all(p.has_ended() for p in live):
       for process in live:
         if process.printed is not None:
@@ -671,9 +672,8 @@ class Launcher:
     over, linger = self._over_since, self._linger
     late = over is not None and linger is not None and now - over > linger
     if late or (self._stop_at is not None and now > self._stop_at):
-      for group in self._groups.values():
-        for process in group.processes:
-          process.kill()
+      for process in self._live:
+        process.kill()
     if over is not None or self._stop_at is not None:
       return
     running = ", ".join(p.name for p in self.processes.values())

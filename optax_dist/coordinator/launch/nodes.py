@@ -110,11 +110,10 @@ class Node:
     """Where the store listens: an address of this host, and a port or 0."""
     if self.address is None:
       return "127.0.0.1", 0
-    host, _, port = self.address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    place = addresses.parse(self.address)[-1]
     # A name or address of this host that isn't an address of its own (a
     # service, a mapped port) leads to one of its addresses.
-    return (host if addresses.is_own(host) else "0.0.0.0"), int(port)
+    return place.host if addresses.is_own(place.host) else "0.0.0.0", place.port
 
 
 def find(

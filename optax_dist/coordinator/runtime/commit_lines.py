@@ -49,7 +49,7 @@ def line(note: notes.StepCommitted, now: float, clocks: timings.Clocks) -> str:
       commit.parts, commit.details, raw, strict=True
     )
   ]
-  began = _seconds(None if note.age is None else max(0.0, now - note.age))
+  began = _seconds(ago(now, note.age))
   id_ = commit.attempt
   told = ", ".join(members)
   return _LINE % (now, id_.step, id_.term, id_.number, began, told)
@@ -62,7 +62,7 @@ def _member(
   now: float,
   clocks: timings.Clocks,
 ) -> str:
-  arrived = None if details.age is None else max(0.0, now - details.age)
+  arrived = ago(now, details.age)
   told = "null"
   found = timings.Timings.unpack(raw) if raw else None
   if found is not None and arrived is not None:
@@ -82,6 +82,11 @@ def _member(
     _seconds(arrived),
     told,
   )
+
+
+def ago(now: float, age: float | None) -> float | None:
+  """When something was that is so many seconds old; None if unknown."""
+  return None if age is None else max(0.0, now - age)
 
 
 def batches(text: str) -> Any:

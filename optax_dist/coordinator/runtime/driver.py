@@ -644,7 +644,7 @@ class Driver:
       case fx.Called(step):
         self._change(called=step)
       case fx.Taken(sequence, count):
-        self._answer(sequence, effect, asked=count)
+        self._change((sequence, effect), asked=count)
       case fx.Left():
         self._change(left=True)
       case fx.Finished(_, reason):
@@ -783,35 +783,27 @@ class Driver:
   def _show(self) -> None:
     self._change(published=self._states.published, to_save=self._states.to_save)
 
-  def _change(self, **fields: typing.Any) -> None:
-    """Updates what the training loop sees."""
+  def _change(
+    self,
+    answer: tuple[int, handover.Outcome | fx.Taken] | None = None,
+    **fields: typing.Any,
+  ) -> None:
+    """Changes what the training loop sees, and may continue with.
+
+    Args:
+      answer: the sequence number of a submission, and its answer.
+      **fields: fields of the handover.
+    """
 
     def change(seen: handover.Handover) -> None:
       for name, value in fields.items():
         setattr(seen, name, value)
+      if answer is not None:
+        seen.resolve(*answer)
 
-    self._tell_by(change)
-
-  def _tell_by(self, change: Callable[[handover.Handover], None]) -> None:
-    """Changes what the training loop sees, and may continue with."""
     self._write_rest()
     self.handover.change(change)
     self._tell = True
-
-  def _answer(
-    self,
-    sequence: int,
-    answer: handover.Outcome | fx.Taken,
-    **fields: typing.Any,
-  ) -> None:
-    """Answers a submission."""
-
-    def change(seen: handover.Handover) -> None:
-      for name, value in fields.items():
-        setattr(seen, name, value)
-      seen.resolve(sequence, answer)
-
-    self._tell_by(change)
 
   def _resolve(self, resolved: fx.Resolved) -> None:
     # A sum includes the earlier submissions.
@@ -819,7 +811,7 @@ class Driver:
       if sequence == resolved.sequence or not resolved.apart:
         self._gradients.pop(sequence).resolve()
     outcome = handover.Outcome(resolved, self._states.before)
-    self._answer(resolved.sequence, outcome)
+    self._change((resolved.sequence, outcome))
 
   def _take_fingerprint(self, step: int, state: states.State) -> None:
     taken = lambda digest: self._inputs.append(

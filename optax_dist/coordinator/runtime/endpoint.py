@@ -113,21 +113,35 @@ def connect(
     limits=limits,
     gaps=gaps,
   )
-  store: stores.Store
+  use_run = lambda nonce: transport.use_run(nonce.encode())
+  return Endpoint(transport, open_store(place, transport, secret), use_run)
+
+
+def open_store(
+  place: urls.Place, transport: sockets.SocketTransport, secret: bytes
+) -> stores.Store:
+  """Creates a client of the store; if it can't, it closes the transport.
+
+  Args:
+    place: address of the store.
+    transport: of the client.
+    secret: of the job.
+
+  Raises:
+    ValueError: it is the store of one process.
+  """
   try:
     match place:
       case urls.Tcp(address):
         # The store outlives runs, so it has no nonce.
-        store = client.StoreClient(transport, address)
+        return client.StoreClient(transport, address)
       case urls.Etcd():
-        store = etcd.EtcdStore(place, secret, "runs", transport.wake)
+        return etcd.EtcdStore(place, secret, "runs", transport.wake)
       case _:
         raise ValueError("The store of one process is for run_embedded.")
   except BaseException:
     transport.close()
     raise
-  use_run = lambda nonce: transport.use_run(nonce.encode())
-  return Endpoint(transport, store, use_run)
 
 
 def store_host(place: urls.Place) -> str:

@@ -202,16 +202,15 @@ class JournalLines:
         return "stuck", fields | {"reason": reason, "stacks": stacks}
       case notes.GradientDropped():
         fields = _member(note.replica, note.incarnation, note.step)
+        arrived = commit_lines.ago(now, note.age)
         return "drop", fields | {
           "local_step": note.local_step,
           "count": note.count,
           "reason": note.reason,
           "batches": commit_lines.batches(note.batches),
           "compute": note.compute,
-          "arrived": _ago(now, note.age),
-          "timings": self._timings(
-            note.incarnation, note.timings, _ago(now, note.age)
-          ),
+          "arrived": arrived,
+          "timings": self._timings(note.incarnation, note.timings, arrived),
         }
       case notes.AttemptAbandoned(step, attempt, failed_replica, reason):
         return "abandon", {
@@ -313,10 +312,6 @@ def _load() -> float | None:
     return os.getloadavg()[0]
   except (AttributeError, OSError):  # Not available on every system.
     return None
-
-
-def _ago(now: float, age: float | None) -> float | None:
-  return None if age is None else max(0.0, now - age)
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -228,12 +228,7 @@ class States:
         raise error
       done(found[0])
 
-    work = lambda: found.append(digest_of(state.get()))
-    if self._background is None:
-      work()
-      finish(None)
-    else:
-      self._background(work, finish)
+    self._run(lambda: found.append(digest_of(state.get())), finish)
 
   def _compute(
     self,
@@ -251,11 +246,19 @@ class States:
       if error is not None:
         raise error
 
+    self._run(lambda: state.compute(work), finish)
+
+  def _run(
+    self,
+    work: Callable[[], None],
+    done: Callable[[BaseException | None], None],
+  ) -> None:
+    """Runs work in the background, if there is one; then `done`."""
     if self._background is None:
-      state.compute(work)
-      done()
+      work()
+      done(None)
     else:
-      self._background(lambda: state.compute(work), finish)
+      self._background(work, done)
 
   def _read(self, raw: np.ndarray) -> Any:
     arrays = means.read(

@@ -180,24 +180,21 @@ class EtcdStore:
 
   async def _work(self) -> None:
     """Executes requests one after the other."""
-    with _Servers(self) as servers:
-      await self._work_at(servers)
-
-  async def _work_at(self, servers: _Servers) -> None:
-    while True:
-      pending = await self._queue.get()
-      request = pending.request
-      path, body = self._message(request)
-      while self._pending.get(request.request) is pending:
-        try:
-          found = await servers.post(path, body)
-          self._answer(pending, self._read(request, found))
-        except _Failed as error:
-          pending.detail = f" ({error})"
-          await servers.next()
-        except _Rejected as error:
-          refused = interface.Refused(request.request, str(error))
-          self._answer(pending, refused)
+    with contextlib.closing(_Servers(self)) as servers:
+      while True:
+        pending = await self._queue.get()
+        request = pending.request
+        path, body = self._message(request)
+        while self._pending.get(request.request) is pending:
+          try:
+            found = await servers.post(path, body)
+            self._answer(pending, self._read(request, found))
+          except _Failed as error:
+            pending.detail = f" ({error})"
+            await servers.next()
+          except _Rejected as error:
+            refused = interface.Refused(request.request, str(error))
+            self._answer(pending, refused)
 
   def _message(self, request: interface.Request) -> tuple[str, dict[str, Any]]:
     match request:
@@ -286,21 +283,15 @@ class _Servers:
     self._streams = None
     self._patience, self._backoff = _ATTEMPT[0], _BACKOFF[0]
 
-  def __enter__(self) -> _Servers:
-    return self
-
-  def __exit__(self, *error: object) -> None:
-    self.drop()
-
   async def next(self) -> None:
     """Switches to the next server, after a growing pause."""
-    self.drop()
+    self.close()
     self._endpoints.append(self._endpoints.pop(0))
     await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))
     self._backoff = min(2 * self._backoff, _BACKOFF[1])
     self._patience = min(2 * self._patience, _ATTEMPT[1])
 
-  def drop(self) -> None:
+  def close(self) -> None:
     """Closes the connection, if there is one."""
     if self._streams is not None:
       self._streams[1].transport.abort()
@@ -313,7 +304,7 @@ class _Servers:
       async with asyncio.timeout(self._patience):
         yield
     except (OSError, EOFError, ValueError, LookupError) as error:
-      self.drop()
+      self.close()
       text = "it does not answer" if isinstance(error, TimeoutError) else error
       raise _Failed(f"{self._endpoints[0]}: {text}") from error
 

@@ -21,10 +21,10 @@ class InProcessStore:
     ([Done(request=0)], [Conflict(request=0, value=b'mine')])
   """
 
-  def __init__(self, quota: table.Quota | None = None):
+  def __init__(self) -> None:
     """Creates an empty store."""
     self.lock = threading.Lock()
-    self.table = table.Table(quota)
+    self.table = table.Table()
 
   def connect(self, name: str) -> InProcessClient:
     """Creates a client; its name determines whose quota it uses."""

@@ -157,7 +157,7 @@ class InProcessTransport(peers.Peers):
     self.close()
 
   def _vanish(self) -> None:
-    """Removes it from the hub; returns the peers still connected."""
+    """Removes it from the hub, and reads what is there."""
     with self._hub.lock:
       self._hub.members.pop(self.address, None)
     self._read()

@@ -626,8 +626,9 @@ class Session:
     elif kind == _BYE:
       self.ended = body.decode(errors="replace")
     elif kind == _ARRAY:
-      (nbytes,) = _word(body)
-      self._begin(number, nbytes)
+      if len(body) != _WORD.size:
+        raise Faulty("a number that can't be read")
+      self._begin(number, *_WORD.unpack(body))
     elif kind == _READY:
       early = self._early_sent.pop(number, None)
       if number in self._outgoing:
@@ -837,9 +838,3 @@ class Session:
 
 def _cost(nbytes: int) -> int:
   return max(_LEAST, min(nbytes, EAGER))
-
-
-def _word(body: bytes) -> tuple[int]:
-  if len(body) != _WORD.size:
-    raise Faulty("a number that can't be read")
-  return (_WORD.unpack(body)[0],)
