@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import secrets
 import sys
 
-from optax_dist.coordinator.launch import child
+from optax_dist.coordinator.launch import child, watcher
 from optax_dist.coordinator.store import process as store_process
 
 REPLICAS = 3
@@ -110,14 +109,4 @@ class Pool:
 
 def living(token: str) -> list[int]:
   """The processes with a run's token in their environment."""
-  wanted = f"OPTAX_DIST_CHAOS={token}".encode()
-  found = []
-  for name in os.listdir("/proc"):
-    if name.isdecimal() and int(name) != os.getpid():
-      try:
-        environ = pathlib.Path(f"/proc/{name}/environ").read_bytes()
-      except OSError:
-        continue
-      if wanted in environ:
-        found.append(int(name))
-  return found
+  return watcher.having("OPTAX_DIST_CHAOS", token)

@@ -59,7 +59,7 @@ class _Work:
     self.channel = channel
     self.finish = threading.Event()
     self.replies: queue.Queue[str] = queue.Queue()
-    self._coordinator, self._phases = coordinator, phases
+    self._coordinator = coordinator
     self._optimizer = optax.adam(0.01)
     self._params = {"w": jnp.linspace(-1.0, 1.0, 600), "b": jnp.zeros(7)}
     self._gradient = jax.jit(

@@ -77,16 +77,16 @@ def _main(token: str) -> None:
       os.killpg(group, signal.SIGKILL)
   end = time.monotonic() + _SECONDS
   # A process killed while forking may have left a child without a group.
-  while time.monotonic() < end and (left := _with(token)):
+  while time.monotonic() < end and (left := having(TOKEN_VARIABLE, token)):
     for pid in left:
       with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.02)
 
 
-def _with(token: str) -> list[int]:
-  """The processes with the token in their environment."""
-  wanted = f"{TOKEN_VARIABLE}={token}".encode()
+def having(variable: str, token: str) -> list[int]:
+  """The processes that started with this variable in their environment."""
+  wanted = f"{variable}={token}".encode()
   found = []
   with contextlib.suppress(OSError):
     for name in os.listdir("/proc"):

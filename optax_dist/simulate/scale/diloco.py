@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -24,14 +25,7 @@ class _DiLoCo:
     self, fleet: Fleet, seconds: float, rng: np.random.Generator
   ) -> Goodput:
     arrivals = order.arrivals(fleet.step, self.period)
-
-    def round_of(n: int) -> rounds.Round:
-      last = arrivals.expected(n, n)
-      return rounds.Round(
-        arrivals.mean,
-        waiting=max(0.0, last - arrivals.mean),
-        exchanging=fleet.exchange(n),
-      )
+    round_of = functools.partial(rounds.of_all, fleet, arrivals)
 
     def loss_of(n: int, this: rounds.Round) -> rounds.Loss:
       done = rng.random()

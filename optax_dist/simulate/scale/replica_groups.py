@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -20,14 +21,7 @@ class _ReplicaGroups:
     self, fleet: Fleet, seconds: float, rng: np.random.Generator
   ) -> Goodput:
     arrivals = order.arrivals(fleet.step)
-
-    def round_of(n: int) -> rounds.Round:
-      last = arrivals.expected(n, n)
-      return rounds.Round(
-        arrivals.mean,
-        waiting=max(0.0, last - arrivals.mean),
-        exchanging=fleet.exchange(n),
-      )
+    round_of = functools.partial(rounds.of_all, fleet, arrivals)
 
     return rounds.run(
       fleet,

@@ -10,6 +10,7 @@ import numpy as np
 
 from optax_dist.coordinator.metrics import goodput
 from optax_dist.coordinator.metrics.goodput import Goodput
+from optax_dist.simulate.scale.arrivals import Arrivals
 from optax_dist.simulate.scale.fleet import Fleet
 
 _REPAIRED, _BACK = range(2)
@@ -32,6 +33,22 @@ class Round(NamedTuple):
   def seconds(self) -> float:
     """The length of the round."""
     return sum(self)
+
+
+def of_all(fleet: Fleet, arrivals: Arrivals, groups: int) -> Round:
+  """The round of groups of which each waits for all others.
+
+  Args:
+    fleet: the fleet.
+    arrivals: when a group comes to the exchange.
+    groups: how many there are.
+  """
+  last = arrivals.expected(groups, groups)
+  return Round(
+    arrivals.mean,
+    waiting=max(0.0, last - arrivals.mean),
+    exchanging=fleet.exchange(groups),
+  )
 
 
 class Loss(NamedTuple):
