@@ -127,6 +127,21 @@ def varying_axes(x: Any) -> frozenset[AxisName]:
   return frozenset(getattr(aval, "vma", None) or ())
 
 
+def tracked_axes(names: Iterable[AxisName]) -> frozenset[AxisName]:
+  """Returns those of the (bound) axes that are tracked."""
+  return frozenset(name for name in names if is_tracked(name))
+
+
+def all_varying_axes(tree: Any) -> frozenset[AxisName]:
+  """Returns the tracked axes over which any array of ``tree`` varies."""
+  return frozenset().union(*map(varying_axes, jax.tree.leaves(tree)))
+
+
+def listed(names: Iterable[AxisName]) -> str:
+  """Returns the names of axes, in order, for messages."""
+  return ", ".join(sorted(map(repr, names)))
+
+
 def unreduced_axes(x: Any) -> frozenset[AxisName]:
   """Returns the tracked axes over which ``x`` is still to be summed."""
   manual = [

@@ -11,7 +11,8 @@ from optax_dist._internal.leaves import precision
 from optax_dist.sparse.indexed_slices import apply_updates
 
 
-def _is_left_out(x: Any) -> bool:
+def is_left_out(x: Any) -> bool:
+  """Whether ``x`` is in the place of a parameter without an average."""
   return isinstance(x, optax.MaskedNode)
 
 
@@ -83,10 +84,10 @@ def update(averages: Any, params: Any, updates: Any, decay: Any) -> Any:
     return None
 
   def move(average, param):
-    if _is_left_out(average):
+    if is_left_out(average):
       return average
     rate = jnp.asarray(1.0 - decay, average.dtype)
     return average - rate * (average - precision.cast_like(param, average))
 
   new = apply_updates(params, updates)
-  return jax.tree.map(move, averages, new, is_leaf=_is_left_out)
+  return jax.tree.map(move, averages, new, is_leaf=is_left_out)

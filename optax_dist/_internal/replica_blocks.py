@@ -20,6 +20,11 @@ class PerReplica(NamedTuple):
   value: Any
 
 
+def is_per_replica(x: Any) -> bool:
+  """Whether ``x`` is a :class:`PerReplica`; for ``is_leaf=``."""
+  return isinstance(x, PerReplica)
+
+
 def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
   """Returns one replica's values, and whether they had a leading axis.
 

@@ -34,7 +34,7 @@ from optax_dist._internal.replica_blocks import (
   own_block,
   row,
 )
-from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
 _NO_REPLICAS = (
   "Under plain jax.jit there is one set of parameters, and no replica that trains"
@@ -187,9 +187,8 @@ class Replica:
       like: a pytree of arrays; with tracked axes, those over which they vary
         are included, besides ``model_axes``.
     """
-    over = set(self.of.model_axes).union(
-      *(axes.varying_axes(x) for x in (flag, *dense_values(like)))
-    )
+    over = axes.all_varying_axes((flag, dense_values(like)))
+    over = over.union(self.of.model_axes)
     names = tuple(sorted(over - set(self.of.names) - self.undecided, key=str))
     if not names:
       return flag
@@ -373,7 +372,7 @@ class Leaves:
 def dense_values(tree: Any) -> list:
   """Returns the arrays of a tree of gradients; for a sparse one, its values."""
   leaves = jax.tree.leaves(tree, is_leaf=is_indexed_slices)
-  return [x.values if is_indexed_slices(x) else x for x in leaves]
+  return [values_of(x) for x in leaves]
 
 
 def dense(leaves: list) -> list:
@@ -437,16 +436,16 @@ def _flatten_with_updates(
   leaves = update_leaves.check_like(of.user, updates, params)
   paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
   for (path, _), update in zip(paths_and_leaves, leaves, strict=True):
-    update = update.values if is_indexed_slices(update) else update
+    update = values_of(update)
     if update is not None:
       update_leaves.check_dtype(of.user, path, update)
-  tracked = frozenset(name for name in of.names if axes.is_tracked(name))
+  tracked = axes.tracked_axes(of.names)
   for path, leaf in paths_and_leaves:
     missing = tracked - axes.varying_axes(leaf)
     if missing:
       raise ValueError(
         f"{of.user}: params{jax.tree_util.keystr(path)} does not vary over axis"
-        f" {', '.join(sorted(map(repr, missing)))}: it is one parameter of all"
+        f" {axes.listed(missing)}: it is one parameter of all"
         " replicas, but each must have its own. Give the parameters a leading"
         " replica axis and pass them with in_specs=PartitionSpec(axis_name), or,"
         " where they start out equal inside the map, cast them with"

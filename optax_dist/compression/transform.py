@@ -76,7 +76,7 @@ def compressed(
   def update_fn(updates, state, params=None, **extra_args):
     del params, extra_args
     me = replicas.enter(state.replica, state.num_updates)
-    tracked = frozenset(n for n in replicas.names if axes.is_tracked(n))
+    tracked = axes.tracked_axes(replicas.names)
     for path, leaf in jax.tree_util.tree_flatten_with_path(updates)[0]:
       update_leaves.check_own(user, path, leaf, tracked)
     new, method = compression.reduce(

@@ -282,6 +282,11 @@ def is_indexed_slices(x: Any) -> bool:
   return isinstance(x, IndexedSlices)
 
 
+def values_of(x: Any) -> Any:
+  """Returns the values of :class:`IndexedSlices`; anything else unchanged."""
+  return x.values if is_indexed_slices(x) else x
+
+
 def map_values(fun: Callable[..., Any], tree: Any, *rest: Any) -> Any:
   """Maps a function over gradients, and over the values of sparse ones.
 

@@ -77,9 +77,7 @@ def on_values(
       params = treedef.unflatten(
         map(_rows_of, treedef.flatten_up_to(params), leaves)
       )
-    values = treedef.unflatten(
-      [x.values if is_indexed_slices(x) else x for x in leaves]
-    )
+    values = treedef.unflatten(map(indexed_slices.values_of, leaves))
     updates, state = inner.update(values, state, params, **extra_args)
     updates = map(_like, treedef.flatten_up_to(updates), leaves)
     return treedef.unflatten(updates), state

@@ -1,14 +1,10 @@
 """Reading the moving averages of parameters."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
-
-def _is_left_out(x: Any) -> bool:
-  return isinstance(x, optax.MaskedNode)
+from optax_dist._internal.moving_averages import is_left_out
 
 
 def averaged_params(
@@ -46,9 +42,9 @@ def averaged_params(
     )
   return jax.tree.map(
     lambda average, param: (
-      param if _is_left_out(average) else average.astype(jnp.result_type(param))
+      param if is_left_out(average) else average.astype(jnp.result_type(param))
     ),
     averages,
     params,
-    is_leaf=_is_left_out,
+    is_leaf=is_left_out,
   )

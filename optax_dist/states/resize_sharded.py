@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from optax_dist._internal import checks, parts
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist.states.specs import Found, Numbered, match_params
+from optax_dist.states.specs import Found, Numbered, children, match_params
 from optax_dist.transforms.sharded import ShardedState
 
 _USER = "resize_sharded"
@@ -75,9 +75,8 @@ def _resized(node: Any, like: Any, count: int) -> Any:
     )
   if jax.tree_util.all_leaves([node]):
     return node
-  treedef: Any
-  children, treedef = jax.tree.flatten(node, is_leaf=lambda x: x is not node)
-  return treedef.unflatten([_resized(child, like, count) for child in children])
+  nodes, treedef = children(node)
+  return treedef.unflatten([_resized(x, like, count) for x in nodes])
 
 
 def _cut(leaf: Found, count: int) -> Any:

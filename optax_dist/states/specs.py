@@ -1,7 +1,7 @@
 """Sharding of states: which parts belong to one replica, and their specs."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes
 from optax_dist._internal.gradient_sum import SparseSum
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
 
 _Dims = tuple[Any, ...]
 
@@ -165,12 +165,12 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
         jax.tree.map(
           lambda part: mark(part, level + 1),
           node.value,
-          is_leaf=_is_per_replica,
+          is_leaf=is_per_replica,
         )
       )
     return 0 if level > depth else None
 
-  return jax.tree.map(lambda x: mark(x, 0), state, is_leaf=_is_per_replica)
+  return jax.tree.map(lambda x: mark(x, 0), state, is_leaf=is_per_replica)
 
 
 def is_spec(x: Any) -> bool:
@@ -178,17 +178,13 @@ def is_spec(x: Any) -> bool:
   return isinstance(x, PartitionSpec)
 
 
-def names_in(spec: PartitionSpec) -> list[axes.AxisName]:
+def names_in(spec: Iterable[Any]) -> list[axes.AxisName]:
   """Returns the mesh axes that a spec shards over, in order."""
   names: list[axes.AxisName] = []
   for entry in spec:
     if entry is not None:
       names += entry if isinstance(entry, tuple) else (entry,)
   return names
-
-
-def _is_per_replica(node: Any) -> bool:
-  return isinstance(node, PerReplica)
 
 
 def _joint(names: Sequence[axes.AxisName]) -> Any:
@@ -212,13 +208,14 @@ def _walk(node: Any, levels: _Dims, depth: int, mirrors: Any) -> Any:
       return specs
   if jax.tree_util.all_leaves([node]):
     return PartitionSpec(*replica)
-  children, treedef = _children(node)
+  parts, treedef = children(node)
   return treedef.unflatten(
-    [_walk(child, levels, depth, mirrors) for child in children]
+    [_walk(part, levels, depth, mirrors) for part in parts]
   )
 
 
-def _children(node: Any) -> tuple[list[Any], Any]:
+def children(node: Any) -> tuple[list[Any], Any]:
+  """Returns the parts of a tree one level down, and the inverse."""
   return jax.tree.flatten(node, is_leaf=lambda x: x is not node)
 
 
@@ -343,14 +340,14 @@ def match_params(node: Any, specs: Any, found: list) -> Any:
     return treedef.unflatten([Found(leaf, specs) for leaf in leaves])
   if not jax.tree.leaves(node):
     return node  # A masked part.
-  children, treedef = _children(node)
-  of_specs, treedef_of_specs = _children(specs)
+  parts, treedef = children(node)
+  of_specs, treedef_of_specs = children(specs)
   if jax.tree_util.all_leaves([node]) or treedef != treedef_of_specs:
     return None
   matched = []
-  for child, of_child in zip(children, of_specs, strict=True):
-    match = match_params(child, of_child, found)
-    if match is None and child is not None:
+  for part, of_part in zip(parts, of_specs, strict=True):
+    match = match_params(part, of_part, found)
+    if match is None and part is not None:
       return None
     matched.append(match)
   return treedef.unflatten(matched)

@@ -142,7 +142,7 @@ def clip_by_global_norm(
     ]
     if param_specs is not None:
       specs = _broadcast(param_specs, updates)
-      known = [set(names_in(spec)) for spec in specs]
+      known = [frozenset(names_in(spec)) for spec in specs]
     elif untracked:
       raise ValueError(
         f"{_USER}: JAX does not track here which updates vary over axis"
@@ -151,7 +151,7 @@ def clip_by_global_norm(
         " check_vma=True."
       )
     else:
-      known = [_varying(leaf) for leaf in leaves]
+      known = [axes.all_varying_axes(leaf) for leaf in leaves]
     return [
       tuple(n for n in names if n in of_leaf or n in scope) for of_leaf in known
     ]
@@ -177,10 +177,6 @@ def _broadcast(param_specs: Any, updates: Any) -> list[Any]:
       f"{_USER}: `param_specs` must have the structure of the updates, or a prefix"
       f" of it, but {error}"
     ) from error
-
-
-def _varying(leaf: Any) -> set[axes.AxisName]:
-  return set().union(*map(axes.varying_axes, jax.tree.leaves(leaf)))
 
 
 def _sum_of_squares(leaf: Any) -> jax.Array:

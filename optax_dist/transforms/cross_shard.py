@@ -1,6 +1,5 @@
 """Mean or sum of the updates over mesh axes."""
 
-import itertools
 import math
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from optax_dist.sparse.indexed_slices import (
   map_values,
   sum_duplicates,
 )
+from optax_dist.states.specs import is_spec, names_in
 
 _USER = "cross_shard"
 _REDUCTIONS = ("mean", "sum", "adasum")
@@ -161,7 +161,7 @@ def cross_shard(
     if groups:
       collectives.check_groups_partition(groups, sizes[names[0]])
       sizes = {names[0]: len(groups[0])}
-    tracked = frozenset(name for name in names if axes.is_tracked(name))
+    tracked = axes.tracked_axes(names)
     treedef: Any
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
       updates, is_leaf=is_indexed_slices
@@ -175,7 +175,7 @@ def cross_shard(
       update_leaves.check_dtype(_USER, path, leaf)
       leaf = leaf if is_indexed_slices(leaf) else jnp.asarray(leaf)
       _check_shards(path, leaf, names, shards, tracked)
-      invariant = tracked - _varying_axes(leaf)
+      invariant = tracked - axes.all_varying_axes(leaf)
       equal = frozenset(a for a in invariant if _is_reduced(leaf, a))
       again = frozenset(a for a in shards if provenance.was_reduced(leaf, a))
       if invariant:
@@ -228,14 +228,10 @@ def _check_own(
     raise ValueError(f"{what} is sparse, which reduction='adasum' can't be.")
   if missing:
     raise ValueError(
-      f"{what} does not vary over axis {', '.join(sorted(map(repr, missing)))}: it"
+      f"{what} does not vary over axis {axes.listed(missing)}: it"
       " arrived already reduced. Differentiate with respect to"
       " optax_dist.local_params(params, axis_name)."
     )
-
-
-def _varying_axes(leaf: Any) -> frozenset[axes.AxisName]:
-  return frozenset().union(*map(axes.varying_axes, jax.tree.leaves(leaf)))
 
 
 def _sum(
@@ -289,18 +285,16 @@ def _sharded_over(
   """Returns, by leaf, the ``names`` that its parameter is sharded over."""
   if callable(param_specs):
     param_specs = param_specs(updates)
-  is_spec = lambda x: x is None or isinstance(x, jax.sharding.PartitionSpec)
   found: list[frozenset[axes.AxisName]] = []
 
   def add(spec: Any, part: Any) -> None:
-    over = itertools.chain.from_iterable(
-      entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()
-    )
+    over = frozenset(names_in(spec or ())) & frozenset(names)
     leaves = jax.tree.leaves(part, is_leaf=is_indexed_slices)
-    found.extend([frozenset(over) & frozenset(names)] * len(leaves))
+    found.extend([over] * len(leaves))
 
   try:
-    jax.tree.map(add, param_specs, updates, is_leaf=is_spec)
+    is_leaf = lambda x: x is None or is_spec(x)
+    jax.tree.map(add, param_specs, updates, is_leaf=is_leaf)
   except (TypeError, ValueError) as error:
     raise ValueError(
       f"{_USER}: `param_specs` must be a pytree of PartitionSpec like the"
@@ -318,16 +312,15 @@ def _check_shards(
 ) -> None:
   """Raises an error if an update is a shard of a sum without a spec for it."""
   what = f"{_USER}: {update_leaves.name_of(path)}"
-  show = lambda over: ", ".join(sorted(map(repr, over)))
   if shards and is_indexed_slices(leaf):
     raise ValueError(
       f"{what} is sparse, but `param_specs` has its parameter sharded over axis"
-      f" {show(shards)}."
+      f" {axes.listed(shards)}."
     )
-  equal = shards & tracked - _varying_axes(leaf)
+  equal = shards & tracked - axes.all_varying_axes(leaf)
   if equal:
     raise ValueError(
-      f"{what} does not vary over axis {show(equal)}, but `param_specs` has its"
+      f"{what} does not vary over axis {axes.listed(equal)}, but `param_specs` has its"
       " parameter sharded over it."
     )
   if is_indexed_slices(leaf):
@@ -338,8 +331,8 @@ def _check_shards(
   if scattered:
     raise ValueError(
       f"{what} is one shard of a gradient that was summed and scattered over axis"
-      f" {show(scattered)}, as that of a parameter that is sharded over it, so it"
-      " must not be summed again. Say which parameters are sharded:"
+      f" {axes.listed(scattered)}, as that of a parameter that is sharded over it,"
+      " so it must not be summed again. Say which parameters are sharded:"
       f" {_USER}(..., param_specs=...), with the PartitionSpecs that they are"
       " passed into the map with."
     )
@@ -357,7 +350,7 @@ def _check_invariant(
   if policy == "reduced" or not invariant:
     return
   what = f"{_USER}: {update_leaves.name_of(path)}"
-  axis = ", ".join(sorted(map(repr, invariant)))
+  axis = axes.listed(invariant)
   remedy = (
     "Differentiate with respect to optax_dist.local_params(params, axis_name)"
     " to get each replica's own gradient, or say what the update is with"

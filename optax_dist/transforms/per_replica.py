@@ -8,7 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, checks, replicas
-from optax_dist._internal.replica_blocks import PerReplica, as_block, own_block
+from optax_dist._internal.replica_blocks import (
+  PerReplica,
+  as_block,
+  is_per_replica,
+  own_block,
+)
 
 _USER = "per_replica"
 
@@ -96,7 +101,7 @@ def per_replica(
 
     def mark(part: Any) -> PerReplica:
       if any(
-        map(_is_per_replica, jax.tree.leaves(part, is_leaf=_is_per_replica))
+        map(is_per_replica, jax.tree.leaves(part, is_leaf=is_per_replica))
       ):
         raise ValueError(
           f"{_USER}: {fields or 'the state'} has parts of one"
@@ -136,10 +141,6 @@ def per_replica(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _is_per_replica(node: Any) -> bool:
-  return isinstance(node, PerReplica)
-
-
 def _on_parts(
   fun: Callable[[Any], Any], state: Any, fields: tuple[str, ...]
 ) -> Any:
@@ -155,7 +156,7 @@ def _on_parts(
   missing, known = set(fields), set()
 
   def walk(node: Any) -> Any:
-    if hasattr(node, "_fields") and not _is_per_replica(node):
+    if hasattr(node, "_fields") and not is_per_replica(node):
       known.update(node._fields)
       missing.difference_update(node._fields)
       return node._replace(
@@ -164,7 +165,7 @@ def _on_parts(
           for name, part in zip(node._fields, node, strict=True)
         }
       )
-    if isinstance(node, list | tuple) and not _is_per_replica(node):
+    if isinstance(node, list | tuple) and not is_per_replica(node):
       return type(node)(map(walk, node))
     if isinstance(node, dict):
       return {key: walk(part) for key, part in node.items()}

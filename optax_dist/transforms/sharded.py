@@ -10,8 +10,9 @@ import optax
 from optax_dist._internal import axes, checks, parts, replicas, shard_scope
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import elementwise, update_leaves
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
 from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist.states.specs import children
 
 _USER = "sharded"
 _REDUCTIONS = ("mean", "sum")
@@ -181,7 +182,7 @@ def sharded(
     )
     if params is not None:
       params = jax.tree.map(lambda x: parts.own(x, names, count), params)
-    inner_state = jax.tree.map(_take, state.inner_state, is_leaf=_is_marked)
+    inner_state = jax.tree.map(_take, state.inner_state, is_leaf=is_per_replica)
     with shard_scope.over(names):
       args = treedef.unflatten(own), inner_state, params
       check_used(_USER, inner.update, args, extra_args)
@@ -197,7 +198,7 @@ def sharded(
       lambda node, x: _put_back(node, x, names),
       state.inner_state,
       inner_state,
-      is_leaf=_is_marked,
+      is_leaf=is_per_replica,
     )
     return treedef.unflatten(new), ShardedState(inner_state)
 
@@ -208,13 +209,9 @@ def _is_bound(names: tuple[axes.AxisName, ...]) -> bool:
   return axes.bound_axes().keys() >= set(names)
 
 
-def _is_marked(node: Any) -> bool:
-  return isinstance(node, PerReplica)
-
-
 def _take(node: Any) -> Any:
   """Returns this replica's part of an array, without the replica axis."""
-  if not _is_marked(node):
+  if not is_per_replica(node):
     return node
   x = node.value
   if jnp.ndim(x) == 2 and x.shape[0] != 1:
@@ -228,7 +225,7 @@ def _take(node: Any) -> Any:
 
 
 def _put_back(node: Any, x: Any, names: tuple[axes.AxisName, ...]) -> Any:
-  if not _is_marked(node):
+  if not is_per_replica(node):
     return x
   x = axes.cast_to_varying(x, names)
   return PerReplica(x.reshape(jnp.shape(node.value)))
@@ -238,7 +235,7 @@ def _check_updates(
   paths_and_leaves: list[tuple[jax.tree_util.KeyPath, Any]],
   names: tuple[axes.AxisName, ...],
 ) -> None:
-  tracked = frozenset(name for name in names if axes.is_tracked(name))
+  tracked = axes.tracked_axes(names)
   for path, leaf in paths_and_leaves:
     if is_indexed_slices(leaf):
       raise TypeError(
@@ -354,16 +351,12 @@ def _unlike(whole: Any, of_part: Any, owner: str) -> set[str]:
     return set()
   if type(whole).__name__.endswith("State"):
     owner = type(whole).__name__
-  (first, treedef), (second, other) = _children(whole), _children(of_part)
+  (first, treedef), (second, other) = children(whole), children(of_part)
   if treedef != other:
     return {owner}
   return set().union(
     *(_unlike(a, b, owner) for a, b in zip(first, second, strict=True))
   )
-
-
-def _children(node: Any) -> tuple[list[Any], Any]:
-  return jax.tree.flatten(node, is_leaf=lambda x: x is not node)
 
 
 def _check_state(

@@ -28,7 +28,11 @@ from optax_dist._internal.leaves.packing import is_large, is_small
 from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replica, Replicas
-from optax_dist.sparse.indexed_slices import IndexedSlices, is_indexed_slices
+from optax_dist.sparse.indexed_slices import (
+  IndexedSlices,
+  is_indexed_slices,
+  values_of,
+)
 
 _USER = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
@@ -606,12 +610,12 @@ def _put_at(xs: list[Any], at: list[int], others: list[Any]) -> list[Any]:
 def _check_gradients(
   updates: optax.Updates, names: tuple[axes.AxisName, ...]
 ) -> None:
-  tracked = frozenset(name for name in names if axes.is_tracked(name))
+  tracked = axes.tracked_axes(names)
   leaves, _ = jax.tree_util.tree_flatten_with_path(
     updates, is_leaf=is_indexed_slices
   )
   for path, leaf in leaves:
-    leaf = leaf.values if is_indexed_slices(leaf) else leaf
+    leaf = values_of(leaf)
     update_leaves.check_dtype(_USER, path, leaf)
     update_leaves.check_own(_USER, path, leaf, tracked)
 

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from optax_dist._internal import axes, checks
-from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist._internal.replica_blocks import is_per_replica
 from optax_dist.states.specs import is_spec, state_specs
 
 _USER = "under_jit"
@@ -230,16 +230,17 @@ def _blocks(depth: int, tree: Any) -> Any:
 def _split(extra_args: dict, by_replica: Any, take: Any) -> Any:
   """Returns the arrays in keyword arguments, their specs, and the inverse."""
   treedef: Any
-  is_marked = lambda x: isinstance(x, PerReplica)
-  leaves, treedef = jax.tree.flatten(extra_args, is_leaf=is_marked)
-  at = [i for i, x in enumerate(leaves) if is_marked(x) or hasattr(x, "shape")]
+  leaves, treedef = jax.tree.flatten(extra_args, is_leaf=is_per_replica)
+  at = [
+    i for i, x in enumerate(leaves) if is_per_replica(x) or hasattr(x, "shape")
+  ]
   arrays = [leaves[i] for i in at]
-  specs = [by_replica if is_marked(x) else PartitionSpec() for x in arrays]
+  specs = [by_replica if is_per_replica(x) else PartitionSpec() for x in arrays]
 
   def rebuild(arrays: list[Any]) -> dict[str, Any]:
     given = list(leaves)
     for i, x in zip(at, arrays, strict=True):
-      given[i] = take(x.value) if is_marked(x) else x
+      given[i] = take(x.value) if is_per_replica(x) else x
     return treedef.unflatten(given)
 
   return arrays, specs, rebuild

@@ -58,5 +58,5 @@ def add_up(numbers: Sequence[jax.Array]) -> jax.Array:
 
 def of_one_type(numbers: Sequence[jax.Array]) -> list[jax.Array]:
   """Casts numbers to vary over the same tracked axes, so that they add up."""
-  over = frozenset().union(*map(axes.varying_axes, numbers))
+  over = axes.all_varying_axes(numbers)
   return [axes.cast_to_varying(x, over) for x in numbers]

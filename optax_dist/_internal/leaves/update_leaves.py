@@ -90,7 +90,7 @@ def check_own(
   if missing:
     raise ValueError(
       f"{user}: {name_of(path)} does not vary over axis"
-      f" {', '.join(sorted(map(repr, missing)))}: it arrived already summed over"
+      f" {axes.listed(missing)}: it arrived already summed over"
       " the replicas, and can't be taken apart again. Differentiate with respect"
       " to optax_dist.local_params(params, axis_name)."
     )

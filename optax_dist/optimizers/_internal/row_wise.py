@@ -101,7 +101,7 @@ def row_wise(
 
     row_state = _map_parameter_trees(inner, keep_and_read, state)
     row_updates, row_state = inner.update(
-      [_values(leaves[i]) for i in used],
+      [indexed_slices.values_of(leaves[i]) for i in used],
       row_state,
       None if params is None else read(params),
       **extra_args,
@@ -133,10 +133,11 @@ def as_parameter_dtype(gradient: Any, parameter: Any) -> Any:
   if gradient is None or parameter is None:
     return gradient
   dtype = jnp.asarray(parameter).dtype
-  if jnp.iscomplexobj(_values(gradient)) and not jnp.iscomplexobj(parameter):
+  values = indexed_slices.values_of(gradient)
+  if jnp.iscomplexobj(values) and not jnp.iscomplexobj(parameter):
     raise TypeError(
       f"the gradient of a parameter of dtype {dtype} must be real, got"
-      f" {jnp.result_type(_values(gradient))}"
+      f" {jnp.result_type(values)}"
     )
   return indexed_slices.map_values(lambda x: jnp.asarray(x, dtype), gradient)
 
@@ -191,12 +192,6 @@ def like_gradient(update: jax.Array, gradient: Any) -> Any:
   return indexed_slices.map_values(
     lambda _: jnp.where(gradient.valid, update, 0), gradient
   )
-
-
-def _values(gradient: Any) -> jax.Array:
-  if indexed_slices.is_indexed_slices(gradient):
-    return gradient.values
-  return gradient
 
 
 def _map_parameter_trees(

@@ -5,8 +5,6 @@ classes. Sparse gradients are clipped by their values as given: TensorFlow does
 not sum repeated indices before it clips.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 import optax
 
@@ -78,8 +76,8 @@ def clipped(
     return values * limit / jnp.maximum(norm, limit)
 
   def clip_by_global_norm(updates):
-    leaves = [_values(leaf) for leaf in row_wise.flatten_gradients(updates)[0]]
-    leaves = [leaf for leaf in leaves if leaf is not None]
+    leaves, _ = row_wise.flatten_gradients(updates)
+    leaves = [indexed_slices.values_of(x) for x in leaves if x is not None]
     wide = jnp.float32
     if any(hyperparameters.wide_dtype(x.dtype) == jnp.float64 for x in leaves):
       wide = jnp.float64
@@ -107,9 +105,3 @@ def clipped(
     return inner.update(updates, state, params, **extra_args)
 
   return optax.GradientTransformationExtraArgs(inner.init, update_fn)
-
-
-def _values(gradient: Any) -> Any:
-  if indexed_slices.is_indexed_slices(gradient):
-    return gradient.values
-  return gradient
