@@ -62,7 +62,7 @@ def add_parser(commands) -> None:
     type=pathlib.Path,
     help="keep journals and outputs there (default: nowhere)",
   )
-  add("--json", metavar="FILE", type=pathlib.Path, help="write all outcomes")
+  parser.add_file(command, "--json", "write all outcomes")
 
 
 def _seeds(text: str) -> range:

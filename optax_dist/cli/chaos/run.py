@@ -184,7 +184,7 @@ class _Run:
       None,
       "finished",
     ):
-      self._failed(member, event["error"])
+      self._result.problems.append(f"{member.process.name}: {event['error']}")
 
   def _continue_later(self, member: _Member) -> None:
     until = time.monotonic() + self._case.seconds
@@ -241,9 +241,6 @@ class _Run:
       )
     self._pool.discard(member.process)
     self._replace(member)
-
-  def _failed(self, member: _Member, error: str) -> None:
-    self._result.problems.append(f"{member.process.name}: {error}")
 
   def _replace(self, member: _Member) -> None:
     again = [m for m in self._members if m.replica == member.replica]

@@ -194,12 +194,8 @@ def _add_hosts(launch: argparse.ArgumentParser) -> None:
     help="keeps runs on one store apart: a new name for each start of a job"
     " (default: OPTAX_DIST_RUN, or SLURM's job and restart)",
   )
-  add(
-    "--secret-file",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="file with the secret of the job; for several hosts",
-  )
+  what = "file with the secret of the job; for several hosts"
+  parser.add_file(group, "--secret-file", what)
   add("--secret", help=argparse.SUPPRESS, type=_refuse)
 
 

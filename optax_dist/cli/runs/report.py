@@ -27,26 +27,13 @@ def add_parser(commands) -> None:
     description=_DESCRIPTION,
   )
   journal_file.add_argument(command)
-  add = command.add_argument
-  add(
-    "--compare",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="the journal of another run, shown next to it",
-  )
-  add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
-  add(
-    "--csv",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="write each stretch of each replica's time",
-  )
-  add(
-    "--save",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="save a picture: the categories over time",
-  )
+  for flag, what in (
+    ("--compare", "the journal of another run, shown next to it"),
+    ("--json", "write all figures"),
+    ("--csv", "write each stretch of each replica's time"),
+    ("--save", "save a picture: the categories over time"),
+  ):
+    parser.add_file(command, flag, what)
 
 
 def run(args: argparse.Namespace) -> int:

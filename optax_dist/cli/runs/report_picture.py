@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.axes
+import numpy as np
 
 from optax_dist.cli import panels
-from optax_dist.coordinator.metrics.goodput import CATEGORIES
+from optax_dist.coordinator.metrics.goodput import CATEGORIES, Goodput
 from optax_dist.coordinator.metrics.time_ledger import Ledger
 
 COLORS = {
@@ -43,6 +45,19 @@ def save(path: pathlib.Path, runs: Sequence[tuple[str, Ledger]]) -> None:
     ],
     size=(9.0, 5.4),
   )
+
+
+def stack(
+  axes: matplotlib.axes.Axes, rows: Sequence[Any], found: Sequence[Goodput]
+) -> None:
+  """Draws a bar for each row: the shares of the categories, in percent."""
+  left = np.zeros(len(rows))
+  for category, color in COLORS.items():
+    shares = np.array([100 * one.share(category) for one in found])
+    if shares.max() >= 0.05:
+      axes.barh(rows, shares, left=left, color=color, label=category)
+    left += shares
+  axes.set_xlim(0, 100)
 
 
 def draw(axes: matplotlib.axes.Axes, name: str, ledger: Ledger) -> None:

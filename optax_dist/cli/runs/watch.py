@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 import time
 
 from optax_dist.cli import errors, installed, output_files, parser
@@ -45,12 +44,8 @@ def add_parser(commands) -> None:
     help="where the page is served; beyond loopback it needs the token that is"
     " printed with its address (default: %(default)s)",
   )
-  add(
-    "--save",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="save a picture at the end: a timeline, drops and waits",
-  )
+  what = "save a picture at the end: a timeline, drops and waits"
+  parser.add_file(command, "--save", what)
 
 
 def run(args: argparse.Namespace) -> int:

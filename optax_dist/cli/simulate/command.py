@@ -74,12 +74,8 @@ def add_parser(commands) -> None:
     help="steps of sync; the others continue until as many gradients have been"
     " applied",
   )
-  add(
-    "--write-journal",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="record the simulation of one strategy as the coordinator would",
-  )
+  what = "record the simulation of one strategy as the coordinator would"
+  parser.add_file(command, "--write-journal", what)
 
   training = command.add_argument_group("options of --train")
   training.add_argument(

@@ -228,14 +228,8 @@ def save(path: pathlib.Path, choice, title: str) -> None:
   options = choice.options
 
   def draw(axes) -> None:
-    left = [0.0] * len(options)
-    for category, color in report_picture.COLORS.items():
-      shares = [100 * option.outcome.share(category) for option in options]
-      if max(shares) > 0.05:
-        axes.barh(
-          range(len(options)), shares, left=left, color=color, label=category
-        )
-      left = [a + b for a, b in zip(left, shares, strict=True)]
+    rows = range(len(options))
+    report_picture.stack(axes, rows, [option.outcome for option in options])
     for row, option in enumerate(options):
       axes.annotate(
         f"{option.progress:.1%}",
@@ -246,11 +240,10 @@ def save(path: pathlib.Path, choice, title: str) -> None:
         fontweight="bold" if option is choice.recommended else None,
       )
     axes.set_yticks(
-      range(len(options)),
+      rows,
       [f"{o.name}; {o.chips_per_group:,} a group" for o in options],
       fontsize=12,
     )
-    axes.set_xlim(0, 100)
     axes.set_xlabel("share of the chips' time (%)")
     axes.set_title(f"Best: {_named(choice.recommended)}", loc="right")
     axes.grid(axis="y", visible=False)

@@ -43,12 +43,8 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
     metavar="NAME:PARAMETERS",
     help="how long a replica computes for a gradient, see below",
   )
-  source.add_argument(
-    "--journal",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="take the latencies of a recorded run of the coordinator",
-  )
+  what = "take the latencies of a recorded run of the coordinator"
+  parser.add_file(source, "--journal", what)
   to.add_argument(
     "--replicas",
     metavar="N",
@@ -110,13 +106,9 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     default=0,
     help="seed of the simulation; equal seeds give equal output",
   )
-  add("--json", metavar="FILE", type=pathlib.Path, help="write all figures")
-  add(
-    "--save",
-    metavar="FILE",
-    type=pathlib.Path,
-    help="save a picture: PNG, JPEG, SVG or PDF, by its name",
-  )
+  parser.add_file(to, "--json", "write all figures")
+  what = "save a picture: PNG, JPEG, SVG or PDF, by its name"
+  parser.add_file(to, "--save", what)
 
 
 def load(args: argparse.Namespace):

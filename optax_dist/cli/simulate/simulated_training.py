@@ -18,7 +18,6 @@ from optax_dist.cli.train import digits
 from optax_dist.simulate.training import Evaluate, Gradient, Training
 
 BATCH = 16
-LEARNING_RATE = 0.1
 _HIDDEN = 64
 
 

@@ -9,7 +9,7 @@ import matplotlib.axes
 import numpy as np
 
 from optax_dist.cli import panels
-from optax_dist.cli.runs.report_picture import COLORS
+from optax_dist.cli.runs import report_picture
 from optax_dist.simulate.timing import Timing
 
 
@@ -29,15 +29,9 @@ def save(path: pathlib.Path, timings: Sequence[Timing], title: str) -> None:
   colors = [f"C{i % 10}" for i in range(len(timings))]
 
   def categories(axes: matplotlib.axes.Axes) -> None:
-    left = np.zeros(len(timings))
-    for category, color in COLORS.items():
-      share = np.array([100 * t.goodput().share(category) for t in timings])
-      if share.max() >= 0.05:
-        axes.barh(names, share, left=left, color=color, label=category)
-      left += share
+    report_picture.stack(axes, names, [t.goodput() for t in timings])
     axes.set_xlabel("share of all replicas' time (%)")
     axes.set_title("Where the time goes")
-    axes.set_xlim(0, 100)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
   def rates(axes: matplotlib.axes.Axes) -> None:

@@ -121,17 +121,6 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       test_images=test.images,
       test_labels=test.labels,
     )
-    told = {
-      "config": config,
-      "data": str(data / "digits.npz"),
-      "checkpoints": str(args.output / "checkpoints"),
-      "checkpoint": checkpoint and str(checkpoint),
-      "checkpoint_every": args.checkpoint_every,
-      "fingerprint_every": 1,
-      "timeout": args.timeout,
-      "attempt_timeout": min(5.0, args.timeout),
-      "leader_timeout": min(2.0, args.timeout),
-    }
     before = _metrics_before(paths[0], checkpoint)
     lines = stack.enter_context(metrics.JsonLines(paths[0]))
     reporter = stack.enter_context(reported.reporting(args, paths[2]))
@@ -151,17 +140,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       told=Environment(
         journal=str(paths[2]), faults=chaos.dump(args.chaos, args.seed)
       ),
-      env={
-        "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
-        "JAX_NUM_CPU_DEVICES": "1",
-        # All compile the same program, so later ones can use the cache.
-        "JAX_COMPILATION_CACHE_DIR": os.environ.get(
-          "JAX_COMPILATION_CACHE_DIR", str(data / "cache")
-        ),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        process_plan.VARIABLE: json.dumps(told),
-      },
+      env=_variables(args, config, data, checkpoint),
       needed=needed,
       restarts=10_000 if args.chaos else args.replicas,
       spares=1 if args.chaos else 0,
@@ -185,6 +164,44 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
 
     began = checkpoints.step_of(checkpoint)
   return _conclude(args, config, paths, report, collected, picture, began)
+
+
+def _variables(
+  args: argparse.Namespace,
+  config: dict[str, Any],
+  data: pathlib.Path,
+  checkpoint: pathlib.Path | None,
+) -> dict[str, str]:
+  """The environment variables of the replicas.
+
+  Args:
+    args: the parsed arguments.
+    config: the run's configuration.
+    data: the folder of the images, and of compiled programs.
+    checkpoint: the checkpoint to resume from.
+  """
+  told = {
+    "config": config,
+    "data": str(data / "digits.npz"),
+    "checkpoints": str(args.output / "checkpoints"),
+    "checkpoint": checkpoint and str(checkpoint),
+    "checkpoint_every": args.checkpoint_every,
+    "fingerprint_every": 1,
+    "timeout": args.timeout,
+    "attempt_timeout": min(5.0, args.timeout),
+    "leader_timeout": min(2.0, args.timeout),
+  }
+  return {
+    "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+    "JAX_NUM_CPU_DEVICES": "1",
+    # All compile the same program, so later ones can use the cache.
+    "JAX_COMPILATION_CACHE_DIR": os.environ.get(
+      "JAX_COMPILATION_CACHE_DIR", str(data / "cache")
+    ),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    process_plan.VARIABLE: json.dumps(told),
+  }
 
 
 @contextlib.contextmanager
