@@ -24,6 +24,10 @@ import sys
 import time
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_ROOT / "tests" / "helpers"))
+
+import left_over  # noqa: E402
+
 _BARE = """
 import time
 print("imported", time.time(), flush=True)
@@ -94,46 +98,19 @@ def starts(replicas: int, program: str) -> dict[str, float]:
   return found
 
 
-def _groups(of: int) -> set[int]:
-  """The process groups of all that stems from a process, but its own."""
-  stats = {}
-  for name in filter(str.isdecimal, os.listdir("/proc")):
-    try:
-      stat = pathlib.Path(f"/proc/{name}/stat").read_text()
-    except OSError:
-      continue
-    _, parent, group = stat.rpartition(")")[2].split()[:3]
-    stats[int(name)] = int(parent), int(group)
-  found, parents = set(), {of}
-  for _ in range(4):
-    for pid, (parent, group) in stats.items():
-      if parent in parents:
-        parents.add(pid)
-        found.add(group)
-  return found
-
-
-def _is_there(group: int) -> bool:
-  try:
-    os.killpg(group, 0)
-  except ProcessLookupError:
-    return False
-  return True
-
-
 def ends(replicas: int, signals: list[int]) -> dict[str, float]:
   """Seconds from the last signal until no group is left, of how many."""
   process = _start(replicas, _DEAF)
   assert process.stdout is not None
   for _ in range(replicas):
     process.stdout.readline()
-  groups = _groups(process.pid)
+  groups = left_over.groups(process.pid)
   for number in signals[:-1]:
     process.send_signal(number)
     time.sleep(0.5)
   began = time.monotonic()
   process.send_signal(signals[-1])
-  while left := {g for g in groups if _is_there(g)}:
+  while left := {g for g in groups if left_over.has_group(g)}:
     if time.monotonic() - began > 60:
       raise AssertionError(f"left behind: {left}")
     time.sleep(0.005)

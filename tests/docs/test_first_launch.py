@@ -10,6 +10,7 @@ import time
 
 import hosts as host_maker
 import pytest
+from waiting import until
 
 from optax_dist.coordinator import journal
 
@@ -120,10 +121,7 @@ def test_a_kill_a_stop_and_a_resume(place):
   try:
     one.wait_for(joins, 3)
     path = place / "runs/second/journal.jsonl"
-    end = time.monotonic() + 60.0
-    while '"commit"' not in path.read_text():
-      assert time.monotonic() < end
-      time.sleep(0.05)
+    until(lambda: '"commit"' in path.read_text())
     done = _run("kill", place)
     assert done.returncode == 0, done.stderr
     replica, step = one.wait_for(joins, 4)[3]
@@ -181,10 +179,8 @@ def test_a_kill_in_a_replica_of_two_processes(place):
     together = lambda: [
       s for s in re.findall(steps, one.text) if s[3] == "2" and int(s[1]) > back
     ]
-    end = time.monotonic() + 120.0
-    while {who for who, *_ in together()} != {"0", "1"}:
-      assert time.monotonic() < end, one.text
-      time.sleep(0.05)
+    both = lambda: {who for who, *_ in together()} == {"0", "1"}
+    until(both, lambda: one.text, 120.0)
     found = re.findall(steps, one.text)
     # It was alone meanwhile, and has learned something (4.56 is nothing).
     assert "0" in {who for who, _, _, of in found if of == "1"}

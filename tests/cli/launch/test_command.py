@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 
+import left_over
 import pytest
+import waiting
 
 from optax_dist.cli import main
 
@@ -159,42 +161,16 @@ class _Started:
         self.text += more.decode()
 
   def groups(self):
-    """Process groups of all that stems from it, its own left out."""
-    found, parents, stats = set(), {self.process.pid}, {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-      try:
-        stat = pathlib.Path(f"/proc/{name}/stat").read_text()
-      except OSError:
-        continue
-      _, parent, group = stat.rpartition(")")[2].split()[:3]
-      stats[int(name)] = int(parent), int(group)
-    for _ in range(3):
-      for pid, (parent, group) in stats.items():
-        if parent in parents:
-          parents.add(pid)
-          found.add(group)
-    return found
+    return left_over.groups(self.process.pid)
 
   def check_nothing_is_left(self, groups):
-    end = time.monotonic() + 60.0
-    left = groups
-    while left:
-      assert time.monotonic() < end, left
-      left = {group for group in left if _is_there(group)}
-      time.sleep(0.02)
+    left = lambda: [group for group in groups if left_over.has_group(group)]
+    waiting.until(lambda: not left(), left)
 
   def close(self):
     self.process.kill()
     self.process.wait()
     self.process.stdout.close()
-
-
-def _is_there(group):
-  try:
-    os.killpg(group, 0)
-  except ProcessLookupError:
-    return False
-  return True
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from left_over import is_running
+from waiting import until
 
 from optax_dist.coordinator.transport import addresses
 
@@ -60,12 +61,15 @@ class _Job:
   def text(self, rank):
     return self._logs[rank].read_text()
 
-  def starts(self, rank, count, seconds=120.0):
+  def starts(self, rank, count):
     """The last of so many starts on a host: number, address and process id."""
-    end = time.monotonic() + seconds
-    while len(found := re.findall(_START, self.text(rank))) < count:
-      assert time.monotonic() < end, [self.text(r) for r in self._logs]
-      time.sleep(0.02)
+    found = []
+
+    def are_there():
+      found[:] = re.findall(_START, self.text(rank))
+      return len(found) >= count
+
+    until(are_there, lambda: [self.text(r) for r in self._logs], 120.0)
     assert len(found) == count
     _, _, number, address, pid = found[-1]
     return int(number), address, int(pid)
@@ -83,14 +87,6 @@ def job(tmp_path):
   made.close()
 
 
-def _is_there(pid):
-  try:
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  except FileNotFoundError:
-    return False
-  return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def test_a_replica_starts_again_on_all_of_its_hosts(job):
   first = [job.starts(rank, 1) for rank in range(4)]
   assert first[0][:2] == first[1][:2]
@@ -103,7 +99,7 @@ def test_a_replica_starts_again_on_all_of_its_hosts(job):
   assert again[0][:2] == again[1][:2]
   assert again[0][0] == 1
   assert again[0][1] != first[2][1]
-  assert not _is_there(first[2][2])
+  assert not is_running(first[2][2])
   # A host whose launcher is killed, and comes back.
   job.launchers[3].kill()
   job.launchers[3].wait()
@@ -111,17 +107,17 @@ def test_a_replica_starts_again_on_all_of_its_hosts(job):
   number, address, _ = job.starts(3, 1)
   assert number == 2
   assert job.starts(2, 3)[:2] == (number, address)
-  assert not any(map(_is_there, (again[0][2], again[1][2])))
+  assert not any(map(is_running, (again[0][2], again[1][2])))
   # A host that is to end takes the replica with it, on the others as well.
   job.launchers[3].terminate()
   assert job.launchers[3].wait(60.0) == 143, job.text(3)
   assert job.launchers[2].wait(60.0) == 0, job.text(2)
   # All the time nothing has happened to the other one.
   assert [job.starts(rank, 1) for rank in (0, 1)] == first[:2]
-  assert all(_is_there(pid) for _, _, pid in first[:2])
+  assert all(is_running(pid) for _, _, pid in first[:2])
   # Nor is anything left when the first host ends, with the store.
   job.launchers[0].terminate()
   assert job.launchers[0].wait(60.0) == 143, job.text(0)
   assert job.launchers[1].wait(60.0) == 0, job.text(1)
-  assert not any(_is_there(pid) for _, _, pid in first[:2])
+  assert not any(is_running(pid) for _, _, pid in first[:2])
   assert not any("Traceback" in job.text(rank) for rank in range(4))

@@ -5,9 +5,10 @@ import select
 import signal
 import sys
 import threading
-import time
 
+import left_over
 import pytest
+from waiting import until
 
 from optax_dist.coordinator.launch import child, output
 
@@ -26,13 +27,6 @@ subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
 """
 
 
-def _wait(condition):
-  end = time.monotonic() + 60.0
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.01)
-
-
 def test_what_it_says_and_prints(tmp_path):
   lines, events = [], []
   printed = output.Printed("one", echo=lambda *told: lines.append(told[1:]))
@@ -40,9 +34,9 @@ def test_what_it_says_and_prints(tmp_path):
     "one", [sys.executable, "-S", "-c", _SPEAKING], printed=printed
   )
   try:
-    _wait(lambda: events.extend(made.read()[0]) or events)
+    until(lambda: events.extend(made.read()[0]) or events)
     made.send({"x": 7})
-    _wait(made.has_ended)
+    until(made.has_ended)
   finally:
     made.kill()
   assert events == [{"event": "hello"}]
@@ -56,7 +50,7 @@ def test_what_it_says_and_prints(tmp_path):
 def test_its_log_is_a_file(tmp_path):
   log = tmp_path / "log"
   made = child.Child("one", [sys.executable, "-S", "-c", "print('x')"], log)
-  _wait(made.has_ended)
+  until(made.has_ended)
   made.kill()
   assert made.tail() == log.read_text().strip() == "x"
 
@@ -70,18 +64,11 @@ def test_what_it_has_started_ends_with_it(late):
     printed=output.Printed("one", echo=lambda *told: None),
   )
   if late:  # It has ended itself, but its group has not.
-    _wait(made.has_ended)
+    until(made.has_ended)
     os.killpg(made.pid, 0)
   made.kill()
 
-  def gone():
-    try:
-      os.killpg(made.pid, 0)
-    except ProcessLookupError:
-      return True
-    return False
-
-  _wait(gone)
+  until(lambda: not left_over.has_group(made.pid))
 
 
 def test_one_that_prints_without_end_leaves_time_for_others():
@@ -94,7 +81,7 @@ def test_one_that_prints_without_end_leaves_time_for_others():
   )
   reader = threading.Thread(target=made.read_prints)
   try:
-    _wait(lambda: made.files() and select.select(made.files(), [], [], 1.0)[0])
+    until(lambda: made.files() and select.select(made.files(), [], [], 1.0)[0])
     reader.start()
     reader.join(30.0)
     in_time = not reader.is_alive()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import left_over
 import pytest
 
 from optax_dist.coordinator.launch import launcher
@@ -24,19 +25,6 @@ def _launcher(folder, what, replicas=2, **options):
     linger=3.0,
     **options,
   )
-
-
-def _gone(pid, within=60.0):
-  end = time.monotonic() + within
-  while time.monotonic() < end:
-    try:
-      stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-      return True
-    if stat.rpartition(")")[2].split()[0] == "Z":
-      return True
-    time.sleep(0.05)
-  return False
 
 
 def test_who_dies_is_started_again_by_a_spare(tmp_path):
@@ -144,7 +132,7 @@ made.run()
     process.send_signal(how)
     process.wait(60.0)
     assert len(pids) == 3
-    assert [pid for pid in pids if not _gone(pid)] == []
+    left_over.wait_for_end(*pids)
     assert process.returncode != 0
   finally:
     process.kill()

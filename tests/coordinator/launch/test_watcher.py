@@ -1,11 +1,10 @@
 """Nothing outlives a launcher, though it is killed and its replicas hide."""
 
 import os
-import pathlib
 import subprocess
 import sys
-import time
 
+import left_over
 import pytest
 
 from optax_dist.coordinator.launch import watcher
@@ -18,19 +17,6 @@ made = subprocess.Popen(sys.argv[1:], start_new_session=True)
 print(made.pid, flush=True)
 time.sleep(300)
 """
-
-
-def _gone(pid, within=60.0):
-  end = time.monotonic() + within
-  while time.monotonic() < end:
-    try:
-      stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-      return True
-    if stat.rpartition(")")[2].split()[0] == "Z":
-      return True
-    time.sleep(0.02)
-  return False
 
 
 @pytest.fixture
@@ -64,7 +50,7 @@ def test_groups_that_are_named_end_with_the_pipe(made):
     one.add(process.pid)
   one.remove(removed.pid)
   one.stop()
-  assert _gone(named.pid)
+  left_over.wait_for_end(named.pid)
   assert other.poll() is None
   assert removed.poll() is None
   assert one.process.returncode == 0
@@ -77,6 +63,5 @@ def test_who_has_left_the_group_is_found_by_the_token(made):
   hidden = int(outer.stdout.readline())
   stranger = start(_SLEEP, **{watcher.TOKEN_VARIABLE: "another"})
   one.stop()
-  assert _gone(outer.pid)
-  assert _gone(hidden)
+  left_over.wait_for_end(outer.pid, hidden)
   assert stranger.poll() is None

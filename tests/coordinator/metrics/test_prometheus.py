@@ -9,6 +9,7 @@ import embedded_runs as runs
 import numpy as np
 import optax
 import pytest
+import waiting
 from prometheus_client import parser
 
 from optax_dist import coordinator
@@ -140,9 +141,7 @@ def test_the_next_leader_goes_on(tmp_path, with_journal):
         for i in range(3)
       ]
       threads = [runs.start(replicas[0], train, results[0])]
-      until = time.monotonic() + 60.0
-      while not replicas[0].is_leader and time.monotonic() < until:
-        time.sleep(0.01)
+      waiting.until(lambda: replicas[0].is_leader)
       for one, result in zip(replicas[1:], results[1:], strict=True):
         threads.append(runs.start(one, train, result))
       runs.finish(threads)

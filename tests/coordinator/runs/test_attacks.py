@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from waiting import until
 
 from optax_dist import coordinator
 from optax_dist.coordinator.protocol import messages
@@ -74,13 +74,6 @@ class Loop(threading.Thread):
       self.error = error
     finally:
       self.joined.set()
-
-
-def until(ready, seconds=60.0):
-  end = time.monotonic() + seconds
-  while not ready():
-    assert time.monotonic() < end
-    time.sleep(0.01)
 
 
 def stop(*loops):

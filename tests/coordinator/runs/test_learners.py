@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from waiting import until
 
 from optax_dist import coordinator
 from optax_dist.coordinator import learner, strategies
@@ -175,7 +176,7 @@ def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
       made.append(runs.make(world, i, **options))
       threads.append(runs.start(made[i], first, results[i]))
       if not i:
-        runs_until(lambda: made[0].is_leader)
+        until(lambda: made[0].is_leader)
     assert died.wait(20.0)
     again = runs.make(world, 2, name="2 again", **options)
     assert not again._feedback.owed(600, 0).any()
@@ -225,9 +226,9 @@ def test_who_joins_begins_with_the_own_optimizers_state_of_another(sound):
 
   first = made(0)
   threads = [runs.start(first, train, results[0])]
-  runs_until(lambda: first.is_leader)
+  until(lambda: first.is_leader)
   threads.append(runs.start(made(1), train, results[1]))
-  runs_until(lambda: far.is_set() or any(r.error for r in results))
+  until(lambda: far.is_set() or any(r.error for r in results))
   last = made(2)
   if not sound:
     take = last._driver.take_borrowed
@@ -321,7 +322,7 @@ def test_a_learner_dies_in_any_phase(phase, nth, victim):
       one = runs.make(world, i, **options)
       threads.append(runs.start(one, first, results[i]))
       if not i:
-        runs_until(lambda one=one: one.is_leader)
+        until(lambda one=one: one.is_leader)
     assert died.wait(60.0)
     again = runs.make(world, victim, name=f"{victim} again", **options)
     threads.append(runs.start(again, train, results[3]))
@@ -335,13 +336,6 @@ def test_a_learner_dies_in_any_phase(phase, nth, victim):
   assert [r.error for r in rest] == [None] * len(rest)
   equal(rest)
   assert rest[0].value >= ROUNDS
-
-
-def runs_until(ready, limit=60.0):
-  end = time.monotonic() + limit
-  while not ready():
-    assert time.monotonic() < end
-    time.sleep(0.005)
 
 
 def test_a_learner_that_is_slow_is_left_out_and_carried(tmp_path):

@@ -3,6 +3,8 @@
 import threading
 import time
 
+import waiting
+
 from optax_dist.coordinator.store import interface
 
 _REQUESTS = {
@@ -37,12 +39,20 @@ class Owner:
       self._poll(left)
     return result
 
+  def lost(self):
+    """Waits until it is told that the store is lost; returns why."""
+    losses = lambda events: [
+      e for e in events if isinstance(e, interface.StoreLost)
+    ]
+    return self.wait_for(losses)[0].reason
+
   def wait_for_value(self, key, value, seconds=90.0):
     """Asks again and again, until a key has a value."""
-    end = time.monotonic() + seconds
-    while (found := self.get(key)) != value:
-      assert time.monotonic() < end, f"{key} is {found!r}"
-      time.sleep(0.01)
+    waiting.until(
+      lambda: self.get(key) == value,
+      lambda: f"{key} is {self.get(key)!r}",
+      seconds,
+    )
 
   def wait_long(self, seconds):
     """Polls for a while; returns what came in it."""

@@ -8,6 +8,7 @@ import time
 import proxy
 import pytest
 import served
+import waiting
 
 from optax_dist.coordinator.store import interface
 from optax_dist.coordinator.transport import addresses
@@ -25,13 +26,6 @@ def way(store):
   made = proxy.Proxy(store.address)
   yield made
   made.close()
-
-
-def lost(owner):
-  found = owner.wait_for(
-    lambda events: [e for e in events if isinstance(e, interface.StoreLost)]
-  )
-  return found[0].reason
 
 
 def test_a_cut_connection_is_made_again_and_nothing_is_lost(store, way):
@@ -142,7 +136,7 @@ def test_a_store_that_was_started_anew_is_lost():
   one.begin("put_if_absent", "log/1", b"x")
   time.sleep(0.2)
   again = served.Served(port=port)
-  assert "was started anew" in lost(one)
+  assert "was started anew" in one.lost()
   # Nothing of the old run has come into the new store.
   assert again.owner().get("log/1") is None
   one.begin("get", "log/0")
@@ -155,7 +149,7 @@ def test_a_store_that_ends_says_so(store):
   one = store.owner()
   assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
   store.stop()
-  assert "the store has ended" in lost(one)
+  assert "the store has ended" in one.lost()
 
 
 def test_who_comes_before_the_store_waits_for_it():
@@ -183,13 +177,11 @@ def test_many_cuts_leave_nothing_behind(store, way):
     way.mend()
     answer = one.ask("put", f"log/{key}", b"x")
     assert isinstance(answer, interface.Done)
-  end = time.monotonic() + 60.0
-  while time.monotonic() < end and (
-    count() > fds
-    or threading.active_count() > threads
-    or store.server.clients > 1
-  ):
-    time.sleep(0.05)
-  assert count() <= fds
-  assert threading.active_count() <= threads
-  assert store.server.clients == 1
+  waiting.until(
+    lambda: (
+      count() <= fds
+      and threading.active_count() <= threads
+      and store.server.clients == 1
+    ),
+    lambda: (count(), fds, threading.enumerate(), store.server.clients),
+  )

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
+import left_over
 import owners
 import pytest
 import served
+import waiting
 
 from optax_dist.coordinator.store import interface, process
 from optax_dist.coordinator.transport import sockets
@@ -41,9 +42,7 @@ def test_one_that_outlives_its_owner_leaves_nothing_open():
   store = process.start(SECRET, port=0, lifeline=False, idle=0.2)
   assert store.process.stdout.closed
   # It exits by itself, and was waited for by then.
-  end = time.monotonic() + 60.0
-  while store.process.returncode is None and time.monotonic() < end:
-    time.sleep(0.01)
+  waiting.until(lambda: store.process.returncode is not None)
   assert store.process.returncode == 0
 
 
@@ -122,12 +121,4 @@ def test_it_ends_with_who_started_it_and_when_nobody_comes():
   ended = subprocess.run(
     [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
   )
-  pid = int(ended.stdout)
-  end = time.monotonic() + 60.0
-  while time.monotonic() < end:
-    try:
-      os.kill(pid, 0)
-    except ProcessLookupError:
-      return
-    time.sleep(0.05)
-  raise AssertionError("the store outlives who started it")
+  left_over.wait_for_end(int(ended.stdout))

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import served
+import waiting
 
 from optax_dist.coordinator.store import interface, table, wire
 from optax_dist.coordinator.transport import interface as transports
@@ -18,14 +19,6 @@ def store():
   made = served.Served(table.Quota(keys=40, nbytes=100_000))
   yield made
   made.close()
-
-
-def lost(owner):
-  """Waits until a client is told that its store is lost; says why."""
-  found = owner.wait_for(
-    lambda events: [e for e in events if isinstance(e, interface.StoreLost)]
-  )
-  return found[0].reason
 
 
 def works(owner, key="works"):
@@ -44,8 +37,8 @@ def test_who_has_another_secret_can_neither_read_nor_write(store, secret):
     lambda: stranger.begin("delete", ["works"]),
   ):
     ask()
-  assert "another secret, or another run" in lost(stranger)
-  assert store.address in lost(stranger)
+  assert "another secret, or another run" in stranger.lost()
+  assert store.address in stranger.lost()
   assert not [
     e for e in stranger.events if not isinstance(e, interface.StoreLost)
   ]
@@ -177,10 +170,7 @@ def test_nobody_waits_for_a_client_that_reads_nothing():
       deaf.send(wire.REQUESTS.encode(interface.Get(number, "log/0")))
     deaf.transport.flush()
     assert works(member)
-    end = time.monotonic() + 60.0
-    while store.server.clients > 1 and time.monotonic() < end:
-      time.sleep(0.01)
-    assert store.server.clients == 1
+    waiting.until(lambda: store.server.clients == 1)
     deaf.transport.close()
   finally:
     store.close()

@@ -7,11 +7,11 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import matplotlib.image
 import pytest
+import waiting
 
 from optax_dist.cli import main
 from optax_dist.cli.train import numbers
@@ -116,10 +116,10 @@ def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
   )
   try:
     folder = tmp_path / "checkpoints"
-    end = time.monotonic() + 120
-    while not checkpoints.steps(folder) and process.poll() is None:
-      assert time.monotonic() < end
-      time.sleep(0.1)
+    waiting.until(
+      lambda: checkpoints.steps(folder) or process.poll() is not None,
+      seconds=120.0,
+    )
     os.kill(_store_of(process.pid), signal.SIGKILL)
     out, err = process.communicate(timeout=120)
   finally:

@@ -1,0 +1,50 @@
+"""Processes that should have ended, as the system sees them (Linux)."""
+
+import os
+import pathlib
+
+import waiting
+
+
+def is_running(pid):
+  """Whether there is such a process, other than one that was not waited for."""
+  fields = _fields(pid)
+  return fields is not None and fields[0] != "Z"
+
+
+def wait_for_end(*pids):
+  """Waits until none of these processes runs."""
+  left = lambda: [pid for pid in pids if is_running(pid)]
+  waiting.until(lambda: not left(), left)
+
+
+def groups(pid):
+  """The process groups of all that stems from a process, its own left out."""
+  every = {
+    int(name): _fields(name) for name in os.listdir("/proc") if name.isdecimal()
+  }
+  found, parents = set(), {pid}
+  for _ in range(4):
+    for one, fields in every.items():
+      if fields is not None and int(fields[1]) in parents:
+        parents.add(one)
+        found.add(int(fields[2]))
+  return found
+
+
+def has_group(group):
+  """Whether any process of the group is left."""
+  try:
+    os.killpg(group, 0)
+  except ProcessLookupError:
+    return False
+  return True
+
+
+def _fields(pid):
+  """State, parent, group and more of a process; None if there is none."""
+  try:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except OSError:
+    return None
+  return stat.rpartition(")")[2].split()
