@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import integrate, special
 
+from optax_dist.simulate.latency import distributions
 from optax_dist.simulate.latency.distributions import Latency
 
 
@@ -131,18 +132,10 @@ def _integral(
 
 
 def _quantile(host: Latency, survival: float) -> float:
-  """Where the survival function falls below a level, by bisection."""
-  high = 1.0
-  while host.survival(high) > survival:
-    high *= 2
-  low = 0.0
-  for _ in range(60):
-    middle = (low + high) / 2
-    if host.survival(middle) > survival:
-      low = middle
-    else:
-      high = middle
-  return high
+  most = 1.0
+  while host.survival(most) > survival:
+    most *= 2
+  return distributions.time_of(host, survival, most)
 
 
 def _infinite(alike: Sequence[tuple[Latency, int]], n: int) -> int:

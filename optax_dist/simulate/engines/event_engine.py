@@ -185,7 +185,7 @@ class _Engine:
     for decision in decisions:
       match decision:
         case quorum.Accept(int(replica)):
-          self.accept(replica)
+          self.spend(replica, "held")
         case quorum.Commit():
           self.commit(decision)
         case quorum.Drop():
@@ -227,18 +227,15 @@ class _Engine:
       self.seconds[cause][replica] += seconds
     books.clear()
 
-  def accept(self, replica: int) -> None:
-    self.spend(replica, "held")
-
   def drop(self, drop: quorum.Drop) -> None:
     assert isinstance(drop.replica, int)
     one = self.replicas[drop.replica]
+    self.write(
+      "drop",
+      **self.gradient(drop.replica, drop.local_step, drop.count),
+      reason=drop.reason.value,
+    )
     if drop.reason is quorum.Reason.LOST:
-      self.write(
-        "drop",
-        **self.gradient(drop.replica, drop.local_step, drop.count),
-        reason=drop.reason.value,
-      )
       self.lost[drop.replica] += drop.count
       self.seconds["lost"][drop.replica] += (
         sum(one.held.values()) + self.now - one.since
@@ -246,11 +243,6 @@ class _Engine:
       one.held.clear()
     else:
       self.dropped[drop.replica] += drop.count
-      self.write(
-        "drop",
-        **self.gradient(drop.replica, drop.local_step, drop.count),
-        reason=drop.reason.value,
-      )
       self.spend(drop.replica, "stale")
 
   def commit(self, commit: quorum.Commit) -> None:

@@ -40,6 +40,24 @@ class Latency(Protocol):
     """The latency of each of n hosts."""
 
 
+def time_of(latency: Latency, survival: float, most: float) -> float:
+  """When the survival function falls below a level, by bisection.
+
+  Args:
+    latency: the latency.
+    survival: the level, from 0 to 1.
+    most: seconds after which it has fallen below.
+  """
+  low, high = 0.0, most
+  for _ in range(60):
+    middle = (low + high) / 2
+    if latency.survival(middle) > survival:
+      low = middle
+    else:
+      high = middle
+  return high
+
+
 class Family(NamedTuple):
   """A kind of distribution; each field is a function of its parameters."""
 

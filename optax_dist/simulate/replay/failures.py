@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
+from optax_dist.simulate.replay.turns import contributions
 
 
 class Fault(NamedTuple):
@@ -86,8 +87,7 @@ def of(part: Sequence[journal.Record], usual: float) -> Found:
           0.0,
         )
     elif kind in ("commit", "drop", "exchange"):
-      members = record["members"] if kind == "commit" else (record,)
-      for one in members:
+      for one in contributions(record):
         who, told = one["replica"], one.get("timings")
         last_seen[who] = now
         fault = open_.get(who)

@@ -203,8 +203,7 @@ def _settled(part: Sequence[journal.Record]) -> list[float]:
     elif record["kind"] in ("lost", "leave"):
       early.discard(record["replica"])
     elif record["kind"] in ("commit", "drop", "exchange"):
-      members = record["members"] if record["kind"] == "commit" else (record,)
-      for one in members:
+      for one in turns.contributions(record):
         late.setdefault(one["replica"], step)
       step += record["kind"] != "drop"
   begun = max((late[r] for r in early if r in late), default=0)

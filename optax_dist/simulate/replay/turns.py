@@ -40,6 +40,13 @@ class Turn(NamedTuple):
   compiled: float | None
 
 
+def contributions(record: journal.Record) -> Sequence[journal.Record]:
+  """The members of a commit; a drop or an exchange; none of other records."""
+  if record["kind"] == "commit":
+    return record["members"]
+  return (record,) if record["kind"] in ("drop", "exchange") else ()
+
+
 def of(part: Sequence[journal.Record]) -> Iterator[Turn]:
   """The computations of a run whose times are known, in order of arrival.
 
@@ -51,11 +58,7 @@ def of(part: Sequence[journal.Record]) -> Iterator[Turn]:
   follows: dict[Replica, tuple[int, float | None, bool, float | None]] = {}
   ready: float | None = None
   for record in part:
-    gradients = []
-    if record["kind"] == "commit":
-      gradients = record["members"]
-    elif record["kind"] in ("drop", "exchange"):
-      gradients = [record]
+    gradients = contributions(record)
     for one in gradients:
       replica, arrived = one["replica"], one.get("arrived")
       step, end, after_commit, before = follows.pop(

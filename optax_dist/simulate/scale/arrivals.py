@@ -11,6 +11,7 @@ from collections.abc import Hashable
 import numpy as np
 from scipy import signal, special
 
+from optax_dist.simulate.latency import distributions
 from optax_dist.simulate.latency.distributions import Latency
 
 _HOSTS = 1000  # Number of hosts to sample their differences.
@@ -161,15 +162,7 @@ def _at(t: np.ndarray, edges: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def _quantile(host: Latency, survival: float) -> float:
-  """Where the survival function falls below a level, by bisection."""
-  high = max(host.mean, 1e-12)
-  while host.survival(high) > survival and high < 1e12 * host.mean:
-    high *= 2
-  low = 0.0
-  for _ in range(60):
-    middle = (low + high) / 2
-    if host.survival(middle) > survival:
-      low = middle
-    else:
-      high = middle
-  return high
+  most = max(host.mean, 1e-12)
+  while host.survival(most) > survival and most < 1e12 * host.mean:
+    most *= 2
+  return distributions.time_of(host, survival, most)
