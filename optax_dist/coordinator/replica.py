@@ -97,7 +97,7 @@ class Replica:
     self._preempted, self._on_close = preempted, on_close
     self._strategy, self._settings = strategy, settings
     self._check(settings, group)
-    _check_data(data, progress)
+    _check_data(strategy, data, progress)
     self._data_spec = data
     global_step = checks.count("global_step", global_step, least=0)
     params = trees.as_params(params)
@@ -145,62 +145,21 @@ class Replica:
     fits = nbytes <= settings.inline_bytes
     self._inline = group is None and is_whole and fits
     self._compile(shared)
-    address, digest = place.transport.address, fingerprint(shared)
-    places = [(place.transport.name, address)]
-    if group is not None:
-      told = group.gather(json.dumps([*places[0], digest]))
-      found = [json.loads(text) for text in told]
-      places = [(name, where) for name, where, _ in found]
-      address = orders.join_places(places)
-      digest = orders.combined([theirs for _, _, theirs in found])
-    numbers = strategy.quorum
-    if data is not None and strategy.period is None:
-      raise ValueError(
-        f"data= is not for the strategy {strategy.name!r}: a sample would be in"
-        " several steps, one for each fragment. Each learner has data of its own"
-        " there."
-      )
-    if (
-      data is not None
-      and data.constant_global_batch
-      and strategy.name != "sync_replicas"
-    ):
-      raise ValueError(
-        "constant_global_batch is for sync replicas, whose gradients are summed"
-        f" in shares; this strategy is {strategy.name!r}."
-      )
-    progress = ledger.Progress() if progress is None else progress
-    if progress.next:
-      digest = f"{digest}-{progress}"
-    self._config = config.Config(
-      process=place.transport.name,
-      replica=replica,
-      address=address,
-      agreement=alike,
-      step=global_step,
-      digest=digest,
-      replicas_to_aggregate=numbers.replicas_to_aggregate,
-      total_num_replicas=numbers.total_num_replicas,
-      max_staleness=numbers.max_staleness,
-      weight=numbers.weight,
-      lower_on_leave=numbers.lower_on_leave,
-      lower_on_loss=numbers.lower_on_loss,
-      inline_bytes=nbytes if self._inline else None,
-      alone=strategy.alone,
-      timeout=settings.timeout,
-      attempt_timeout=settings.attempt_pace,
-      attempts=settings.attempts,
-      leader_timeout=settings.leader_pace,
-      stall_warning=settings.stall_warning,
-      fingerprint_every=settings.fingerprint_every,
-      data=data,
-      progress=progress,
-      exact=data is not None and data.constant_global_batch,
-      fragments=strategy.rules,
+    transport = place.transport
+    places, address, digest = self._meet(
+      (transport.name, transport.address), fingerprint(shared)
+    )
+    self._config = self._configure(
+      transport.name,
+      address,
+      alike,
+      global_step,
+      digest,
+      ledger.Progress() if progress is None else progress,
     )
     self._driver = driver.Driver(
       self._core(places),
-      place.transport,
+      transport,
       place.store,
       replica=replica,
       nonce=secrets.token_hex(16),
@@ -214,7 +173,7 @@ class Replica:
       journal=journal_lines.JournalLines(
         settings.journal,
         self._describe(),
-        place.transport.silences,
+        transport.silences,
         metrics,
       ),
       attempt_timeout=settings.attempt_pace,
@@ -227,7 +186,7 @@ class Replica:
     self._handover = self._driver.handover
     self._leases: leases.Leases | None = None
     if data is not None:
-      unit = data.unit(numbers.replicas_to_aggregate)
+      unit = data.unit(strategy.quorum.replicas_to_aggregate)
       assert strategy.period is not None
       self._leases = leases.Leases(data, unit, strategy.period, self._handover)
     self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
@@ -290,6 +249,66 @@ class Replica:
     """How means travel."""
     usual = wire_formats.mean_wire(self._settings.wire, self._strategy.additive)
     return self._settings.mean_wire or usual
+
+  def _meet(
+    self, own: tuple[str, str], digest: str
+  ) -> tuple[list[tuple[str, str]], str, str]:
+    """Exchanges addresses and digests among the replica's processes.
+
+    Args:
+      own: name and address of this process.
+      digest: fingerprint of its part of the shared state.
+
+    Returns:
+      The names and addresses of all processes, the replica's address, and a
+      digest of all.
+    """
+    if self.group is None:
+      return [own], own[1], digest
+    told = self.group.gather(json.dumps([*own, digest]))
+    found = [json.loads(text) for text in told]
+    places = [(name, where) for name, where, _ in found]
+    digest = orders.combined([theirs for _, _, theirs in found])
+    return places, orders.join_places(places), digest
+
+  def _configure(
+    self,
+    process: str,
+    address: str,
+    alike: tuple[tuple[str, str], ...],
+    step: int,
+    digest: str,
+    progress: ledger.Progress,
+  ) -> config.Config:
+    """The configuration of the protocol core."""
+    strategy, settings, data = self._strategy, self._settings, self._data_spec
+    numbers = strategy.quorum
+    return config.Config(
+      process=process,
+      replica=self.replica,
+      address=address,
+      agreement=alike,
+      step=step,
+      digest=f"{digest}-{progress}" if progress.next else digest,
+      replicas_to_aggregate=numbers.replicas_to_aggregate,
+      total_num_replicas=numbers.total_num_replicas,
+      max_staleness=numbers.max_staleness,
+      weight=numbers.weight,
+      lower_on_leave=numbers.lower_on_leave,
+      lower_on_loss=numbers.lower_on_loss,
+      inline_bytes=self._encoder.place.nbytes if self._inline else None,
+      alone=strategy.alone,
+      timeout=settings.timeout,
+      attempt_timeout=settings.attempt_pace,
+      attempts=settings.attempts,
+      leader_timeout=settings.leader_pace,
+      stall_warning=settings.stall_warning,
+      fingerprint_every=settings.fingerprint_every,
+      data=data,
+      progress=progress,
+      exact=data is not None and data.constant_global_batch,
+      fragments=strategy.rules,
+    )
 
   def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
     """The protocol core; with several processes, process 0 decides."""
@@ -1219,14 +1238,32 @@ class _InUse:
 
 
 def _check_data(
-  data: ledger.Batches | None, progress: ledger.Progress | None
+  strategy: strategies.Strategy,
+  data: ledger.Batches | None,
+  progress: ledger.Progress | None,
 ) -> None:
+  """Refuses data that is none, or that the strategy can't use."""
   for name, value, kind in (
     ("data", data, ledger.Batches),
     ("progress", progress, ledger.Progress),
   ):
     if value is not None and not isinstance(value, kind):
       raise TypeError(f"{name} must be a {kind.__name__}, got {value!r:.100}.")
+  if data is not None and strategy.period is None:
+    raise ValueError(
+      f"data= is not for the strategy {strategy.name!r}: a sample would be in"
+      " several steps, one for each fragment. Each learner has data of its own"
+      " there."
+    )
+  if (
+    data is not None
+    and data.constant_global_batch
+    and strategy.name != "sync_replicas"
+  ):
+    raise ValueError(
+      "constant_global_batch is for sync replicas, whose gradients are summed"
+      f" in shares; this strategy is {strategy.name!r}."
+    )
 
 
 def _cores() -> int | None:
