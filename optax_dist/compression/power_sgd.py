@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes, collectives
+from optax_dist._internal import axes, checks, collectives
 from optax_dist.compression import _codec
 from optax_dist.compression._gathered import (
   as_given,
@@ -58,8 +58,7 @@ def power_sgd(
     Vogels, Karimireddy and Jaggi 2019, `PowerSGD
     <https://arxiv.org/abs/1905.13727>`_.
   """
-  if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-    raise ValueError(f"`rank` must be a positive integer, got {rank!r}.")
+  rank = checks.count("rank", rank)
   _codec.check_error_feedback(error_feedback)
 
   def sides(leaf):

@@ -5,6 +5,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from optax_dist._internal import checks
 from optax_dist.compression import _bits, _codec
 from optax_dist.compression._gathered import gathered
 from optax_dist.compression.interface import Compression
@@ -58,8 +59,7 @@ def quantize(
   """
   if bits not in (8, 4, 2, 1):
     raise ValueError(f"`bits` must be 8, 4, 2 or 1, got {bits!r}.")
-  if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-    raise ValueError(f"`block` must be a positive integer, got {block!r}.")
+  block = checks.count("block", block)
   _codec.check_error_feedback(error_feedback)
   most = max(1, 2 ** (bits - 1) - 1)
 

@@ -5,6 +5,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from optax_dist._internal import checks
 from optax_dist.compression import _bits, _codec
 from optax_dist.compression._gathered import gathered
 from optax_dist.compression.interface import Compression
@@ -60,8 +61,7 @@ def top_k(
     raise ValueError(
       f"`density` must be above 0 and at most 1, got {density!r}."
     )
-  if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-    raise ValueError(f"`chunk` must be a positive integer, got {chunk!r}.")
+  chunk = checks.count("chunk", chunk)
   if bits not in (32, 8, 4, 2):
     raise ValueError(f"`bits` must be 32, 8, 4 or 2, got {bits!r}.")
   _codec.check_error_feedback(error_feedback)
