@@ -35,9 +35,9 @@ def inline(request, monkeypatch):
   return 64 << 10 if request.param == "inline" else 0
 
 
-def check_replay(results, path, params=None):
+def check_replay(results, path):
   """What each replica held after its steps is what the journal says."""
-  prints = runs.replay(runs.records(path), params=params)
+  prints = runs.replay(runs.records(path))
   for result in results:
     assert result.error is None, result.error
     for step, digest in result.prints.items():

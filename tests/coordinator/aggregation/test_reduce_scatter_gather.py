@@ -73,6 +73,11 @@ class Group:
     for who in range(len(self.sides)):
       self.begin(who, attempt, **numbers)
 
+  def average(self, attempt=None, **numbers):
+    """The whole of an aggregation."""
+    self.begin_all(attempt, **numbers)
+    self.pump()
+
   def pump(self, without=()):
     """Until nothing happens any more."""
     quiet = False
@@ -145,16 +150,14 @@ def everyone_has(group, want, attempt=None):
 @pytest.mark.parametrize("readers", [0, 2])
 def test_everyone_has_the_mean_to_the_bit(members, readers):
   group = Group(members, readers)
-  group.begin_all()
-  group.pump()
+  group.average()
   everyone_has(group, by_hand(group.sides[:members]))
 
 
 def test_weights_and_counts():
   numbers = {"weights": {1: 0.5}, "counts": {0: 2}}
   group = Group(3)
-  group.begin_all(**numbers)
-  group.pump()
+  group.average(**numbers)
   want = by_hand(group.sides, numbers["weights"], count=4)
   for side in group.sides:
     for got, mean in zip(side.mean(), want, strict=True):
@@ -164,8 +167,7 @@ def test_weights_and_counts():
 @pytest.mark.parametrize("wire", wire_formats.WIRES)
 def test_it_is_the_mean_that_the_leader_would_have_made(wire):
   group = Group(3, wire=wire)
-  group.begin_all()
-  group.pump()
+  group.average()
   whole = group.sides[0].encoder.average(
     [bytes(side.gradient.data) for side in group.sides], [1.0] * 3, 3
   )
@@ -177,8 +179,7 @@ def test_it_is_the_mean_that_the_leader_would_have_made(wire):
 @pytest.mark.parametrize("members", [2, 3, 4])
 def test_no_byte_more_than_needed_is_moved(members):
   group = Group(members, readers=1)
-  group.begin_all()
-  group.pump()
+  group.average()
   size = group.sides[0].encoder.place.nbytes
   exact = 2 * size * (members - 1) / members
   for side in group.sides[:members]:
@@ -190,8 +191,7 @@ def test_no_byte_more_than_needed_is_moved(members):
 
 def test_a_tree_smaller_than_the_members_are_many():
   group = Group(5, readers=1, template=[np.zeros(3, np.float32)])
-  group.begin_all()
-  group.pump()
+  group.average()
   for side in group.sides:
     np.testing.assert_array_equal(side.mean()[0], by_hand(group.sides[:5])[0])
 
@@ -277,8 +277,7 @@ def test_a_cancelled_attempt_leaves_no_trace():
   group.pump()
   assert not any(side.answers for side in group.sides)
   # Another attempt with the same gradients is as good as a first one.
-  group.begin_all(attempt_id(2))
-  group.pump()
+  group.average(attempt_id(2))
   everyone_has(group, by_hand(group.sides), attempt_id(2))
 
 
@@ -295,8 +294,7 @@ def test_one_that_begins_what_others_gave_up_fails():
 
 def test_memory_is_free_once_it_was_released_and_resolved():
   group = Group(2)
-  group.begin_all()
-  group.pump()
+  group.average()
   for side in group.sides:
     assert not side.idle
     side.gradient.resolve()
@@ -388,8 +386,7 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
   in_pieces, wire, members, readers
 ):
   group = Group(members, readers, wire)
-  group.begin_all()
-  group.pump()
+  group.average()
   whole = group.sides[0].encoder.average(
     [bytes(side.gradient.data) for side in group.sides[:members]],
     [1.0] * members,
@@ -412,8 +409,7 @@ def test_a_slice_that_comes_in_pieces_is_averaged_to_the_bit(
 @pytest.mark.usefixtures("averaged_aside")
 def test_pieces_are_averaged_aside_one_after_the_other(in_pieces):
   group = Group(2)
-  group.begin_all()
-  group.pump()
+  group.average()
   want = by_hand(group.sides)
   for side in group.sides:
     for got, mean in zip(side.mean(), want, strict=True):
@@ -475,8 +471,7 @@ def test_a_gradient_that_is_written_meanwhile_is_averaged_to_the_bit(
     request.getfixturevalue("in_pieces")
   group = Group(members, readers)
   unwritten(group)
-  group.begin_all()
-  group.pump()
+  group.average()
   assert not any(side.answers for side in group.sides)
   write_and_pump(group)
   everyone_has(group, by_hand(group.sides[:members]))
@@ -492,8 +487,7 @@ def test_a_gradient_that_is_written_meanwhile_is_averaged_to_the_bit(
 def test_what_is_written_goes_out_before_the_rest_is():
   group = Group(2)
   unwritten(group)
-  group.begin_all()
-  group.pump()
+  group.average()
   first, second = group.sides
   write(first)
   group.pump()
@@ -521,8 +515,7 @@ def test_memory_that_is_still_written_is_not_given_back():
 def test_an_attempt_may_be_cancelled_while_its_gradient_is_written():
   group = Group(2)
   unwritten(group)
-  group.begin_all()
-  group.pump()
+  group.average()
   for side in group.sides:
     write(side)
   group.pump()
@@ -538,8 +531,7 @@ def test_an_attempt_may_be_cancelled_while_its_gradient_is_written():
 def test_one_that_dies_while_it_writes_is_named():
   group = Group(2)
   unwritten(group)
-  group.begin_all()
-  group.pump()
+  group.average()
   first, second = group.sides
   write(second)
   group.pump()
@@ -584,8 +576,7 @@ def test_means_of_few_bits_and_what_is_kept_of_them_are_the_true_means(wire):
     # Sometimes two take part, and the third reads: each averages more then.
     group.members = 3 - step % 2
     attempt = attempt_id(step=step)
-    group.begin_all(attempt)
-    group.pump()
+    group.average(attempt)
     told += read_by_all(group, attempt)
     true += heard_mean(group)
     for side in group.sides:
@@ -606,8 +597,7 @@ def test_means_of_few_bits_and_what_is_kept_of_them_are_the_true_means(wire):
 def test_an_attempt_that_was_abandoned_uses_nothing_up(wire):
   group = Group(2, wire="int8", template=BLOCKS, mean_wire=wire)
   first = attempt_id(step=0)
-  group.begin_all(first)
-  group.pump()
+  group.average(first)
   for side in group.sides:
     side.all.applied(first)
   before = [kept(side) for side in group.sides]
@@ -615,8 +605,7 @@ def test_an_attempt_that_was_abandoned_uses_nothing_up(wire):
   found = []
   for number in (1, 2, 3):
     attempt = attempt_id(number, step=1)
-    group.begin_all(attempt)
-    group.pump()
+    group.average(attempt)
     found.append(read_by_all(group, attempt))
     if number < 3:
       for side in group.sides:
@@ -638,8 +627,7 @@ def test_of_a_mean_of_unknown_fate_nothing_is_added_twice():
   group = Group(2, wire="int8", template=BLOCKS, mean_wire="int2")
   for step in (0, 1):
     attempt = attempt_id(step=step)
-    group.begin_all(attempt)
-    group.pump()
+    group.average(attempt)
     if not step:
       for side in group.sides:
         side.all.applied(attempt)
@@ -661,8 +649,7 @@ def test_one_that_fails_keeps_what_it_owed():
   """The other owner dies while the slices of the mean are on their way."""
   group = Group(3, wire="int8", template=BLOCKS, mean_wire="int4")
   first = attempt_id(step=0)
-  group.begin_all(first)
-  group.pump()
+  group.average(first)
   for side in group.sides:
     side.all.applied(first)
     side.all.drop(first)
@@ -691,8 +678,7 @@ def test_a_mean_that_is_averaged_in_pieces_is_that_of_the_whole(monkeypatch):
     group = Group(2, wire="int8", template=BLOCKS, mean_wire="int2")
     for step in range(3):
       attempt = attempt_id(step=step)
-      group.begin_all(attempt)
-      group.pump()
+      group.average(attempt)
       found.append(read_by_all(group, attempt))
       for side in group.sides:
         side.all.applied(attempt)

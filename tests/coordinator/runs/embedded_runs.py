@@ -3,7 +3,6 @@
 import collections
 import copy
 import dataclasses
-import functools
 import json
 import pathlib
 import threading
@@ -243,13 +242,9 @@ def check_journal(found: list[dict[str, Any]], k: int, late: int = 0) -> None:
   assert len(set(given)) == len(given), "a gradient was applied twice"
 
 
-def replay(
-  found: list[dict[str, Any]], opt: Any = OPT, params: Any = None
-) -> dict[int, str]:
+def replay(found: list[dict[str, Any]]) -> dict[int, str]:
   """Fingerprints after each commit, by NumPy's sums in replica order."""
-  params = PARAMS if params is None else params
-  state, history = opt.init(params), [params]
-  apply = _apply(opt)
+  params, state, history = PARAMS, OPT.init(PARAMS), [PARAMS]
   prints = {0: fingerprint(strategies.SharedState(params, state))}
   for record in found:
     if record["kind"] != "commit":
@@ -267,21 +262,17 @@ def replay(
       total = one if total is None else jax.tree.map(np.add, total, one)
       gradients += m["count"]
     mean = jax.tree.map(lambda x, c=gradients: x / np.float32(c), total)
-    params, state = apply(params, state, mean)
+    params, state = _apply(params, state, mean)
     history.append(params)
     digest = fingerprint(strategies.SharedState(params, state))
     prints[record["step"] + 1] = digest
   return prints
 
 
-@functools.cache
-def _apply(opt: Any) -> Callable[..., Any]:
-  @jax.jit
-  def apply(params, state, mean):
-    updates, state = opt.update(mean, state, params)
-    return optax.apply_updates(params, updates), state
-
-  return apply
+@jax.jit
+def _apply(params, state, mean):
+  updates, state = OPT.update(mean, state, params)
+  return optax.apply_updates(params, updates), state
 
 
 def check_ledger(
