@@ -22,10 +22,10 @@ ELEMENTWISE = frozenset(
   """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp
   complex conj convert_element_type copy copy_p cos cosh digamma div eq erf
   erf_inv erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le
-  lgamma log log1p logistic lt max min mul ne neg nextafter not optimization_barrier
-  or pow pvary real reduce_precision rem round rsqrt select_n shift_left
-  shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-  stop_gradient sub tan tanh xor pcast""".split()  # noqa: SIM905
+  lgamma log log1p log2 logistic lt max min mul ne neg nextafter not
+  one_minus_square optimization_barrier or pow pvary real reduce_precision rem
+  round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
+  sin sinh sqrt square stop_gradient sub tan tanh xor pcast""".split()  # noqa: SIM905
 )
 _SHAPES_ONLY = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")

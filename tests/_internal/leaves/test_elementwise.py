@@ -1,0 +1,38 @@
+"""Tests of which functions of leaves also work on flat parts of them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from optax_dist._internal.leaves import elementwise
+
+_NAMES = """abs sign sqrt square cbrt exp exp2 expm1 log log1p log2 log10 sin cos
+tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh floor ceil rint
+reciprocal isfinite isnan""".split()  # noqa: SIM905
+_DERIVED = ["arcsin", "arccos", "arctanh", "tanh", "log2", "sqrt", "exp2"]
+
+
+def _check(fun):
+  """Checks a function on a leaf of 12 elements, and on half of them."""
+  whole, part = (
+    (lambda x: [fun(x)], [jax.ShapeDtypeStruct(shape, jnp.float32)])
+    for shape in ((3, 4), (6,))
+  )
+  elementwise.check(whole, part, [True], lambda i: True)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_functions_of_numpy(name):
+  """JAX versions differ in the primitives that these are made of."""
+  _check(getattr(jnp, name))
+
+
+@pytest.mark.parametrize("name", _DERIVED)
+def test_their_derivatives(name):
+  fun = getattr(jnp, name)
+  _check(lambda x: jax.vjp(fun, x)[1](x)[0])
+
+
+def test_a_sum_mixes_elements():
+  with pytest.raises(elementwise.NotElementwise, match=r"mixes .*reduce_sum"):
+    _check(lambda x: x / jnp.sum(x))
