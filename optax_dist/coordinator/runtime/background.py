@@ -30,10 +30,9 @@ class Background:
   def __call__(self, work: Work, done: Done) -> None:
     """Runs `work`, and then `done` on the event loop."""
     if self._thread is None:
-      self._thread = threading.Thread(
-        target=self._run, name=self._name, daemon=True
-      )
-      self._thread.start()
+      thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+      thread.start()  # From Python 3.12 fails if the main thread has ended.
+      self._thread = thread
     self._queue.put((work, done))
 
   def close(self, patience: float) -> None:
