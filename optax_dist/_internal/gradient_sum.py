@@ -69,8 +69,9 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
   def zeros(path, param, capacity):
     kind = precision.wide_dtype(param, dtype)
     if capacity is None:
-      # Sharded like the parameter.
-      return jnp.zeros_like(param, kind)
+      # Sharded like the parameter. A key has a dtype that can't be asked for.
+      same = kind == jnp.result_type(param)
+      return jnp.zeros_like(param, None if same else kind)
     if type(capacity) is not int or capacity < 1 or not jnp.ndim(param):
       raise ValueError(
         "`sparse_capacity` must be None or a positive integer for each table, got"

@@ -388,6 +388,17 @@ def strong(params: Any) -> Any:
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
 
 
+def unmoved(center: Any) -> Any:
+  """Returns a tree like the center of zeros: a step that moves nothing.
+
+  Leaves that no step moves, such as integers and random keys, are None.
+  """
+  can_move = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
+  return jax.tree.map(
+    lambda x: jnp.zeros_like(x) if can_move(x) else None, center
+  )
+
+
 def common(
   params: Any, names: tuple[axes.AxisName, ...], dtype: Any = None
 ) -> Any:
@@ -429,7 +440,7 @@ def common(
 def _flatten_with_updates(
   of: Replicas, params: optax.Params | None, updates: optax.Updates
 ) -> tuple[list, list, Any]:
-  if params is None:
+  if params is None and updates is not None:
     raise ValueError(
       f"{of.user} needs the parameters: call update(updates, state, params)."
     )

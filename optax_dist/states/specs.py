@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes
@@ -54,8 +55,9 @@ def state_specs(
 
   Raises:
     ValueError: if the state nests replicas deeper than there are axes; if
-      ``params`` is required; or for the sum of sparse gradients of a table
-      whose rows are sharded.
+      ``params`` is required; for the sum of sparse gradients of a table whose
+      rows are sharded; or if ``optax.MultiSteps`` or ``optax.apply_if_finite``
+      around a transform has state of each replica that is not marked.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
@@ -74,6 +76,7 @@ def state_specs(
     >>> specs.replica.value.local_step
     P('data',)
   """
+  _check_wrappers(state)
   levels = tuple(
     _joint(axes.canonical_names(names)) for names in (axis_name, *inner_axes)
   )
@@ -149,6 +152,10 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
     A pytree like ``state``, for ``in_axes`` and ``out_axes``: 0 for parts of
     one replica, None for parts that are equal on all.
 
+  Raises:
+    ValueError: if ``optax.MultiSteps`` or ``optax.apply_if_finite`` around a
+      transform has state of each replica that is not marked.
+
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.sync_replicas(
@@ -158,6 +165,7 @@ def state_axes(state: Any, *, depth: int = 0) -> Any:
     >>> state_axes.global_step, state_axes.replica.value.local_step
     (None, 0)
   """
+  _check_wrappers(state)
 
   def mark(node: Any, level: Any) -> Any:
     if isinstance(node, PerReplica):
@@ -185,6 +193,44 @@ def names_in(spec: Iterable[Any]) -> list[axes.AxisName]:
     if entry is not None:
       names += entry if isinstance(entry, tuple) else (entry,)
   return names
+
+
+# Wrappers whose own state differs between replicas if they are around a transform
+# of this library: the field of the inner state, one of their own, and the remedy.
+_WRAPPERS: dict[type, tuple[str, str, str]] = {
+  optax.MultiStepsState: (
+    "inner_opt_state",
+    "acc_grads",
+    "MultiSteps adds up each replica's own gradients, but the field 'acc_grads' of"
+    " its state does not say so. Wrap it: optax_dist.per_replica(optax.MultiSteps("
+    "...), axis_name, 'acc_grads'). Or accumulate with sync_replicas(...,"
+    " replicas_to_aggregate=steps * replicas).",
+  ),
+  optax.ApplyIfFiniteState: (
+    "inner_state",
+    "notfinite_count",
+    "apply_if_finite decides by each replica's own gradient whether to call the"
+    " transform in it, and replicas that disagree on when to communicate hang. Put"
+    " it inside, around the inner transformation; sync_replicas drops gradients"
+    " that are not finite itself.",
+  ),
+}
+
+
+def _check_wrappers(state: Any) -> None:
+  """Raises an error for a wrapper that has its replicas' state, unmarked."""
+  is_wrapper = lambda node: type(node) in _WRAPPERS
+  for node in filter(is_wrapper, jax.tree.leaves(state, is_leaf=is_wrapper)):
+    inside, own, remedy = _WRAPPERS[type(node)]
+    inner = getattr(node, inside)
+    if _has_replicas(inner) and not _has_replicas(getattr(node, own)):
+      raise ValueError(f"state_specs, state_axes: {remedy}")
+    _check_wrappers(inner)
+
+
+def _has_replicas(tree: Any) -> bool:
+  nodes = jax.tree.leaves(tree, is_leaf=is_per_replica)
+  return any(map(is_per_replica, nodes))
 
 
 def _joint(names: Sequence[axes.AxisName]) -> Any:

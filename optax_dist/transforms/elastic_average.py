@@ -15,6 +15,7 @@ from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
+from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.transforms.elastic_exchange import elastic_exchange
 
 _USER = "elastic_average"
@@ -173,7 +174,7 @@ def elastic_average(
   precision.check_dtype("center_dtype", center_dtype)
   if rho is None and exchange == "same_point":
     rho = 0.0
-  inner = optax.with_extra_args_support(inner)
+  inner = with_steady_state(inner)
 
   def init_fn(params: optax.Params) -> ElasticAverageState:
     size = replicas.at_init()

@@ -15,11 +15,13 @@ from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
+from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
   check_compression,
 )
+from optax_dist.sparse.indexed_slices import apply_updates
 from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
@@ -187,7 +189,7 @@ def local_updates(
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.one_of("inner_state", inner_state, _INNER_STATES)
   precision.check_dtype("center_dtype", center_dtype)
-  inner = optax.with_extra_args_support(inner)
+  inner, outer = with_steady_state(inner), with_steady_state(outer)
   averages = inner_state == "averaged"
   if compression is not None:
     check_compression(_USER, compression)
@@ -212,7 +214,8 @@ def local_updates(
     own = LocalReplica(zero(), inner.init(params), zero())
     shared = None
     if compression is not None:
-      method = compression.init(jax.tree.leaves(center))
+      moves = replica_params.unmoved(center)
+      method = compression.init(jax.tree.structure(center).flatten_up_to(moves))
       own = own._replace(residual=method.residual)
       shared = method.shared
     return LocalUpdatesState(
@@ -266,12 +269,12 @@ def local_updates(
       # In a tree of all parameters, so that the state's structure never
       # changes.
       gap = leaves.put(
-        jax.tree.map(jnp.zeros_like, center),
+        replica_params.unmoved(center),
         [c - x for x, c in zip(points, centers, strict=True)],
       )
       rounds = CompressionState(own[2], shared, state.global_step)
       return compression.reduce(
-        jax.tree.leaves(gap), rounds, replicas.names
+        leaves.treedef.flatten_up_to(gap), rounds, replicas.names
       ), finite
 
     def take(sent: Any, x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
@@ -286,9 +289,9 @@ def local_updates(
         gap = [gap[i] for i in leaves.at]
         residual, shared = rounds.residual, rounds.shared
       # Parameters that do not take part have not moved.
-      gradient = leaves.put(jax.tree.map(jnp.zeros_like, center), gap)
+      gradient = leaves.put(replica_params.unmoved(center), gap)
       outer_steps, outer_state = outer.update(gradient, outer_state, center)
-      start = leaves.of(optax.apply_updates(center, outer_steps))
+      start = leaves.of(apply_updates(center, outer_steps))
       u = [
         cast_like(c - cast_like(x, c), u)
         for x, u, c in zip(x, u, start, strict=True)

@@ -11,6 +11,7 @@ from optax_dist._internal import axes, checks, parts, replicas, shard_scope
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import elementwise, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
+from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import is_indexed_slices
 from optax_dist.states.specs import children
 
@@ -121,7 +122,7 @@ def sharded(
       f"`reduction` must be one of {accepted}, got {reduction!r}."
     )
   checks.count_or_none("num_replicas", num_replicas)
-  inner = optax.with_extra_args_support(inner)
+  inner = with_steady_state(inner)
   checked: set[Any] = set()
 
   def check(

@@ -16,11 +16,13 @@ from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
+from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
   check_compression,
 )
+from optax_dist.sparse.indexed_slices import apply_updates
 from optax_dist.transforms.local_updates import LocalReplica
 
 _USER = "streaming_updates"
@@ -144,7 +146,7 @@ def streaming_updates(
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.fraction("mix", mix)
   precision.check_dtype("center_dtype", center_dtype)
-  inner = optax.with_extra_args_support(inner)
+  inner, outer = with_steady_state(inner), with_steady_state(outer)
   if compression is not None:
     check_compression(_USER, compression)
 
@@ -157,7 +159,8 @@ def streaming_updates(
     own = LocalReplica(zero(), inner.init(params), zero())
     shared = None
     if compression is not None:
-      leaves = jax.tree.leaves(center)
+      moves = replica_params.unmoved(center)
+      leaves = jax.tree.structure(center).flatten_up_to(moves)
       methods = [compression.init([leaves[i] for i in at]) for at in members]
       own = own._replace(residual=tuple(m.residual for m in methods))
       shared = tuple(m.shared for m in methods)
@@ -166,7 +169,9 @@ def streaming_updates(
       syncs=jnp.zeros([len(members)], jnp.int32),
       center=center,
       pending=jax.tree.map(jnp.zeros_like, center) if delay else None,
-      outer_state=tuple(outer.init(_only(center, at)) for at in members),
+      outer_state=tuple(
+        outer.init(_only(center, at, like=center)) for at in members
+      ),
       replica=replicas.start(own, size),
       shared=shared,
     )
@@ -182,7 +187,7 @@ def streaming_updates(
     """A fragment's change, as the other replicas decode it."""
     # Always all of the fragment's parameters, so that the structure is fixed.
     at = [of.index(i) for i in leaves.at]
-    gaps = [jnp.zeros_like(c) for c in centers.whole]
+    gaps = replica_params.unmoved(centers.whole)
     for i, x, c in zip(at, points, centers.moving, strict=True):
       gaps[i] = c - x
     before = method.residual
@@ -207,13 +212,13 @@ def streaming_updates(
     of: list[int],
   ) -> tuple[list[Any], Any]:
     """The new start of a fragment: a step of the outer transformation."""
-    start = _only(leaves.put(center, start), of)
+    start = _only(leaves.put(center, start), of, like=center)
     # Parameters that do not take part have not moved.
-    zeros = jax.tree.map(jnp.zeros_like, center)
+    gaps = leaves.put(replica_params.unmoved(center), gap)
     steps, outer_state = outer.update(
-      _only(leaves.put(zeros, gap), of), outer_state, start
+      _only(gaps, of, like=center), outer_state, start
     )
-    return leaves.of(optax.apply_updates(start, steps)), outer_state
+    return leaves.of(apply_updates(start, steps)), outer_state
 
   def turn(
     me: replica_params.Replica,
@@ -464,10 +469,10 @@ def _members(fragments: Fragments, params: optax.Params) -> list[list[int]]:
   ]
 
 
-def _only(tree: Any, at: list[int]) -> Any:
-  """Returns a tree with all but the leaves ``at`` masked."""
-  treedef: Any
-  leaves, treedef = jax.tree.flatten(tree)
+def _only(tree: Any, at: list[int], like: Any) -> Any:
+  """Returns a tree like ``like`` with all but the leaves ``at`` masked."""
+  treedef: Any = jax.tree.structure(like)
+  leaves = treedef.flatten_up_to(tree)
   return treedef.unflatten(
     [x if i in at else optax.MaskedNode() for i, x in enumerate(leaves)]
   )

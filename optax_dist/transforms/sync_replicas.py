@@ -28,6 +28,7 @@ from optax_dist._internal.leaves.packing import is_large, is_small
 from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replica, Replicas
+from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,
   is_indexed_slices,
@@ -232,7 +233,7 @@ def sync_replicas(
   checks.one_of("sparse_average", sparse_average, ("touched", "gradients"))
   precision.check_dtype("accumulator_dtype", accumulator_dtype)
   precision.check_dtype("averages_dtype", averages_dtype)
-  inner = provenance.given_equal(optax.with_extra_args_support(inner), names)
+  inner = provenance.given_equal(with_steady_state(inner), names)
 
   def init_fn(params: optax.Params) -> SyncReplicasState:
     size = replicas.at_init()
@@ -369,7 +370,9 @@ def sync_replicas(
   ) -> tuple[optax.Updates, SyncReplicasState]:
     me = replicas.enter(state.replica, state.at_most)
     own = me.own
-    check_update(me, params, arrived, local_step)
+    # None can be all parameters, of which there are none, and their sum.
+    accumulates = own.gradient_sum is not None or updates is None
+    check_update(me, accumulates, updates, params, arrived, local_step)
     _check_gradients(updates, names)
     if params is not None:
       update_leaves.check_like(_USER, updates, params)
@@ -381,16 +384,16 @@ def sync_replicas(
     # The maximum number of gradients: equal on all replicas, and exact if all
     # arrive.
     at_most = jnp.asarray(me.size, jnp.int32)
-    if own.gradient_sum is not None:
+    if accumulates:
       at_most += state.at_most
 
     # Steps 1 and 2: each replica adds its gradient if it counts.
     given = updates
-    if own.gradient_sum is None:
+    if not accumulates:
       given = gradient_sum.cast(updates, dtype=accumulator_dtype)
     packed = gradient_sum.Packed.of(given, own.gradient_sum, names)
     gradient, total = packed.leaves(given), None
-    if own.gradient_sum is not None:
+    if accumulates:
       total = packed.leaves(own.gradient_sum)
     on_time = here, state.global_step, step
     held, judged = add_up(me, total, gradient, on_time, weight)
@@ -415,7 +418,7 @@ def sync_replicas(
     ) -> tuple[Any, Any]:
       apply: Any = functools.partial(apply_if, enough, all_in, inverse)
       sums = packed.unpack(total)
-      if own.gradient_sum is not None:
+      if accumulates:
         # Selecting for each leaf costs more than the inner update itself.
         apply = fuse_leaves(apply, names, packed.joined(total, sums))
       return apply(sums, before)
@@ -495,9 +498,15 @@ def sync_replicas(
     )
 
   def check_update(
-    me: Replica, params: Any, arrived: Any, local_step: Any
+    me: Replica,
+    accumulates: bool,
+    updates: Any,
+    params: Any,
+    arrived: Any,
+    local_step: Any,
   ) -> None:
-    if variable_averages is not None and params is None:
+    given = params is not None or updates is None
+    if variable_averages is not None and not given:
       raise ValueError(
         f"{_USER}: `variable_averages` needs the parameters: call"
         " update(updates, state, params)."
@@ -507,7 +516,7 @@ def sync_replicas(
         f"{_USER}: with `all_arrive` neither `arrived` nor `local_step` may be"
         " given to update."
       )
-    if me.own.gradient_sum is None and needed > me.size:
+    if needed > me.size and not accumulates:
       raise ValueError(
         f"{_USER}: {needed} gradients of {me.size} replicas need a sum, and this"
         " state holds none: it was made where every tick was a step. Take a new"

@@ -33,7 +33,9 @@ WRAPPERS = {
   "inject_hyperparams": lambda: optax.inject_hyperparams(
     lambda learning_rate: _tx(optax.sgd(learning_rate))
   )(learning_rate=0.5),
-  "multi_steps": lambda: optax.MultiSteps(_tx(), 2).gradient_transformation(),
+  "multi_steps": lambda: optax_dist.per_replica(
+    optax.MultiSteps(_tx(), 2), maps.AXIS, "acc_grads", num_replicas=N
+  ),
   "inside_of_inject_hyperparams": lambda: _tx(
     optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
   ),
@@ -72,8 +74,25 @@ def test_every_leaf_has_its_spec_and_axis(wrapper, abstract):
     assert not own or leaf.shape[0] == N
 
 
+def test_wrappers_with_state_of_each_replica_are_named():
+  """JAX would say that out_axes or out_specs are wrong, but not why."""
+  for wrapped, remedy in (
+    (optax.MultiSteps(_tx(), 2), r"per_replica\(optax.MultiSteps"),
+    (optax.apply_if_finite(_tx(), 2), "Put it inside"),
+  ):
+    tx = optax.chain(optax.clip(1.0), wrapped)
+    state = jax.eval_shape(tx.init, PARAMS)
+    for of in (
+      optax_dist.state_axes,
+      lambda state: optax_dist.state_specs(state, maps.AXIS),
+    ):
+      with pytest.raises(ValueError, match=remedy):
+        of(state)
+  inside = _tx(optax.apply_if_finite(optax.sgd(1.0), 2)).init(PARAMS)
+  assert optax_dist.state_axes(inside).inner_state.total_notfinite is None
+
+
 @pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
-# The sums of MultiSteps belong to a replica too, which nothing says of them.
 @pytest.mark.parametrize("wrapper", sorted(WRAPPERS.keys() - {"multi_steps"}))
 def test_wrapped_states_go_through_a_map(map_name, wrapper):
   tx = WRAPPERS[wrapper]()

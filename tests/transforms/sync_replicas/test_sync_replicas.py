@@ -366,3 +366,30 @@ def test_the_accumulators_dtype():
   np.testing.assert_array_equal(
     updates.astype(np.float32), np.float32(jnp.bfloat16((1 + 2**-6) / 3))
   )
+
+
+@pytest.mark.parametrize("params", [None, {}])
+@pytest.mark.parametrize("all_arrive", [False, True])
+def test_a_tree_without_parameters_counts_steps(params, all_arrive):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0, momentum=0.9),
+    maps.AXIS,
+    replicas_to_aggregate=2 * N,
+    total_num_replicas=N,
+    variable_averages=0.9,
+    all_arrive=all_arrive,
+  )
+  state = tx.init(params)
+  axes = optax_dist.state_axes(state)
+  step = jax.jit(
+    jax.vmap(
+      lambda state: tx.update(params, state, params)[1],
+      in_axes=(axes,),
+      out_axes=axes,
+      axis_name=maps.AXIS,
+      axis_size=N,
+    )
+  )
+  for expected in (0, 1, 1, 2):
+    state = step(state)
+    assert state.global_step == expected

@@ -1,0 +1,55 @@
+"""Inner transformations whose state keeps its structure.
+
+A parameter without a gradient (None) is left alone by optax's transformations, but
+some drop what they keep for it: the momentum in the new state is None. A state that
+changes its structure can't pass a conditional, a scan or a checkpoint, and a later
+gradient of that parameter finds no momentum.
+"""
+
+from typing import Any
+
+import jax
+import optax
+
+
+def with_steady_state(
+  inner: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+  """Returns a transformation that keeps the state of parameters without gradients.
+
+  Args:
+    inner: any transformation.
+
+  Returns:
+    The same transformation, which takes keyword arguments, and whose new state has
+    the old one's arrays in place of None.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> tx = with_steady_state(optax.trace(0.5))
+    >>> state = tx.init({"w": jnp.ones(1), "step": jnp.array(3)})
+    >>> tx.update({"w": jnp.ones(1), "step": None}, state)[1].trace["step"].item()
+    0
+  """
+  inner = optax.with_extra_args_support(inner)
+
+  def update_fn(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+  ) -> tuple[optax.Updates, optax.OptState]:
+    updates, new = inner.update(updates, state, params, **extra_args)
+    return updates, _keep(state, new)
+
+  return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+
+def _keep(old: Any, new: Any) -> Any:
+  treedefs: list[Any] = [jax.tree.structure(x) for x in (old, new)]
+  if treedefs[0] == treedefs[1]:
+    return new
+  try:
+    return jax.tree.map(lambda x, y: x if y is None else y, old, new)
+  except ValueError:
+    return new  # Not only parts that are None.
