@@ -214,8 +214,9 @@ def local_updates(
     own = LocalReplica(zero(), inner.init(params), zero())
     shared = None
     if compression is not None:
+      treedef: Any = jax.tree.structure(center)
       moves = replica_params.unmoved(center)
-      method = compression.init(jax.tree.structure(center).flatten_up_to(moves))
+      method = compression.init(treedef.flatten_up_to(moves))
       own = own._replace(residual=method.residual)
       shared = method.shared
     return LocalUpdatesState(

@@ -159,8 +159,8 @@ def streaming_updates(
     own = LocalReplica(zero(), inner.init(params), zero())
     shared = None
     if compression is not None:
-      moves = replica_params.unmoved(center)
-      leaves = jax.tree.structure(center).flatten_up_to(moves)
+      treedef: Any = jax.tree.structure(center)
+      leaves = treedef.flatten_up_to(replica_params.unmoved(center))
       methods = [compression.init([leaves[i] for i in at]) for at in members]
       own = own._replace(residual=tuple(m.residual for m in methods))
       shared = tuple(m.shared for m in methods)
@@ -186,7 +186,8 @@ def streaming_updates(
   ) -> tuple[list[Any], CompressionState]:
     """A fragment's change, as the other replicas decode it."""
     # Always all of the fragment's parameters, so that the structure is fixed.
-    at = [of.index(i) for i in leaves.at]
+    places = {leaf: place for place, leaf in enumerate(of)}
+    at = [places[i] for i in leaves.at]
     gaps = replica_params.unmoved(centers.whole)
     for i, x, c in zip(at, points, centers.moving, strict=True):
       gaps[i] = c - x
@@ -472,9 +473,9 @@ def _members(fragments: Fragments, params: optax.Params) -> list[list[int]]:
 def _only(tree: Any, at: list[int], like: Any) -> Any:
   """Returns a tree like ``like`` with all but the leaves ``at`` masked."""
   treedef: Any = jax.tree.structure(like)
-  leaves = treedef.flatten_up_to(tree)
+  leaves, kept = treedef.flatten_up_to(tree), set(at)
   return treedef.unflatten(
-    [x if i in at else optax.MaskedNode() for i, x in enumerate(leaves)]
+    [x if i in kept else optax.MaskedNode() for i, x in enumerate(leaves)]
   )
 
 

@@ -112,7 +112,8 @@ class Packing:
       together = members
       if len(members) > 1:
         together = fitting(members, lambda i: lists[0][i])
-      alone = [[i] for i in members if i not in set(together)]
+      joined = set(together)
+      alone = [[i] for i in members if i not in joined]
       found += [b for b in (together, *alone) if b]
     return cls._of(found, shapes)
 
