@@ -245,6 +245,42 @@ def test_an_optimistic_exchange_that_does_not_work_out_is_told(how):
   assert driven.logged(Committed) == []
 
 
+@pytest.mark.parametrize("lower", [True, False])
+def test_of_two_that_can_not_reach_each_other_one_is_given_up(lower):
+  """After three exchanges that failed between them; both reach the leader."""
+  driven = Driven(
+    replicas_to_aggregate=3, total_num_replicas=3, lower_on_loss=lower
+  )
+  for peer in ("p1", "p2"):
+    driven.hello(peer)
+  for number in range(3):
+    assert driven.logged(Removed) == []
+    for peer in ("p0", "p1", "p2"):
+      # The one that is named submits again.
+      if not number or peer == "p2":
+        driven.arrive(peer, sequence=number)
+    attempt = driven.sent_to("p1", msg.Attempt)[-1].attempt
+    driven.say("p1", msg.Failed(attempt, 2, "no route"))
+  removed = driven.logged(Removed)
+  if not lower:
+    assert removed == []
+    return
+  assert [(r.incarnation, r.left) for r in removed] == [(2, False)]
+  (lost,) = (
+    effect.note
+    for effect in driven.did
+    if isinstance(effect, fx.WriteJournal)
+    and isinstance(effect.note, notes.MemberRemoved)
+  )
+  assert "replica 1 can't reach it: no route" in lost.reason
+  # The other two make the step.
+  attempt = driven.sent_to("p1", msg.Attempt)[-1]
+  assert [part.replica for part in attempt.parts] == [0, 1]
+  for peer in ("p0", "p1"):
+    driven.say(peer, msg.Done(attempt.attempt))
+  assert len(driven.logged(Committed)) == 1
+
+
 def test_a_lost_connection_is_a_lost_member():
   driven = inline()
   driven.give(ins.PeerLost("p1", "broken", "reset"))
