@@ -35,9 +35,9 @@ def _settled(most, seconds=60.0):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc/self/fd")
-@pytest.mark.parametrize("inline_bytes", [64 << 10, 0])
-def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes):
-  """One stays; the other leaves, or raises, and joins again."""
+@pytest.mark.parametrize(("inline_bytes", "steps"), [(64 << 10, 5000), (0, 0)])
+def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes, steps):
+  """One stays for all steps; the other leaves, or raises, and joins again."""
   with store_process.start(_SECRET.encode(), port=0) as store:
     options = {
       "coordinator_address": store.address.partition(",")[0],
@@ -52,8 +52,10 @@ def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes):
       "attempt_timeout": 20.0,
     }
 
-    def come_and_go(count):
+    def come_and_go(count, apart=0):
       for number in range(count):
+        while first.global_step < number * apart:
+          time.sleep(0.01)
         try:
           with coordinator.join(
             optax.sgd(0.1), _PARAMS, replica=1, **options
@@ -68,19 +70,19 @@ def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes):
     before_all = _counts()
     with coordinator.join(
       optax.sgd(0.1), _PARAMS, replica=0, **options
-    ) as replica:
+    ) as first:
       over = threading.Event()
 
       def go_on():
         while not over.is_set():
-          replica.step(_PARAMS)
+          first.step(_PARAMS)
 
       other = threading.Thread(target=go_on)
       other.start()
       try:
         come_and_go(4)
         before = _settled((0, 0), 1.0)
-        come_and_go(30)
+        come_and_go(30, apart=steps / 29)
         # The last one's connection may not have ended yet.
         after = _settled(before)
       finally:
