@@ -431,3 +431,28 @@ def test_a_step_in_the_same_record_as_its_membership_needs_no_snapshot():
   assert cluster.leaders() == ["p1"]
   assert cluster.done("p1", fx.Apply)
   assert [e.step for e in cluster.done("p1", fx.Publish)] == [1]
+
+
+def test_who_is_given_up_again_and_again_joins_ever_more_rarely():
+  """Its leader removes it as soon as it is a member, by a message."""
+  cluster = Cluster(3, replicas_to_aggregate=1, lower_on_loss=True)
+  config = cluster.nodes["p2"]._config
+
+  def give_up():
+    """Returns after what time it is a member again."""
+    began, before = cluster.now, len(cluster.done("p2", fx.Admitted))
+    cluster.give("p0", ins.Received("p2", msg.Leave(True, "nobody reaches it")))
+    while len(cluster.done("p2", fx.Admitted)) == before:
+      assert cluster.now < began + 10 * config.leader_timeout
+      cluster.pass_time(cluster.now + 0.01)
+    return cluster.now - began
+
+  pauses = [give_up() for _ in range(12)]
+  assert pauses[0] < 0.5
+  tenths = [round(pause, 1) for pause in pauses]
+  assert tenths == sorted(tenths)
+  assert pauses[-1] >= config.leader_timeout
+  # A step of its own makes it as good as new.
+  cluster.submit("p2", 0, 0, admission=len(cluster.done("p2", fx.Admitted)))
+  assert cluster.done("p2", fx.Resolved)[-1].reason == ""
+  assert give_up() < 0.5
