@@ -6,19 +6,19 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from optax_dist import coordinator
+from optax_dist import coordinator, ledger
 from optax_dist.coordinator import options, strategies
 from optax_dist.coordinator.runtime import agreement, endpoint
 
 _SGD = optax.sgd(0.1)
 
 
-def agreed(opt=_SGD, params=runs.PARAMS, k=2, own=None, **settings):
+def agreed(opt=_SGD, params=runs.PARAMS, k=2, own=None, data=None, **settings):
   strategy = strategies.SyncReplicas(opt, strategies.Quorum(k, 2))
   told = options.Options(**settings)
   return dict(
     agreement.agreement(
-      strategy, strategy.shared(params), params, told, own=own
+      strategy, strategy.shared(params), params, told, data, own=own
     )
   )
 
@@ -37,6 +37,7 @@ def test_what_differs_is_told_apart():
     "error feedback": agreed(wire="int4", error_feedback=0.9),
     "inline_bytes": agreed(inline_bytes=0),
     "fingerprint_every": agreed(fingerprint_every=3),
+    "data": agreed(data=ledger.Batches(num_samples=12, global_batch=4)),
   }.items():
     assert name in [n for n in ours if ours[n] != other[n]]
 
