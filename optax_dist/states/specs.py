@@ -77,6 +77,16 @@ def state_specs(
     P('data',)
   """
   _check_wrappers(state)
+  return _specs(state, axis_name, inner_axes, param_specs, params)
+
+
+def _specs(
+  state: Any,
+  axis_name: axes.AxisNames,
+  inner_axes: Sequence[axes.AxisNames],
+  param_specs: Any,
+  params: Any,
+) -> Any:
   levels = tuple(
     _joint(axes.canonical_names(names)) for names in (axis_name, *inner_axes)
   )
@@ -127,13 +137,9 @@ def state_shardings(
     >>> state.replica.value.local_step.sharding.spec
     P('data',)
   """
-  specs = state_specs(
-    state,
-    axis_name,
-    inner_axes=inner_axes,
-    param_specs=param_specs,
-    params=params,
-  )
+  # Not checked: under jax.jit a wrapper may be around `under_jit`, where it sees
+  # all replicas and its state is one for all.
+  specs = _specs(state, axis_name, inner_axes, param_specs, params)
   return jax.tree.map(
     lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec
   )

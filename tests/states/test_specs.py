@@ -88,6 +88,8 @@ def test_wrappers_with_state_of_each_replica_are_named():
     ):
       with pytest.raises(ValueError, match=remedy):
         of(state)
+    shardings = optax_dist.state_shardings(maps.mesh(N), state, maps.AXIS)
+    assert jax.tree.structure(shardings) == jax.tree.structure(state)
   inside = _tx(optax.apply_if_finite(optax.sgd(1.0), 2)).init(PARAMS)
   assert optax_dist.state_axes(inside).inner_state.total_notfinite is None
 
