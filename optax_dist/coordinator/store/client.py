@@ -125,7 +125,7 @@ class StoreClient:
     self._detail = f"not connected: {reason}"
     if self._closed:
       return
-    if how in ("left", "refused"):
+    if how in ("left", "refused", "ended"):
       self._lose(reason)
     elif how != "replaced":
       self._connect_at = time.monotonic() + self._pause

@@ -42,6 +42,10 @@ class AlreadyConnected(Refused):
   """The other side uses another connection with this one."""
 
 
+class AnotherAnswers(Refused):
+  """At its address is another process: the one that was dialed has ended."""
+
+
 class Keys(NamedTuple):
   """Keys that both sides share after a handshake.
 
@@ -153,6 +157,8 @@ class Handshake:
   def _take(self, kind: int, head: bytes, body: bytes) -> None:
     if kind == _REFUSE:
       reason = body.decode(errors="replace")
+      if reason == _not_here(self._wanted):
+        raise AnotherAnswers(f"another process is at its address ({reason})")
       error = AlreadyConnected if reason == TWICE else Refused
       raise error(f"it refused: {reason!r}")
     if kind != self._expected:
@@ -185,7 +191,7 @@ class Handshake:
     self.peer, rest = _name(body[_NONCE + SESSION :])
     wanted, rest = _name(rest)
     if wanted != self._name or self.peer == self._name or rest:
-      self.refuse(f"no {wanted!r} here")
+      self.refuse(_not_here(wanted))
       raise Refused(f"it looks for {wanted!r}")
     self._send(_CHALLENGE, secrets.token_bytes(_NONCE) + _text(self._name))
     self._expected = _PROOF
@@ -217,6 +223,10 @@ class Handshake:
     send, receive = ends if self._wanted else ends[::-1]
     self.keys = Keys(send, receive, derive(b"session\0")[:SESSION])
     self.done = True
+
+
+def _not_here(wanted: str) -> str:
+  return f"no {wanted!r} here"
 
 
 def check_name(name: str) -> str:

@@ -202,7 +202,7 @@ class InProcessTransport(peers.Peers):
           continue
       if found is not None:
         reason = f"{found.name!r} is at the address of {peer!r}"
-        self._lose(peer, "refused", reason)
+        self._lose(peer, "ended", reason)
       elif peer in self._met:
         self._lose(peer, "unreachable", "it has ended")
       elif now >= until:

@@ -397,6 +397,8 @@ class SocketTransport(peers.Peers):
         self._write(link)
     except handshake.AlreadyConnected as error:
       self._end(link, "twice", str(error))
+    except handshake.AnotherAnswers as error:
+      self._end(link, "ended", str(error))
     except handshake.Refused as error:
       with contextlib.suppress(OSError):
         self._write(link)  # The reason may be among the unread bytes.
@@ -693,8 +695,8 @@ class SocketTransport(peers.Peers):
     dial.index += 1
     dial.at = time.monotonic()
     if dial.index >= len(dial.found or ()):
-      if how == "refused":
-        self._lose(peer, "refused", reason)
+      if how in ("refused", "ended"):
+        self._lose(peer, how, reason)  # type: ignore[arg-type]
         return
       if dial.refusals >= dial.index and peer in self._last:
         # A process listens at its own address for as long as it lives.

@@ -1,5 +1,8 @@
-"""Ways to join: IPv6, certificates, etcd."""
+"""Ways to join: IPv6, certificates, etcd; where another one listened before."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import jax.numpy as jnp
@@ -7,7 +10,9 @@ import optax
 import pytest
 
 from optax_dist import coordinator
+from optax_dist.coordinator.launch import environment
 from optax_dist.coordinator.store import process as store_process
+from optax_dist.coordinator.transport import addresses
 from tests.coordinator.store import etcd_cluster
 from tests.coordinator.transport import worlds
 
@@ -90,3 +95,33 @@ def test_with_etcd(tmp_path):
     _train({"store": cluster.url, "secret": _SECRET})
   finally:
     cluster.close()
+
+
+def test_a_process_may_listen_where_the_lost_leader_did():
+  """Its name is another one, so it is no process that refuses to be joined."""
+  program = (
+    "import os, jax.numpy as jnp, optax;"
+    "from optax_dist import coordinator;"
+    "joined = coordinator.join(optax.sgd(0.1), jnp.zeros(2), replica=0,"
+    " total_num_replicas=1, bind='127.0.0.1', ports=os.environ['PORT'],"
+    " timeout=60.0);"
+    "print('at step', joined.global_step, flush=True);"
+    "os._exit(0)"  # Without saying goodbye.
+  )
+  (port,) = addresses.free_ports()
+  with store_process.start(_SECRET.encode(), port=0) as store:
+    told = environment.Environment(
+      coordinator_address=store.address.partition(",")[0], secret=_SECRET
+    )
+    env = {**os.environ, **told.variables(), "PORT": str(port)}
+    for _ in range(2):
+      ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300.0,
+      )
+      assert (ended.stdout, ended.returncode) == ("at step 0\n", 0), (
+        ended.stderr
+      )

@@ -374,13 +374,13 @@ def test_two_that_connect_at_once_have_one_connection(world, seed):
     ]
 
 
-def test_an_address_under_which_another_one_answers_is_refused(world):
+def test_a_peer_at_whose_address_another_one_answers_has_ended(world):
   a = world.add("a")
   world.add("b")
   a.connect("c", world.address("b"))
   (event,) = world.wait_for("a", interface.PeerLost)
   assert event.peer == "c"
-  assert event.how == "refused"
+  assert event.how == "ended"
   assert not world.events["b"]
 
 
