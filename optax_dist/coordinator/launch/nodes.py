@@ -113,7 +113,10 @@ class Node:
     place = addresses.parse(self.address)[-1]
     # A name or address of this host that isn't an address of its own (a
     # service, a mapped port) leads to one of its addresses.
-    return place.host if addresses.is_own(place.host) else "0.0.0.0", place.port
+    host = place.host
+    if not addresses.is_own(host):
+      host = "::" if ":" in host else "0.0.0.0"
+    return host, place.port
 
 
 def find(

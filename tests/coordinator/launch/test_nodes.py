@@ -109,3 +109,4 @@ def test_the_store_listens_where_it_can():
   assert nodes.Node(0, 2, "[::1]:7").listens_at()[1] == 7
   # An address of none of its interfaces is mapped to one of them.
   assert nodes.Node(0, 2, "192.0.2.1:7").listens_at() == ("0.0.0.0", 7)
+  assert nodes.Node(0, 2, "[2001:db8::1]:7").listens_at() == ("::", 7)

@@ -20,6 +20,10 @@ from optax_dist.coordinator.transport import addresses
     "host:-1",
     "unix:",
     "a:1,",
+    "::1",
+    "fd00::3",
+    "fd00::3:29400",
+    "[fd00::3]",
     "unix:" + "x" * 200,
   ],
 )
