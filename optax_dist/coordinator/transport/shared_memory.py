@@ -37,8 +37,16 @@ class Region:
   def __init__(self, number: int, nbytes: int, shared: bool):
     self.number = number
     self.file = _memory_file(nbytes) if shared else -1
+    try:
+      mapped = mmap.mmap(self.file, nbytes)
+    except OSError:
+      if self.file < 0:
+        raise
+      # A mapping takes a descriptor, too, and the process may be out of them.
+      self.close()
+      mapped = mmap.mmap(-1, nbytes)
     # Without a file (-1) it is memory of this process alone.
-    self.array = np.frombuffer(mmap.mmap(self.file, nbytes), np.uint8)
+    self.array = np.frombuffer(mapped, np.uint8)
     self.inode = os.fstat(self.file).st_ino if self.file >= 0 else 0
     self.start = _address(self.array)
     self.lent = 0

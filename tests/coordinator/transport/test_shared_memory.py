@@ -55,6 +55,29 @@ def test_what_is_too_small_to_be_lent_takes_no_descriptor():
   pool.close()
 
 
+def test_a_process_without_descriptors_left_has_memory_of_its_own(monkeypatch):
+  make, limits = os.memfd_create, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+  def make_the_last(*arguments):
+    file = make(*arguments)  # The lowest number that is free.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file, limits[1]))
+    return file
+
+  files = len(os.listdir("/proc/self/fd"))
+  pool = shared_memory.Pool()
+  monkeypatch.setattr(os, "memfd_create", make_the_last)
+  try:
+    memory = pool.allocate(100_000)
+    again = pool.allocate(200_000)
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+  for some in (memory, again):
+    assert pool.find(some).file == -1
+    some[:5] = b"hello"
+  pool.close()
+  assert len(os.listdir("/proc/self/fd")) == files
+
+
 def test_few_free_buffers_are_kept():
   gone = []
   pool = shared_memory.Pool(gone.append)
