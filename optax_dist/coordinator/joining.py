@@ -153,6 +153,7 @@ def join(
     replicas_to_aggregate = shares
   elif replicas_to_aggregate is None:
     replicas_to_aggregate = launched.replicas_to_aggregate or total
+  _check_sums(data, total, replicas_to_aggregate)
   if lower_on_loss is None:
     fewest = launched.min_replicas or replicas_to_aggregate
     lower_on_loss = fewest < min(replicas_to_aggregate, total)
@@ -316,6 +317,7 @@ def run_embedded(
   k = _shares(data, num_replicas, replicas_to_aggregate)
   if k is None:
     k = num_replicas if replicas_to_aggregate is None else replicas_to_aggregate
+  _check_sums(data, num_replicas, k)
   quorum = strategies.Quorum(
     k,
     num_replicas,
@@ -427,6 +429,20 @@ def _shares(
       f" is {found} here; got {told!r}."
     )
   return found
+
+
+def _check_sums(data: ledger.Batches | None, replicas: int, k: int) -> None:
+  """Checks that replicas don't sum more samples than a step is to have."""
+  if not isinstance(data, ledger.Batches) or data.constant_global_batch:
+    return
+  if isinstance(k, int) and k > replicas and k % replicas:
+    raise ValueError(
+      "replicas_to_aggregate must be at most the number of replicas"
+      f" ({replicas}), or a multiple of it, where samples are leased (data=);"
+      f" got {k}: each replica would sum {-(-k // replicas)} gradients, and a"
+      " step have more samples than global_batch. For another number use"
+      " Batches(constant_global_batch=True)."
+    )
 
 
 def _place(

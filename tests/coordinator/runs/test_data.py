@@ -268,6 +268,9 @@ def test_mistakes_are_named():
     run(lambda replica: replica.step(jnp.ones(4)), data=data)
   with pytest.raises(ValueError, match="a multiple of the 3 gradients"):
     run(lambda replica: None, n=3, data=data)
+  thirds = coordinator.Batches(num_samples=12, global_batch=6)
+  with pytest.raises(ValueError, match=r"at most the number of replicas \(2\)"):
+    run(lambda replica: None, n=2, data=thirds, replicas_to_aggregate=3)
   constant = coordinator.Batches(24, 12, constant_global_batch=True)
   with pytest.raises(ValueError, match="replicas_to_aggregate follows from"):
     run(lambda replica: None, data=constant, replicas_to_aggregate=1)
