@@ -31,7 +31,8 @@ class Shown:
     if self._needed:
       self._find_journal()
     if sys.stderr.isatty():
-      with contextlib.suppress(ModuleNotFoundError):  # Without rich: lines.
+      # Without rich, or a folder for the journal: lines.
+      with contextlib.suppress(ModuleNotFoundError, FileNotFoundError):
         from optax_dist.cli.runs import table
 
         live = table.Live(self._find_journal())

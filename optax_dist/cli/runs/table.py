@@ -112,6 +112,11 @@ class Live:
     self._next = 0.0
     self._said = ""
 
+  @property
+  def bad_lines(self) -> int:
+    """How many lines of the journal could not be read."""
+    return self._tail.bad_lines
+
   def update(self, force: bool = False) -> None:
     """Shows the current state, if it is time for it."""
     self.summary.update(self._tail.read())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 import time
 
 from optax_dist.cli import errors, installed, output_files, parser
@@ -71,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
     _serve(args)
   elif args.once:
     summary = run_summary.RunSummary()
-    summary.update(journal_tail.Tail(args.journal).read())
+    tail = journal_tail.Tail(args.journal)
+    summary.update(tail.read())
     tables.show(run_table.table(summary, width=tables.width()))
+    _say_bad(args.journal, tail.bad_lines)
   else:
     with run_table.Live(args.journal) as live:
       try:
@@ -83,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
       except KeyboardInterrupt:
         pass
       live.update(force=True)
+    _say_bad(args.journal, live.bad_lines)
   if args.save:
     from optax_dist.cli.runs import timeline_picture
 
@@ -92,6 +96,11 @@ def run(args: argparse.Namespace) -> int:
     timeline_picture.save(args.save, parts[-1] if parts else [], title)
     print(f"picture in {args.save}")
   return 0
+
+
+def _say_bad(path: pathlib.Path, lines: int) -> None:
+  if lines:
+    parser.say(f"{path}: bad lines: {lines}; optax-dist report names them")
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import errno
 import itertools
 import logging
 import os
@@ -477,11 +478,16 @@ class Launcher:
         file = f"replica-{told.replica}.{told.process_index}.log"
     path = self._folder and self._folder / file
     env = {**self._env, **(told or self._told).variables()}
-    if self._echo is not None:
-      printed = output.Printed(name, file=path, echo=self._echo)
-      made = child.Child(name, self._command, None, env, printed=printed)
-    else:
-      made = child.Child(name, self._command, path, env)
+    try:
+      if self._echo is not None:
+        printed = output.Printed(name, file=path, echo=self._echo)
+        made = child.Child(name, self._command, None, env, printed=printed)
+      else:
+        made = child.Child(name, self._command, path, env)
+    except OSError as error:
+      raise LaunchError(
+        name, f"{name} can't be started: {error}.{_remedy(error)}"
+      ) from error
     self._everyone.append(made)
     assert self._watcher is not None
     self._watcher.add(made.pid)
@@ -706,6 +712,16 @@ class Launcher:
         stack.callback(self._store.stop)
       for process in self._everyone:
         stack.callback(process.kill)
+
+
+def _remedy(error: OSError) -> str:
+  """What to do about a process that can't be started; "" if that is plain."""
+  if error.errno in (errno.EMFILE, errno.ENFILE):
+    return (
+      " The launcher needs some five descriptors for each process of this host:"
+      " raise its limit (ulimit -n)."
+    )
+  return ""
 
 
 def _free_address() -> str:

@@ -115,7 +115,11 @@ def start(
   command += ["--lifeline"] if lifeline else []
   # Not on the command line, which other users of the host can read.
   env = os.environ | {SECRET_VARIABLE: secret.hex(), "JAX_PLATFORMS": "cpu"}
-  with tempfile.TemporaryFile() as said:
+  with contextlib.ExitStack() as stack:
+    said = None
+    # A container may have no folder for it; then it prints what is wrong itself.
+    with contextlib.suppress(OSError):
+      said = stack.enter_context(tempfile.TemporaryFile())
     process = subprocess.Popen(
       [*command, "--hex-secret"],
       env=env,
@@ -144,8 +148,10 @@ def start(
       return made
     late = process.wait() == -signal.SIGKILL  # Killed by the watchdog.
     made.stop()
-    said.seek(0)
-    words = said.read().decode(errors="replace").strip()
+    words = ""
+    if said is not None:
+      said.seek(0)
+      words = said.read().decode(errors="replace").strip()
   if late:
     raise TimeoutError(f"The store was not ready within {timeout:g} s. {words}")
   raise RuntimeError(words or f"The store ended with {process.returncode}.")

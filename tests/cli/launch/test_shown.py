@@ -1,7 +1,9 @@
 """Tests of a launch's output, with and without a terminal."""
 
+import errno
 import io
 import sys
+import tempfile
 
 from optax_dist.cli.launch import shown
 
@@ -37,3 +39,17 @@ def test_on_a_terminal_they_stand_above_a_table(monkeypatch):
   text = terminal.getvalue()
   assert "[replica 1] [bold]loss[/bold]" in text
   assert "steps/s" in text
+
+
+def test_on_a_terminal_without_temporary_files_there_are_lines(
+  monkeypatch, capsys
+):
+  def none_is_usable():
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory")
+
+  monkeypatch.setattr(sys, "stderr", _Terminal())
+  monkeypatch.setattr(tempfile, "TemporaryDirectory", none_is_usable)
+  with shown.Shown(None) as screen:
+    screen.echo("replica 1", "loss 0.5", False)
+    screen.update()
+  assert capsys.readouterr().out == "[replica 1] loss 0.5\n"

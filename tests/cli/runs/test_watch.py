@@ -162,6 +162,17 @@ def test_lines_come_once_they_are_whole(tmp_path):
   assert [r["kind"] for r in tail.read()] == ["run"]
 
 
+def test_bad_lines_are_counted(path, capsys):
+  with path.open("ab") as file:
+    file.write(b"nonsense\n")
+  assert main.main(["watch", "--once", str(path)]) == 0
+  assert "bad lines: 1;" in capsys.readouterr().err
+  with journal.Journal(path) as written:
+    written.write("finish", step=4, reason="finished")
+  assert main.main(["watch", str(path)]) == 0
+  assert "bad lines: 1;" in capsys.readouterr().err
+
+
 def test_a_terminal_gets_a_table_and_a_file_gets_lines(path):
   terminal, plain = io.StringIO(), io.StringIO()
   for file, is_terminal in ((terminal, True), (plain, False)):

@@ -1,5 +1,6 @@
 """The launcher looks after real processes, and leaves none behind."""
 
+import errno
 import os
 import pathlib
 import signal
@@ -10,7 +11,7 @@ import time
 import left_over
 import pytest
 
-from optax_dist.coordinator.launch import launcher
+from optax_dist.coordinator.launch import child, environment, launcher
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("launched.py"))
 
@@ -64,6 +65,25 @@ def test_when_it_can_not_go_on_the_failed_replica_is_named(
   assert not made.processes or all(
     p.popen.returncode is not None for p in made.processes.values()
   )
+
+
+def test_a_process_that_can_not_be_started_is_named(tmp_path, monkeypatch):
+  made, start = [], child.Child
+
+  def start_one(*arguments, **options):
+    if made:
+      raise OSError(errno.EMFILE, "Too many open files")
+    made.append(start(*arguments, **options))
+    return made[0]
+
+  monkeypatch.setattr(child, "Child", start_one)
+  # No store is needed: it is never asked.
+  told = environment.Environment(store="tcp://127.0.0.1:1")
+  with pytest.raises(launcher.LaunchError, match="Too many open") as caught:
+    _launcher(tmp_path, "sleep", told=told).run()
+  assert caught.value.failed == "replica 1"
+  assert "ulimit -n" in str(caught.value)
+  left_over.wait_for_end(made[0].pid)
 
 
 def test_deadlines_end_a_run_that_says_nothing(tmp_path):
