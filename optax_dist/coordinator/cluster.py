@@ -74,6 +74,10 @@ def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
 
   The port is one below JAX's own, which stays free for
   `jax.distributed.initialize`.
+
+  Raises:
+    ValueError: the scheduler's variables are incomplete, or invalid.
+    RuntimeError: this version of JAX detects clusters in another way.
   """
   try:
     from jax._src import clusters
@@ -83,6 +87,14 @@ def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
         None, None, None, None, None, timeout
       )
     )
+    host, _, port = (address or ":0").rpartition(":")
+    address = address and f"{host}:{int(port) - 1}"
+  except (KeyError, ValueError, IndexError) as error:
+    raise ValueError(
+      "JAX can't read this scheduler's variables (of SLURM, Open MPI and others:"
+      f" {type(error).__name__}: {error}). Correct them, or give what they would"
+      " say: the address, how many there are, and which one this is."
+    ) from error
   except (ImportError, AttributeError, TypeError) as error:
     import jax
 
@@ -93,5 +105,4 @@ def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
     ) from error
   if address is None or count is None or index is None:
     return None
-  host, _, port = address.rpartition(":")
-  return f"{host}:{int(port) - 1}", count, index
+  return address, count, index

@@ -63,3 +63,27 @@ def test_what_is_missing_is_named(monkeypatch):
     cluster.detect("h:1", 2, 2)
   with pytest.raises(ValueError, match="host:port"):
     cluster.detect("h", 2, 1)
+
+
+@pytest.mark.parametrize(
+  "odd",
+  [
+    {"SLURM_PROCID": ""},
+    {"SLURM_NTASKS": "six"},
+    {"JAX_COORDINATOR_PORT": "any"},
+  ],
+)
+def test_odd_variables_of_a_scheduler_are_no_riddle(monkeypatch, odd):
+  _set(monkeypatch, _SLURM | odd)
+  with pytest.raises(ValueError, match="JAX can't read this scheduler's"):
+    cluster.detect()
+  # Nobody looks at them where all is given.
+  assert cluster.detect("h:1", 2, 1) == ("h:1", 2, 1)
+
+
+def test_a_missing_variable_of_a_scheduler_is_named(monkeypatch):
+  monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "12345.0;tcp://10.0.0.1:34911")
+  monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+  monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+  with pytest.raises(ValueError, match="OMPI_COMM_WORLD_SIZE"):
+    cluster.detect()

@@ -63,6 +63,7 @@ def parse(address: str) -> list[Endpoint]:
     bare = host.removeprefix("[").removesuffix("]")
     # Without brackets, the end of an IPv6 address would be taken for a port.
     whole = ":" not in bare or host == f"[{bare}]"
+    whole = whole and not any(map(str.isspace, bare))
     host = bare
     if not (
       colon and host and whole and port.isdecimal() and 0 < int(port) < 65536

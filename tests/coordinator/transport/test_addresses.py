@@ -22,6 +22,7 @@ from optax_dist.coordinator.transport import addresses
     "a:1,",
     "::1",
     "fd00::3",
+    " host:1",
     "fd00::3:29400",
     "[fd00::3]",
     "unix:" + "x" * 200,
