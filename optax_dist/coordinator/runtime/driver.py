@@ -450,6 +450,13 @@ class Driver:
           self._inputs.append(inputs.Malformed(peer, text))
       case transports.PeerLost(peer, how, reason):
         self._lost[peer] += 1
+        if how == "ended" and self._lost[peer] == 1:
+          _log.warning(
+            "%s has ended (%s). If it has not, two processes tell others the"
+            " same address: see ports= and advertise=.",
+            peer,
+            reason,
+          )
         self._far.discard(peer)
         self._inputs.append(inputs.PeerLost(peer, how, reason))
       case transports.PeerUp(peer, near):

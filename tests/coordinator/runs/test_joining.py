@@ -125,3 +125,4 @@ def test_a_process_may_listen_where_the_lost_leader_did():
       assert (ended.stdout, ended.returncode) == ("at step 0\n", 0), (
         ended.stderr
       )
+    assert "another process is at its address" in ended.stderr
