@@ -87,8 +87,11 @@ def detect_cluster(timeout: int = 60) -> tuple[str, int, int] | None:
         None, None, None, None, None, timeout
       )
     )
-    host, _, port = (address or ":0").rpartition(":")
-    address = address and f"{host}:{int(port) - 1}"
+    if address is not None:
+      host, _, port = address.rpartition(":")
+      # IPv6 addresses of Kubernetes have no brackets.
+      bare = host.removeprefix("[").removesuffix("]")
+      address = str(addresses.Endpoint(bare, int(port) - 1))
   except (KeyError, ValueError, IndexError) as error:
     raise ValueError(
       "JAX can't read this scheduler's variables (of SLURM, Open MPI and others:"

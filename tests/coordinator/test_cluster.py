@@ -1,4 +1,5 @@
 import pytest
+from jax._src import clusters
 
 from optax_dist.coordinator import cluster
 
@@ -48,6 +49,16 @@ def test_a_scheduler_tells_the_rest(monkeypatch):
   assert cluster.detect(num_replicas=2, replica=1) == (address, 2, 1)
   _set(monkeypatch, _OWN)
   assert cluster.detect() == ("10.0.0.1:29400", 4, 0)
+
+
+@pytest.mark.parametrize("address", ["fd00::1:7000", "[fd00::1]:7000"])
+def test_a_scheduler_may_tell_ipv6_addresses(monkeypatch, address):
+  monkeypatch.setattr(
+    clusters.ClusterEnv,
+    "auto_detect_unset_distributed_params",
+    lambda *unset: (address, 2, 1, None),
+  )
+  assert cluster.detect() == ("[fd00::1]:6999", 2, 1)
 
 
 def test_what_is_missing_is_named(monkeypatch):
