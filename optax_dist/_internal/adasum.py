@@ -35,16 +35,26 @@ def adasum(rows: jax.Array) -> jax.Array:
   narrow = jnp.finfo(rows.dtype).bits < 32
   wide = jnp.float32 if narrow else rows.dtype
   a, b = a.astype(wide), b.astype(wide)
-  dot = _dot(a, b)
-  total = _share(dot, _dot(a, a)) * a + _share(dot, _dot(b, b)) * b
+  # The squares of tiny numbers would be 0, and those of huge ones infinite.
+  (unit_a, size_a), (unit_b, size_b) = _sized(a), _sized(b)
+  dot = _dot(unit_a, unit_b)
+  total = a - _share(dot, unit_a) * size_b * unit_a
+  total += b - _share(dot, unit_b) * size_a * unit_b
   return total.astype(rows.dtype)
+
+
+def _sized(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns an array with a largest magnitude of 1, and that of ``a``."""
+  size = jnp.max(jnp.abs(a), initial=0)
+  return a / jnp.where(size > 0, size, 1).astype(a.dtype), size.astype(a.dtype)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.sum(jnp.real(jnp.conj(a) * b)).astype(a.dtype)
 
 
-def _share(dot: jax.Array, square: jax.Array) -> jax.Array:
+def _share(dot: jax.Array, unit: jax.Array) -> jax.Array:
+  square = _dot(unit, unit)
   # A zero gradient has no direction.
   some = jnp.real(square) > 0
-  return 1 - jnp.where(some, dot / jnp.where(some, 2 * square, 1), 0)
+  return jnp.where(some, dot / jnp.where(some, 2 * square, 1), 0)

@@ -51,3 +51,14 @@ def test_complex_gradients_count_by_their_real_inner_product():
   np.testing.assert_allclose(
     adasum(jnp.asarray(np.stack([a, b]))), expected, rtol=1e-5
   )
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-25, 1e25, 1e30])
+def test_tiny_and_huge_gradients(size):
+  rows = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+  got = adasum(jnp.asarray(rows * np.float32(size)))
+  np.testing.assert_allclose(got / size, _by_hand(rows), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_without_elements():
+  assert adasum(jnp.zeros((2, 0, 3))).shape == (0, 3)
