@@ -3,6 +3,8 @@
 JAX binds axis names in several ways: ``vmap(axis_name=)`` batches on one device,
 ``pmap`` and ``shard_map`` run one program per device, and ``shard_map`` with
 ``check_vma=True`` also *tracks*, in the type of every value, the axes over which
+it varies.
+
 All code in this library that depends on such a difference, or on a difference
 between JAX versions, uses this module.
 """

@@ -207,8 +207,8 @@ def _check_leaf(path: Any, grad: Any, into: Any) -> None:
 def add(total: Any, gradient: Any, weight: Any = None) -> tuple[Any, jax.Array]:
   """Adds one weighted gradient.
 
-  total: the result of :func:`init` or of this function.
-    total: what :func:`init` or this function returned.
+  Args:
+    total: the result of :func:`init` or of this function.
     gradient: a pytree like the parameters, with None for missing gradients.
     weight: a scalar, or None for 1.
 

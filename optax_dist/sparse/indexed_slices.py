@@ -401,7 +401,7 @@ def lookup_value_and_grad(
       a scalar, or a scalar and auxiliary data.
     has_aux: Whether ``fun`` returns auxiliary data too.
 
-  has_aux: Whether ``fun`` also returns auxiliary data.
+  Returns:
     A function of ``(params, lookups, *args, **kwargs)``. ``lookups`` is a tree
     like ``params`` with an integer array where a table is looked up and
     ``None`` elsewhere. It returns what ``fun`` returned and the gradients: a
