@@ -7,7 +7,7 @@ finite replicas. A replica that isn't finite sends zeros.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,19 @@ from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.leaves.packing import Packing
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_params import Replica
+
+
+class Packed(NamedTuple):
+  """Gaps, before they are sent.
+
+  Attributes:
+    buffers: these and other arrays.
+    checked: the gaps alone, to check whether they are finite; None if the buffers
+      have nothing else.
+  """
+
+  buffers: list[jax.Array]
+  checked: list[jax.Array] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +76,13 @@ class Gaps:
     points: Sequence[jax.Array],
     center: Sequence[jax.Array],
     others: Sequence[jax.Array] = (),
-  ) -> tuple[list[jax.Array], jax.Array]:
-    """Returns ``center - points``, and whether it is finite.
+  ) -> "Packed":
+    """Returns ``center - points`` and the other arrays in buffers.
 
     Args:
       points: this replica's parameters.
       center: the center's.
       others: the further arrays.
-
-    Returns:
-      Buffers, of zeros where the gaps are not finite and ``reject`` is set; and
-      a boolean scalar, the same on all shards of the replica's model: whether they
-      are finite. It is True if ``reject`` isn't set.
     """
     gaps = [c - cast_like(x, c) for x, c in zip(points, center, strict=True)]
     # Of one type, so that they lie where the center does.
@@ -82,27 +90,34 @@ class Gaps:
     room = _room(names, self.reject)
     arrays = axes.cast_to_varying([*room, *gaps, *others], names)
     buffers = self.packing.pack(arrays)
-    if not self.reject:
-      return buffers, jnp.asarray(True)
     # The other arrays are not checked.
-    checked = self.me.packing(gaps).pack(gaps) if others and gaps else buffers
-    numbers = are_finite.of_one_type([are_finite.number(x) for x in checked])
-    finite = self.me.agree(are_finite.are_all(numbers), gaps)
-    if len(numbers) > 1:
-      finite = materialize(finite)
-    return [jnp.where(finite, x, jnp.zeros_like(x)) for x in buffers], finite
+    own = self.reject and others and gaps
+    return Packed(buffers, self.me.packing(gaps).pack(gaps) if own else None)
 
   def sum(self, buffers: Sequence[jax.Array]) -> list[jax.Array]:
     """Adds buffers up over the replicas."""
     return collectives.sum_leaves(buffers, [self.me.of.names] * len(buffers))
 
-  def mean(self, buffers: Sequence[jax.Array]) -> list[jax.Array]:
-    """Averages buffers over the replicas that are finite; 0 where none is."""
-    sums = self.sum(buffers)
+  def mean(self, packed: "Packed") -> tuple[list[jax.Array], jax.Array]:
+    """Averages buffers over the replicas that are finite; 0 where none is.
+
+    Returns:
+      The means, and a boolean scalar, the same on all shards of the replica's
+      model: whether its gaps are finite. It is True if ``reject`` isn't set.
+    """
+    buffers, checked = packed
     if not self.reject:
-      return [x / jnp.asarray(self.me.size, x.dtype) for x in sums]
+      size = self.me.size
+      sums = self.sum(buffers)
+      return [x / jnp.asarray(size, x.dtype) for x in sums], jnp.asarray(True)
+    checked = buffers if checked is None else checked
+    numbers = are_finite.of_one_type([are_finite.number(x) for x in checked])
+    finite = self.me.agree(are_finite.are_all(numbers), checked)
+    if len(numbers) > 1:
+      finite = materialize(finite)
+    sums = self.sum([jnp.where(finite, x, jnp.zeros_like(x)) for x in buffers])
     count = jnp.maximum(self.packing.get(sums, 0), 1)
-    return [x / count.astype(x.dtype) for x in sums]
+    return [x / count.astype(x.dtype) for x in sums], finite
 
   def unpack(
     self, buffers: Sequence[jax.Array]

@@ -294,7 +294,8 @@ class Replica:
   def meet_if(
     self,
     predicate: Any,
-    send: Callable[[Any, Any, Any], Any],
+    prepare: Callable[[Any, Any, Any], Any],
+    send: Callable[[Any], Any],
     take: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
     own: Any,
     common: Any,
@@ -303,23 +304,26 @@ class Replica:
   ) -> tuple[Any, Any]:
     """Returns the result of an exchange if ``predicate`` is true.
 
-    That is ``take(send(read, own, common), read, own, common)``. Otherwise
-    returns ``(own, common)``: in place, see :func:`change_if`, or by a choice if
-    everything is small, see :func:`take_if`.
+    With ``args = read, own, common``, that is
+    ``take(send(prepare(*args)), *args)``. Otherwise returns ``(own, common)``: in
+    place, see :func:`change_if`, or by a choice if everything is small, see
+    :func:`take_if`.
 
     Args:
       predicate: a boolean scalar, equal on all replicas; True for always.
+      prepare: a function that returns what ``send`` needs, in few arrays.
       send: a function that communicates. It should return few arrays.
       take: a function that does not; it returns the new ``own`` and ``common``.
       own: a pytree of this replica's arrays.
       common: a pytree of arrays that are equal on all replicas.
       read: a pytree of this replica's arrays that do not change.
-      together: whether ``take`` may be computed in each step, if all is small.
+      together: whether ``prepare`` and ``take`` may be computed in each step, if all
+        is small.
     """
     leaves = jax.tree.leaves((read, own, common))
     asked = predicate is not True and together
     if not (asked and packing.all_small(leaves, self.of.names)):
-      fun = lambda *args: take(send(*args), *args)
+      fun = lambda *args: take(send(prepare(*args)), *args)
       return self.change_if(predicate, fun, own, common, read)
     # In the shape that they are stored in, as in `on_blocks`.
     read, own = self.blocks((read, own))
@@ -329,8 +333,9 @@ class Replica:
       new, shared = take(sent, *args())
       return self.blocks(new), shared
 
+    prepared = prepare(*args())
     new, shared = take_if(
-      predicate, lambda: send(*args()), taken, (own, common)
+      predicate, lambda: send(prepared), taken, (own, common)
     )
     return self.rows(new), shared
 

@@ -258,14 +258,19 @@ def local_updates(
     averaged = floats if averages else []
     gaps = Gaps.of(me, leaves.of(state.center), reject_nonfinite, averaged)
 
-    def send(x: list[Any], own: Any, common: Any) -> tuple[Any, jax.Array]:
-      """Computes the replicas' mean change since the start."""
+    def prepare(x: list[Any], own: Any, common: Any) -> Any:
       center, _, floats, _, shared = common
       points = [x + u for x, u in zip(x, own[0], strict=True)]
-      centers = leaves.of(center)
       if compression is None:
-        buffers, finite = gaps.pack(points, centers, floats)
-        return gaps.mean(buffers), finite
+        return gaps.pack(points, leaves.of(center), floats)
+      return points, own[2], center, shared
+
+    def send(prepared: Any) -> tuple[Any, jax.Array]:
+      """Computes the replicas' mean change since the start."""
+      if compression is None:
+        return gaps.mean(prepared)
+      points, residual, center, shared = prepared
+      centers = leaves.of(center)
       points, finite = me.where_finite(points, centers, reject_nonfinite)
       # In a tree of all parameters, so that the state's structure never
       # changes.
@@ -273,7 +278,7 @@ def local_updates(
         replica_params.unmoved(center),
         [c - x for x, c in zip(points, centers, strict=True)],
       )
-      rounds = CompressionState(own[2], shared, state.global_step)
+      rounds = CompressionState(residual, shared, state.global_step)
       return compression.reduce(
         leaves.treedef.flatten_up_to(gap), rounds, replicas.names
       ), finite
@@ -306,6 +311,7 @@ def local_updates(
     # Equal on all replicas, so either all of them communicate or none.
     (u, dropped, residual), common = me.meet_if(
       True if first == 1 and not settable else ends,
+      prepare,
       send,
       take,
       (

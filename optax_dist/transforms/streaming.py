@@ -237,14 +237,17 @@ def streaming_updates(
     gap = leaves.of(pending) if delay else []
     gaps = Gaps.of(me, start, reject_nonfinite)
 
-    def send(
-      points: list[Any], residual: Any, shared: Any
-    ) -> tuple[Any, jax.Array]:
-      """Computes the replicas' mean change since the common start."""
-      moving = leaves.of(center)
+    def prepare(points: list[Any], residual: Any, shared: Any) -> Any:
       if compression is None:
-        buffers, finite = gaps.pack(points, moving)
-        return gaps.mean(buffers), finite
+        return gaps.pack(points, leaves.of(center))
+      return points, residual, shared
+
+    def send(prepared: Any) -> tuple[Any, jax.Array]:
+      """Computes the replicas' mean change since the common start."""
+      if compression is None:
+        return gaps.mean(prepared)
+      points, residual, shared = prepared
+      moving = leaves.of(center)
       there, finite = me.where_finite(points, moving, reject_nonfinite)
       whole = jax.tree.leaves(center)
       centers = _Centers([whole[i] for i in of], moving)
@@ -262,9 +265,9 @@ def streaming_updates(
       gap, method = mean
       return gap, method.residual, method.shared, dropped
 
-    def send_early(_: Any, own: Any, common: Any) -> tuple[Any, jax.Array]:
+    def prepare_early(_: Any, own: Any, common: Any) -> Any:
       points, _, residual = own
-      return send(points, residual, common[1])
+      return prepare(points, residual, common[1])
 
     def keep(sent: Any, _: Any, own: Any, common: Any) -> tuple[Any, Any]:
       """Keeps the gap until it is applied."""
@@ -275,12 +278,12 @@ def streaming_updates(
       other = [cast_like(g, x) for g, x in zip(common[0], points, strict=True)]
       return (other, dropped, residual), (gap, shared)
 
-    def send_now(x: list[Any], own: Any, common: Any) -> Any:
+    def prepare_now(x: list[Any], own: Any, common: Any) -> Any:
       if delay:
         return ()
       u, _, residual = own
       points = [x + u for x, u in zip(x, u, strict=True)]
-      return send(points, residual, common[3])
+      return prepare(points, residual, common[3])
 
     def apply(
       sent: Any, x: list[Any], own: Any, common: Any
@@ -304,7 +307,8 @@ def streaming_updates(
       points = [x + u for x, u in zip(x, u, strict=True)]
       (_, dropped, residual), (gap, shared) = me.meet_if(
         sends,
-        send_early,
+        prepare_early,
+        send,
         keep,
         (points, dropped, residual),
         (gap, shared),
@@ -313,7 +317,8 @@ def streaming_updates(
       pending = leaves.put(pending, gap)
     (u, dropped, residual), (start, outer_state, _, shared) = me.meet_if(
       applies,
-      send_now,
+      prepare_now,
+      (lambda _: ()) if delay else send,
       apply,
       (u, dropped, residual),
       (start, outer_state, gap, shared),

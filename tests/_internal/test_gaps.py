@@ -34,8 +34,8 @@ def test_the_mean_is_of_the_replicas_that_are_finite(map_name, reject):
   def step(xs, others):
     center = [jnp.ones(x.shape, x.dtype) for x in xs]
     gaps = Gaps.of(_replica(), center, reject, others)
-    buffers, finite = gaps.pack(xs, center, others)
-    return *gaps.unpack(gaps.mean(buffers)), finite
+    mean, finite = gaps.mean(gaps.pack(xs, center, others))
+    return *gaps.unpack(mean), finite
 
   means, other_means, finite = maps.run(map_name, step, xs, others, size=N)
   kept = [0, 2, 3] if reject else [0, 1, 2, 3]
@@ -57,8 +57,8 @@ def test_where_no_replica_is_finite_the_mean_is_zero(map_name):
   def step(xs):
     center = [jnp.zeros(x.shape, x.dtype) for x in xs]
     gaps = Gaps.of(_replica(), center, True)
-    buffers, finite = gaps.pack(xs, center)
-    return gaps.unpack(gaps.mean(buffers))[0], finite
+    mean, finite = gaps.mean(gaps.pack(xs, center))
+    return gaps.unpack(mean)[0], finite
 
   means, finite = maps.run(map_name, step, xs, size=N)
   assert not finite.any()

@@ -149,7 +149,12 @@ def test_only_what_was_sent_passes_a_conditional_where_all_is_small(
     # Beside them, how many replicas are finite; and whether this one is.
     sent = f"(tensor<{size + 1}xf32>, tensor<i1>)"
     assert sent in branches
-  for types in branches + loops:
+  # What a branch reads passes it, too.
+  inside = re.findall(
+    r'"stablehlo\.case"\(.*?\}\) : \(tensor<i32>\)', text, re.S
+  )
+  assert len(inside) == len(branches)
+  for types in inside + branches + loops:
     assert not re.search(r"tensor<(1x)?8xf32>", types)
 
 

@@ -8,12 +8,13 @@ of a conditional is computed before it is used, and the kernels that use it are
 equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import primitives
 
 from optax_dist._internal import axes
 
@@ -35,13 +36,12 @@ def materialize(tree: Any) -> Any:
   """
   if axes.platform() != "cpu":
     return tree
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(tree)
   # The compiler removes a conditional with trivial branches; the barrier, which
   # is no kernel, prevents that.
-  return axes.cond(
-    _unknown_true(),
-    lambda: tree,
-    lambda: jax.lax.optimization_barrier(tree),
-  )
+  kept = _second(jax.lax.optimization_barrier, lambda xs: xs, leaves)
+  return treedef.unflatten(kept)
 
 
 def integers(values: Sequence[int]) -> list[jax.Array]:
@@ -55,13 +55,19 @@ def integers(values: Sequence[int]) -> list[jax.Array]:
   """
   if not values:
     return []
-  return jax.lax.cond(
-    _unknown_true(),
-    lambda: [np.int32(value) for value in values],
-    lambda: [np.int32(0)] * len(values),
+  return _second(
+    lambda _: [np.int32(0)] * len(values),
+    lambda _: [np.int32(value) for value in values],
+    [],
   )
 
 
-def _unknown_true() -> jax.Array:
-  # The compiler removes the barrier only after simplifying conditionals.
-  return jax.lax.optimization_barrier(jnp.asarray(True))
+def _second(
+  first: Callable[[list], list], second: Callable[[list], list], xs: list
+) -> list[jax.Array]:
+  """Returns ``second(xs)``, by a conditional that the compiler keeps."""
+  # Not `jax.lax.cond`: converting its predicate to an index is a kernel. The
+  # compiler removes the barrier only after simplifying conditionals.
+  index = jax.lax.optimization_barrier(jnp.asarray(1, jnp.int32))
+  branches = tuple(jax.make_jaxpr(fun)(xs) for fun in (first, second))
+  return primitives.cond_p.bind(index, *xs, branches=branches)

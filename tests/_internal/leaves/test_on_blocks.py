@@ -71,3 +71,15 @@ def test_what_is_done_element_by_element_is_done_on_blocks(name):
   ]
   assert products
   assert any("[1,3,2]" in line for line in products) == is_plain
+
+
+@jax.numpy_dtype_promotion("standard")
+def test_scalars_stay_scalars():
+  """XLA has two kernels to divide by an array of one element."""
+  stacked = jax.tree.map(lambda x: jnp.stack([x] * N), _args(optax.adam(1e-2)))
+  update = lambda *args: on_blocks(optax.adam(1e-2).update, *args)
+  mapped = maps.mapped("shard_map", update, stacked, N)
+  program = str(jax.make_jaxpr(mapped)(*stacked)).splitlines()
+  powers = [line for line in program if "= pow " in line]
+  assert powers
+  assert not any("[1]" in line for line in powers)
