@@ -3,12 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from own_params import normal
 
 from optax_dist import decoupled_diloco
-
-
-def _normal(seed, *shape):
-  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def _unit(x):
@@ -16,7 +13,7 @@ def _unit(x):
 
 
 def test_the_radial_rule_is_its_equation():
-  rows = [{"a": _normal(i, 4, 3), "b": _normal(9 + i, 5)} for i in range(3)]
+  rows = [{"a": normal(i, 4, 3), "b": normal(9 + i, 5)} for i in range(3)]
   weights = np.array([1.0, 2.0, 5.0])
   got = decoupled_diloco.merge(rows, weights)
   for key in "ab":
@@ -28,7 +25,7 @@ def test_the_radial_rule_is_its_equation():
 
 
 def test_the_mean_is_the_weighted_mean():
-  rows = [_normal(i, 6) for i in range(3)]
+  rows = [normal(i, 6) for i in range(3)]
   got = decoupled_diloco.merge(rows, [1, 2, 5], "mean")
   expected = np.average(rows, axis=0, weights=[1, 2, 5])
   np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
@@ -46,7 +43,7 @@ def test_orthogonal_ones_keep_their_length_where_a_mean_shrinks(learners):
 
 @pytest.mark.parametrize("rule", ["radial", "mean"])
 def test_equal_ones_come_back(rule):
-  x = _normal(0, 7)
+  x = normal(0, 7)
   got = decoupled_diloco.merge([x] * 3, [0.2, 0.5, 0.3], rule)
   np.testing.assert_allclose(got, x, rtol=1e-5)
 

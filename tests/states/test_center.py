@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from own_params import row, stack, take_step
 
 from optax_dist import state_specs
 from optax_dist.states.center import (
@@ -44,15 +45,6 @@ def _start():
   return {"w": jnp.arange(6.0).reshape(3, 2), "b": [jnp.ones(())]}
 
 
-def _stack(tree, size=N):
-  return jax.tree.map(lambda x: np.stack([x] * size), tree)
-
-
-def _step(tx, state, params, gradients):
-  updates, state = tx.update(gradients, state, params)
-  return optax.apply_updates(params, updates), state
-
-
 def _gradients(seed, size=N):
   rng = np.random.default_rng(seed)
   return jax.tree.map(
@@ -61,20 +53,16 @@ def _gradients(seed, size=N):
 
 
 def _train(map_name, tx, state, params, seeds, size=N):
-  run = maps.stepper(map_name, functools.partial(_step, tx), state, size)
+  run = maps.stepper(map_name, functools.partial(take_step, tx), state, size)
   for seed in seeds:
     params, state = run(state, params, _gradients(seed, size))
   return params, state
 
 
-def _row(tree, i):
-  return jax.tree.map(lambda x: x[i], tree)
-
-
 def _trained(map_name="shard_map_vma"):
   """After three steps, one of them past the exchange: all differ."""
   tx = _tx(num_replicas=N)
-  return _train(map_name, tx, tx.init(_start()), _stack(_start()), range(3))
+  return _train(map_name, tx, tx.init(_start()), stack(_start()), range(3))
 
 
 def test_the_center_is_found_in_a_chain():
@@ -100,8 +88,8 @@ def test_reset_outside_of_the_map(map_name):
   params = jax.device_put(params, where)
   reset, new_state = reset_to_center(params, state)
   for k in range(N):
-    chex.assert_trees_all_equal(_row(reset, k), center_params(state))
-    own = _row(new_state[1].replica.value, k)
+    chex.assert_trees_all_equal(row(reset, k), center_params(state))
+    own = row(new_state[1].replica.value, k)
     chex.assert_trees_all_equal(own.local_center, center_params(state))
   before, after = (s[1].replica.value for s in (state, new_state))
   chex.assert_trees_all_equal(before.inner_state, after.inner_state)
@@ -112,11 +100,11 @@ def test_reset_outside_of_the_map(map_name):
 @maps.every_map
 def test_reset_inside_of_the_map(map_name):
   tx = _tx(num_replicas=N)
-  params, state = _stack(_start()), tx.init(_start())
+  params, state = stack(_start()), tx.init(_start())
   params = jax.tree.map(lambda x: x + np.float32(3.0), params)
   run = maps.stepper(map_name, lambda s, p: reset_to_center(p, s), state, N)
   reset, new_state = run(state, params)
-  chex.assert_trees_all_equal(reset, _stack(_start()))
+  chex.assert_trees_all_equal(reset, stack(_start()))
   chex.assert_trees_all_equal(jax.device_get(new_state), jax.device_get(state))
 
 
@@ -170,12 +158,12 @@ def test_restoring_on_another_number_of_replicas(tmp_path, size):
   center = center_params(state)
   old, new = (s[1].replica.value for s in (state, new_state))
   for k in range(size):
-    own = _row(new, k)
+    own = row(new, k)
     if k < N:
-      chex.assert_trees_all_equal(_row(new_params, k), _row(params, k))
-      chex.assert_trees_all_equal(own, _row(old, k))
+      chex.assert_trees_all_equal(row(new_params, k), row(params, k))
+      chex.assert_trees_all_equal(own, row(old, k))
     else:
-      chex.assert_trees_all_equal(_row(new_params, k), center)
+      chex.assert_trees_all_equal(row(new_params, k), center)
       chex.assert_trees_all_equal(own.local_center, center)
       assert own.local_step == 3
       mean = jax.tree.map(lambda x: np.mean(x, axis=0), old.inner_state)
@@ -218,7 +206,7 @@ def test_what_can_not_be_resized():
       ValueError, match=f"`num_replicas` must be a positive .*got {bad}"
     ):
       resize_from_center(params, state, bad)
-  one = _row(params, 0)
+  one = row(params, 0)
   with pytest.raises(ValueError, match=r"has shape .*one more axis in front"):
     resize_from_center(one, state, 3)
   fewer = jax.tree.map(lambda x: x[:3], params)
@@ -249,21 +237,21 @@ def test_local_updates_are_restored_and_resized(tmp_path, fragments):
   make = functools.partial(_local, fragments)
   tx = make(num_replicas=N)
   params, state = _train(
-    "shard_map_vma", tx, tx.init(_start()), _stack(_start()), range(3)
+    "shard_map_vma", tx, tx.init(_start()), stack(_start()), range(3)
   )
   params = _placed(params, N, jax.tree.map(lambda _: P(maps.AXIS), params))
   restored = _saved_and_restored(tmp_path, (params, state))
   chex.assert_trees_all_equal(restored, (params, state))
   larger, resized = resize_from_center(*restored, 6)
   for k in (4, 5):
-    chex.assert_trees_all_equal(_row(larger, k), center_params(state))
+    chex.assert_trees_all_equal(row(larger, k), center_params(state))
   assert resized.replica.value.local_step.tolist() == [3] * 6
   tx = make(num_replicas=6)
   resized = _placed(resized, 6, state_specs(resized, maps.AXIS))
   larger, resized = _train("shard_map_vma", tx, resized, larger, [9], 6)
   chex.assert_trees_all_equal_shapes_and_dtypes(resized, tx.init(_start()))
   reset, _ = reset_to_center(larger, resized)
-  chex.assert_trees_all_equal(_row(reset, 5), center_params(resized))
+  chex.assert_trees_all_equal(row(reset, 5), center_params(resized))
 
 
 def test_groups_of_a_partition_have_one_center_together():

@@ -12,6 +12,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from own_params import normal, row, stack, take_step
 
 from optax_dist import (
   state_specs,
@@ -23,26 +24,18 @@ N = 4
 LR = 0.1
 
 
-def _normal(seed, *shape):
-  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
 def _params(seed=0):
   return {
-    "w": _normal(seed, 3, 2),
-    "b": _normal(seed + 1),
-    "frozen": np.ones(2),
+    "w": normal(seed, 3, 2),
+    "b": normal(seed + 1),
+    "frozen": np.ones(2, np.float32),
   }
-
-
-def _stack(tree, size=N):
-  return jax.tree.map(lambda x: np.stack([np.float32(x)] * size), tree)
 
 
 def _gradients(seed, size=N):
   return {
-    "w": _normal(seed, size, 3, 2),
-    "b": _normal(seed + 1, size),
+    "w": normal(seed, size, 3, 2),
+    "b": normal(seed + 1, size),
     "frozen": None,
   }
 
@@ -75,19 +68,13 @@ class Oracle:
       self.params[name] = new
 
 
-def _step(tx, state, params, gradients):
-  updates, state = tx.update(gradients, state, params)
-  updates = {k: 0 * params[k] if u is None else u for k, u in updates.items()}
-  return optax.apply_updates(params, updates), state
-
-
 def _loop(map_name, tx, state, params, all_gradients, size=N):
   """Trains, the state and the parameters crossing the map in each step."""
   traces = []
 
   def step(state, params, gradients):
     traces.append(None)
-    return _step(tx, state, params, gradients)
+    return take_step(tx, state, params, gradients)
 
   run = maps.stepper(map_name, step, state, size)
   for gradients in all_gradients:
@@ -113,10 +100,10 @@ def test_training_in_and_out_of_the_map(map_name, exchange):
     rho=0.5,
     exchange=exchange,
   )
-  start = jax.tree.map(np.float32, _params())
-  oracle = Oracle(_stack(start), start, 3, 0.9 / 3 / N, 0.5, exchange)
+  start = _params()
+  oracle = Oracle(stack(start), start, 3, 0.9 / 3 / N, 0.5, exchange)
   gradients = [_gradients(i) for i in range(7)]
-  loop = _loop(map_name, tx, tx.init(start), _stack(start), gradients)
+  loop = _loop(map_name, tx, tx.init(start), stack(start), gradients)
   for i, (params, state) in enumerate(loop):
     oracle.update(gradients[i])
     close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
@@ -136,8 +123,8 @@ def test_the_center_starts_from_the_first_replica(map_name):
   tx = elastic_average(
     optax.sgd(LR), maps.AXIS, communication_period=2, learning_rate=LR
   )
-  start = jax.tree.map(np.float32, _params())
-  params = {k: _normal(9, N, *np.shape(v)) for k, v in start.items()}
+  start = _params()
+  params = {k: normal(9, N, *np.shape(v)) for k, v in start.items()}
   params["b"][1:3] = np.inf  # Others' values never matter for the center.
   gradients = [_gradients(i) for i in range(3)]
   stacked = jax.tree.map(lambda *xs: np.stack(xs, 1), *gradients)
@@ -147,13 +134,12 @@ def test_the_center_starts_from_the_first_replica(map_name):
     first = center_params(state)
     params["b"] = jnp.where(jnp.isfinite(params["b"]), params["b"], 1.0)
     for i in range(3):
-      params, state = _step(
+      params, state = take_step(
         tx, state, params, jax.tree.map(lambda x, i=i: x[i], gradients)
       )
     return params, center_params(state), first
 
   got, center, first = maps.run(map_name, train, params, stacked, size=N)
-  row = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
   params["b"][1:3] = 1.0
   oracle = Oracle(params, row(params, 0), 2, 0.9 / 2 / N, 0.9 / 2 / N / LR)
   for i in range(3):
@@ -181,10 +167,10 @@ def test_without_forces_it_is_the_inner_optimizer(map_name):
       rho=0.0,
     )
   )
-  start = {"w": _normal(0, 3, 2), "b": _normal(1)}
+  start = {"w": normal(0, 3, 2), "b": normal(1)}
   gradients = [{k: _gradients(i)[k] for k in "wb"} for i in range(4)]
   *_, (params, state) = _loop(
-    map_name, tx, tx.init(start), _stack(start), gradients
+    map_name, tx, tx.init(start), stack(start), gradients
   )
   alone = make(inner)
 
@@ -210,7 +196,7 @@ def test_two_axes_of_replicas():
     optax.sgd(LR), both, num_replicas=8, communication_period=1, rho=0.0
   )
   start = np.float32([1.0, 2.0])
-  params, gradients = _stack({"x": start}, 8), {"x": _normal(0, 8, 2)}
+  params, gradients = stack({"x": start}, 8), {"x": normal(0, 8, 2)}
   state = tx.init({"x": start})
   specs = state_specs(state, both)
   run = jax.shard_map(

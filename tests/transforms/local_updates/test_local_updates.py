@@ -14,6 +14,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from own_params import normal, row, stack, take_step
 
 from optax_dist import IndexedSlices, local_params, state_axes, state_specs
 from optax_dist.states.center import center_params, reset_to_center
@@ -24,22 +25,14 @@ N = 4
 LR = 0.1
 
 
-def _normal(seed, *shape):
-  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
 def _start():
-  return {"w": _normal(0, 3, 2), "b": _normal(1), "frozen": np.float32([1, 2])}
-
-
-def _stack(tree, size=N):
-  return jax.tree.map(lambda x: np.stack([x] * size), tree)
+  return {"w": normal(0, 3, 2), "b": normal(1), "frozen": np.float32([1, 2])}
 
 
 def _gradients(seed):
   return {
-    "w": _normal(seed, N, 3, 2),
-    "b": _normal(seed + 9, N),
+    "w": normal(seed, N, 3, 2),
+    "b": normal(seed + 9, N),
     "frozen": None,
   }
 
@@ -49,7 +42,7 @@ class Oracle:
 
   def __init__(self, start, *, mu, lr, outer_mu, nesterov, averaged=False):
     self.center = jax.tree.map(np.float64, start)
-    self.params = jax.tree.map(np.float64, _stack(start))
+    self.params = jax.tree.map(np.float64, stack(start))
     zeros = functools.partial(jax.tree.map, np.zeros_like)
     self.trace, self.outer_trace = zeros(self.params), zeros(self.center)
     self.args = mu, lr, outer_mu, nesterov, averaged
@@ -72,19 +65,9 @@ class Oracle:
         self.trace[k] = np.stack([self.trace[k].mean(0)] * N)
 
 
-def _step(tx, state, params, gradients):
-  updates, state = tx.update(gradients, state, params)
-  updates = {k: 0 * params[k] if u is None else u for k, u in updates.items()}
-  return optax.apply_updates(params, updates), state
-
-
 def _inner(mu=0.5):
   # Without a gradient there is no momentum, as the state must not change.
   return optax.masked(optax.sgd(LR, momentum=mu), {"w": 1, "b": 1, "frozen": 0})
-
-
-def _row(tree, i):
-  return jax.tree.map(lambda x: x[i], tree)
 
 
 # --- The same numbers under vmap, pmap and shard_map -------------------------
@@ -115,9 +98,9 @@ def test_training_in_and_out_of_the_map(map_name, inner_state):
 
   def step(*args):
     traces.append(None)
-    return _step(tx, *args)
+    return take_step(tx, *args)
 
-  params, state = _stack(start), tx.init(start)
+  params, state = stack(start), tx.init(start)
   run = maps.stepper(map_name, step, state, N)
   for i in range(8):
     gradients, ends = _gradients(i), i in (0, 1, 3, 6)
@@ -141,14 +124,14 @@ def test_replicas_that_start_apart_join(map_name):
   tx = local_updates(
     optax.sgd(LR), optax.sgd(1.0), maps.AXIS, communication_period=2
   )
-  params, gradients = _normal(0, N, 3), _normal(1, N, 2, 3)
+  params, gradients = normal(0, N, 3), normal(1, N, 2, 3)
 
   def train(params, gradients):
     state = tx.init({"x": params})
     first = center_params(state)["x"]
     params = {"x": params}
     for i in range(2):
-      params, state = _step(tx, state, params, {"x": gradients[i]})
+      params, state = take_step(tx, state, params, {"x": gradients[i]})
     return params["x"], center_params(state)["x"], first
 
   got, center, first = maps.run(map_name, train, params, gradients, size=N)
@@ -173,11 +156,11 @@ def test_any_inner_and_outer_optimizer(map_name):
     ),
   )
   start = {k: _start()[k] for k in "wb"}
-  gradients = [{"w": _normal(i, 3, 2), "b": _normal(i)} for i in range(6)]
-  params, state = _stack(start), tx.init(start)
-  run = maps.stepper(map_name, functools.partial(_step, tx), state, N)
+  gradients = [{"w": normal(i, 3, 2), "b": normal(i)} for i in range(6)]
+  params, state = stack(start), tx.init(start)
+  run = maps.stepper(map_name, functools.partial(take_step, tx), state, N)
   for g in gradients:
-    params, state = run(state, params, _stack(g))
+    params, state = run(state, params, stack(g))
 
   own, inner_state = start, inner.init(start)
   outer_state = outer.init(start)
@@ -192,7 +175,7 @@ def test_any_inner_and_outer_optimizer(map_name):
     updates, outer_state = outer.update(moved, outer_state, begin)
     own = optax.apply_updates(begin, updates)
   for k in range(N):
-    chex.assert_trees_all_close(_row(params, k), own, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(row(params, k), own, rtol=1e-4, atol=1e-5)
   chex.assert_trees_all_close(
     jax.device_get(state[1].outer_state), outer_state, rtol=1e-4, atol=1e-5
   )
@@ -207,7 +190,7 @@ def test_any_inner_and_outer_optimizer(map_name):
 )
 def test_how_equal_replicas_are_after_a_round(seed, spread):
   """The center to the bit; parameters to a rounding of what they come from."""
-  before, gradients = _normal(seed, N, 64), spread * _normal(seed + 1, N, 64)
+  before, gradients = normal(seed, N, 64), spread * normal(seed + 1, N, 64)
   init, run = _one_round()
   after, state = run(before, init(before[0]), np.float32(gradients))
   after, center = np.asarray(after), np.asarray(center_params(state))
@@ -253,7 +236,7 @@ def test_the_center_is_equal_on_all_devices(map_name):
     return center_params(state)
 
   center = maps.run(
-    map_name, train, _normal(0, N, 1000), _normal(1, N, 1000), size=N
+    map_name, train, normal(0, N, 1000), normal(1, N, 1000), size=N
   )
   for k in range(N):
     np.testing.assert_array_equal(center[k], center[0])
@@ -274,11 +257,11 @@ def test_one_collective_in_a_round_and_none_in_between():
       inner_state=inner_state,
     )
     params = [np.ones((N, 3), np.float32), np.ones((N, 2), np.float32)]
-    state = tx.init(_row(params, 0))
+    state = tx.init(row(params, 0))
     specs = state_specs(state, maps.AXIS)
 
     def step(state, params, tx=tx):
-      own = _row(params, 0)
+      own = row(params, 0)
       updates, state = tx.update(own, state, own)
       new = optax.apply_updates(own, updates)
       return jax.tree.map(lambda x: x[None], new), state

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from own_params import normal, stack, take_step
 
 from optax_dist import state_axes, state_specs
 from optax_dist.states.center import center_params
@@ -22,12 +23,8 @@ LR = 0.1
 PERIOD = 4
 
 
-def _normal(seed, *shape):
-  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
 def _start():
-  return {"a": _normal(0, 3), "b": _normal(1, 2, 2), "c": np.float32([1, 2])}
+  return {"a": normal(0, 3), "b": normal(1, 2, 2), "c": np.float32([1, 2])}
 
 
 def _fragment_of(params):
@@ -36,17 +33,7 @@ def _fragment_of(params):
 
 
 def _gradients(seed):
-  return {"a": _normal(seed, N, 3), "b": _normal(seed + 9, N, 2, 2), "c": None}
-
-
-def _stack(tree, size=N):
-  return jax.tree.map(lambda x: np.stack([x] * size), tree)
-
-
-def _step(tx, state, params, gradients):
-  updates, state = tx.update(gradients, state, params)
-  updates = {k: 0 * params[k] if u is None else u for k, u in updates.items()}
-  return optax.apply_updates(params, updates), state
+  return {"a": normal(seed, N, 3), "b": normal(seed + 9, N, 2, 2), "c": None}
 
 
 class Oracle:
@@ -54,7 +41,7 @@ class Oracle:
 
   def __init__(self, start, delay, mix):
     self.center = jax.tree.map(np.float64, start)
-    self.params = jax.tree.map(np.float64, _stack(start))
+    self.params = jax.tree.map(np.float64, stack(start))
     self.trace = jax.tree.map(np.zeros_like, self.center)
     self.pending, self.sent, self.step = {}, {"a": 0, "b": 0}, 0
     self.args = delay, mix
@@ -93,9 +80,9 @@ def test_training_in_and_out_of_the_map(map_name, delay, mix):
 
   def step(*args):
     traces.append(None)
-    return _step(tx, *args)
+    return take_step(tx, *args)
 
-  params, state = _stack(start), tx.init(start)
+  params, state = stack(start), tx.init(start)
   run = maps.stepper(map_name, step, state, N)
   for i in range(12):
     gradients = _gradients(i)
@@ -128,8 +115,8 @@ def test_one_fragment_at_once_is_local_updates():
   start = {k: _start()[k] for k in "ab"}
   results = []
   for tx in (make(local_updates), make(streaming_updates, fragments=1)):
-    params, state = _stack(start), tx.init(start)
-    run = maps.stepper("vmap", functools.partial(_step, tx), state, N)
+    params, state = stack(start), tx.init(start)
+    run = maps.stepper("vmap", functools.partial(take_step, tx), state, N)
     for i in range(7):
       gradients = {k: _gradients(i)[k] for k in "ab"}
       params, state = run(state, params, gradients)

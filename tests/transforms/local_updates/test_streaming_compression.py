@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from own_params import normal, stack, take_step
 
 import optax_dist
 from optax_dist import compression
@@ -24,12 +25,8 @@ METHODS = {
 }
 
 
-def _normal(seed, *shape):
-  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
 def _start():
-  return {"a": _normal(0, 6, 5), "b": _normal(1, 7), "c": _normal(2, 2)}
+  return {"a": normal(0, 6, 5), "b": normal(1, 7), "c": normal(2, 2)}
 
 
 def _fragment_of(params):
@@ -38,11 +35,7 @@ def _fragment_of(params):
 
 
 def _gradients(seed):
-  return {"a": _normal(seed, N, 6, 5), "b": _normal(seed + 9, N, 7), "c": None}
-
-
-def _stack(tree):
-  return jax.tree.map(lambda x: np.stack([x] * N), tree)
+  return {"a": normal(seed, N, 6, 5), "b": normal(seed + 9, N, 7), "c": None}
 
 
 def _tx(method, delay=0, **kwargs):
@@ -59,12 +52,6 @@ def _tx(method, delay=0, **kwargs):
   )
 
 
-def _step(tx, state, params, gradients):
-  updates, state = tx.update(gradients, state, params)
-  updates = {k: 0 * params[k] if u is None else u for k, u in updates.items()}
-  return optax.apply_updates(params, updates), state
-
-
 @functools.cache
 def _reduce(name):
   method = METHODS[name]
@@ -77,7 +64,7 @@ def _reduce(name):
 def _expected(name, delay):
   """By a loop in NumPy around the method, a fragment at a time."""
   method, start = METHODS[name], _start()
-  params, center, pending, out = _stack(start), dict(start), {}, []
+  params, center, pending, out = stack(start), dict(start), {}, []
   # A parameter without a gradient is part of what its fragment sends.
   fragments = {2: ("a", "c"), 0: ("b",)}
   states = {
@@ -116,8 +103,8 @@ _MAPS = [n for n in maps.NAMES if n != "plain_jit"]
 def test_each_fragment_is_sent_by_the_method(name, map_name):
   delay = 3 if name == "top_k" else 0
   tx, start = _tx(METHODS[name], delay), _start()
-  params, state = _stack(start), tx.init(start)
-  run = maps.stepper(map_name, functools.partial(_step, tx), state, N)
+  params, state = stack(start), tx.init(start)
+  run = maps.stepper(map_name, functools.partial(take_step, tx), state, N)
   for i, (expected, center) in enumerate(_expected(name, delay)):
     params, new_state = run(state, params, _gradients(i))
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype), (state, new_state))
@@ -134,7 +121,7 @@ def test_each_fragment_is_sent_by_the_method(name, map_name):
 @pytest.mark.parametrize("delay", [0, 2])
 def test_what_was_left_out_arrives_once(delay, map_name):
   """Also where replicas keep a part of it in their own parameters."""
-  start = _normal(0, 40)
+  start = normal(0, 40)
   tx = optax_dist.streaming_updates(
     optax.sgd(1.0),
     optax.sgd(1.0),
@@ -147,8 +134,8 @@ def test_what_was_left_out_arrives_once(delay, map_name):
     compression=compression.top_k(0.2),
   )
   params, state = np.stack([start] * N), tx.init(start)
-  run = maps.stepper(map_name, functools.partial(_array_step, tx), state, N)
-  learned = np.stack([_normal(1, 40)] * N)
+  run = maps.stepper(map_name, functools.partial(take_step, tx), state, N)
+  learned = np.stack([normal(1, 40)] * N)
   for i in range(18):
     params, state = run(state, params, learned if i == 0 else 0 * learned)
     # All replicas have learned the same, and send a fifth of it in a round.
@@ -157,11 +144,6 @@ def test_what_was_left_out_arrives_once(delay, map_name):
     np.testing.assert_allclose(part, there, atol=1e-3)
     rounds = max(0, i + 1 - delay) // 3
     assert np.sum(there) == min(8 * rounds, 40)
-
-
-def _array_step(tx, state, params, gradients):
-  updates, state = tx.update(gradients, state, params)
-  return optax.apply_updates(params, updates), state
 
 
 def test_one_fragment_at_once_is_local_updates():
@@ -181,8 +163,8 @@ def test_one_fragment_at_once_is_local_updates():
     make(optax_dist.local_updates),
     make(optax_dist.streaming_updates, fragments=1),
   ):
-    params, state = _stack(start), tx.init(start)
-    run = maps.stepper("vmap", functools.partial(_step, tx), state, N)
+    params, state = stack(start), tx.init(start)
+    run = maps.stepper("vmap", functools.partial(take_step, tx), state, N)
     for i in range(7):
       gradients = {k: _gradients(i)[k] for k in "ab"}
       params, state = run(state, params, gradients)
@@ -239,8 +221,8 @@ def test_a_replica_that_is_not_finite_moves_nothing():
 def test_traffic_counts_what_the_method_makes():
   method, start = METHODS["top_k"], _start()
   tx = _tx(method)
-  params, state = _stack(start), tx.init(start)
-  run = maps.stepper("vmap", functools.partial(_step, tx), state, N)
+  params, state = stack(start), tx.init(start)
+  run = maps.stepper("vmap", functools.partial(take_step, tx), state, N)
   for i in range(6):
     params, state = run(state, params, _gradients(i))
   sent = streaming_traffic(state, _fragment_of, method)
