@@ -488,7 +488,9 @@ def _say_goodbye(
 
 def _end(reason: str) -> None:
   """Ends a process whose training loop is stuck; the launcher restarts it."""
-  print(f"This process ends, for it is {reason}.", file=sys.stderr, flush=True)
+  print(
+    f"This process ends because it is {reason}.", file=sys.stderr, flush=True
+  )
   os._exit(groups.EXIT_CODE)
 
 

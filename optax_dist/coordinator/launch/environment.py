@@ -87,7 +87,7 @@ class Environment:
       value, count = getattr(self, name), getattr(self, of)
       if value is not None and count is not None and not 0 <= value < count:
         raise ValueError(
-          f"{variable(name)} must be from 0 to {count - 1}, for"
+          f"{variable(name)} must be from 0 to {count - 1}, because"
           f" {variable(of)} is {count}; got {value}."
         )
     if (self.num_processes or 1) > 1 and (

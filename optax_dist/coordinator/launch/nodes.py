@@ -96,7 +96,7 @@ class Node:
       )
     if processes < nodes:
       raise ValueError(
-        f"Each replica is on {nodes} hosts, for there are {self.count} hosts and"
+        f"Each replica is on {nodes} hosts, because there are {self.count} hosts and"
         f" {replicas} replicas; then it needs at least {nodes} processes, got"
         f" {processes}."
       )
