@@ -45,6 +45,9 @@ def adagrad(
     >>> [f"{x:.4f}" for x in updates]
     ['-0.4330']
   """
+  hyperparameters.check_numbers(
+    initial_accumulator_value=initial_accumulator_value
+  )
   hyperparameters.check_positive(
     initial_accumulator_value=initial_accumulator_value
   )
@@ -109,6 +112,12 @@ def adagrad_da(
     >>> (params + updates).tolist()
     [-0.25]
   """
+  hyperparameters.check_numbers(
+    initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value,
+    l1_regularization_strength=l1_regularization_strength,
+    l2_regularization_strength=l2_regularization_strength,
+    global_step_start=global_step_start,
+  )
   hyperparameters.check_positive(
     initial_gradient_squared_accumulator_value=(
       initial_gradient_squared_accumulator_value
@@ -189,6 +198,7 @@ def adadelta(
     >>> [f"{x:.4f}" for x in updates]
     ['-0.8660']
   """
+  hyperparameters.check_numbers(rho=rho, epsilon=epsilon)
   optimizer = row_wise.row_wise(
     # Not optax.adadelta itself, which adds a weight decay of 0 times the
     # parameters.

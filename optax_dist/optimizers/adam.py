@@ -50,6 +50,7 @@ def adam(
     >>> [f"{x:.3f}" for x in updates]
     ['-0.500', '0.500']
   """
+  hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
 
   def apply_rule(grad, param, slots, step):
     del param
@@ -112,6 +113,7 @@ def custom_adam(
     >>> [f"{x:.3f}" for x in updates]
     ['-0.500', '0.500']
   """
+  hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
 
   def apply_rule(grad, param, slots, step):
     del param
@@ -171,6 +173,7 @@ def nadam(
     >>> [f"{x:.3f}" for x in updates]
     ['-0.950', '0.950']
   """
+  hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
 
   def apply_rule(grad, param, slots, step):
     del param

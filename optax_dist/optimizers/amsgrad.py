@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.optimizers._internal import hyperparameters, rates, row_wise
 
 
@@ -50,6 +51,8 @@ def amsgrad(
     >>> optimizer.update(jnp.full(1, 2.0), state)[0].tolist()
     [-0.5]
   """
+  checks.flag("decay", decay)
+  hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
   rate = learning_rate
   if decay:
     rate = rates.divided(learning_rate, lambda count: jnp.sqrt(count + 1))

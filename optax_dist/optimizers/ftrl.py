@@ -63,6 +63,15 @@ def ftrl(
     >>> (params + updates).tolist()
     [-1.0, 0.0]
   """
+  hyperparameters.check_numbers(
+    learning_rate_power=learning_rate_power,
+    initial_accumulator_value=initial_accumulator_value,
+    l1_regularization_strength=l1_regularization_strength,
+    l2_regularization_strength=l2_regularization_strength,
+    l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
+  )
+  if beta is not None:
+    hyperparameters.check_numbers(beta=beta)
   hyperparameters.check(
     "learning_rate_power",
     learning_rate_power,

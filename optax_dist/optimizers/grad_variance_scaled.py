@@ -46,6 +46,7 @@ def grad_variance_scaled(
     >>> [f"{x:.3f}" for x in optimizer.update(jnp.full(1, 2.0), state)[0]]
     ['-1.000']
   """
+  hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
 
   def direction(grad, deviation, v):
     eps = hyperparameters.cast(epsilon, grad.dtype)

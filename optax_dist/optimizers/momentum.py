@@ -2,6 +2,7 @@
 
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.optimizers._internal import hyperparameters, rates, row_wise
 
 
@@ -40,6 +41,8 @@ def momentum(
     >>> updates.tolist()
     [-1.5]
   """
+  checks.flag("use_nesterov", use_nesterov)
+  hyperparameters.check_numbers(momentum=momentum)
   return row_wise.row_wise(
     rates.with_learning_rate(
       lambda rate: optax.sgd(

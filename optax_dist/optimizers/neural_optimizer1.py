@@ -52,6 +52,7 @@ def neural_optimizer1(
     -1.000
     0.050
   """
+  hyperparameters.check_numbers(beta1=beta1, decrease_factor=decrease_factor)
 
   def direction(grad, m):
     factor = hyperparameters.cast(decrease_factor, grad.dtype)

@@ -45,6 +45,10 @@ def proximal_gradient_descent(
     >>> (params + updates).tolist()
     [1.0, 0.0]
   """
+  hyperparameters.check_numbers(
+    l1_regularization_strength=l1_regularization_strength,
+    l2_regularization_strength=l2_regularization_strength,
+  )
 
   def apply_rule(grad, param, slots, step):
     new = _shrink(
@@ -102,6 +106,11 @@ def proximal_adagrad(
     >>> (params + updates).tolist()
     [1.5, 0.0]
   """
+  hyperparameters.check_numbers(
+    initial_accumulator_value=initial_accumulator_value,
+    l1_regularization_strength=l1_regularization_strength,
+    l2_regularization_strength=l2_regularization_strength,
+  )
   hyperparameters.check_positive(
     initial_accumulator_value=initial_accumulator_value
   )

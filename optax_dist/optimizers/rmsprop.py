@@ -2,6 +2,7 @@
 
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.optimizers._internal import hyperparameters, rates, row_wise
 
 
@@ -47,6 +48,8 @@ def rmsprop(
     >>> [f"{x:.4f}" for x in updates]
     ['-0.6614']
   """
+  checks.flag("centered", centered)
+  hyperparameters.check_numbers(decay=decay, momentum=momentum, epsilon=epsilon)
   scale = optax.scale_by_stddev if centered else optax.scale_by_rms
   return row_wise.row_wise(
     optax.chain(

@@ -76,20 +76,9 @@ def test_a_prefix_says_which():
   assert averages["head"] == optax.MaskedNode()
 
 
-def test_averaged_params_fills_in_what_is_left_out():
-  params = {"w": np.float32(1), "b": np.float32(2)}
-  tx = optax.chain(optax.clip(1.0), _tx(which={"w": True, "b": False}))
-  state = tx.init(params)
-  got = optax_dist.averaged_params(state, {"w": 10.0, "b": 20.0})
-  assert got == {"w": 1.0, "b": 20.0}
-
-
-def test_there_are_no_averages():
-  state = _tx(decay=None).init({"w": 1.0})
-  assert state.averages is None
+def test_without_a_decay_there_are_none():
+  assert moving_averages.init({"w": 1.0}, None, None) is None
   assert moving_averages.update(None, 1.0, 1.0, None) is None
-  with pytest.raises(ValueError, match="build sync_replicas with"):
-    optax_dist.averaged_params(state, {"w": 1.0})
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, "0.9", np.nan])

@@ -75,22 +75,39 @@ def check_learning_rate(value: Any) -> None:
     ValueError: If it is a number or an array that is not finite, or an array
       with dimensions.
   """
-  if callable(value):
-    return
-  kinds = "a finite number, a scalar array or a schedule"
+  if not callable(value):
+    kinds = "a finite number, a scalar array or a schedule"
+    _check_number("learning_rate", value, kinds)
+
+
+def check_numbers(**values: Any) -> None:
+  """Checks other hyperparameters as far as their values are known.
+
+  Args:
+    **values: Finite numbers or scalar arrays.
+
+  Raises:
+    TypeError: If one is neither.
+    ValueError: If one is not finite, or an array with dimensions.
+  """
+  for name, value in values.items():
+    _check_number(name, value, "a finite number or a scalar array")
+
+
+def _check_number(name: str, value: Any, kinds: str) -> None:
   if not is_static(value) and not isinstance(value, jax.Array | np.ndarray):
-    raise TypeError(f"learning_rate must be {kinds}, got {value!r}")
+    raise TypeError(f"{name} must be {kinds}, got {value!r}")
   dtype = jnp.result_type(value)
   if isinstance(value, bool) or not (
     jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
   ):
-    raise TypeError(f"learning_rate must be {kinds}, got {value!r}")
+    raise TypeError(f"{name} must be {kinds}, got {value!r}")
   if np.ndim(value):
     raise ValueError(
-      f"learning_rate must be {kinds}, got an array of shape {np.shape(value)}"
+      f"{name} must be {kinds}, got an array of shape {np.shape(value)}"
     )
   if not isinstance(value, jax.core.Tracer) and not np.isfinite(value):
-    raise ValueError(f"learning_rate must be {kinds}, got {value!r}")
+    raise ValueError(f"{name} must be {kinds}, got {value!r}")
 
 
 def check(

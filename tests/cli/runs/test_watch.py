@@ -13,7 +13,7 @@ from optax_dist.cli import main
 from optax_dist.cli.runs import summary as run_summary
 from optax_dist.cli.runs import table as run_table
 from optax_dist.cli.runs import timeline_picture
-from optax_dist.coordinator import journal, journal_tail
+from optax_dist.coordinator import journal
 
 
 def _member(replica, step, arrived, compute=0.5):
@@ -143,23 +143,6 @@ def test_it_follows_a_run_until_its_end(tmp_path):
       written.write("finish", step=0, reason="finished")
       follower.join(60.0)
   assert codes == [0]
-
-
-def test_lines_come_once_they_are_whole(tmp_path):
-  path = tmp_path / "run.jsonl"
-  tail = journal_tail.Tail(path)
-  assert tail.read() == []
-  with journal.Journal(path) as written:
-    _begin(written, 1)
-  whole = path.read_bytes()
-  path.write_bytes(whole[:-5])
-  assert [r["kind"] for r in tail.read()] == ["run", "leader"]
-  path.write_bytes(whole + b"nonsense\n")
-  assert [r["kind"] for r in tail.read()] == ["join"]
-  assert tail.bad_lines == 1
-  # Another run's file in its place.
-  path.write_bytes(whole.splitlines(keepends=True)[0])
-  assert [r["kind"] for r in tail.read()] == ["run"]
 
 
 def test_bad_lines_are_counted(path, capsys):

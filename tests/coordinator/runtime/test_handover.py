@@ -1,0 +1,59 @@
+"""What the event loop hands over to the training loop."""
+
+import threading
+import types
+
+import pytest
+
+from optax_dist.coordinator.runtime.handover import Handover
+
+
+@pytest.fixture(name="shared")
+def _shared():
+  return Handover(published=None)
+
+
+def test_a_wait_ends_when_it_is_told(shared):
+  waits = threading.Event()
+
+  def ready():
+    waits.set()
+    return shared.admission == 1
+
+  found = []
+  thread = threading.Thread(target=lambda: found.append(shared.wait(ready, 60)))
+  thread.start()
+  assert waits.wait(30.0)
+  shared.admission = 1
+  shared.tell()
+  thread.join(30.0)
+  assert found == [True]
+
+
+@pytest.mark.parametrize("over", [{"finished": "done"}, {"failure": OSError()}])
+def test_a_wait_ends_with_the_run(shared, over):
+  vars(shared).update(over)
+  assert not shared.wait(lambda: False, 60.0)
+  # What has come before the end counts.
+  assert shared.wait(lambda: True, 60.0)
+
+
+def test_a_wait_has_an_end(shared):
+  assert not shared.wait(lambda: False, 0.01)
+
+
+def test_an_answer_is_taken_once(shared):
+  shared.resolve(3, "answer")
+  assert shared.outcome(3) == "answer"
+  assert shared.take(3) == "answer"
+  assert shared.take(3) is None
+
+
+def test_old_progress_is_forgotten_but_for_what_is_saved(shared):
+  shared.to_save = types.SimpleNamespace(step=5)
+  for step in range(1000):
+    shared.progressed(step, f"as of {step}")
+    assert len(shared.progress) <= 257
+  assert shared.progress[5] == "as of 5"
+  # A replica may be some steps behind.
+  assert all(shared.progress[step] for step in range(900, 1000))

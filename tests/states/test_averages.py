@@ -1,0 +1,40 @@
+"""Tests of reading moving averages."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_dist
+
+
+def _tx(decay=0.9, which=None):
+  return optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    "data",
+    replicas_to_aggregate=2,
+    total_num_replicas=2,
+    variable_averages=decay,
+    variables_to_average=which,
+  )
+
+
+def test_parameters_stand_in_for_those_left_out():
+  params = {"w": np.float32(1), "b": np.float32(2)}
+  tx = optax.chain(optax.clip(1.0), _tx(which={"w": True, "b": False}))
+  state = tx.init(params)
+  got = optax_dist.averaged_params(state, {"w": 10.0, "b": 20.0})
+  assert got == {"w": 1.0, "b": 20.0}
+
+
+def test_they_come_in_the_parameters_dtype():
+  params = {"w": jnp.ones(2, jnp.bfloat16)}
+  state = _tx().init(params)
+  assert state.averages["w"].dtype == jnp.float32
+  assert optax_dist.averaged_params(state, params)["w"].dtype == jnp.bfloat16
+
+
+def test_without_averages_the_remedy_is_named():
+  state = _tx(decay=None).init({"w": 1.0})
+  with pytest.raises(ValueError, match="build sync_replicas with"):
+    optax_dist.averaged_params(state, {"w": 1.0})
