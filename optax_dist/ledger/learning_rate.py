@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -33,7 +34,9 @@ def scaled_by_batch(
     An optax schedule.
 
   Raises:
-    ValueError: `reference` is not positive, or the rule is unknown.
+    ValueError: `learning_rate` or `global_batch` is neither a schedule nor a
+      finite number (positive for the batch), `reference` is not positive, or
+      the rule is unknown.
 
   Example:
     >>> rate = scaled_by_batch(0.1, 512, reference=256)
@@ -43,6 +46,8 @@ def scaled_by_batch(
     >>> round(rate(0), 6)
     0.2
   """
+  _check("learning_rate", learning_rate, positive=False)
+  _check("global_batch", global_batch, positive=True)
   if reference < 1:
     raise ValueError(f"reference must be a positive number, got {reference!r}.")
   if rule not in ("linear", "square_root"):
@@ -55,3 +60,15 @@ def scaled_by_batch(
     return rate * (samples / reference) ** power
 
   return schedule
+
+
+def _check(name: str, value: Any, positive: bool) -> None:
+  # Without JAX, which this package doesn't load: arrays pass as they are.
+  if callable(value) or hasattr(value, "dtype"):
+    return
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if not is_number or not 0 <= value < math.inf or (positive and not value):
+    kind = "positive" if positive else "not negative"
+    raise ValueError(
+      f"{name} must be a schedule or a number, finite and {kind}, got {value!r}."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ def read(source: Any, indices: np.ndarray | Sequence[int]) -> Any:
     indices: indices of samples, as from `coordinator.Replica.batches`.
 
   Returns:
-    For arrays, the rows; otherwise the samples, stacked leaf by leaf.
+    For arrays, the rows; otherwise the samples, stacked leaf by leaf. Without
+    indices, arrays of no rows.
 
   Raises:
-    IndexError: an index is not in the source.
+    IndexError: an index is negative or not in the source.
 
   Example:
     >>> read({"x": np.arange(4) * 10, "y": np.eye(4)[:, 0]}, [3, 0])
@@ -36,16 +37,15 @@ def read(source: Any, indices: np.ndarray | Sequence[int]) -> Any:
     >>> read(Squares(), [4, 2])
     {'number': array([4, 2]), 'square': array([16,  4])}
   """
-  numbers = np.asarray(indices)
+  # An empty list would become floats, which are no indices.
+  numbers = np.asarray(indices) if len(indices) else np.zeros([0], np.int64)
   if _is_of_arrays(source):
+    _check(numbers, _rows(source))
     return _map(lambda leaf: leaf[numbers], source)
-  size = len(source)
-  if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
-    # Some sources, like Grain's, would begin another epoch.
-    raise IndexError(
-      f"samples must be from 0 to {size - 1}, got {numbers.min()} to "
-      f"{numbers.max()}."
-    )
+  _check(numbers, len(source))
+  if not len(numbers):
+    # Only a sample tells the shapes.
+    return _map(lambda leaf: leaf[:0], stack([source[0]]))
   return stack([source[number] for number in numbers.tolist()])
 
 
@@ -60,8 +60,7 @@ def stack(samples: Sequence[Any]) -> Any:
   if isinstance(first, dict):
     return {key: stack([sample[key] for sample in samples]) for key in first}
   if isinstance(first, tuple | list):
-    parts = [stack(column) for column in zip(*samples, strict=True)]
-    return type(first)(parts)
+    return _like(first, map(stack, zip(*samples, strict=True)))
   return np.stack([np.asarray(sample) for sample in samples])
 
 
@@ -76,6 +75,28 @@ def _is_of_arrays(tree: Any) -> bool:
 def _map(function: Any, tree: Any) -> Any:
   if isinstance(tree, dict):
     return {key: _map(function, leaf) for key, leaf in tree.items()}
-  if isinstance(tree, tuple):
-    return tuple(_map(function, leaf) for leaf in tree)
+  if isinstance(tree, tuple | list):
+    return _like(tree, (_map(function, leaf) for leaf in tree))
   return function(tree)
+
+
+def _like(tree: Any, parts: Iterable[Any]) -> Any:
+  """The parts as a list or tuple; a NamedTuple takes each by itself."""
+  return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+
+
+def _rows(tree: Any) -> int:
+  """Samples that all arrays of a tree have."""
+  if isinstance(tree, dict):
+    return min(map(_rows, tree.values()))
+  return min(map(_rows, tree)) if isinstance(tree, tuple) else len(tree)
+
+
+def _check(numbers: np.ndarray, size: int) -> None:
+  # Some sources, like Grain's, would begin another epoch, and arrays count
+  # negative indices from their end.
+  if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
+    raise IndexError(
+      f"samples must be from 0 to {size - 1}, got {numbers.min()} to "
+      f"{numbers.max()}."
+    )

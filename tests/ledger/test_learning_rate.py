@@ -26,6 +26,10 @@ def test_a_rate_follows_the_batch(rule, expected):
 
 
 def test_mistakes_are_named():
+  with pytest.raises(ValueError, match="learning_rate must be"):
+    ledger.scaled_by_batch("0.1", 1, 1)
+  with pytest.raises(ValueError, match="global_batch must be"):
+    ledger.scaled_by_batch(0.1, 0, 1)
   with pytest.raises(ValueError, match="reference must be a positive"):
     ledger.scaled_by_batch(0.1, 1, 0)
   with pytest.raises(ValueError, match="rule must be 'linear'"):

@@ -1,5 +1,7 @@
 """Samples by number: arrays, what torch calls a data set, and Grain."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,30 @@ def test_grain_is_read_by_number():
   assert found["square"].tolist() == (indices**2).tolist()
   with pytest.raises(IndexError, match="from 0 to 9"):
     ledger.read(data, [10])
+
+
+class Pair(NamedTuple):
+  x: np.ndarray
+  y: np.ndarray
+
+
+def test_a_named_tuple_stays_one():
+  source = Pair(np.arange(4), np.arange(4.0))
+  samples = [Pair(np.int64(number), np.float64(number)) for number in range(4)]
+  for found in (ledger.read(source, [3, 1]), ledger.read(samples, [3, 1])):
+    assert isinstance(found, Pair)
+    assert (found.x.tolist(), found.y.tolist()) == ([3, 1], [3.0, 1.0])
+
+
+@pytest.mark.parametrize("source", [np.arange(5), list(range(5))])
+@pytest.mark.parametrize("indices", [[-1], [0, 5]])
+def test_an_index_outside_is_named(source, indices):
+  with pytest.raises(IndexError, match="from 0 to 4"):
+    ledger.read(source, indices)
+
+
+def test_no_indices_give_no_rows():
+  assert ledger.read(np.ones([5, 2]), []).shape == (0, 2)
+  found = ledger.read([{"x": np.ones(3, np.float32), "y": 1}] * 2, [])
+  assert (found["x"].shape, found["x"].dtype) == ((0, 3), np.float32)
+  assert found["y"].shape == (0,)
