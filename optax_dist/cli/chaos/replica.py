@@ -86,6 +86,7 @@ class _Work:
       "calls": [],
       "accepted": [],
       "reasons": [],
+      "told": {},
       "prints": {},
       "drawn": {},
       "waited": 0.0,
@@ -151,6 +152,7 @@ class _Work:
             seen["accepted"].append(number - 1)
           else:
             seen["reasons"].append(outcome.reason)
+            seen["told"][str(number - 1)] = outcome.reason
           seen["waited"] = max(seen["waited"], outcome.waited)
           seen["prints"][outcome.global_step] = replica.fingerprint()
           self.channel.say(

@@ -52,6 +52,7 @@ def _spoilt(how):
       seen["prints"]["3"] = "another"
     case "applied elsewhere":
       seen["accepted"].remove(1)
+      seen["told"] = {"1": "lost"}
     case "no outcome":
       seen["calls"].append(4)
     case "no reason":
@@ -81,7 +82,7 @@ def test_a_good_run_has_no_problems():
     ("twice", "twice [1]"),
     ("lost commit", "missing [1]"),
     ("diverged", "diverged: after steps [3]"),
-    ("applied elsewhere", "the journal [1]"),
+    ("applied elsewhere", "the journal [1], which it was told are ['lost']"),
     ("no outcome", "a gradient has no outcome"),
     ("no reason", "dropped without reason"),
     ("waited", "has waited 11.0 s"),
