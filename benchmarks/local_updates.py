@@ -21,7 +21,6 @@ import numpy as np
 import optax
 import ratios
 from cross_shard import AXIS, DEVICES
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
@@ -150,17 +149,9 @@ class Period:
       out_specs=(P(AXIS), specs),
       check_vma=False,
     )
-    shardings = jax.tree.map(
-      lambda spec: NamedSharding(mesh, spec),
-      (P(AXIS), specs, P(AXIS)),
-      is_leaf=lambda node: isinstance(node, P),
-    )
     x = draw(DEVICES, batch, widths[0])
-    *self._carry, self._x = jax.tree.map(
-      lambda sharding, part: jax.device_put(part, sharding),
-      shardings,
-      (_stack(params), state, x),
-      is_leaf=lambda node: isinstance(node, NamedSharding),
+    *self._carry, self._x = optax_dist.place(
+      (_stack(params), state, x), mesh, (P(AXIS), specs, P(AXIS))
     )
     self._run = jax.jit(mapped, donate_argnums=(0, 1))
 

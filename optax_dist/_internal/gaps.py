@@ -76,7 +76,7 @@ class Gaps:
     points: Sequence[jax.Array],
     center: Sequence[jax.Array],
     others: Sequence[jax.Array] = (),
-  ) -> "Packed":
+  ) -> Packed:
     """Returns ``center - points`` and the other arrays in buffers.
 
     Args:
@@ -98,7 +98,7 @@ class Gaps:
     """Adds buffers up over the replicas."""
     return collectives.sum_leaves(buffers, [self.me.of.names] * len(buffers))
 
-  def mean(self, packed: "Packed") -> tuple[list[jax.Array], jax.Array]:
+  def mean(self, packed: Packed) -> tuple[list[jax.Array], jax.Array]:
     """Averages buffers over the replicas that are finite; 0 where none is.
 
     Returns:

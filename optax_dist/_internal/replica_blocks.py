@@ -25,6 +25,12 @@ def is_per_replica(x: Any) -> bool:
   return isinstance(x, PerReplica)
 
 
+def has_replicas(tree: Any) -> bool:
+  """Whether any part of a tree is a :class:`PerReplica`."""
+  nodes = jax.tree.leaves(tree, is_leaf=is_per_replica)
+  return any(map(is_per_replica, nodes))
+
+
 def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
   """Returns one replica's values, and whether they had a leading axis.
 

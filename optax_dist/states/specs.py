@@ -10,7 +10,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes
 from optax_dist._internal.gradient_sum import SparseSum
-from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
+from optax_dist._internal.replica_blocks import (
+  PerReplica,
+  has_replicas,
+  is_per_replica,
+)
 
 _Dims = tuple[Any, ...]
 
@@ -229,14 +233,9 @@ def _check_wrappers(state: Any) -> None:
   for node in filter(is_wrapper, jax.tree.leaves(state, is_leaf=is_wrapper)):
     inside, own, remedy = _WRAPPERS[type(node)]
     inner = getattr(node, inside)
-    if _has_replicas(inner) and not _has_replicas(getattr(node, own)):
+    if has_replicas(inner) and not has_replicas(getattr(node, own)):
       raise ValueError(f"state_specs, state_axes: {remedy}")
     _check_wrappers(inner)
-
-
-def _has_replicas(tree: Any) -> bool:
-  nodes = jax.tree.leaves(tree, is_leaf=is_per_replica)
-  return any(map(is_per_replica, nodes))
 
 
 def _joint(names: Sequence[axes.AxisName]) -> Any:

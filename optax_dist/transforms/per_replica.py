@@ -11,6 +11,7 @@ from optax_dist._internal import axes, checks, replicas
 from optax_dist._internal.replica_blocks import (
   PerReplica,
   as_block,
+  has_replicas,
   is_per_replica,
   own_block,
 )
@@ -100,9 +101,7 @@ def per_replica(
     count = replicas.at_init(_USER, names, num_replicas, "num_replicas")
 
     def mark(part: Any) -> PerReplica:
-      if any(
-        map(is_per_replica, jax.tree.leaves(part, is_leaf=is_per_replica))
-      ):
+      if has_replicas(part):
         raise ValueError(
           f"{_USER}: {fields or 'the state'} has parts of one"
           " replica in it already, as that of sync_replicas. Name the fields of"

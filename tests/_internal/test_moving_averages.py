@@ -10,17 +10,6 @@ import optax_dist
 from optax_dist._internal import moving_averages
 
 
-def _tx(decay=0.9, which=None):
-  return optax_dist.sync_replicas(
-    optax.sgd(1.0),
-    "data",
-    replicas_to_aggregate=2,
-    total_num_replicas=2,
-    variable_averages=decay,
-    variables_to_average=which,
-  )
-
-
 @pytest.mark.parametrize("decay", [0, 0.75, 1.0])
 def test_they_follow_the_updated_parameters(decay):
   params, expected = {"w": np.float32([1, 2])}, np.array([1.0, 2.0])

@@ -22,8 +22,8 @@ def check(
     records: the records of its journal.
     reports: from each process that exited normally: its replica, its
       incarnation, and its observations: ``calls`` and ``accepted`` (numbers of
-      its gradients), ``reasons`` of dropped ones (``told``: by number, if
-      known), ``prints`` by step, ``waited``, ``step`` and ``stats``.
+      its gradients), ``reasons`` of dropped ones by number, ``prints`` by step,
+      ``waited``, ``step`` and ``stats``.
     timeout: the timeout of the run; no replica may have waited longer.
     data: the leased data set, if there is one.
 
@@ -104,14 +104,14 @@ def _ledger(
     believed = set(seen["accepted"])
     if own != believed:
       unknown = sorted(own - believed)[:5]
-      told = [seen.get("told", {}).get(str(number)) for number in unknown]
+      told = [seen["reasons"].get(str(number)) for number in unknown]
       problems.append(
         f"replica {replica} takes {sorted(believed - own)[:5]} for applied,"
         f" the journal {unknown}, which it was told are {told}"
       )
     if len(seen["calls"]) != len(seen["accepted"]) + len(seen["reasons"]):
       problems.append(f"replica {replica}: a gradient has no outcome")
-    if "" in seen["reasons"]:
+    if "" in seen["reasons"].values():
       problems.append(
         f"replica {replica}: a gradient was dropped without reason"
       )

@@ -112,7 +112,7 @@ def main() -> int:
   times["compiled"] = time.time() - began
   prints: dict[int, str] = {}
   accepted: list[int] = []
-  reasons: list[str] = []
+  reasons: dict[str, str] = {}
   waited, number, before = 0.0, 0, None
   with coordinator.join(
     opt,
@@ -148,7 +148,7 @@ def main() -> int:
       if outcome.accepted:
         accepted.append(number - 1)
       else:
-        reasons.append(outcome.reason)
+        reasons[str(number - 1)] = outcome.reason
       if outcome.finished:
         break
       prints[outcome.global_step] = replica.fingerprint()

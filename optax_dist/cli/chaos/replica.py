@@ -85,8 +85,7 @@ class _Work:
     seen: dict[str, Any] = {
       "calls": [],
       "accepted": [],
-      "reasons": [],
-      "told": {},
+      "reasons": {},
       "prints": {},
       "drawn": {},
       "waited": 0.0,
@@ -151,8 +150,7 @@ class _Work:
           if outcome.accepted:
             seen["accepted"].append(number - 1)
           else:
-            seen["reasons"].append(outcome.reason)
-            seen["told"][str(number - 1)] = outcome.reason
+            seen["reasons"][str(number - 1)] = outcome.reason
           seen["waited"] = max(seen["waited"], outcome.waited)
           seen["prints"][outcome.global_step] = replica.fingerprint()
           self.channel.say(

@@ -63,16 +63,13 @@ def parse(address: str) -> list[Endpoint]:
     bare = host.removeprefix("[").removesuffix("]")
     # Without brackets, the end of an IPv6 address would be taken for a port.
     whole = ":" not in bare or host == f"[{bare}]"
-    whole = whole and not any(map(str.isspace, bare))
-    host = bare
-    if not (
-      colon and host and whole and port.isdecimal() and 0 < int(port) < 65536
-    ):
+    is_host = bare and whole and not any(map(str.isspace, bare))
+    if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
       raise ValueError(
         "An address is host:port, such as 10.0.0.3:29400 or [fd00::3]:29400,"
         f" with unix:name beside it or not; got {address!r:.200}."
       )
-    ways.append(Endpoint(host, int(port)))
+    ways.append(Endpoint(bare, int(port)))
   return sorted(ways, key=lambda way: not way.unix)
 
 

@@ -31,7 +31,7 @@ def _good():
   seen = {
     "calls": [0, 1, 2, 3],
     "accepted": [0, 1, 2],
-    "reasons": ["finished"],
+    "reasons": {"3": "finished"},
     "prints": {"1": "print 1", "3": "print 3"},
     "waited": 0.5,
     "step": 3,
@@ -52,11 +52,11 @@ def _spoilt(how):
       seen["prints"]["3"] = "another"
     case "applied elsewhere":
       seen["accepted"].remove(1)
-      seen["told"] = {"1": "lost"}
+      seen["reasons"]["1"] = "lost"
     case "no outcome":
       seen["calls"].append(4)
     case "no reason":
-      seen["reasons"] = [""]
+      seen["reasons"] = {"3": ""}
     case "waited":
       seen["waited"] = 11.0
     case "behind":
