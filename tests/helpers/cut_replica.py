@@ -31,7 +31,7 @@ def main(told):
   gradient = jax.jit(
     lambda p, x: jax.tree.map(lambda v: 0.1 * v + jnp.sin(x + v), p)
   )
-  seen = {"calls": [], "accepted": [], "reasons": [], "prints": {}}
+  seen = {"calls": [], "accepted": [], "reasons": {}, "prints": {}}
   waited = 0.0
   with coordinator.join(optax.adam(0.01), params, **told) as replica:
     say(event="joined")
@@ -47,7 +47,7 @@ def main(told):
       if outcome.accepted:
         seen["accepted"].append(call)
       else:
-        seen["reasons"].append(outcome.reason)
+        seen["reasons"][str(call)] = outcome.reason
       seen["prints"][outcome.global_step] = replica.fingerprint()
       say(
         event="step",

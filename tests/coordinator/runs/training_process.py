@@ -59,7 +59,7 @@ class Member:
     seen = {
       "calls": [],
       "accepted": [],
-      "reasons": [],
+      "reasons": {},
       "prints": {},
       "waited": 0.0,
       "error": None,
@@ -97,7 +97,7 @@ class Member:
         if outcome.accepted:
           seen["accepted"].append(number)
         else:
-          seen["reasons"].append(outcome.reason)
+          seen["reasons"][str(number)] = outcome.reason
         number += 1
         seen["waited"] = max(seen["waited"], outcome.waited)
         seen["prints"][outcome.global_step] = replica.fingerprint()
