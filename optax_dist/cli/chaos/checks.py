@@ -102,12 +102,17 @@ def _ledger(
   for replica, incarnation, seen in reports:
     own = {key[2] for key in applied if key[:2] == (replica, incarnation)}
     believed = set(seen["accepted"])
-    if own != believed:
-      unknown = sorted(own - believed)[:5]
-      told = [seen["reasons"].get(str(number)) for number in unknown]
+    # `lost` means that it isn't known to count (A7): a replica may be removed
+    # when it has done its part of a step that is then committed.
+    wrong = {
+      number: told
+      for number in sorted(own - believed)
+      if (told := seen["reasons"].get(str(number))) != "lost"
+    }
+    if wrong or believed - own:
       problems.append(
         f"replica {replica} takes {sorted(believed - own)[:5]} for applied,"
-        f" the journal {unknown}, which it was told are {told}"
+        f" the journal what it was told is {wrong}"
       )
     if len(seen["calls"]) != len(seen["accepted"]) + len(seen["reasons"]):
       problems.append(f"replica {replica}: a gradient has no outcome")

@@ -52,7 +52,9 @@ def _spoilt(how):
       seen["prints"]["3"] = "another"
     case "applied elsewhere":
       seen["accepted"].remove(1)
-      seen["reasons"]["1"] = "lost"
+      seen["reasons"]["1"] = "stale"
+    case "applied here alone":
+      records[2]["members"][1]["batches"] = None
     case "no outcome":
       seen["calls"].append(4)
     case "no reason":
@@ -76,13 +78,23 @@ def test_a_good_run_has_no_problems():
   assert chaos_checks.check(*_good(), timeout=10.0) == (3, [])
 
 
+def test_a_gradient_told_lost_may_have_been_applied():
+  """A7: `lost` means that it isn't known to count."""
+  records, reports = _good()
+  seen = reports[1][2]
+  seen["accepted"].remove(1)
+  seen["reasons"]["1"] = "lost"
+  assert chaos_checks.check(records, reports, timeout=10.0) == (3, [])
+
+
 @pytest.mark.parametrize(
   ("how", "words"),
   [
     ("twice", "twice [1]"),
     ("lost commit", "missing [1]"),
     ("diverged", "diverged: after steps [3]"),
-    ("applied elsewhere", "the journal [1], which it was told are ['lost']"),
+    ("applied elsewhere", "the journal what it was told is {1: 'stale'}"),
+    ("applied here alone", "takes [2] for applied"),
     ("no outcome", "a gradient has no outcome"),
     ("no reason", "dropped without reason"),
     ("waited", "has waited 11.0 s"),

@@ -433,15 +433,21 @@ def test_a_step_in_the_same_record_as_its_membership_needs_no_snapshot():
   assert [e.step for e in cluster.done("p1", fx.Publish)] == [1]
 
 
-def test_who_is_given_up_again_and_again_joins_ever_more_rarely():
-  """Its leader removes it as soon as it is a member, by a message."""
+@pytest.mark.parametrize("how", ["removed", "its connection breaks"])
+def test_who_is_given_up_again_and_again_joins_ever_more_rarely(how):
+  """As soon as it is a member, it no longer is."""
   cluster = Cluster(3, replicas_to_aggregate=1, lower_on_loss=True)
   config = cluster.nodes["p2"]._config
 
   def give_up():
     """Returns after what time it is a member again."""
     began, before = cluster.now, len(cluster.done("p2", fx.Admitted))
-    cluster.give("p0", ins.Received("p2", msg.Leave(True, "nobody reaches it")))
+    if how == "removed":
+      leave = msg.Leave(True, "nobody reaches it")
+      cluster.give("p0", ins.Received("p2", leave))
+    else:
+      cluster.give("p0", ins.PeerLost("p2", "broken", "cut"))
+      cluster.give("p2", ins.PeerLost("p0", "broken", "cut"))
     while len(cluster.done("p2", fx.Admitted)) == before:
       assert cluster.now < began + 10 * config.leader_timeout
       cluster.pass_time(cluster.now + 0.01)
@@ -456,3 +462,35 @@ def test_who_is_given_up_again_and_again_joins_ever_more_rarely():
   cluster.submit("p2", 0, 0, admission=len(cluster.done("p2", fx.Admitted)))
   assert cluster.done("p2", fx.Resolved)[-1].reason == ""
   assert give_up() < 0.5
+  # So does a long time without another loss.
+  assert [give_up() for _ in range(8)][-1] > 0.5
+  cluster.pass_time(cluster.now + 12 * config.leader_timeout)
+  assert give_up() < 0.5
+
+
+def test_who_is_given_up_after_its_part_of_a_step_is_told_lost():
+  """Yet the step counts with its gradient: `lost` is "not known to count"."""
+  cluster = Cluster(3, inline_bytes=None, replicas_to_aggregate=2)
+  submitted = ins.Submitted(0, -1, 1, 0, 1, True, b"", None)
+  for process in ("p1", "p2"):
+    cluster.give(process, submitted)
+  (aggregate,) = cluster.done("p1", fx.Aggregate)
+  done = ins.Aggregated(aggregate.attempt, "mean")
+  cluster.give("p1", done)
+  # Its leader gives it up, and hears that the other has done its part before
+  # that one knows.
+  cluster.silent = (msg.Recorded,)
+  cluster.give("p0", ins.Received("p1", msg.Leave(True, "nobody reaches it")))
+  removed = cluster.done("p0", fx.SendAll)[-1].message
+  cluster.give("p1", ins.Received("p0", removed))
+  cluster.give("p2", done)
+  (commit,) = [
+    entry
+    for record in cluster.store.values()
+    if isinstance(record, Record)
+    for entry in record.entries
+    if isinstance(entry, Committed)
+  ]
+  assert [part.replica for part in commit.parts] == [1, 2]
+  (outcome,) = cluster.done("p1", fx.Resolved)
+  assert outcome.reason == "lost"

@@ -53,8 +53,10 @@ from optax_dist.ledger import Progress, Spans
 from optax_dist.ledger import spans as sp
 from optax_dist.quorum.events import ordered
 
-# The first pause before a removed replica rejoins; it doubles each time.
+# The first pause before a replica rejoins; it doubles each time. After so many
+# times `leader_timeout` without a rejoin, the next pause is the first again.
 _BACKOFF = 0.05
+_FORGOTTEN_AFTER = 10
 
 
 class Follower:
@@ -101,7 +103,10 @@ class Follower:
     # Another process that is a member with this replica's id, and how long its
     # removal may take.
     self._rival, self._rival_until = -1, math.inf
-    self._rejoins = 0
+    # How often it has rejoined lately, and when it did so last.
+    self._rejoins, self._rejoined_at = 0, 0.0
+    # When to call the leader again to which the connection broke.
+    self._call_at = math.inf
     self._asked = 1
     # The samples it computes on, or has submitted without an answer.
     self._lease: Spans = ()
@@ -149,6 +154,7 @@ class Follower:
       self._leave_by,
       self._end_by,
       self._rival_until,
+      self._call_at,
       self._called_at + self._config.attempt_timeout,
       self._waiting_since + self._config.patience,
     )
@@ -185,6 +191,8 @@ class Follower:
       return
     if now >= self._run_at:
       self._get_run()
+    if now >= self._call_at:
+      self._call(self.view.leader, self.view.leader_address, now)
     if not self._search.idle:
       self._out += self._search.proceed(now, self._situation())
     self._check_waiting(now)
@@ -318,6 +326,7 @@ class Follower:
 
   def _call(self, process: Process, address: str, now: float) -> None:
     """Asks a leader for its stream of the log, and for membership."""
+    self._call_at = math.inf
     if process in (self._called, self._leader):
       return
     self._leader = ""
@@ -349,8 +358,10 @@ class Follower:
       again = peer == self._leader and how != "left"
       self._lose_leader(peer, now)
       if again and self.incarnation >= 0:
-        # Perhaps only the connection has failed.
-        self._call(peer, self.view.leader_address, now)
+        # Perhaps only the connection has failed. If it keeps failing, it must
+        # not interrupt the others with one membership after the other.
+        self._call_at = now + self._pause(now, first=0.0)
+        self._search.unreachable[peer] = self._call_at
 
   def _lose_leader(self, peer: Process, now: float) -> None:
     """Handles that it can't talk to any leader."""
@@ -359,7 +370,7 @@ class Follower:
       self._search.unreachable[peer] = now + pause
       self._out.append(fx.Disconnect(peer, "no answer"))
     self._leader = self._called = ""
-    self._called_at = math.inf
+    self._called_at = self._call_at = math.inf
     self._proposed = None
     member = self.view.of_process(self._config.process)
     if member is not None and self._complete and self.incarnation < 0:
@@ -682,14 +693,28 @@ class Follower:
         f"replica {config.replica!r} was given up ({reason}); it joins again",
       )
     )
-    pause = min(config.leader_timeout, _BACKOFF * 2**self._rejoins)
-    self._rejoins = min(self._rejoins + 1, 16)
     if self._called:
       return  # It has already asked to join.
     if self._leader and self._leader != config.process:
       self._out.append(fx.Disconnect(self._leader, "it was given up"))
     self._leader = ""
-    self._search.begin(now, now + pause)
+    # If it is about to call its leader again, this is part of the same loss.
+    when, self._call_at = self._call_at, math.inf
+    if when == math.inf:
+      when = now + self._pause(now, first=_BACKOFF)
+    self._search.begin(now, when)
+
+  def _pause(self, now: float, first: float) -> float:
+    """How long to wait before it rejoins: longer each time."""
+    longest = self._config.leader_timeout
+    if now >= self._rejoined_at + _FORGOTTEN_AFTER * longest:
+      self._rejoins = 0
+    pause = first
+    if self._rejoins:
+      pause = min(longest, _BACKOFF * 2**self._rejoins)
+    self._rejoins = min(self._rejoins + 1, 16)
+    self._rejoined_at = now
+    return pause
 
   def _admit(self) -> None:
     """Tells the training loop, once it is a member and has the state."""

@@ -110,7 +110,8 @@ class Search:
   Attributes:
     active: whether it is searching.
     unreachable: processes that were thought to be leader and could not be
-      called, with the time until which they are not called again.
+      called, or could not be kept, with the time until which they are not
+      called again.
   """
 
   def __init__(self, config: Config, count: Count):
