@@ -1,0 +1,100 @@
+"""Local updates: one round, and runs of several against the same by hand."""
+
+import embedded_runs as runs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from local_rounds import INNER, PERIOD, close, local_steps, rounds
+
+from optax_dist import coordinator
+from optax_dist.coordinator import strategies
+
+
+def test_by_default_the_center_becomes_the_mean_of_the_replicas():
+  make = strategies.local_updates(communication_period=1)
+  strategy = make(optax.sgd(0.5), strategies.Quorum(2, 2))
+  shared = strategy.shared(jnp.ones(2))
+  changes, own = [], []
+  for grads in (jnp.array([1.0, -2.0]), jnp.array([3.0, 0.0])):
+    local = strategy.local(shared)
+    change, local = strategy.contribute(shared, local, grads)
+    changes.append(change)
+    own.append(local.params)
+  after = strategy.apply(shared, (changes[0] + changes[1]) / 2)
+  np.testing.assert_allclose(after.params, (own[0] + own[1]) / 2)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_all_go_on_from_the_new_center_with_their_own_momentum(mine):
+  """One that is late has lost its steps: the center has moved without them."""
+  make = strategies.local_updates(communication_period=2)
+  strategy = make(optax.sgd(0.5, momentum=0.9), strategies.Quorum(1, 2))
+  shared = strategy.shared(jnp.ones(2))
+  local = strategy.local(shared)
+  for _ in range(1 + mine):
+    _, local = strategy.contribute(shared, local, jnp.ones(2))
+  after = strategy.apply(shared, jnp.full(2, 0.25))
+  settled = strategy.settle(shared, after, local, mine=mine)
+  np.testing.assert_array_equal(settled.params, after.params)
+  assert settled.opt_state is local.opt_state
+  assert settled.steps == 0
+
+
+def test_local_updates_are_diloco_by_hand():
+  outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+  strategy = strategies.local_updates(outer, communication_period=PERIOD)
+  results = runs.run(rounds(3), 2, strategy=strategy, opt=INNER, inline_bytes=0)
+  assert [r.error for r in results] == [None] * 2
+  center = runs.PARAMS
+  velocity = jax.tree.map(jnp.zeros_like, center)
+  for turn in range(3):
+    changes = [
+      jax.tree.map(
+        lambda a, b: a - b, center, local_steps(center, i, PERIOD * turn)
+      )
+      for i in range(2)
+    ]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *changes)
+    velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, mean)
+    center = jax.tree.map(
+      lambda c, v, g: c - 0.7 * (0.9 * v + g), center, velocity, mean
+    )
+  for result in results:
+    close(result.params, center)
+    close(result.value, center)
+
+
+def test_local_updates_that_come_too_late_begin_again():
+  strategy = strategies.local_updates(communication_period=2)
+
+  def train(replica, result):
+    if replica.replica < 2:
+      for number in range(4):
+        assert replica.step(runs.compute(replica, number)[0]).accepted
+      replica.finish()
+      return None
+    replica.step(runs.compute(replica, 0)[0])
+    assert replica.wait_until_stale(60.0)
+    outcome = replica.step(runs.compute(replica, 1)[0])
+    assert outcome.reason in ("stale", "finished")
+    assert coordinator.fingerprint(replica.params) == coordinator.fingerprint(
+      replica.center
+    )
+    return None
+
+  results = runs.run(train, 3, k=2, strategy=strategy, opt=INNER)
+  assert [r.error for r in results] == [None] * 3
+
+
+@pytest.mark.parametrize("period", [True, 0, 1.5])
+def test_a_period_that_is_no_number_of_steps_is_refused(period):
+  make = strategies.local_updates(communication_period=period)
+  with pytest.raises(ValueError, match="communication_period"):
+    make(INNER, strategies.Quorum(2, 2))
+
+
+def test_one_replica_has_but_one_change_to_give():
+  with pytest.raises(ValueError, match="replicas_to_aggregate"):
+    strategies.local_updates()(INNER, strategies.Quorum(4, 2))

@@ -1,0 +1,64 @@
+"""What strategies share: the quorum's numbers, and means that arrive as bytes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import quorum
+from optax_dist.coordinator.strategies import strategy
+
+
+def _received(values):
+  """An array in memory that the next mean will be written to.
+
+  It is aligned, so that JAX may use it without a copy.
+  """
+  raw = np.zeros(4 * len(values) + 64, np.uint8)
+  start = -raw.__array_interface__["data"][0] % 64
+  array = raw[start : start + 4 * len(values)].view(np.float32)
+  array[:] = values
+  return array
+
+
+def test_no_state_changes_with_the_next_mean():
+  """An optimizer may keep what it is given, as it is."""
+  keeps = optax.GradientTransformation(lambda p: p, lambda g, s, p=None: (g, g))
+  apply = strategy.applied_by(keeps)
+  mean = np.arange(64, dtype=np.float32)
+  received = _received(mean)
+  params = jnp.zeros(64)
+  after = apply(strategy.SharedState(params, params), received)
+  jax.block_until_ready(after)
+  received[:] = -1.0
+  for found in after:
+    np.testing.assert_array_equal(found, mean)
+
+
+def test_a_mean_in_bfloat16_is_read_as_numbers():
+  """It arrives as the upper halves of float32, in whole numbers."""
+  values = np.array([1.0, -2.5, 3e38, -0.0, 1e-30], np.float32)
+  halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+  expected = (halves.astype(np.uint32) << 16).view(np.float32)
+  for dtype in (jnp.float32, jnp.bfloat16):
+    found = strategy.owned(jnp.asarray(halves), jnp.zeros(5, dtype))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(found, np.float32), expected)
+  # Parameters of that dtype are whole numbers themselves.
+  found = strategy.owned(jnp.asarray(halves), jnp.zeros(5, jnp.uint16))
+  np.testing.assert_array_equal(found, halves)
+
+
+def test_the_rules_begin_as_configured():
+  numbers = strategy.Quorum(2, 3, 4, weight="inverse", lower_on_leave=False)
+  state = numbers.initial(7, two_phase=False)
+  assert (state.step, state.config.two_phase) == (7, False)
+  assert state.config.max_staleness == 4
+  assert state.config.weight is quorum.inverse_staleness
+  assert not state.config.lower_on_leave
+  # A loss is a leave without notice.
+  state = numbers._replace(lower_on_loss=True).initial(7)
+  assert state.config.lower_on_leave
+  with pytest.raises(ValueError, match=r"staleness_weight .* got 'linear'"):
+    numbers._replace(weight="linear").initial(0)
