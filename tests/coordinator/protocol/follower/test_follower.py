@@ -1,0 +1,652 @@
+"""A follower hears messages late, twice, out of order, and from strangers."""
+
+import itertools
+import math
+
+import pytest
+
+from optax_dist import ledger
+from optax_dist.coordinator.protocol import effects as fx
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Beat,
+  Committed,
+  Ended,
+  Joined,
+  Leased,
+  Member,
+  Part,
+  Record,
+  Removed,
+  Run,
+  Term,
+)
+from optax_dist.coordinator.protocol.follower.follower import Follower
+from optax_dist.coordinator.protocol.log import LEADER_KEY, RUN_KEY, record_key
+from optax_dist.coordinator.protocol.membership import View
+
+ME = 2  # Incarnation of its membership.
+MINE = Joined(Member(ME, 1, "p1", "at p1"))
+
+
+def term(number, process="p2", fresh=False, digest="", incarnation=1):
+  """The member with this process becomes leader; fresh: as the only member."""
+  replica = int(process[1])
+  return Term(
+    number,
+    process,
+    f"at {process}",
+    fresh,
+    incarnation,
+    replica,
+    0,
+    digest,
+  )
+
+
+def commit(step, sequence=None, mean=b"mean", **changes):
+  """A step of replica 0, and of replica 1 if it has submitted."""
+  parts = (Part(0, 0, step, step, 0, 1, 1.0),)
+  if sequence is not None:
+    parts += (Part(ME, 1, sequence, step, 0, 1, 1.0),)
+  fields = {"leases": ((),) * len(parts), "save": False} | changes
+  return Committed(
+    AttemptId(0, step, 1, 2),
+    parts,
+    (),
+    inline=bool(mean),
+    mean=mean,
+    details=(),
+    dropped=(),
+    **fields,
+  )
+
+
+class Driven:
+  """Replica 1 in process "p1"; p0 leads, and p2 is the other member."""
+
+  def __init__(self, **options):
+    options = {
+      "replicas_to_aggregate": 2,
+      "total_num_replicas": 3,
+      "inline_bytes": 1,
+    } | options
+    self.config = Config("p1", 1, "at p1", digest="s", **options)
+    self.follower = Follower(self.config, itertools.count(1).__next__)
+    self.now, self.calls = 0.0, 0
+    self.did: list[fx.Effect] = []
+    # Two records: a leader, and another member.
+    self.view = View()
+    self.store = {
+      RUN_KEY: Run("nonce"),
+      LEADER_KEY: Beat(0, "p0", "at p0", 0, 0),
+    }
+    other = Joined(Member(1, 2, "p2", "at p2"))
+    for entry in (term(0, "p0", True, "s", 0), other):
+      self.put(entry)
+
+  def put(self, *entries, number=0):
+    """The next record of the log, in the store; returns its position."""
+    position = len(self.store) - 2
+    record = Record(number, entries)
+    self.store[record_key(position)] = record
+    self.view.apply(position, record)
+    return position
+
+  def give(self, input_):
+    """The store answers at once."""
+    for effect in self.follower.step(input_, self.now):
+      self.did.append(effect)
+      match effect:
+        case fx.Get(request, key):
+          answer = ins.GetAnswered(request, True, self.store.get(key))
+          self.give(answer)
+        case fx.Put(request, key, value):
+          done = self.store.setdefault(key, value) == value
+          self.give(ins.PutAnswered(request, "done" if done else "conflict"))
+        case fx.Send(_, msg.Hello(call=call)):
+          self.calls = call
+
+  def hear(self, message, peer="p0"):
+    self.give(ins.Received(peer, message))
+
+  def lose(self, peer="p0", how="broken"):
+    self.give(ins.PeerLost(peer, how, "the test says so"))
+
+  def record(self, *entries, peer="p0", number=0):
+    """The next record, in the store and as told."""
+    position = self.put(*entries, number=number)
+    self.hear(msg.Recorded(position, Record(number, entries)), peer)
+
+  def submit(self, sequence, admission=1, step=0, **changes):
+    fields = {"total": 1, "finite": True, "payload": b"g"} | changes
+    given = ins.Submitted(
+      sequence, -1, admission, step, gradient=None, **fields
+    )
+    self.give(given)
+
+  def begin(self):
+    """It starts, and calls the leader."""
+    self.give(ins.Started("own nonce"))
+    assert self.sent(msg.Hello, "p0")
+    return self
+
+  def welcome(self, peer="p0", incarnation=ME, view=True):
+    """The answer to its last call, with all that is in the log."""
+    position = len(self.store) - 2
+    told = self.view.dump() if view else None
+    self.hear(msg.Welcome(self.calls, position, told, incarnation), peer)
+    return self
+
+  def join(self):
+    """It becomes a member with the run's state."""
+    self.begin().welcome().record(MINE)
+    assert self.done(fx.Admitted) == [fx.Admitted(1, ME, 0, 1)]
+    self.did.clear()
+    return self
+
+  def pass_time(self, seconds):
+    until, turns = self.now + seconds, itertools.count()
+    while (due := self.follower.deadline()) <= until:
+      self.now = max(self.now, due)
+      self.give(ins.TimePassed())
+      assert next(turns) < 1000, "its deadline stays in the past"
+    self.now = until
+
+  def done(self, kind):
+    return [e for e in self.did if isinstance(e, kind)]
+
+  def sent(self, kind, peer=None):
+    return [
+      e.message
+      for e in self.done(fx.Send)
+      if isinstance(e.message, kind) and peer in (None, e.peer)
+    ]
+
+  def steps(self):
+    return [e.step for e in self.done(fx.Publish)]
+
+  def reasons(self):
+    return [(e.sequence, e.reason) for e in self.done(fx.Resolved)]
+
+
+# The run, and the leader.
+
+
+def _asked(effects, kind):
+  (found,) = [e for e in effects if isinstance(e, kind)]
+  return found
+
+
+@pytest.mark.parametrize("answer", ["done", "conflict", "unknown"])
+def test_a_run_has_the_name_that_is_in_the_store(answer):
+  """Whatever it is told of its own put, which another one's may precede."""
+  follower = Driven().follower
+  get = _asked(follower.step(ins.Started("mine"), 0.0), fx.Get)
+  nothing = ins.GetAnswered(get.request, True, None)
+  put = _asked(follower.step(nothing, 0.0), fx.Put)
+  assert (put.key, put.value) == (RUN_KEY, Run("mine"))
+  answered = follower.step(ins.PutAnswered(put.request, answer), 0.0)
+  get = _asked(answered, fx.Get)
+  there = ins.GetAnswered(get.request, True, Run("theirs"))
+  assert _asked(follower.step(there, 0.0), fx.UseRun).nonce == "theirs"
+
+
+def test_a_store_that_says_nothing_is_asked_for_the_run_again():
+  follower = Driven().follower
+  get = _asked(follower.step(ins.Started("mine"), 0.0), fx.Get)
+  follower.step(ins.GetAnswered(get.request, False, None), 0.0)
+  due = follower.deadline()
+  assert 0.0 < due < 5.0
+  get = _asked(follower.step(ins.TimePassed(), due), fx.Get)
+  assert get.key == RUN_KEY
+
+
+def test_a_run_of_another_version_is_refused():
+  follower = Driven().follower
+  get = _asked(follower.step(ins.Started("mine"), 0.0), fx.Get)
+  unreadable = ins.GetAnswered(get.request, True, None, occupied=True)
+  effects = follower.step(unreadable, 0.0)
+  assert _asked(effects, fx.Fail).error == "JoinRefused"
+  assert not [e for e in effects if isinstance(e, fx.Put)]
+
+
+@pytest.mark.parametrize(("peer", "call"), [("p0", 1), ("p2", 2)])
+def test_a_welcome_counts_only_as_the_answer_to_the_last_call(peer, call):
+  driven = Driven().begin()
+  driven.lose()
+  driven.pass_time(driven.config.leader_timeout)
+  assert driven.calls == 2
+  view = driven.view.dump()
+  driven.hear(msg.Welcome(call, 2, view, ME), peer)
+  driven.record(MINE)
+  assert not driven.done(fx.Admitted)
+  driven.welcome()
+  assert driven.done(fx.Admitted) == [fx.Admitted(1, ME, 0, 1)]
+
+
+def test_a_membership_of_an_earlier_call_is_not_taken_up():
+  """The leader removes it when it learns that its connection is gone."""
+  driven = Driven().begin().welcome(incarnation=3)
+  driven.record(MINE)
+  assert not driven.done(fx.Admitted)
+  driven.record(
+    Removed(ME, False, "reset"), Joined(Member(3, 1, "p1", "at p1"))
+  )
+  assert driven.done(fx.Admitted) == [fx.Admitted(1, 3, 0, 1)]
+
+
+@pytest.mark.parametrize("was_in", [False, True])
+def test_a_refused_connection_ends_only_one_that_was_never_in(was_in):
+  """Later it is another process, at an address that was the leader's."""
+  driven = Driven().begin()
+  if was_in:
+    driven.welcome().record(MINE)
+    driven.lose()
+  driven.lose(how="refused")
+  failed = driven.done(fx.Fail)
+  assert [e.error for e in failed] == ([] if was_in else ["JoinRefused"])
+  assert math.isfinite(driven.follower.deadline()) == was_in
+
+
+def test_who_asks_is_told_whether_it_hears_the_leader():
+  driven = Driven().join()
+  heard = lambda: driven.sent(msg.Standing, "p2")[-1]
+  driven.hear(msg.Canvass(0), "p2")
+  assert heard() == msg.Standing(0, True)
+  driven.lose()
+  driven.lose(how="unreachable")
+  driven.hear(msg.Canvass(0), "p2")
+  assert heard() == msg.Standing(0, False)
+  # It doesn't hear the next one yet, and knows that there is one.
+  driven.record(term(1), number=1, peer="p2")
+  driven.lose("p2", "unreachable")
+  driven.hear(msg.Canvass(0), "p2")
+  assert heard() == msg.Standing(0, True)
+
+
+def test_one_that_alone_has_lost_the_leader_calls_it_again():
+  driven = Driven().join()
+  driven.lose(how="left")
+  driven.submit(0)
+  assert not driven.sent(msg.Arrive)
+  assert driven.sent(msg.Canvass, "p2")
+  driven.hear(msg.Standing(0, True), "p2")
+  (hello,) = driven.sent(msg.Hello)
+  assert (hello.incarnation, hello.position, hello.call) == (ME, 3, 2)
+  driven.welcome(view=False)
+  assert [a.sequence for a in driven.sent(msg.Arrive, "p0")] == [0]
+
+
+def test_what_a_leader_does_not_say_is_rejected_and_no_rejection_answered():
+  """Two that reject each other's rejections would never stop."""
+  driven = Driven().join()
+  driven.hear(msg.Applied(3))
+  (rejected,) = driven.sent(msg.Rejected, "p0")
+  assert "Applied" in rejected.reason
+  driven.give(ins.Malformed("p2", "cut short"))
+  assert driven.sent(msg.Rejected, "p2") == [msg.Rejected("cut short")]
+  sends = driven.done(fx.Send)
+  driven.hear(msg.Rejected("no"))
+  driven.hear(msg.Applied(3), "p2")  # Not its leader's.
+  assert driven.done(fx.Send) == sends
+  assert "p0 has rejected a message: no" in driven.done(fx.Log)[-1].text
+
+
+# The log.
+
+
+def test_a_record_that_comes_twice_counts_once():
+  driven = Driven().join()
+  driven.submit(0)
+  driven.record(commit(0, 0))
+  again = msg.Recorded(3, driven.store["log/3"])
+  driven.hear(again)
+  driven.hear(again, "p2")
+  driven.hear(msg.Recorded(2, Record(0, (MINE,))))
+  driven.hear(msg.Dropped(0, "stale", 1))
+  assert driven.steps() == [1]
+  assert driven.done(fx.Resolved) == [fx.Resolved(0, "", 1, (0, 1))]
+  assert not driven.done(fx.Admitted)
+  assert driven.follower.view.applied == 2
+  assert driven.calls == 1
+
+
+def test_records_out_of_order_are_read_from_the_store_in_order():
+  driven = Driven().join()
+  driven.put(commit(0))
+  driven.record(commit(1))
+  assert driven.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("record", [None, Record(0, (commit(1),))])
+def test_a_gap_in_what_others_tell_costs_no_leader(record):
+  driven = Driven().join()
+  driven.hear(msg.Recorded(4, record), "p2")
+  assert driven.did == []
+  driven.submit(0)
+  assert driven.sent(msg.Arrive, "p0")
+
+
+def test_what_a_new_leader_has_read_is_read_before_it_is_called():
+  driven = Driven().join()
+  driven.put(commit(0))
+  driven.record(term(1), number=1, peer="p2")
+  assert driven.steps() == [1]
+  (hello,) = driven.sent(msg.Hello, "p2")
+  assert (hello.position, hello.step) == (5, 1)
+
+
+def test_a_proposal_is_shown_once_it_is_recorded():
+  driven = Driven().join()
+  driven.hear(msg.Proposed(3, Record(0, (commit(0),))))
+  assert driven.done(fx.Apply)
+  assert driven.steps() == []
+  driven.hear(msg.Recorded(3, None))
+  assert driven.steps() == [1]
+
+
+@pytest.mark.parametrize("proposed", [None, 2, 4])
+def test_a_record_without_its_proposal_is_read_from_the_store(proposed):
+  driven = Driven().join()
+  driven.put(commit(0, mean=b"decided"))
+  if proposed is not None:
+    other = Record(0, (commit(0, mean=b"proposed"),))
+    driven.hear(msg.Proposed(proposed, other))
+  driven.hear(msg.Recorded(3, None))
+  assert driven.steps() == [1]
+  assert [e.mean for e in driven.done(fx.Apply)] == [b"decided"]
+
+
+def test_a_deposed_leader_s_word_counts_no_more():
+  driven = Driven().join()
+  driven.submit(0)
+  driven.record(term(1), number=1, peer="p2")
+  driven.hear(msg.Dropped(0, "stale", 3))
+  driven.hear(msg.Proposed(4, Record(0, (commit(0, 0),))))
+  assert driven.done(fx.Resolved) == driven.done(fx.Apply) == []
+  # The new one is sent what has no outcome, and decides.
+  driven.welcome("p2", view=False)
+  (arrive,) = driven.sent(msg.Arrive, "p2")
+  assert arrive.sequence == 0
+  driven.hear(msg.Dropped(0, "stale", 1), "p2")
+  assert driven.reasons() == [(0, "stale")]
+  assert not driven.done(fx.SetAsked)
+
+
+@pytest.mark.parametrize("digest", ["s", "another"])
+def test_a_run_that_begins_anew_begins_without_it(digest):
+  """What it has computed is lost, and so is its state if that is another."""
+  driven = Driven().join()
+  driven.submit(0)
+  driven.record(term(1, "p2", True, digest, 3), number=1, peer="p2")
+  assert driven.reasons() == [(0, "lost")]
+  assert len(driven.done(fx.Suspended)) == 1
+  (hello,) = driven.sent(msg.Hello, "p2")
+  assert (hello.incarnation, hello.has_state) == (-1, False)
+  driven.welcome("p2", incarnation=4, view=False)
+  driven.record(Joined(Member(4, 1, "p1", "at p1")), number=1, peer="p2")
+  same = digest == "s"
+  assert bool(driven.done(fx.Admitted)) == same
+  assert bool(driven.sent(msg.NeedsSnapshot, "p2")) != same
+
+
+# The membership.
+
+
+def test_another_process_under_its_number_ends_it_at_once():
+  driven = Driven().join()
+  driven.submit(0)
+  driven.record(Joined(Member(3, 1, "p9", "at p9")))
+  (failed,) = driven.done(fx.Fail)
+  assert failed.error == "CoordinatorError"
+  assert "Another process has joined as replica 1" in failed.reason
+  assert driven.reasons() == [(0, "lost")]
+  assert driven.follower.deadline() == math.inf
+  # It joins no more, or the two would replace each other without end.
+  driven.did.clear()
+  driven.record(Removed(3, False, "silent"))
+  driven.pass_time(60.0)
+  assert driven.did == []
+
+
+def test_the_process_before_it_is_no_rival():
+  """Its last membership may be recorded as late as this."""
+  driven = Driven().begin().welcome(incarnation=3)
+  driven.record(Joined(Member(ME, 1, "old", "at old")))
+  driven.pass_time(driven.config.leader_timeout)
+  driven.record(Joined(Member(3, 1, "p1", "at p1")))
+  assert driven.done(fx.Admitted) == [fx.Admitted(1, 3, 0, 1)]
+  assert not driven.done(fx.Fail)
+
+
+def test_one_that_was_given_up_joins_again_and_begins_anew():
+  driven = Driven().join()
+  driven.submit(0)
+  driven.record(Removed(ME, False, "silent"))
+  assert driven.reasons() == [(0, "lost")]
+  assert len(driven.done(fx.Suspended)) == 1
+  driven.submit(1)  # It is not known to the training loop as yet.
+  driven.pass_time(1.0)
+  (hello,) = driven.sent(msg.Hello, "p0")
+  assert (hello.incarnation, hello.position) == (-1, 4)
+  driven.welcome(incarnation=3, view=False)
+  driven.record(Joined(Member(3, 1, "p1", "at p1")))
+  assert driven.done(fx.Admitted) == [fx.Admitted(2, 3, 0, 1)]
+  driven.submit(2)
+  assert driven.reasons() == [(0, "lost"), (1, "lost"), (2, "lost")]
+  driven.submit(3, admission=2)
+  assert [a.sequence for a in driven.sent(msg.Arrive)] == [0, 3]
+
+
+def test_the_next_leader_is_told_which_samples_it_has():
+  data = ledger.Batches(num_samples=100, global_batch=4)
+  driven = Driven(data=data).join()
+  driven.hear(msg.Asked(-1, 1, ((0, 4),)))
+  driven.submit(0, data=((0, 4),))
+  driven.hear(msg.Asked(0, 1, ((4, 6),)))  # More, for the same sum.
+  driven.lose()
+  assert driven.sent(msg.Hello)[-1].lease == ((0, 6),)
+  driven.welcome(view=False)
+  driven.record(commit(0, others=(Leased(ME, ((8, 12),)),)))
+  assert driven.done(fx.Leased)[-1] == fx.Leased(ME, ((8, 12),))
+  driven.lose()
+  driven.pass_time(1.0)  # It pauses, for this is the second time.
+  assert driven.sent(msg.Hello)[-1].lease == ((8, 12),)
+  # Those of a membership that has ended are leased to others.
+  driven.welcome(view=False)
+  driven.record(Removed(ME, False, "silent"))
+  driven.pass_time(1.0)
+  assert driven.sent(msg.Hello)[-1].lease == ()
+
+
+# Gradients.
+
+
+def test_one_gradient_of_a_step_is_aggregated_unasked_and_no_second():
+  """Under the same id it could be mistaken for the first."""
+  driven = Driven(inline_bytes=None, replicas_to_aggregate=3).join()
+  driven.submit(0)
+  (aggregate,) = driven.done(fx.Aggregate)
+  assert [part.replica for part in aggregate.parts] == [0, 1, 2]
+  assert (aggregate.me, aggregate.sequence) == (1, 0)
+  driven.hear(msg.Dropped(0, "non_finite", 1))
+  driven.submit(1)
+  assert len(driven.done(fx.Aggregate)) == 1
+  # A new leader's ids are others.
+  driven.record(term(1), number=1, peer="p2")
+  driven.welcome("p2", view=False)
+  attempts = [a.optimistic for a in driven.sent(msg.Arrive)]
+  assert attempts == [AttemptId(0, 0, 0, 2), None, AttemptId(1, 0, 0, 2)]
+
+
+@pytest.mark.parametrize(
+  ("options", "submission"),
+  [
+    ({}, {"finite": False}),
+    ({}, {"total": 2}),
+    ({"replicas_to_aggregate": 2}, {}),  # Two of three, and who knows which.
+    ({"inline_bytes": 1}, {}),
+    ({"alone": True}, {}),
+  ],
+)
+def test_what_may_not_be_in_the_next_step_waits_for_the_leader(
+  options, submission
+):
+  options = {"inline_bytes": None, "replicas_to_aggregate": 3} | options
+  driven = Driven(**options).join()
+  driven.submit(0, **submission)
+  (arrive,) = driven.sent(msg.Arrive)
+  assert arrive.optimistic is None
+  assert not driven.done(fx.Aggregate)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_each_submission_has_an_outcome_even_if_the_store_is_lost(committed):
+  """If a commit has it, it counts; whether or not its mean has come."""
+  driven = Driven(inline_bytes=None).join()
+  driven.submit(0)
+  parts = (Part(0, 0, 0, 0, 0, 1, 1.0), Part(ME, 1, 0, 0, 0, 1, 1.0))
+  driven.hear(msg.Attempt(AttemptId(0, 0, 1, 2), parts, (), None, 0))
+  assert driven.done(fx.Aggregate)
+  if committed:
+    driven.record(commit(0, 0, mean=b""))
+  assert driven.done(fx.Resolved) == []
+  driven.give(ins.StoreLost("it was restarted"))
+  (failed,) = driven.done(fx.Fail)
+  assert "it was restarted" in failed.reason
+  assert driven.reasons() == [(0, "" if committed else "lost")]
+
+
+def test_it_waits_for_as_long_as_the_run_goes_on():
+  driven = Driven(timeout=20.0).join()
+  driven.submit(0)
+  for step in range(3):
+    driven.pass_time(0.9 * driven.config.patience)
+    driven.record(commit(step))
+  driven.pass_time(0.9 * driven.config.patience)
+  assert not driven.done(fx.Fail)
+  driven.pass_time(0.2 * driven.config.patience)
+  (failed,) = driven.done(fx.Fail)
+  assert "for the commit of step 3; its leader is replica 0" in failed.reason
+  assert "(Recorded)" in failed.reason
+
+
+# Leaving, and the end of the run.
+
+
+def test_one_that_leaves_tells_the_next_leader_if_the_first_dies():
+  driven = Driven().join()
+  driven.give(ins.LeaveWanted("preempted"))
+  assert driven.sent(msg.Leave, "p0") == [msg.Leave(False, "preempted")]
+  driven.lose()
+  driven.lose(how="unreachable")
+  driven.record(term(1), number=1, peer="p2")
+  driven.welcome("p2", view=False)
+  assert driven.sent(msg.Leave, "p2") == [msg.Leave(False, "preempted")]
+  assert not driven.done(fx.Left)
+  driven.record(Removed(ME, True, "preempted"), number=1, peer="p2")
+  assert driven.done(fx.Left) == [fx.Left()]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_that_leaves_waits_for_no_answer_for_ever(stopped):
+  """But not less, if it was itself what stood still meanwhile."""
+  driven = Driven().join()
+  driven.give(ins.LeaveWanted())
+  config = driven.config
+  answer = 2 * (config.leader_timeout + config.attempt_timeout)
+  patience = answer + config.longest_silence
+  if stopped:
+    driven.now += patience + 60.0
+    driven.give(ins.TimePassed())
+    patience = 2 * config.attempt_timeout
+  driven.pass_time(patience - 0.1)
+  assert not driven.done(fx.Left)
+  driven.pass_time(0.2)
+  assert driven.done(fx.Left)
+  assert not driven.done(fx.Fail)
+
+
+def test_what_all_were_asked_for_is_asked_of_the_next_leader_too():
+  driven = Driven().join()
+  driven.give(ins.SaveWanted())
+  driven.give(ins.FinishWanted("enough"))
+  driven.record(term(1), number=1, peer="p2")
+  driven.welcome("p2", view=False)
+  asked = driven.sent(msg.Finish | msg.Save, "p2")
+  assert asked == [msg.Finish("enough"), msg.Save()]
+  # Once a step was saved, nobody is asked again.
+  driven.record(commit(0, save=True), number=1, peer="p2")
+  driven.lose("p2")
+  driven.welcome("p2", view=False)
+  assert len(driven.sent(msg.Save, "p2")) == 1
+
+
+def test_the_end_while_it_joins_is_its_end_too():
+  driven = Driven().begin().welcome()
+  driven.record(MINE, Ended(0, "enough", "", ()))
+  assert driven.done(fx.Finished) == [fx.Finished(0, "enough")]
+  assert not driven.done(fx.Fail)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_one_that_was_joining_at_the_end_gets_the_final_state(dies):
+  driven = Driven()
+  driven.put(commit(0), commit(1))
+  driven.begin().welcome()
+  driven.record(MINE)
+  driven.record(Ended(2, "enough", "", ()))
+  assert driven.sent(msg.NeedsSnapshot, "p0")
+  assert math.isfinite(driven.follower.deadline())
+  if dies:
+    driven.lose()
+    driven.lose(how="unreachable")
+    (failed,) = driven.done(fx.Fail)
+    assert failed.error == "RunFinished"
+    return
+  driven.hear(msg.Fetch(7, "p2", "at p2", 2))
+  driven.pass_time(10 * driven.config.attempt_timeout)  # It is large.
+  driven.give(ins.SnapshotFetched(7, 2, "state"))
+  assert driven.done(fx.Restore) == [fx.Restore(2, "state")]
+  assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
+
+
+@pytest.mark.parametrize("error", ["CoordinatorError", "Diverged"])
+def test_the_end_by_an_error_is_raised_by_all(error):
+  driven = Driven().join()
+  driven.submit(0)
+  driven.record(Ended(0, "replica 2 differs", error, ()))
+  assert driven.done(fx.Fail) == [fx.Fail(error, "replica 2 differs")]
+  assert driven.reasons() == [(0, "finished")]
+
+
+def test_after_the_end_it_serves_the_state_and_does_nothing_else():
+  driven = Driven().join()
+  driven.record(Ended(0, "enough", "", ()))
+  driven.did.clear()
+  serve = msg.Serve(7, "p9", "at p9", 0)
+  driven.hear(serve, "p2")  # Not its leader.
+  driven.submit(0)
+  driven.lose("p2")
+  driven.give(ins.LeaveWanted())
+  assert driven.did == []
+  driven.hear(serve)
+  assert driven.done(fx.ServeSnapshot) == [
+    fx.ServeSnapshot(7, "p9", "at p9", 0)
+  ]
+
+
+def test_one_that_aborts_says_so_and_is_silent():
+  driven = Driven().join()
+  driven.submit(0)
+  driven.did.clear()
+  driven.give(ins.Aborted("it has raised", "the stacks"))
+  told = msg.Leave(True, "it has raised", "the stacks")
+  assert driven.did == [fx.Send("p0", told)]
+  driven.record(Removed(ME, False, "it has raised"))
+  driven.pass_time(600.0)
+  assert len(driven.did) == 1

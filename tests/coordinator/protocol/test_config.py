@@ -1,0 +1,76 @@
+"""What the numbers of a configuration mean to the quorum and to who waits."""
+
+import pytest
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol.config import Config
+from optax_dist.decoupled_diloco import rules
+
+
+def _config(**options):
+  return Config("p0", 0, "at p0", **options)
+
+
+def test_an_empty_gradient_may_be_sent_inline_too():
+  """As where all parameters are of size 0: None is not 0 bytes."""
+  assert _config(inline_bytes=0).inline
+  assert not _config().inline
+
+
+@pytest.mark.parametrize(
+  ("options", "expected"),
+  [
+    ({}, {"two_phase": True, "lower_on_leave": True, "window": False}),
+    # No mean has to be aggregated before the commit.
+    ({"inline_bytes": 8}, {"two_phase": False}),
+    ({"lower_on_leave": False}, {"lower_on_leave": False}),
+    # A loss is a leave without a word.
+    (
+      {"lower_on_leave": False, "lower_on_loss": True},
+      {"lower_on_leave": True},
+    ),
+    ({"fragments": rules.Config(2, 8)}, {"window": True}),
+    (
+      {"exact": True, "replicas_to_aggregate": 4, "total_num_replicas": 2},
+      {"exact": True},
+    ),
+    (
+      {
+        "replicas_to_aggregate": 3,
+        "total_num_replicas": 5,
+        "max_staleness": 2,
+      },
+      {
+        "replicas_to_aggregate": 3,
+        "total_num_replicas": 5,
+        "max_staleness": 2,
+      },
+    ),
+  ],
+)
+def test_the_quorum_begins_as_configured(options, expected):
+  state = _config(**options).quorum_state(7)
+  assert state.step == 7
+  found = state.config._asdict()
+  assert {name: found[name] for name in expected} == expected
+
+
+def test_a_weight_is_one_of_those_that_all_replicas_know():
+  weights = [
+    _config(weight=weight).quorum_state(0).config.weight
+    for weight in (None, "inverse")
+  ]
+  assert weights == [None, quorum.inverse_staleness]
+  with pytest.raises(ValueError, match="None or 'inverse', got 'linear'"):
+    _config(weight="linear").quorum_state(0)
+
+
+def test_a_replica_waits_for_longer_than_its_leader():
+  """Else it would fail before it is told which replica is missing."""
+  for timeout, leader, attempt in ((1.0, 5.0, 0.1), (300.0, 0.1, 9.0)):
+    config = _config(
+      timeout=timeout, leader_timeout=leader, attempt_timeout=attempt
+    )
+    # The leader may die at the very end, and be replaced.
+    assert config.patience > timeout + 2 * leader
+    assert config.longest_silence >= leader
