@@ -13,10 +13,8 @@ import pytest
 from waiting import until
 
 from optax_dist import coordinator
-from optax_dist.coordinator import learner, strategies
-from optax_dist.coordinator.options import Options
+from optax_dist.coordinator import strategies
 from optax_dist.coordinator.runtime import endpoint
-from optax_dist.coordinator.runtime import group as groups
 
 PARAMS = {"a": jnp.zeros((30, 20)), "b": jnp.zeros(50), "c": jnp.zeros(7)}
 INNER = optax.sgd(0.05)
@@ -444,32 +442,3 @@ def test_leased_samples_do_not_go_with_it():
       params=PARAMS,
       data=coordinator.Batches(num_samples=8, global_batch=4),
     )
-
-
-def test_a_learner_of_several_processes_is_refused():
-  """Before it says anything to the others: cause and remedy."""
-  place = endpoint.World().connect("0")
-  asked = []
-  group = groups.Group(0, 2, lambda text: asked.append(text) or [text] * 2)
-  with pytest.raises(ValueError, match=r"one process, got one of 2: .*=1"):
-    learner.Learner(
-      place,
-      strategy()(INNER, strategies.Quorum(1, 1)),
-      PARAMS,
-      replica=0,
-      settings=Options(),
-      group=group,
-    )
-  assert not asked
-
-
-@pytest.mark.parametrize("tokens", [-1, 4])
-def test_tokens_are_for_learners(tokens):
-  def train(replica, result):
-    with pytest.raises(ValueError, match="tokens="):
-      replica.step(gradient(replica.params, 0), tokens=tokens)
-    replica.finish()
-
-  chosen = {"strategy": strategy(), "opt": INNER} if tokens < 0 else {}
-  (result,) = runs.run(train, 1, params=PARAMS, **chosen)
-  assert result.error is None
