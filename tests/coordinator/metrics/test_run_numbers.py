@@ -1,8 +1,6 @@
 """Tests of a run's metrics, from handwritten records."""
 
-import pytest
-
-from optax_dist.coordinator.metrics import metric, run_numbers
+from optax_dist.coordinator.metrics import run_numbers
 
 
 def values(numbers):
@@ -98,14 +96,6 @@ def test_elastic_averaging_has_exchanges():
   exchange = {"kind": "exchange", "time": 1.0, "replica": 0, "compute": 0.5}
   numbers.update(exchange | {"arrived": None})
   assert values(numbers)["gradients_applied",] == 1
-
-
-def test_a_bucket_holds_what_is_at_most_its_bound():
-  found = metric.Distribution((1.0, 2.0))
-  found.add(2.0, 3)
-  found.add(2.5)
-  assert (found.counts, found.count) == ([0, 3, 1], 4)
-  assert found.total == pytest.approx(8.5)
 
 
 def test_who_joined_before_the_records_begin_is_seen_by_its_gradients():

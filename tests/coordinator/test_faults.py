@@ -1,0 +1,121 @@
+"""Faults that a process injects into itself: which, when and once."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from optax_dist.coordinator import faults, phases
+from optax_dist.coordinator.launch.environment import Environment
+
+_STEP = ("computing", "arrived", "applied")
+
+
+class _Killed(Exception):
+  """Raised where the process would end."""
+
+
+class _Line:
+  """A channel that writes down what is said, and what strikes."""
+
+  def __init__(self):
+    self.said = []
+
+  def say(self, event, **fields):
+    self.said.append((event, fields))
+
+
+@pytest.fixture
+def line(monkeypatch):
+  """A channel; and signals are written down there, and sent to nobody."""
+  made = _Line()
+
+  def sent(_, number):
+    made.say(signal.Signals(number).name)
+    if number == signal.SIGKILL:
+      raise _Killed
+
+  monkeypatch.setattr(os, "kill", sent)
+  monkeypatch.setattr(signal, "pthread_kill", sent)
+  yield made
+  phases.listen(None)
+  phases.slow_down(factor=1.0)
+
+
+def _strikes(line, steps, **fields):
+  """In which step, counted from 1, what has struck, and in which phase."""
+  told = Environment(
+    replica=fields.pop("replica", 1),
+    restarts=fields.pop("restarts", None),
+    faults=faults.Faults(**fields).dump(),
+  )
+  faults.install(told, line)
+  found = []
+  for step in range(1, steps + 1):
+    for phase in _STEP:
+      with contextlib.suppress(_Killed):
+        phases.reach(phase, 1)
+      found += [
+        (step, phase, told["fault"]) for e, told in line.said if e == "fault"
+      ]
+      line.said = [one for one in line.said if one[0] != "fault"]
+  return found
+
+
+def test_what_is_dumped_is_what_is_loaded():
+  """Its keys are texts in between, which would be no replica's."""
+  made = faults.Faults(0.1, {3: 40}, 0.2, {1: 2.5}, 1.5, 7)
+  assert faults.Faults.load(made.dump()) == made
+
+
+def test_a_planned_kill_strikes_the_first_process_once(line):
+  plan = {"kill_at": {1: 3}}
+  assert _strikes(line, 5, **plan) == [(3, "arrived", "kill")]
+  assert line.said == [("SIGKILL", {})]
+  # Its successor, and another replica, go on.
+  assert _strikes(line, 5, restarts=1, **plan) == []
+  assert _strikes(line, 5, replica=2, **plan) == []
+
+
+def test_a_stop_tells_the_launcher_before_it_strikes(line):
+  """Who would continue it otherwise?"""
+  assert len(_strikes(line, 1, stop=1.0, seconds=0.5)) == 1
+  assert line.said == [("stop", {"seconds": 0.5}), ("SIGSTOP", {})]
+
+
+def test_each_process_has_its_own_faults_and_the_same_ones_again(line):
+  chances = {"kill": 0.2, "stop": 0.3, "seed": 5}
+  drawn = lambda **place: _strikes(line, 60, **chances, **place)
+  first = drawn()
+  assert drawn() == first
+  assert {fault for _, _, fault in first} == {"kill", "stop"}
+  assert {phase for _, phase, _ in first} == set(_STEP)
+  steps = [step for step, _, _ in first]
+  assert len(set(steps)) == len(steps)  # One in a step at most.
+  assert drawn(replica=2) != first
+  # The same would kill each successor at the same step.
+  assert drawn(restarts=1) != first
+
+
+def test_none_are_installed_where_none_are_asked_for(line):
+  heard = []
+  phases.listen(lambda *found: heard.append(found))
+  some = faults.Faults(kill=1.0, slow={2: 5.0}).dump()
+  faults.install(Environment(replica=1), line)
+  faults.install(Environment(faults=some), line)  # No replica's.
+  slow = faults.Faults(slow={2: 5.0}).dump()
+  faults.install(Environment(replica=1, faults=slow), line)
+  phases.reach("computing", 1)
+  assert heard == [("computing", 1)]
+  assert line.said == []
+
+
+def test_only_the_slow_replica_is_slow(line, monkeypatch):
+  slept = []
+  monkeypatch.setattr(phases.time, "sleep", slept.append)
+  slow = faults.Faults(slow={2: 5.0}).dump()
+  for replica in (1, 2):
+    faults.install(Environment(replica=replica, faults=slow), line)
+    phases.slow_down(1.0)
+  assert slept == [4.0]

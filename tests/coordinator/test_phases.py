@@ -1,0 +1,47 @@
+"""Hooks of a step: who is told, and how much slower it gets."""
+
+import threading
+
+import pytest
+
+from optax_dist.coordinator import phases
+
+
+@pytest.fixture
+def slept(monkeypatch):
+  """How long a replica was made to wait, and the speed that it had before."""
+  found = []
+  monkeypatch.setattr(phases.time, "sleep", found.append)
+  yield found
+  phases.slow_down(factor=1.0)
+
+
+def test_a_slow_replica_takes_its_factor_of_the_time(slept):
+  phases.slow_down(2.0)
+  assert slept == []  # None is slow by itself.
+  phases.slow_down(factor=3.0)
+  assert slept == []  # It is from the next gradient on.
+  phases.slow_down(2.0)
+  phases.slow_down(0.5)
+  assert slept == [4.0, 1.0]
+  phases.slow_down(factor=1.0)
+  phases.slow_down(2.0)
+  assert len(slept) == 2
+
+
+def test_the_thread_that_enters_a_phase_is_the_one_that_is_told():
+  """A listener stops or ends that one."""
+  told = []
+  phases.listen(lambda *found: told.append((*found, threading.get_ident())))
+  try:
+    thread = threading.Thread(target=phases.reach, args=("gather", 3))
+    thread.start()
+    thread.join()
+    phases.reach("done", "one")
+  finally:
+    phases.listen(None)
+  phases.reach("applied", 3)
+  assert told == [
+    ("gather", 3, thread.ident),
+    ("done", "one", threading.get_ident()),
+  ]
