@@ -14,7 +14,7 @@ class Outcome(NamedTuple):
     accepted: whether the gradient was part of a committed step. Also True for
       what has not been sent yet: with a strategy that trains locally, and while
       gradients are summed.
-    reason: why it was dropped, a value of `rules.Reason`; "" otherwise.
+    reason: why it was dropped, a value of `quorum.Reason`; "" otherwise.
     global_step: committed steps that the current parameters include.
     members: the replicas whose gradients were averaged, in order; empty if
       nothing was committed.
