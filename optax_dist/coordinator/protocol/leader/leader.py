@@ -932,14 +932,15 @@ class Leader:
   def _state_is_here(self) -> bool:
     """Whether a step taken now can be applied by any replica.
 
-    It can't if a member that has yet to connect to the new leader may be the
-    only one with the state: it would miss the mean, and the others have nothing
-    to apply it to.
+    It can't if the only one with the state may be a replica that has yet to
+    connect to the new leader, or was removed before it did, and may come back:
+    it would miss the mean, and the others have nothing to apply it to.
     """
-    # An inline mean is in the log, where that member will read it.
-    if self._config.inline or self._all_have_come():
+    # An inline mean is in the log, where that replica will read it.
+    if self._config.inline:
       return True
-    step = self._quorum.step
+    # While all are here, who has an earlier state and needs none will reach it.
+    step = 0 if self._all_have_come() else self._quorum.step
     return any(s.is_connected and s.has(step) for s in self._roster)
 
   def _decide(
