@@ -7,7 +7,6 @@ import scenario_recordings as recorded
 import sync_replicas_recordings as sync
 
 from optax_dist import quorum
-from optax_dist.tensorflow1 import events as tf
 
 
 @pytest.mark.parametrize("id", recorded.ids(*recorded.ACCUMULATORS))
@@ -124,37 +123,3 @@ def test_construction_as_recorded(event):
   else:
     with pytest.raises(ValueError, match=re.escape(expect["text"])):
       quorum.initial_tokens(num_tokens, k, n)
-
-
-def test_a_cancelled_take_lets_a_smaller_one_pass():
-  books, _ = tf.Accumulator().take("three", 3)
-  books, _ = books.take("one", 1)
-  books, _ = books.apply(0, "g")
-  books, out = books.cancel("three")
-  assert [(done.id, done.value) for done in out] == [
-    ("three", None),
-    ("one", ("g",)),
-  ]
-  assert books.step == 1
-  assert not books.pending
-
-
-def test_a_timed_take_that_is_served_at_once_has_no_error():
-  books, _ = tf.Accumulator().apply(0, "g")
-  books, (done,) = books.take_with_timeout("t", 1)
-  assert (done.value, done.error, books.count) == (("g",), None, 0)
-
-
-def test_a_closed_queue_drains_and_then_fails():
-  queue, _ = tf.TokenQueue(name="q").enqueue_many([4])
-  queue, out = queue.close()
-  assert out == ()
-  queue, (done,) = queue.dequeue("w")
-  assert done.value == 4
-  queue, (done,) = queue.dequeue("w")
-  assert done.error == (
-    "OutOfRangeError: FIFOQueue 'q' is closed and has insufficient elements "
-    "(requested 1, current size 0)"
-  )
-  queue, (done,) = queue.enqueue_many([5])
-  assert done.error == "CancelledError: FIFOQueue 'q' is closed."

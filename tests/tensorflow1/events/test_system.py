@@ -1,10 +1,9 @@
-"""The strict rules against a naive model, over random events."""
+"""The whole system against a naive model, over random events, and its edges."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optax_dist import quorum, tensorflow1
 from optax_dist.tensorflow1 import events as tf
 
 
@@ -103,72 +102,76 @@ def test_the_system_does_as_a_naive_model(
     assert tuple(system.observe()) == model.observe()
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(0, 3)))
-@settings(max_examples=60)
-def test_events_and_decisions_tell_what_the_system_does(k, n, arrivals):
-  tokens = max(0, k - n)
-  state = tensorflow1.strict_quorum(k, n, num_tokens=tokens)
-  system = tf.sync_replicas(k, n, num_tokens=tokens, workers=())
-  local = {}
-  for replica in range(n):
-    state, decisions = quorum.step(state, quorum.Join(replica))
-    system = system.join(replica)
-    assert decisions == (quorum.Token(replica, 0),)
-    local[replica] = 0
-  commits = []
-  for replica in arrivals:
-    if replica not in quorum.missing(state).computing:
-      continue
-    at = local[replica]
-    state, decisions = quorum.step(state, quorum.Arrive(replica, at))
-    system, _ = system.worker_step(replica)
-    assert state.system == system
-    first, *rest = decisions
-    fresh = quorum.accepts(at, sum(map(bool, commits)))
-    assert isinstance(first, quorum.Accept if fresh else quorum.Drop)
-    for decision in rest:
-      match decision:
-        case quorum.Token(who, step):
-          local[who] = step
-        case quorum.Commit(step, members):
-          assert step == len(commits)
-          assert len(members) == k
-          commits.append(members)
-        case quorum.Wait(who, _):
-          assert who == replica
-          assert who in system.observe().blocked
-  assert local == system.observe().local_step
-  assert len(commits) == state.step == system.global_step
-  ledger = quorum.ledger(state)
-  assert ledger.arrived == ledger.applied + ledger.inside + sum(
-    ledger.dropped.values()
+def test_only_one_that_is_there_and_free_can_step():
+  system = tf.sync_replicas(2, num_tokens=0)
+  with pytest.raises(ValueError, match="worker 'x' has not joined"):
+    system.worker_step("x")
+  system, _ = system.worker_step(0)
+  with pytest.raises(ValueError, match="worker 0 is blocked"):
+    system.worker_step(0)
+
+
+def test_a_dead_worker_takes_no_token_and_leaves_its_gradient():
+  system = tf.sync_replicas(2, 3, num_tokens=0)
+  system, _ = system.worker_step(0)
+  system = system.lost(0)
+  assert system.observe().num_accumulated == (1,)
+  assert 0 not in system.observe().local_step
+  system, out = system.worker_step(1)
+  # Three tokens, of which one is taken: the dead one's request is gone.
+  assert system.observe().queue_size == 2
+  assert out[1].members == ((0, 0), (1, 0))
+
+
+def test_a_new_session_begins_at_the_present_step():
+  system = tf.sync_replicas(1, 2)
+  system, _ = system.worker_step(0)
+  system = system.join(1)
+  assert system.observe().local_step == {0: 0, 1: 1}
+
+
+def test_a_permit_is_kept_for_a_later_step_and_used_once():
+  system = tf.sync_replicas(1, 1, num_tokens=0, gated_variables=[0])
+  for _ in range(2):
+    system, out = system.release_gate(0, 0)
+    assert out == ()
+  for step in (1, 2):
+    system, _ = system.worker_step(0)
+    assert system.observe().global_step == step
+  system, _ = system.worker_step(0)
+  assert system.observe().blocked == (0,)
+
+
+def test_a_leader_that_starts_anew_finds_what_was_left():
+  system = tf.sync_replicas(2, num_tokens=0)
+  system, _ = system.close()
+  for worker in (0, 1):
+    system, out = system.worker_step(worker)
+  assert not system.running
+  assert system.observe().num_accumulated == (2,)
+  system, out = system.start_chief()
+  assert out[0].members == ((0, 0), (1, 0))
+  assert system.observe().global_step == 1
+
+
+def test_setting_the_step_keeps_gradients_and_other_workers_steps():
+  system = tf.sync_replicas(2, num_tokens=0)
+  system, _ = system.worker_step(1)
+  system, _ = system.chief_init(5)
+  seen = system.observe()
+  assert (seen.global_step, seen.num_accumulated) == (5, (1,))
+  assert seen.local_step == {0: 5, 1: 0}
+  # The leader need not be a worker.
+  assert tf.sync_replicas(1, workers=[3]).chief_init(5)[0].observe() == (
+    *(5, 1, (0,)),
+    {3: 0},
+    (),
   )
-  assert ledger.applied == k * len(commits)
 
 
-def test_strict_rules_keep_a_dead_replicas_gradient():
-  state = tensorflow1.strict_quorum(2, num_tokens=0)
-  for event in (quorum.Join(0), quorum.Join(1), quorum.Arrive(1, 0)):
-    state, _ = quorum.step(state, event)
-  state, decisions = quorum.step(state, quorum.Lost(1))
-  assert decisions == ()
-  state, decisions = quorum.step(state, quorum.Arrive(0, 0))
-  assert [type(d).__name__ for d in decisions] == ["Accept", "Commit", "Token"]
-  assert [m.replica for m in decisions[1].members] == [1, 0]
-
-
-def test_strict_rules_end_by_closing_the_queue():
-  state = tensorflow1.strict_quorum(2, num_tokens=0)
-  for event in (quorum.Join(0), quorum.Join(1), quorum.Arrive(1, 0)):
-    state, _ = quorum.step(state, event)
-  state, decisions = quorum.step(state, quorum.Finish())
-  assert decisions == (quorum.Finished(0),)
-  assert state.finished
-  assert not state.system.running
-  state, decisions = quorum.step(state, quorum.Arrive(0, 0))
-  assert decisions[-1] == quorum.Finished(0)
-
-
-def test_too_few_initial_tokens_are_refused():
-  with pytest.raises(ValueError, match="Too few tokens"):
-    tensorflow1.strict_quorum(2, 2, num_tokens=-2)
+def test_too_few_tokens_for_a_first_step_are_refused():
+  system = tf.sync_replicas(3, 2)
+  with pytest.raises(ValueError, match=r"0 \(given\) vs 1 \(needed\)"):
+    system.enqueue_tokens(0)
+  system, _ = system.enqueue_tokens(1)
+  assert system.observe().queue_size == 4

@@ -1,0 +1,39 @@
+"""The order of ids, and the message of a run that can't go on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optax_dist.quorum import events
+
+IDS = st.lists(
+  st.integers() | st.text(max_size=2) | st.integers(0, 20).map(str), unique=True
+)
+
+
+@given(IDS, st.randoms())
+def test_the_order_of_ids_does_not_depend_on_who_came_first(ids, random):
+  shuffled = random.sample(ids, len(ids))
+  found = events.ordered(shuffled)
+  assert found == events.ordered(ids)
+  numbers = [one for one in ids if isinstance(one, int)]
+  names = [one for one in ids if isinstance(one, str)]
+  assert found == (*sorted(numbers), *sorted(names))
+
+
+def test_ids_may_come_from_an_iterator():
+  assert events.ordered(iter(["b", 10, "a", 9])) == (9, 10, "a", "b")
+
+
+@pytest.mark.parametrize(
+  ("missing", "final", "words"),
+  [
+    ((0, "b"), False, "missing: 0, b; restart the missing replicas."),
+    ((), False, "missing: nobody; restart"),
+    ((3,), True, "missing: 3; lower replicas_to_aggregate, or let leaves"),
+  ],
+)
+def test_what_can_not_go_on_says_what_to_do(missing, final, words):
+  told = str(events.CannotProceed(7, 1, 2, missing, final))
+  assert told.startswith("step 7 needs 2 replicas and 1 can contribute; ")
+  assert words in told
