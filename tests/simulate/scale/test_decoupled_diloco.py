@@ -168,3 +168,19 @@ def test_bad_arguments_are_refused(arguments, message):
 def test_numbers_of_learners_are_checked_when_the_strategy_is_made():
   with pytest.raises(ValueError, match="learners must be a positive integer"):
     scale.decoupled_diloco(50, 0)
+
+
+def test_learners_that_are_decoupled_wait_for_nobody():
+  some = fleet(
+    latency="exponential:1",
+    detect=5.0,
+    nbytes=1.0,
+    network=simulate.Network(0.5),
+  )
+  apart, together = (
+    scale.simulate_fleet(make(10), some, seconds=20_000.0)
+    for make in (scale.decoupled_diloco, scale.diloco)
+  )
+  assert apart.seconds["waiting"] == apart.seconds["exchanging"] == 0.0
+  assert together.seconds["waiting"] > 0
+  assert apart.goodput > together.goodput
