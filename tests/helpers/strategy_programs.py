@@ -6,20 +6,30 @@ import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from optax_dist.cli import parser
 from optax_dist.cli.train import strategies, strategy
 
 AXIS = "data"
 
 
-def build(name, args, *, replicas, loss_fn, steps):
-  """Builds a strategy's program around gradient descent with rate 0.1.
+def parse(name, *flags, **given):
+  """The command's arguments: a strategy's own flags, and others as given."""
+  command = parser.Parser(prog="train")
+  strategies.load(name).add_arguments(command.add_argument_group(name))
+  return command.parse_args(flags, argparse.Namespace(strategy=name, **given))
+
+
+def build(name, args, *, replicas, loss_fn, steps, optimizer=None):
+  """Builds a strategy's program, around gradient descent with rate 0.1.
 
   Args:
     name: of the strategy.
-    args: the command's arguments that the strategy reads, a dictionary.
+    args: the command's arguments that the strategy reads: a dictionary, or what
+      `parse` returns.
     replicas: how many there are, one on each device.
     loss_fn: of parameters and a batch.
     steps: of the run.
+    optimizer: another one than gradient descent.
 
   Returns:
     The program, and how batches lie on the devices.
@@ -30,13 +40,15 @@ def build(name, args, *, replicas, loss_fn, steps):
     axis_types=(jax.sharding.AxisType.Auto,),
     devices=jax.devices()[:replicas],
   )
+  if isinstance(args, dict):
+    args = argparse.Namespace(**args)
   program = strategies.load(name).build(
     strategy.Run(
-      args=argparse.Namespace(**args),
+      args=args,
       mesh=mesh,
       axis_name=AXIS,
       loss_fn=loss_fn,
-      optimizer=optax.sgd(0.1),
+      optimizer=optimizer or optax.sgd(0.1),
       steps=steps,
     )
   )

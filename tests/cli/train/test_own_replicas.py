@@ -1,14 +1,12 @@
 """Tests of strategies with per-replica parameters, against NumPy."""
 
-import argparse
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import strategy_programs
 
-from optax_dist.cli.train import digits, strategies
+from optax_dist.cli.train import digits
 
 _REPLICAS, _PERIOD, _STEPS = 4, 2, 5
 _ARGS = {
@@ -100,11 +98,3 @@ def test_steps_and_metrics(name):
     "2 exchanges of 0.0 kB: 0.0 kB per replica, 40.0% of the 0.1 kB of averaging"
     " at every step"
   )
-
-
-def test_the_momentum_is_checked(capsys):
-  args = argparse.Namespace(outer_momentum=1.0)
-  with pytest.raises(
-    Exception, match="--outer-momentum must be below 1, got 1"
-  ):
-    strategies.load("diloco").check(args)

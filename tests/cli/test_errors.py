@@ -1,0 +1,36 @@
+"""Errors of the command in one line, and their exit codes."""
+
+import pytest
+
+from optax_dist.cli import errors, main
+
+
+@pytest.mark.parametrize(
+  ("message", "line"),
+  [
+    ("as it is", "as it is"),
+    ("two\nlines", "two lines"),
+    ("  a\tmessage \r\n\n  of a library\n", "a message of a library"),
+    ("a\u2028separator\x0bof lines", "a separator of lines"),
+    ("", ""),
+  ],
+)
+def test_any_message_is_one_line(message, line):
+  assert str(errors.CommandError(message)) == line
+  assert len(line.splitlines()) <= 1
+
+
+def test_wrong_usage_is_what_it_is_unless_told_otherwise():
+  assert errors.CommandError("x").exit_code == 2
+  assert errors.CommandError("x", exit_code=1).exit_code == 1
+
+
+def test_ctrl_c_with_results_kept_is_told_as_such(monkeypatch, capsys):
+  def interrupt(argv):
+    raise errors.Interrupted("interrupted after step 3\nof 9")
+
+  monkeypatch.setattr(main, "_dispatch", interrupt)
+  assert main.main([]) == 130
+  assert (
+    capsys.readouterr().err == "optax-dist: interrupted after step 3 of 9\n"
+  )
