@@ -47,9 +47,9 @@ class Result:
   @property
   def outcome(self) -> str:
     """One word: ok, hang, diverged, not struck or wrong."""
-    text = " ".join(self.problems)
+    # How a problem begins: a replica's own words may be of an exchange.
     for word in ("hang", "diverged", "not struck"):
-      if word in text:
+      if any(problem.startswith(word) for problem in self.problems):
         return word
     return "wrong" if self.problems else "ok"
 
