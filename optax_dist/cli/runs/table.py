@@ -13,6 +13,7 @@ import rich.text
 from optax_dist.cli import tables
 from optax_dist.cli.runs.summary import RunSummary
 from optax_dist.coordinator.journal_tail import Tail
+from optax_dist.quorum.events import ordered
 
 _PER_SECOND = 4
 # Minimum terminal width at which each column is shown.
@@ -64,7 +65,7 @@ def table(
     text = name in ("replica", "state", "dropped as")
     shown.add_column(name, justify="left" if text else "right", no_wrap=True)
   now = summary.now()
-  for number in sorted(summary.replicas, key=str):
+  for number in ordered(summary.replicas):
     one = summary.replicas[number]
     computed = one.computed
     cells = {

@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib.axes
 
 from optax_dist.cli import panels
+from optax_dist.quorum.events import ordered
 
 _COMPUTE, _WAIT, _DROP, _LOST = "#3f7d4f", "#e0b23c", "#c2571a", "#8a3ffc"
 
@@ -155,7 +156,7 @@ def _rows(records: Sequence[Record]) -> dict[Any, int]:
     if record["kind"] == "commit":
       names |= {member["replica"] for member in record["members"]}
   names |= {r["replica"] for r in records if r["kind"] == "lost"}
-  return {name: row for row, name in enumerate(sorted(names, key=str))}
+  return {name: row for row, name in enumerate(ordered(names))}
 
 
 def _add_work(

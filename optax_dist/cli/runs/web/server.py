@@ -92,7 +92,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   timeout = 10.0
 
   def do_GET(self) -> None:
-    where = urllib.parse.urlsplit(self.path)
+    where = _split(self.path)
     query = urllib.parse.parse_qs(where.query)
     if not self._may_see(query.get("token", [""])[0]):
       self._send(403, "text/plain", b"This page needs its token.\n")
@@ -111,7 +111,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if self.page.token:
       return hmac.compare_digest(token.encode(), self.page.token.encode())
     # Prevents DNS rebinding: another name may resolve to this address.
-    host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname
+    host = _split(f"//{self.headers.get('Host', '')}").hostname
     return host is not None and _is_loopback(host)
 
   def _send(self, status: int, kind: str, body: bytes) -> None:
@@ -126,6 +126,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def log_message(self, format: str, *args: Any) -> None:
     """Logs nothing: a page that polls each second would fill the terminal."""
+
+
+def _split(url: str) -> urllib.parse.SplitResult:
+  """The parts of a URL; of one that is none, no parts."""
+  try:
+    return urllib.parse.urlsplit(url)
+  except ValueError:
+    return urllib.parse.urlsplit("")
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from optax_dist.cli.runs.summary import RunSummary
 from optax_dist.coordinator.metrics.time_ledger import TimeLedger
+from optax_dist.quorum.events import ordered
 
 Record = dict[str, Any]
 
@@ -103,9 +104,7 @@ class View:
           "seen": max(0.0, now - one.seen),
           "deadline": one.deadline,
         }
-        for _, one in sorted(
-          summary.replicas.items(), key=lambda item: str(item[0])
-        )
+        for one in (summary.replicas[r] for r in ordered(summary.replicas))
       ],
       "bars": [bar for bar in self._bars if bar["end"] >= now - WINDOW],
       "steps": list(self._steps),

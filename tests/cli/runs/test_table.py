@@ -1,0 +1,136 @@
+"""A run as a table, and as lines where there is no terminal."""
+
+import io
+import time
+
+import pytest
+import rich.console
+import run_journals
+
+from optax_dist.cli.runs import summary as run_summary
+from optax_dist.cli.runs import table as run_table
+from optax_dist.coordinator import journal
+
+
+def _summary(*records):
+  summary = run_summary.RunSummary()
+  summary.update(records)
+  return summary
+
+
+def test_a_terminal_gets_a_table_and_a_file_gets_lines(tmp_path):
+  path = run_journals.ended(tmp_path / "run.jsonl")
+  terminal, plain = io.StringIO(), io.StringIO()
+  for file, is_terminal in ((terminal, True), (plain, False)):
+    console = rich.console.Console(
+      file=file, force_terminal=is_terminal, width=120
+    )
+    with run_table.Live(path, 9, console) as live:
+      live.update()
+      live.update(force=True)
+  assert "step 4 of 9" in terminal.getvalue()
+  assert plain.getvalue().splitlines() == [
+    "step 4/9  1.0 steps/s  2 replicas  4 dropped  1 lost"
+  ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
+  path = run_journals.ended(tmp_path / "run.jsonl")
+  summary = run_summary.RunSummary()
+  summary.update(journal.read(path).records)
+  console = rich.console.Console(
+    file=io.StringIO(), width=width, force_terminal=True, color_system=None
+  )
+  console.print(run_table.table(summary, width=width))
+  printed = console.file.getvalue()
+  assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+  assert "accepted" in printed
+  assert ("dropped as" in printed) == (width == 120)
+
+
+def test_replicas_are_in_the_order_of_their_numbers():
+  shown = run_table.table(
+    _summary(
+      *(
+        {"kind": "join", "time": 0.0, "replica": replica}
+        for replica in ("b", 10, 2, "a", 1)
+      )
+    )
+  )
+  assert list(shown.columns[0].cells) == ["1", "2", "10", "a", "b"]
+
+
+def test_the_title_has_what_is_known():
+  assert run_table.table(_summary()).title == "step 0, 0.0 steps/s"
+  summary = _summary(
+    {"kind": "leader", "time": 0.0, "replica": 3},
+    {"kind": "leader", "time": 0.0, "replica": 4},
+    {"kind": "abandon", "time": 0.0},
+    {"kind": "deadlines", "time": 0.0, "attempt": 7.4, "silence": {}},
+  )
+  assert run_table.table(summary, 12_000).title == (
+    "step 0 of 12,000, 0.0 steps/s, leader 4 (term 2), 1 attempts abandoned, an"
+    " attempt may take 7 s"
+  )
+
+
+def test_what_a_replica_takes_is_in_milliseconds():
+  member = run_journals.member(0, 0, arrived=0.75, compute=0.0625)
+  summary = _summary(
+    {"kind": "join", "time": 0.0, "replica": 0},
+    {"kind": "join", "time": 0.0, "replica": 1},
+    {"kind": "commit", "time": 1.0, "step": 0, "members": [member]},
+  )
+  shown = run_table.table(summary)
+  rows = {column.header: list(column.cells) for column in shown.columns}
+  assert rows["computes"] == ["62 ms", ""]
+  assert rows["waits"] == ["250 ms", "0 ms"]
+  assert rows["last seen"] == ["0.2 s ago", "1.0 s ago"]
+
+
+def test_what_is_waited_for_is_below_the_table():
+  summary = _summary(
+    {"kind": "join", "time": 0.0, "replica": 0},
+    {"kind": "stall", "time": 9.0, "missing": {"computing": ["[b]"]}},
+  )
+  console = rich.console.Console(file=io.StringIO(), width=140)
+  console.print(run_table.table(summary))
+  # A name with brackets is no markup.
+  assert "waiting for replica [b], for 9.0 s" in console.file.getvalue()
+
+
+def test_lines_come_when_they_differ_and_not_too_often(tmp_path, monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(time, "monotonic", lambda: now[0])
+  path = tmp_path / "run.jsonl"
+  console = rich.console.Console(file=io.StringIO())
+  lines = lambda: console.file.getvalue().splitlines()
+  with run_table.Live(path, console=console) as live:
+    live.update()
+    assert lines() == []  # Nothing is known yet.
+    with journal.Journal(path) as written:
+      run_journals.begin(written)
+      now[0] += 5.0
+      live.update()
+      assert lines() == ["step 0  0.0 steps/s  3 replicas  0 dropped  0 lost"]
+      run_journals.drop(written, 1, 2, at=1.0)
+      now[0] += 4.5
+      live.update()
+      assert len(lines()) == 1
+      now[0] += 0.5
+      live.update()
+      assert lines()[1:] == [
+        "step 0  0.0 steps/s  3 replicas  1 dropped  0 lost"
+      ]
+      now[0] += 5.0
+      live.update()
+    assert len(lines()) == 2
+
+
+def test_a_line_above_is_text_and_not_markup(tmp_path):
+  console = rich.console.Console(file=io.StringIO(), width=20)
+  live = run_table.Live(tmp_path / "run.jsonl", console=console)
+  line = "[red]x kill[/red] replica 1 of the host"
+  live.print_above(line)
+  assert console.file.getvalue() == f"{line}\n"

@@ -1,0 +1,173 @@
+"""The data of a run's page, record by record."""
+
+import importlib.resources
+import json
+import re
+
+import pytest
+import run_journals
+
+from optax_dist.cli.runs.web import view
+from optax_dist.coordinator import journal
+
+
+def _shown(*records):
+  shown = view.View()
+  shown.update(records)
+  return shown
+
+
+def _state(*records):
+  return _shown(*records).state()
+
+
+def _commit(step, at, *members):
+  return {"kind": "commit", "time": at, "step": step, "members": list(members)}
+
+
+def test_the_timeline_has_the_last_minute_only():
+  shown = view.View()
+  shown.update(
+    {
+      "kind": "drop",
+      "replica": 0,
+      "time": float(at),
+      "arrived": float(at),
+      "compute": 1.0,
+      "count": 1,
+      "reason": "stale",
+    }
+    for at in range(1, 200)
+  )
+  bars = shown.state()["bars"]
+  assert min(bar["end"] for bar in bars) == 199 - view.WINDOW
+  assert len(bars) == view.WINDOW + 1
+
+
+def test_the_page_finds_all_that_it_shows(tmp_path):
+  page = importlib.resources.files("optax_dist.cli.runs.web") / "page.html"
+  # All but the name of the file.
+  names = set(re.findall(r"\bstate\.(\w+)", page.read_text("utf-8"))) - {"json"}
+  assert len(names) > 5
+  run = journal.read(run_journals.ended(tmp_path / "run.jsonl")).records
+  for records in ((), run):
+    state = _state(*records)
+    assert names <= set(json.loads(json.dumps(state, allow_nan=False)))
+  assert (state["ended"], state["strategy"]) == ("finished", "sync_replicas")
+  empty = _state()
+  assert (empty["members"], empty["goodput"], empty["leader"]) == ([], None, "")
+
+
+def test_bars_are_of_what_a_replica_did():
+  member = run_journals.member("a", 0, arrived=2.0, compute=0.5)
+  drop = {"kind": "drop", "time": 4.0, "replica": 1, "reason": "stale"}
+  drop |= {"count": 1, "arrived": 4.0, "compute": 1.5}
+  state = _state(_commit(0, 2.25, member), drop)
+  assert state["bars"] == [
+    {"replica": "a", "kind": "computing", "start": 1.5, "end": 2.0},
+    {"replica": "a", "kind": "waiting", "start": 2.0, "end": 2.25},
+    {"replica": "1", "kind": "dropped", "start": 2.5, "end": 4.0},
+  ]
+
+
+@pytest.mark.parametrize(
+  "unknown", [{"compute": None}, {"arrived": None}, {"compute": 0.0}]
+)
+def test_what_takes_no_known_time_has_no_bar(unknown):
+  member = run_journals.member(0, 0, arrived=2.0) | unknown
+  bars = _state(_commit(0, 2.0, member))["bars"]
+  # It was committed as it came, so it did not wait either.
+  assert bars == []
+
+
+def test_a_step_that_a_new_leader_repeats_is_drawn_once():
+  member = run_journals.member(0, 0, arrived=0.5)
+  records = [_commit(step, 1.0 + step, member) for step in range(3)]
+  once = _state(*records)
+  assert once["steps"] == [(2.0, 1.0), (3.0, 1.0)]
+  again = _state(*records, _commit(1, 3.0, member))
+  assert (again["steps"], again["bars"]) == (once["steps"], once["bars"])
+
+
+def test_a_resumed_run_is_drawn_from_its_last_start():
+  member = run_journals.member(0, 0, arrived=0.5)
+  run = {"kind": "run", "time": 0.0, "step": 2, "unix_time": None}
+  run |= {"strategy": "sync_replicas"}
+  shown = _shown(
+    *(_commit(step, 1.0 + step, member) for step in range(2)),
+    run,
+    _commit(2, 9.0, run_journals.member(0, 2, arrived=8.5)),
+  )
+  state = shown.state()
+  assert state["step"] == 3
+  # The time from the last step of the former run to this one's first is none.
+  assert state["steps"] == []
+  assert {bar["end"] for bar in state["bars"]} == {8.5, 9.0}
+  # What happened before is still told.
+  assert [event["text"] for event in state["events"]] == ["run started"]
+  shown.update([_commit(3, 9.5)])
+  assert shown.state()["steps"] == [(9.5, 0.5)]
+
+
+def test_members_are_in_the_order_of_their_numbers():
+  joins = [
+    {"kind": "join", "time": 0.0, "replica": replica}
+    for replica in (10, "b", 2, 1, "a")
+  ]
+  members = [m["replica"] for m in _state(*joins)["members"]]
+  assert members == ["1", "2", "10", "a", "b"]
+
+
+@pytest.mark.parametrize(
+  ("record", "text"),
+  [
+    ({"kind": "run", "step": 0, "unix_time": None}, "run started"),
+    ({"kind": "leader", "replica": 0}, "replica 0 leads"),
+    ({"kind": "join", "replica": "a"}, "replica a joined"),
+    (
+      {"kind": "lost", "replica": 3, "reason": "silent"},
+      "replica 3 lost: silent",
+    ),
+    (
+      {"kind": "stall", "missing": {"absent": [1]}},
+      "waiting for {'absent': [1]}",
+    ),
+    ({"kind": "cannot_proceed", "missing": [2]}, "can't go on for [2]"),
+    ({"kind": "abandon"}, "attempt abandoned"),
+    ({"kind": "finish", "reason": "all left"}, "run ended: all left"),
+  ],
+)
+def test_events_are_told_in_words(record, text):
+  record = {"time": 1.5, "strategy": "s"} | record
+  (event,) = _state(record)["events"]
+  assert (event["time"], event["kind"]) == (1.5, record["kind"])
+  assert event["text"] == text
+  assert event["replica"] == str(record.get("replica", ""))
+
+
+def test_the_latest_events_come_first_and_old_ones_go():
+  records = [
+    {"kind": "join", "time": float(i), "replica": i} for i in range(100)
+  ]
+  events = _state(*records)["events"]
+  assert [e["time"] for e in events] == [
+    float(i) for i in range(99, 99 - view.EVENTS, -1)
+  ]
+
+
+def test_a_long_run_shows_its_latest_steps():
+  records = [_commit(step, 1.0 + step) for step in range(view.STEPS + 10)]
+  steps = _state(*records)["steps"]
+  assert len(steps) == view.STEPS
+  assert steps[-1] == (float(view.STEPS + 10), 1.0)
+
+
+def test_drops_are_by_reason_with_the_most_frequent_first():
+  drop = {"kind": "drop", "time": 1.0, "replica": 0, "arrived": None}
+  drop |= {"compute": None}
+  records = [
+    drop | {"reason": reason, "count": count}
+    for reason, count in (("stale", 1), ("lost", 3), ("stale", 1))
+  ]
+  (member,) = _state(*records)["members"]
+  assert list(member["dropped"].items()) == [("lost", 3), ("stale", 2)]

@@ -1,0 +1,65 @@
+"""Journals of small runs, written by hand."""
+
+from optax_dist.coordinator import journal
+
+
+def member(replica, step, arrived, compute=0.5):
+  """A gradient in a commit."""
+  return {
+    "replica": replica,
+    "incarnation": 0,
+    "local_step": step,
+    "staleness": 0,
+    "count": 1,
+    "weight": 1.0,
+    "batches": [[replica, step]],
+    "compute": compute,
+    "arrived": arrived,
+  }
+
+
+def begin(written, replicas=range(3)):
+  """A run in which all replicas have joined."""
+  written.write("run", strategy="sync_replicas", step=0)
+  written.write("leader", replica=0, term=0, step=0, time=0.0)
+  for replica in replicas:
+    written.write("join", replica=replica, incarnation=0, step=0, time=0.1)
+
+
+def commit(written, step, *replicas, at):
+  """A step of these replicas, whose gradients came 0.2 s before."""
+  written.write(
+    "commit",
+    step=step,
+    attempt=1,
+    members=[member(r, step, at - 0.2) for r in replicas],
+    time=at,
+  )
+
+
+def drop(written, step, replica, *, at, reason="stale"):
+  """A gradient of the step before that is dropped as it comes."""
+  written.write(
+    "drop",
+    step=step,
+    replica=replica,
+    incarnation=0,
+    local_step=step - 1,
+    count=1,
+    reason=reason,
+    compute=0.9,
+    arrived=at,
+    time=at,
+  )
+
+
+def ended(path):
+  """Writes a run of two replicas, a late one, and a loss; returns its path."""
+  with journal.Journal(path) as written:
+    begin(written)
+    for step in range(4):
+      commit(written, step, 0, 1, at=1.0 + step)
+      drop(written, step + 1, 2, at=1.1 + step)
+    written.write("lost", replica=1, incarnation=0, step=4, time=5.0)
+    written.write("finish", step=4, reason="finished", time=6.0)
+  return path
