@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
 from optax_dist.simulate.latency.distributions import Latency
 from optax_dist.simulate.network import Network
@@ -77,12 +78,16 @@ class Fleet:
       "nbytes",
     ):
       value = getattr(self, name)
-      if not 0 <= value < math.inf:
+      is_number = isinstance(value, numbers.Real)
+      if not is_number or not 0 <= value < math.inf:
         raise ValueError(
           f"{name} must be a finite number of at least 0, got {value!r}."
         )
-    if not self.step.mean < math.inf:
-      raise ValueError(f"step must have a finite mean, got {self.step}.")
+    mean = getattr(self.step, "mean", None)
+    if not isinstance(mean, numbers.Real) or not mean < math.inf:
+      raise ValueError(
+        f"step must be a latency with a finite mean, got {self.step}."
+      )
 
   @property
   def groups(self) -> int:

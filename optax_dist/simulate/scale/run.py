@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Protocol
 
 import numpy as np
@@ -86,6 +87,6 @@ def duration(fleet: Fleet, seconds: float | None) -> float:
     seconds = max(_FAILURES * between, _ROUNDS * (between + once))
     if math.isinf(seconds):
       seconds = 1000 * fleet.step.mean
-  if not 0 < seconds < math.inf:
+  if not isinstance(seconds, numbers.Real) or not 0 < seconds < math.inf:
     raise ValueError(f"seconds must be a number above 0, got {seconds!r}.")
   return seconds

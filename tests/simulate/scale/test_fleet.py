@@ -44,13 +44,14 @@ def test_an_exchange_is_between_the_groups_that_take_part():
         *("failure_rate", "repair", "detect", "restart", "save", "restore"),
         *("reshard", "catch_up", "nbytes"),
       )
-      for value in (-1e-9, math.inf, math.nan)
+      for value in (-1e-9, math.inf, math.nan, "1", None)
     ),
     (
       "step",
       simulate.parse_latency("pareto:1,0.9"),
-      "step must have a finite mean",
+      "step must be a latency with a finite mean, got pareto:1,0.9",
     ),
+    ("step", 1.0, "step must be a latency with a finite mean, got 1.0"),
   ],
 )
 def test_numbers_out_of_range_are_refused(name, value, words):

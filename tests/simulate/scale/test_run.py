@@ -96,7 +96,7 @@ def test_by_default_there_are_failures_enough():
   assert run.duration(calm, 3.0) == 3.0
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan, "9"])
 def test_no_time_is_refused(seconds):
   with pytest.raises(ValueError, match="seconds must be a number above 0"):
     scale.simulate_fleet(scale.replica_groups(), fleet(), seconds=seconds)
