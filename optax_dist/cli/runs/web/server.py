@@ -9,6 +9,7 @@ import ipaddress
 import json
 import secrets
 import socket
+import sys
 import threading
 import urllib.parse
 from typing import Any
@@ -55,8 +56,8 @@ class Server:
     handler = type("_OfThisServer", (_Handler,), {"page": self})
     kind = type(
       "_OfThisFamily",
-      (http.server.ThreadingHTTPServer,),
-      {"address_family": family, "daemon_threads": True},
+      (_Listener,),
+      {"address_family": family},
     )
     try:
       self._server = kind((bind, port), handler)
@@ -84,6 +85,15 @@ class Server:
     self._server.shutdown()
     self._server.server_close()
     self._thread.join()
+
+
+class _Listener(http.server.ThreadingHTTPServer):
+  daemon_threads = True
+
+  def handle_error(self, request: Any, client_address: Any) -> None:
+    """Tells errors, except that a page was closed before it had its answer."""
+    if not isinstance(sys.exception(), ConnectionError):
+      super().handle_error(request, client_address)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -2,10 +2,12 @@
 
 import concurrent.futures
 import html
+import http.client
 import json
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -14,6 +16,7 @@ import urllib.request
 
 import embedded_runs as runs
 import pytest
+import waiting
 
 from optax_dist.cli import errors
 from optax_dist.cli.runs.web import server
@@ -207,6 +210,34 @@ def test_each_page_beyond_loopback_has_a_token_of_its_own(
   finally:
     for page in pages:
       page.close()
+
+
+def test_a_page_that_is_closed_while_it_asks_is_no_error(empty, capfd):
+  address = ("127.0.0.1", int(empty.url.rsplit(":", 1)[1].strip("/")))
+  answering = lambda: [
+    thread
+    for thread in threading.enumerate()
+    if "process_request_thread" in thread.name
+  ]
+  line = socket.create_connection(address, timeout=60)
+  line.sendall(b"GET /state.json HTTP/1.0\r\n")
+  waiting.until(answering)
+  # It closes without waiting: the connection is reset.
+  now = struct.pack("ii", 1, 0)
+  line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+  line.close()
+  waiting.until(lambda: not answering())
+  assert capfd.readouterr().err == ""
+
+
+def test_other_errors_are_told(empty, capfd, monkeypatch):
+  def broken():
+    raise RuntimeError("it broke")
+
+  monkeypatch.setattr(empty, "state", broken)
+  with pytest.raises(http.client.RemoteDisconnected):
+    get(empty.url + "state.json")
+  assert "it broke" in capfd.readouterr().err
 
 
 def test_it_listens_on_ipv6(tmp_path):
