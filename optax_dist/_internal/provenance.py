@@ -11,8 +11,8 @@ computed eagerly have no origin.
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.extend.core
@@ -25,6 +25,8 @@ _given: contextvars.ContextVar[frozenset[axes.AxisName]] = (
 )
 
 Origin = Literal["gradient", "caller"]
+# What the origin of a value shows, in order.
+_NONE, _CALLER, _MOST = range(3)
 
 # Elementwise operations, and changes of shape or dtype.
 _SHAPE_AND_SCALE = frozenset(
@@ -84,12 +86,40 @@ def given_equal(
   return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
 
-def of_invariant(x: Any, name: axes.AxisName) -> Origin | None:
+class Known:
+  """What is known of a program's values.
+
+  Calls for several values of a program share it, so that what many of them depend
+  on is read once.
+  """
+
+  def __init__(self) -> None:
+    self._program = _Program(None)
+    self._found: dict[Any, dict[Any, tuple[int, _Value]]] = {}
+
+  def search(self, x: Any, question: Any, read: "_Read") -> int:
+    """Returns the most that is found in the origin of a value, backwards from it.
+
+    Args:
+      x: an array.
+      question: a key for ``read``.
+      read: takes a value and the equation that computed it; returns what they
+        show, up to ``_MOST``, and the values to go on with.
+    """
+    found = self._found.setdefault(question, {})
+    starts = [v.outside() for v in _traced(x, self._program)]
+    return max((_search(v, read, found) for v in starts), default=_NONE)
+
+
+def of_invariant(
+  x: Any, name: axes.AxisName, known: Known | None = None
+) -> Origin | None:
   """Returns what reduced a value that does not vary over a tracked axis.
 
   Args:
     x: an array that does not vary over the axis, by its type.
     name: name of the bound and tracked axis.
+    known: what is known of other values; it is added to.
 
   Returns:
     ``"gradient"`` if ``jax.grad`` summed any part of it; ``"caller"`` if every
@@ -97,30 +127,32 @@ def of_invariant(x: Any, name: axes.AxisName) -> Origin | None:
     this library; None if none is found, as for an argument of the mapped
     function.
   """
-  origin: Origin | None = None
-  for value, equation, todo in _backwards(x):
+
+  def read(value: _Value, equation: _Equation) -> tuple[int, list[_Value]]:
     if not equation.transposed and _scope(name) in equation.stack:
-      origin = "caller"
-    elif insides := equation.insides(value):
-      todo += insides
-    elif not any(v.varies(name) for v in equation.inputs()):
-      todo += equation.inputs()
-    elif equation.transposed:
-      return "gradient"
-    else:
-      origin = "caller"
-      # A mean of equal values changes nothing: find the values' origin.
-      casts = [
-        v.outside().equation() for v in equation.inputs() if v.varies(name)
-      ]
-      if all(cast and cast.primitive == "pvary" for cast in casts):
-        todo += [v for cast in casts if cast for v in cast.inputs()]
-  if origin is None and name in _given.get():
-    return "caller"
-  return origin
+      return _CALLER, []
+    if insides := equation.insides(value):
+      return _NONE, insides
+    inputs = equation.inputs()
+    if not any(v.varies(name) for v in inputs):
+      return _NONE, inputs
+    if equation.transposed:
+      return _MOST, []
+    # A mean of equal values changes nothing: find the values' origin.
+    casts = [v.outside().equation() for v in inputs if v.varies(name)]
+    if not all(cast and cast.primitive == "pvary" for cast in casts):
+      return _CALLER, []
+    return _CALLER, [v for cast in casts if cast for v in cast.inputs()]
+
+  found = (known or Known()).search(x, ("origin", name), read)
+  if found == _MOST:
+    return "gradient"
+  return "caller" if found == _CALLER or name in _given.get() else None
 
 
-def is_scattered(x: Any, name: axes.AxisName) -> bool:
+def is_scattered(
+  x: Any, name: axes.AxisName, known: Known | None = None
+) -> bool:
   """Whether a value is a replica's part of a sum, except for shape and scale.
 
   The gradient of a parameter that is sharded over the axis, and gathered where
@@ -129,19 +161,20 @@ def is_scattered(x: Any, name: axes.AxisName) -> bool:
   Args:
     x: an array.
     name: name of a bound axis.
+    known: what is known of other values; it is added to.
   """
-  for value, equation, todo in _backwards(x):
+
+  def read(value: _Value, equation: _Equation) -> tuple[int, list[_Value]]:
     if "reduce_scatter" in equation.primitive:
-      if name in equation.over():
-        return True
-    elif insides := equation.insides(value):
-      todo += insides
-    elif equation.primitive in _SHAPE_AND_SCALE:
-      todo += [v for v in equation.inputs() if v.size == value.size]
-  return False
+      return (_MOST if name in equation.over() else _NONE), []
+    return _NONE, equation.of_same_size(value)
+
+  return (known or Known()).search(x, ("scattered", name), read) == _MOST
 
 
-def was_reduced(x: Any, name: axes.AxisName) -> bool:
+def was_reduced(
+  x: Any, name: axes.AxisName, known: Known | None = None
+) -> bool:
   """Whether a value is already final over an axis, except for shape and scale.
 
   For a shard, which varies over the axis, types don't show it.
@@ -149,23 +182,51 @@ def was_reduced(x: Any, name: axes.AxisName) -> bool:
   Args:
     x: an array.
     name: name of a bound axis.
+    known: what is known of other values; it is added to.
   """
-  for value, equation, todo in _backwards(x):
+
+  def read(value: _Value, equation: _Equation) -> tuple[int, list[_Value]]:
     if not equation.transposed and _scope(name) in equation.stack:
-      return True
-    if insides := equation.insides(value):
-      todo += insides
-    elif equation.primitive in _SHAPE_AND_SCALE:
-      todo += [v for v in equation.inputs() if v.size == value.size]
-  return False
+      return _MOST, []
+    return _NONE, equation.of_same_size(value)
+
+  return (known or Known()).search(x, ("reduced", name), read) == _MOST
+
+
+class _Program:
+  """A program that is being traced, or one call of a finished one.
+
+  Attributes:
+    makers: for a finished one, what defines its variables: an equation, or the
+      operand for an argument. None during tracing, where each value knows its own.
+    calls: the programs that its equations call, by equation.
+  """
+
+  def __init__(self, makers: dict[Any, Any] | None):
+    self.makers = makers
+    self.calls: dict[Any, _Call] = {}
+
+
+class _Call(NamedTuple):
+  """An equation that calls programs, such as a branch.
+
+  Attributes:
+    equation: the equation, whose id is valid as long as it exists.
+    at: the index of each of its results, by id.
+    programs: the programs, and their results.
+  """
+
+  equation: Any
+  at: dict[int, int]
+  programs: list[tuple[_Program, Any]]
 
 
 class _Equation:
-  """An operation of a program, either being traced or finished."""
+  """An operation of a program."""
 
-  def __init__(self, raw: Any, makers: "_Makers", transposed: bool):
+  def __init__(self, raw: Any, program: _Program, transposed: bool):
     self._raw = raw
-    self._makers = makers
+    self._program = program
     self.primitive: str = raw.primitive.name
     self.stack = str(raw.source_info.name_stack)
     self.transposed = transposed or "transpose(" in self.stack
@@ -180,76 +241,94 @@ class _Equation:
 
   def _inputs(self) -> list[list["_Value"]]:
     """For each argument, one value or none."""
-    if self._makers is None:
-      return [_traced(v, self.transposed) for v in self._raw.invars]
+    if self._program.makers is None:
+      return [
+        _traced(v, self._program, self.transposed) for v in self._raw.invars
+      ]
     return [
       []
       if isinstance(v, jax.extend.core.Literal)
-      else [_Value(v, self._makers, self.transposed)]
+      else [_Value(v, self._program, self.transposed)]
       for v in self._raw.invars
     ]
 
   def insides(self, value: "_Value") -> list["_Value"]:
     """The definitions of its result ``value`` in inner programs (branches)."""
-    at = [i for i, v in enumerate(self._raw.outvars) if v is value.variable]
-    if not at:
+    key = id(self._raw), self.transposed
+    if key not in self._program.calls:
+      self._program.calls[key] = self._call()
+    call = self._program.calls[key]
+    at = call.at.get(id(value.variable))
+    if at is None:
       return []
-    values = []
-    for program in jax.extend.core.jaxprs_in_params(self._raw.params):
-      if len(program.outvars) != len(self._raw.outvars):
+    return [
+      _Value(outs[at], program, self.transposed)
+      for program, outs in call.programs
+      if not isinstance(outs[at], jax.extend.core.Literal)
+    ]
+
+  def _call(self) -> _Call:
+    outs = self._raw.outvars
+    programs = []
+    for jaxpr in jax.extend.core.jaxprs_in_params(self._raw.params):
+      if len(jaxpr.outvars) != len(outs):
         continue
       # A branch's arguments follow the predicate; a loop's body also gets its
       # results.
       given = zip(
-        reversed(program.invars), reversed(self._inputs()), strict=False
+        reversed(jaxpr.invars), reversed(self._inputs()), strict=False
       )
       makers: dict = {v: outer[0] for v, outer in given if outer}
-      makers |= {v: eqn for eqn in program.eqns for v in eqn.outvars}
-      result = program.outvars[at[0]]
-      if not isinstance(result, jax.extend.core.Literal):
-        values.append(_Value(result, makers, self.transposed))
-    return values
+      makers |= {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+      programs.append((_Program(makers), jaxpr.outvars))
+    return _Call(self._raw, {id(v): i for i, v in enumerate(outs)}, programs)
+
+  def of_same_size(self, value: "_Value") -> list["_Value"]:
+    """The values that its result ``value`` has the elements of, scaled."""
+    if insides := self.insides(value):
+      return insides
+    if self.primitive not in _SHAPE_AND_SCALE:
+      return []
+    return [v for v in self.inputs() if v.size == value.size]
 
 
 class _Value:
-  """A value of a program, either being traced or finished."""
+  """A value of a program."""
 
-  def __init__(self, raw: Any, makers: "_Makers", transposed: bool):
+  def __init__(self, raw: Any, program: _Program, transposed: bool):
     self._raw = raw
-    self._makers = makers
+    self._program = program
     self._transposed = transposed
-    self.key = id(raw), transposed
+    # Calls of one program share its variables.
+    self.key = id(raw), id(program), transposed
     self.size = getattr(raw.aval, "size", None)
 
   @property
   def variable(self) -> Any:
-    return self._raw.val if self._makers is None else self._raw
+    return self._raw.val if self._program.makers is None else self._raw
 
   def varies(self, name: axes.AxisName) -> bool:
     return name in axes.varying_axes(self._raw.aval)
 
   def outside(self) -> "_Value":
     """Returns the operand in the outer program that it is an argument for."""
-    outer = self._makers and self._makers.get(self._raw)
+    outer = self._program.makers and self._program.makers.get(self._raw)
     return outer.outside() if isinstance(outer, _Value) else self
 
   def equation(self) -> _Equation | None:
     """Returns the equation that computed it; None if there is none."""
-    if self._makers is None:
+    if self._program.makers is None:
       raw = self._raw.parent
     else:
-      raw = self._makers.get(self._raw)
+      raw = self._program.makers.get(self._raw)
     if raw is None or isinstance(raw, _Value):
       return None
-    return _Equation(raw, self._makers, self._transposed)
+    return _Equation(raw, self._program, self._transposed)
 
 
-# The definitions of a finished program's variables: an equation, or the operand
-# for an argument. None during tracing, where each value knows its own.
-_Makers = dict[Any, Any] | None
-
-
-def _traced(x: Any, transposed: bool = False) -> list[_Value]:
+def _traced(
+  x: Any, program: _Program, transposed: bool = False
+) -> list[_Value]:
   """Returns ``x`` if it belongs to a program being traced."""
   while isinstance(x, jax.core.Tracer):
     if not hasattr(x, "parent"):
@@ -258,7 +337,7 @@ def _traced(x: Any, transposed: bool = False) -> list[_Value]:
     elif x.parent is None and (outer := _closed_over(x)) is not None:
       x = outer
     else:
-      return [_Value(x, None, transposed)]
+      return [_Value(x, program, transposed)]
   return []
 
 
@@ -270,13 +349,45 @@ def _closed_over(x: Any) -> Any:
   return getattr(frame, "constvar_to_val", {}).get(x.val)
 
 
-def _backwards(x: Any) -> Iterator[tuple[_Value, _Equation, list[_Value]]]:
-  """Yields values and equations, each once, and a list to add the next to."""
-  todo, seen = _traced(x), set()
-  while todo:
-    value = todo.pop().outside()
+_Read = Callable[[_Value, _Equation], tuple[int, list[_Value]]]
+
+
+def _search(
+  start: _Value, read: _Read, known: dict[Any, tuple[int, _Value]]
+) -> int:
+  """Returns the most that is found backwards from a value; see :class:`Known`.
+
+  Args:
+    start: the value.
+    read: see ``Known.search``.
+    known: what was found for values by key, which is added to. It includes the
+      values, whose keys are valid as long as they exist.
+  """
+  path: list[tuple[_Value, Iterator[_Value]]] = []
+
+  def enter(value: _Value) -> None:
     equation = value.equation()
-    if equation is None or value.key in seen:
+    found, inputs = read(value, equation) if equation else (_NONE, [])
+    known[value.key] = found, value
+    path.append((value, iter(inputs)))
+
+  def add(value: _Value, found: int) -> None:
+    known[value.key] = max(found, known[value.key][0]), value
+
+  if start.key not in known:
+    enter(start)
+  while path:
+    value, inputs = path[-1]
+    found, _ = known[value.key]
+    before = None if found == _MOST else next(inputs, None)
+    if before is None:
+      path.pop()
+      if path:
+        add(path[-1][0], found)
       continue
-    seen.add(value.key)
-    yield value, equation, todo
+    before = before.outside()
+    if before.key in known:
+      add(value, known[before.key][0])
+    else:
+      enter(before)
+  return known[start.key][0]

@@ -169,15 +169,18 @@ def cross_shard(
     param_of = dict(jax.tree_util.tree_flatten_with_path(params)[0])
     sharded_over = _sharded_over(param_specs, updates, names)
     leaves, kinds = [], []
+    known = provenance.Known()
     for (path, leaf), shards in zip(
       paths_and_leaves, sharded_over, strict=True
     ):
       update_leaves.check_dtype(_USER, path, leaf)
       leaf = leaf if is_indexed_slices(leaf) else jnp.asarray(leaf)
-      _check_shards(path, leaf, names, shards, tracked)
+      _check_shards(path, leaf, names, shards, tracked, known)
       invariant = tracked - axes.all_varying_axes(leaf)
-      equal = frozenset(a for a in invariant if _is_reduced(leaf, a))
-      again = frozenset(a for a in shards if provenance.was_reduced(leaf, a))
+      equal = frozenset(a for a in invariant if _is_reduced(leaf, a, known))
+      again = frozenset(
+        a for a in shards if provenance.was_reduced(leaf, a, known)
+      )
       if invariant:
         _check_invariant(
           path,
@@ -273,10 +276,21 @@ def _multiply(x: Any, factor: int, always: bool) -> Any:
   return map_values(lambda x: x * jnp.asarray(factor, x.dtype), x)
 
 
-def _is_reduced(leaf: Any, name: axes.AxisName) -> bool:
+def _like(x: Any, leaf: Any) -> Any:
+  """Casts the result for a leaf of few bits to its dtype."""
+  if x.dtype == leaf.dtype:
+    return x
+  return map_values(lambda x: x.astype(leaf.dtype), x)
+
+
+def _is_reduced(
+  leaf: Any, name: axes.AxisName, known: provenance.Known
+) -> bool:
   """Whether a value is equal along an axis because it was reduced before."""
   arrays = jax.tree.leaves(leaf)
-  return any(provenance.of_invariant(x, name) == "caller" for x in arrays)
+  return any(
+    provenance.of_invariant(x, name, known) == "caller" for x in arrays
+  )
 
 
 def _sharded_over(
@@ -309,6 +323,7 @@ def _check_shards(
   names: tuple[axes.AxisName, ...],
   shards: frozenset[axes.AxisName],
   tracked: frozenset[axes.AxisName],
+  known: provenance.Known,
 ) -> None:
   """Raises an error if an update is a shard of a sum without a spec for it."""
   what = f"{_USER}: {update_leaves.name_of(path)}"
@@ -326,7 +341,9 @@ def _check_shards(
   if is_indexed_slices(leaf):
     return
   scattered = [
-    a for a in names if a not in shards and provenance.is_scattered(leaf, a)
+    a
+    for a in names
+    if a not in shards and provenance.is_scattered(leaf, a, known)
   ]
   if scattered:
     raise ValueError(
