@@ -226,7 +226,7 @@ def add(total: Any, gradient: Any, weight: Any = None) -> tuple[Any, jax.Array]:
       into, leaf_fits = _add_slices(into, grad, weight)
       fits &= leaf_fits
       return into
-    return into + _weighted(grad, weight).astype(into.dtype)
+    return into + _weighted(grad.astype(into.dtype), weight)
 
   total = jax.tree.map(add_leaf, gradient, total, is_leaf=is_leaf)
   return total, fits
@@ -238,10 +238,11 @@ def _weighted(x: jax.Array, weight: Any) -> jax.Array:
 
 def _add_slices(into, grad, weight) -> tuple[SparseSum, jax.Array]:
   capacity = into.touches.shape[0]
+  grad = indexed_slices.map_values(lambda x: x.astype(into.values.dtype), grad)
   grad = indexed_slices.sum_duplicates(grad)
   used = grad.indices < grad.dense_shape[0]
   new = SparseSum(
-    _weighted(grad.values, weight).astype(into.values.dtype),
+    _weighted(grad.values, weight),
     jnp.where(used, grad.indices, UNUSED),
     used.astype(jnp.float32),
   )

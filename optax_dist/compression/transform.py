@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, provenance
-from optax_dist._internal.leaves import update_leaves
+from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist.compression.interface import (
@@ -86,10 +86,15 @@ def compressed(
     )
     with provenance.reduced_over(replicas.names):
       size = me.size if reduction == "sum" else 1
-      new = jax.tree.map(lambda x: x * jnp.asarray(size, x.dtype), new)
+      new = jax.tree.map(lambda x: _times(x, size), new)
     own = CompressedReplica(me.own.local_step + 1, method.residual)
     return new, CompressedState(
       method.num_updates, method.shared, me.leave(own)
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _times(x: jax.Array, size: int) -> jax.Array:
+  wide = precision.for_sums(x)
+  return (wide * jnp.asarray(size, wide.dtype)).astype(x.dtype)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_dist._internal import axes, collectives, shard_scope
-from optax_dist._internal.leaves import update_leaves
+from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist.sparse.indexed_slices import (
   is_indexed_slices,
   map_values,
@@ -105,7 +105,7 @@ def clip_by_global_norm(
       axes.check_bound(names, _USER)
       factor = _factor(leaves, _sharded_over(updates, leaves))
     return map_values(
-      lambda x: x * factor.astype(jnp.finfo(x.dtype).dtype).astype(x.dtype),
+      lambda x: _times(x, factor),
       updates,
     ), state
 
@@ -157,6 +157,12 @@ def clip_by_global_norm(
     ]
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _times(x: jax.Array, factor: jax.Array) -> jax.Array:
+  wide = precision.for_sums(x)
+  factor = factor.astype(jnp.finfo(wide.dtype).dtype).astype(wide.dtype)
+  return (wide * factor).astype(x.dtype)
 
 
 def _broadcast(param_specs: Any, updates: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import optax
 
 from optax_dist._internal import axes, checks, collectives, provenance
 from optax_dist._internal.adasum import adasum
-from optax_dist._internal.leaves import update_leaves
+from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist.compression.interface import Compression
 from optax_dist.compression.transform import compressed
 from optax_dist.sparse.indexed_slices import (
@@ -203,20 +203,26 @@ def cross_shard(
         _check_own(path, leaf, frozenset(names) - set(over))
       rows = [collectives.gather_replicas(x, names) for x in leaves]
       with provenance.reduced_over(names):
-        return treedef.unflatten([adasum(x) for x in rows]), state
+        return treedef.unflatten(
+          [_like(adasum(precision.for_sums(x)), x) for x in rows]
+        ), state
     results = []
-    sums = _sum(leaves, own, groups)
-    for x, kind, shards in zip(sums, kinds, sharded_over, strict=True):
+    wide = [map_values(precision.for_sums, x) for x in leaves]
+    sums = _sum(wide, own, groups)
+    for x, leaf, kind, shards in zip(
+      sums, leaves, kinds, sharded_over, strict=True
+    ):
       size = lambda *which, kind=kind: math.prod(
         sizes[a] for a in names if kind[a] in which
       )
       # Marks the result for later cross_shards, even if nothing is left to do.
       with provenance.reduced_over(names):
         if reduction == "mean":
-          results.append(_divide(x, size("own", "summed")))
+          result = _divide(x, size("own", "summed"))
         else:
           marks = bool(tracked or shards)
-          results.append(_multiply(x, size("equal"), marks))
+          result = _multiply(x, size("equal"), marks)
+        results.append(_like(result, leaf))
     return treedef.unflatten(results), state
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

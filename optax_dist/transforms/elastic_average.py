@@ -236,6 +236,12 @@ def elastic_average(
     check_used(_USER, inner.update, args, extra_args)
     rate, pull = strengths(me.size, own, *args, **extra_args)
 
+    def pulled(g: jax.Array, x: jax.Array, c: jax.Array) -> Any:
+      wide = precision.for_sums(g)
+      gap = cast_like(cast_like(x, c) - c, wide)
+      wide += cast_like(pull, wide) * gap
+      return wide if wide.dtype == g.dtype else cast_like(wide, g)
+
     def step(
       gradients: list[Any],
       inner_state: Any,
@@ -244,14 +250,7 @@ def elastic_average(
     ) -> tuple[Any, Any]:
       """Steps 1 and 2: the gradient with the pull, and the inner step."""
       if not _is_zero(pull):
-        gradients = me.elementwise(
-          lambda g, x, c: (
-            g + cast_like(pull, g) * cast_like(cast_like(x, c) - c, g)
-          ),
-          gradients,
-          x,
-          local_center,
-        )
+        gradients = me.elementwise(pulled, gradients, x, local_center)
       return inner.update(
         leaves.put(updates, gradients), inner_state, params, **extra_args
       )

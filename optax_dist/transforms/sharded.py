@@ -9,7 +9,7 @@ import optax
 
 from optax_dist._internal import axes, checks, parts, replicas, shard_scope
 from optax_dist._internal.extra_args import check_used
-from optax_dist._internal.leaves import elementwise, update_leaves
+from optax_dist._internal.leaves import elementwise, precision, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import is_indexed_slices
@@ -179,8 +179,13 @@ def sharded(
     check(params, updates, count, extra_args)
     numbers = parts.numbers_of(leaves)
     own = parts.reduce_scatter(
-      leaves, names, count, numbers, reduction == "mean"
+      [precision.for_sums(x) for x in leaves],
+      names,
+      count,
+      numbers,
+      reduction == "mean",
     )
+    own = [precision.cast_like(x, y) for x, y in zip(own, leaves, strict=True)]
     if params is not None:
       params = jax.tree.map(lambda x: parts.own(x, names, count), params)
     inner_state = jax.tree.map(_take, state.inner_state, is_leaf=is_per_replica)

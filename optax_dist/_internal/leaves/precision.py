@@ -55,6 +55,22 @@ def wide_dtype(like: Any, given: Any = None) -> jnp.dtype:
   return given
 
 
+def for_sums(x: jax.Array) -> jax.Array:
+  """Returns an array in a dtype in which many of them can be added up.
+
+  That is its own, or float32 if it has less than 16 bits: a sum of eight numbers
+  is often too large for float8, or differs from them by less than its last bit.
+
+  Args:
+    x: a floating-point or complex array.
+
+  Example:
+    >>> [str(for_sums(jnp.zeros(2, d)).dtype) for d in ("float8_e5m2", "bfloat16")]
+    ['float32', 'bfloat16']
+  """
+  return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 16 else x
+
+
 def widen(tree: Any, given: Any = None) -> Any:
   """Returns copies of a tree's arrays in their accumulators' dtypes."""
   return jax.tree.map(lambda x: jnp.array(x, wide_dtype(x, given)), tree)

@@ -1,0 +1,121 @@
+"""Tests of numbers of 8 bits: sums are computed in float32, and rounded once."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import optax
+import pytest
+
+import optax_dist
+
+N = 8
+_DTYPES = ["float8_e4m3fn", "float8_e5m2"]
+_each_dtype = pytest.mark.parametrize("dtype", _DTYPES)
+_some_maps = pytest.mark.parametrize(
+  "map_name", ["vmap", "pmap", "shard_map", "shard_map_vma"]
+)
+
+
+def _gradients(dtype):
+  """Of which the sum is too large, or differs by less than the last bit."""
+  rows = np.ones((N, 4), np.float32)
+  rows[0, 0] = 16.0
+  rows[:, 1] = jnp.finfo(dtype).max / 4
+  rows[:, 2] = np.arange(N)
+  return jnp.asarray(rows, dtype)
+
+
+def _rounded(x, dtype):
+  return np.asarray(jnp.asarray(x, dtype), np.float32)
+
+
+def _check_mean(tx, map_name, dtype, ticks=1, sign=1):
+  gradients, params = _gradients(dtype), jnp.zeros(4, dtype)
+  state = tx.init(params)
+  run = maps.stepper(
+    map_name, lambda state, g: tx.update(g, state, params), state, N
+  )
+  for _ in range(ticks):
+    updates, state = run(state, gradients)
+  assert updates.dtype == dtype
+  mean = sign * np.mean(np.asarray(gradients, np.float32), axis=0)
+  for row in np.asarray(updates, np.float32):
+    np.testing.assert_array_equal(row, _rounded(mean, dtype))
+
+
+@_each_dtype
+@maps.every_map
+def test_cross_shard(map_name, dtype):
+  _check_mean(optax_dist.cross_shard(maps.AXIS), map_name, dtype)
+
+
+@_each_dtype
+@_some_maps
+def test_a_sum_is_rounded_once(map_name, dtype):
+  tx = optax_dist.cross_shard(maps.AXIS, reduction="sum")
+  gradients = _gradients(dtype)[:, 2:]
+  found = maps.run(
+    map_name, lambda g: tx.update(g, tx.init(g))[0], gradients, size=N
+  )
+  total = np.sum(np.asarray(gradients, np.float32), axis=0)
+  for row in np.asarray(found, np.float32):
+    np.testing.assert_array_equal(row, _rounded(total, dtype))
+
+
+@_each_dtype
+@_some_maps
+def test_sharded(map_name, dtype):
+  tx = optax_dist.sharded(optax.sgd(1.0), maps.AXIS, num_replicas=N)
+  _check_mean(tx, map_name, dtype, sign=-1)
+
+
+@_each_dtype
+@_some_maps
+@pytest.mark.parametrize("needed", [N, 2 * N])
+def test_sync_replicas(map_name, dtype, needed):
+  tx = optax_dist.sync_replicas(
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+  )
+  _check_mean(tx, map_name, dtype, ticks=needed // N, sign=-1)
+
+
+@_each_dtype
+def test_clipping_rounds_once(dtype):
+  tx = optax_dist.clip_by_global_norm(
+    1.0, maps.AXIS, param_specs=jax.P(maps.AXIS)
+  )
+  shards = jnp.asarray(np.arange(1, N + 1), dtype)
+  clipped = maps.run(
+    "shard_map", lambda x: tx.update(x, tx.init(x))[0], shards, size=N
+  )
+  shards = np.asarray(shards, np.float32)
+  np.testing.assert_array_equal(
+    np.asarray(clipped, np.float32),
+    _rounded(shards / np.linalg.norm(shards), dtype),
+  )
+
+
+@pytest.mark.parametrize(
+  ("dtype", "rho", "point"),
+  [("float8_e4m3fn", 0.3, 6.0), ("float8_e5m2", 0.09, 14.0)],
+)
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
+def test_the_pull_is_rounded_with_the_gradient(map_name, dtype, rho, point):
+  tx = optax_dist.elastic_average(
+    optax.identity(), maps.AXIS, num_replicas=N, moving_rate=0.0, rho=rho
+  )
+  state = tx.init(jnp.zeros(2, dtype))
+  params = jnp.full((N, 2), point, dtype)
+  gradients = jnp.ones((N, 2), dtype)
+  run = maps.stepper(
+    map_name, lambda state, g, x: tx.update(g, state, x), state, N
+  )
+  updates, _ = run(state, gradients, params)
+  np.testing.assert_array_equal(
+    np.asarray(updates, np.float32),
+    np.full((N, 2), _rounded(1 + rho * point, dtype)),
+  )
