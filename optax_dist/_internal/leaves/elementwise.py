@@ -18,14 +18,16 @@ from jax._src import source_info_util as _source  # To name rejected operations.
 from jax.extend import core as _core
 
 #: Each element of the result depends only on that element of the operands.
-ELEMENTWISE = frozenset(
-  """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp
-  complex conj convert_element_type copy copy_p cos cosh digamma div eq erf
-  erf_inv erfc exp exp2 expm1 floor ge gt igamma imag integer_pow is_finite le
+_ELEMENTWISE = frozenset(
+  """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e
+  bessel_i1e bitcast_convert_type cbrt ceil clamp clz complex conj
+  convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp
+  exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le
   lgamma log log1p log2 logistic lt max min mul ne neg nextafter not
-  one_minus_square optimization_barrier or pow pvary real reduce_precision rem
-  round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
-  sin sinh sqrt square stop_gradient sub tan tanh xor pcast""".split()  # noqa: SIM905
+  one_minus_square optimization_barrier or pcast polygamma population_count pow
+  pvary real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
+  shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+  stop_gradient sub tan tanh xor zeta""".split()  # noqa: SIM905
 )
 _SHAPES_ONLY = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -50,6 +52,18 @@ class _Value:
     self.kind = kind
     self.shapes = shapes
     self.why = why
+
+
+def is_elementwise(equation: Any) -> bool:
+  """Whether each element of the result depends only on that element of the operands.
+
+  The bits of a number as several narrower ones are not: they have an axis more.
+  """
+  if equation.primitive.name not in _ELEMENTWISE:
+    return False
+  if equation.primitive.name != "bitcast_convert_type":
+    return True
+  return equation.invars[0].aval.shape == equation.outvars[0].aval.shape
 
 
 def check(
@@ -196,8 +210,12 @@ def _outputs(a: Any, b: Any, values: list[_Value]) -> list[_Value]:
     for x, y in zip(a.outvars, b.outvars, strict=True)
   ]
   name = a.primitive.name
-  why = f"{_name((a, b))} mixes the elements of a leaf ({name})"
-  mixed = lambda: [_Value("mixed", s, why) for s in shapes]
+  elementwise = is_elementwise(a) and is_elementwise(b)
+
+  def mixed() -> list[_Value]:
+    why = f"{_name((a, b))} mixes the elements of a leaf ({name})"
+    return [_Value("mixed", s, why) for s in shapes]
+
   broken = next((v for v in values if v.kind == "mixed"), None)
   if broken is not None:
     return [_Value("mixed", s, broken.why) for s in shapes]
@@ -207,10 +225,10 @@ def _outputs(a: Any, b: Any, values: list[_Value]) -> list[_Value]:
   if all(v.kind == "same" for v in values):
     if all(x == y for x, y in shapes):
       return [_Value("same", s) for s in shapes]
-    if name in ELEMENTWISE:  # Numbers that were broadcast.
+    if elementwise:  # Numbers that were broadcast.
       return [_Value("uniform") for _ in shapes]
     return mixed()
-  if name in ELEMENTWISE:
+  if elementwise:
     for value in values:
       takes_any = value.shapes is None or value.shapes == ((), ())
       if not takes_any and (value.shapes not in shapes or value.kind == "same"):

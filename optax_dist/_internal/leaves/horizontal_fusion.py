@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend import core as _core
 
 from optax_dist._internal import axes
-from optax_dist._internal.leaves.elementwise import ELEMENTWISE
+from optax_dist._internal.leaves.elementwise import is_elementwise
 from optax_dist._internal.leaves.evaluate import evaluate
 from optax_dist._internal.leaves.materialize import materialize
 from optax_dist._internal.leaves.packing import (
@@ -269,7 +269,7 @@ class _Program:
     elements = [x for x in arrays if x.kind != "uniform"]
     if name == "broadcast_in_dim" and not step.operands[0].aval.shape:
       out.kind, out.number = "uniform", _number(step.operands[0])
-    elif name not in ELEMENTWISE or len(step.outs) > 1:
+    elif not is_elementwise(step.equation) or len(step.outs) > 1:
       return
     elif not elements:
       out.kind = "uniform" if arrays else "plain"

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 from jax.extend import core as _core
 
 from optax_dist._internal import axes
-from optax_dist._internal.leaves.elementwise import ELEMENTWISE
+from optax_dist._internal.leaves.elementwise import is_elementwise
 from optax_dist._internal.leaves.evaluate import evaluate
 from optax_dist._internal.replica_blocks import block, row
 
-_PLAIN = ELEMENTWISE | {"broadcast_in_dim"}
 _CALLS = frozenset(["jit", "pjit", "closed_call"])
 
 
@@ -94,6 +93,6 @@ def _is_plain(jaxpr: Any) -> bool:
     if name in _CALLS:
       if not _is_plain(equation.params["jaxpr"].jaxpr):
         return False
-    elif name not in _PLAIN:
+    elif name != "broadcast_in_dim" and not is_elementwise(equation):
       return False
   return True

@@ -3,13 +3,28 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.scipy import special
 
 from optax_dist._internal.leaves import elementwise
 
 _NAMES = """abs sign sqrt square cbrt exp exp2 expm1 log log1p log2 log10 sin cos
 tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh floor ceil rint
-reciprocal isfinite isnan""".split()  # noqa: SIM905
-_DERIVED = ["arcsin", "arccos", "arctanh", "tanh", "log2", "sqrt", "exp2"]
+reciprocal isfinite isnan signbit i0""".split()  # noqa: SIM905
+_DERIVED = ["arcsin", "arccos", "arctanh", "tanh", "log2", "sqrt", "exp2", "i0"]
+_OTHERS = {
+  "copysign": lambda x: jnp.copysign(jnp.float32(2), x),
+  "frexp": lambda x: jnp.ldexp(*jnp.frexp(x)),
+  "i0e": special.i0e,
+  "i1e": special.i1e,
+  "gammainc": lambda x: special.gammainc(x, x),
+  "gammaincc": lambda x: special.gammaincc(x, x),
+  "polygamma": lambda x: special.polygamma(1, x),
+  "zeta": lambda x: special.zeta(x, jnp.float32(2)),
+  "betainc": lambda x: special.betainc(x, x, x),
+  "bits": lambda x: jax.lax.population_count(
+    jax.lax.bitcast_convert_type(x, jnp.int32)
+  ),
+}
 
 
 def _check(fun):
@@ -33,6 +48,16 @@ def test_their_derivatives(name):
   _check(lambda x: jax.vjp(fun, x)[1](x)[0])
 
 
+@pytest.mark.parametrize("name", _OTHERS)
+def test_other_functions(name):
+  _check(_OTHERS[name])
+
+
 def test_a_sum_mixes_elements():
   with pytest.raises(elementwise.NotElementwise, match=r"mixes .*reduce_sum"):
     _check(lambda x: x / jnp.sum(x))
+
+
+def test_the_bytes_of_a_number_are_several():
+  with pytest.raises(elementwise.NotElementwise, match="bitcast_convert_type"):
+    _check(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8)[..., 0])

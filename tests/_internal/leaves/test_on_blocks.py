@@ -83,3 +83,16 @@ def test_scalars_stay_scalars():
   powers = [line for line in program if "= pow " in line]
   assert powers
   assert not any("[1]" in line for line in powers)
+
+
+def test_the_bytes_of_a_scalar_have_an_axis():
+  def fun(x, scalar):
+    first = jax.lax.bitcast_convert_type(scalar, jnp.uint8)
+    return x * first[0].astype(x.dtype), first
+
+  args = jnp.ones((N, 3)), jnp.arange(1.0, N + 1)
+  found = [
+    maps.run("shard_map", f, *args, size=N)
+    for f in (fun, lambda *args: on_blocks(fun, *args))
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *found)
