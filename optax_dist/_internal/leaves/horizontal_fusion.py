@@ -290,10 +290,11 @@ class _Program:
   def _sort(self, given: list[_Value]) -> None:
     """Sorts components with the same computations into groups."""
     alike: dict[Any, list[_Component]] = {}
+    keys: dict[Any, int] = {}
     found = [x.component for x in given if x.component is not None]
     for component in found:
       if component.into is None and component.steps:
-        alike.setdefault(_signature(component), []).append(component)
+        alike.setdefault(_signature(component, keys), []).append(component)
     for members in alike.values():
       members = fitting(members, lambda m: m.roots[0].aval)
       if len(members) > 1:
@@ -313,14 +314,18 @@ def _found(component: _Component) -> _Component:
   return component
 
 
-def _signature(component: _Component) -> Any:
-  """Numbers the values of a component; returns what groups have in common."""
+def _signature(component: _Component, keys: dict[Any, int]) -> Any:
+  """Numbers the values of a component; returns what groups have in common.
+
+  Keys have numbers too: a key in a key would double its size at each step.
+  """
   component.roots.sort(key=lambda x: x.number)
   for i, x in enumerate(component.roots):
     x.number = ("root", i, str(x.aval.dtype), axes.varying_axes(x.aval))
   numbers = [x.number for x in component.roots]
   for step in sorted(component.steps, key=lambda step: step.outs[0].number):
-    step.outs[0].number = step.key()
+    number = keys.setdefault(step.key(), len(keys))
+    step.outs[0].number = ("step", number)
     numbers.append(step.outs[0].number)
   return tuple(numbers)
 

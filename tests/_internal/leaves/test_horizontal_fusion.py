@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist._internal.leaves import packing
+from optax_dist._internal.leaves import horizontal_fusion, packing
 from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
 
 N = 2
@@ -135,3 +135,24 @@ def test_what_lies_side_by_side_is_not_joined_again(whole):
   got = maps.run("shard_map", fun, xs, size=N)
   for y, i in zip(got, [1, 2, 3] if whole else [3, 1], strict=True):
     np.testing.assert_array_equal(y, 2 * xs[:, 3 * i : 3 * i + 3])
+
+
+def test_keys_do_not_grow_with_the_depth(monkeypatch):
+  """They grew threefold at each step here, and so did the time."""
+  lengths, key = [], horizontal_fusion._Step.key
+
+  def measured(self):
+    found = key(self)
+    lengths.append(len(repr(found)))
+    return found
+
+  monkeypatch.setattr(horizontal_fusion._Step, "key", measured)
+
+  def deep(xs):
+    for _ in range(8):
+      xs = [x * x + x for x in xs]
+    return xs
+
+  stacked = [jnp.ones((N, 3)), jnp.ones((N, 2))]
+  _program(lambda *xs: fuse_leaves(deep, (maps.AXIS,))(list(xs)), *stacked)
+  assert 0 < max(lengths) < 300
