@@ -54,15 +54,15 @@ def adam(
 
   def apply_rule(grad, param, slots, step):
     del param
-    b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
-    m, v = _averages(slots, grad, b1, b2)
+    eps = hyperparameters.cast(epsilon, grad.dtype)
+    m, v = _averages(slots, grad, beta1, beta2)
     rate = _corrected_rate(step, grad.dtype)
     return -(m * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
-    b1, b2, eps = _cast(beta1, beta2, epsilon, slices.dtype)
-    m, v = _sparse_averages(slots, slices, b1, b2)
+    eps = hyperparameters.cast(epsilon, slices.dtype)
+    m, v = _sparse_averages(slots, slices, beta1, beta2)
     rate = _corrected_rate(step, slices.dtype)
     return -(rate * m) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
 
@@ -117,9 +117,13 @@ def custom_adam(
 
   def apply_rule(grad, param, slots, step):
     del param
-    b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
-    m = b1 * slots["m"] + (1 - b1) * grad
-    v = b2 * slots["v"] + (1 - b2) * complex_numbers.abs_square(grad)
+    b1, b2, eps = (
+      hyperparameters.cast(x, grad.dtype) for x in (beta1, beta2, epsilon)
+    )
+    rest1 = hyperparameters.complement(beta1, grad.dtype)
+    rest2 = hyperparameters.complement(beta2, grad.dtype)
+    m = b1 * slots["m"] + rest1 * grad
+    v = b2 * slots["v"] + rest2 * complex_numbers.abs_square(grad)
     rate = _corrected_rate(step, grad.dtype)
     return -rate * (m / (jnp.sqrt(v) + eps)), {"m": m, "v": v}
 
@@ -175,19 +179,23 @@ def nadam(
   """
   hyperparameters.check_numbers(beta1=beta1, beta2=beta2, epsilon=epsilon)
 
+  def look_ahead(grad, m):
+    rest1 = hyperparameters.complement(beta1, grad.dtype)
+    return grad * rest1 + hyperparameters.cast(beta1, grad.dtype) * m
+
   def apply_rule(grad, param, slots, step):
     del param
-    b1, b2, eps = _cast(beta1, beta2, epsilon, grad.dtype)
-    m, v = _averages(slots, grad, b1, b2)
-    ahead = grad * (1 - b1) + b1 * m
+    eps = hyperparameters.cast(epsilon, grad.dtype)
+    m, v = _averages(slots, grad, beta1, beta2)
+    ahead = look_ahead(grad, m)
     rate = _corrected_rate(step, grad.dtype)
     return -(ahead * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
-    b1, b2, eps = _cast(beta1, beta2, epsilon, slices.dtype)
-    m, v = _sparse_averages(slots, slices, b1, b2)
-    ahead = slices.values * (1 - b1) + b1 * row_wise.read_rows(m, slices)
+    eps = hyperparameters.cast(epsilon, slices.dtype)
+    m, v = _sparse_averages(slots, slices, beta1, beta2)
+    ahead = look_ahead(slices.values, row_wise.read_rows(m, slices))
     rate = _corrected_rate(step, slices.dtype)
     root = jnp.sqrt(row_wise.read_rows(v, slices))
     update = -rate * ahead / (root + eps)
@@ -210,23 +218,21 @@ def _powers(beta1, beta2):
   }
 
 
-def _cast(beta1, beta2, epsilon, dtype):
-  return tuple(hyperparameters.cast(x, dtype) for x in (beta1, beta2, epsilon))
-
-
-def _averages(slots, grad, b1, b2):
+def _averages(slots, grad, beta1, beta2):
   """The next mean and mean square of the gradients."""
-  m = slots["m"] + (grad - slots["m"]) * (1 - b1)
-  v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * (1 - b2)
+  rest1 = hyperparameters.complement(beta1, grad.dtype)
+  rest2 = hyperparameters.complement(beta2, grad.dtype)
+  m = slots["m"] + (grad - slots["m"]) * rest1
+  v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * rest2
   return m, v
 
 
-def _sparse_averages(slots, slices, b1, b2):
+def _sparse_averages(slots, slices, beta1, beta2):
   """The same for a sparse gradient: all rows decay, touched ones are added."""
   values = slices.values
-  m = row_wise.decay_and_add(slots["m"], b1, slices, values)
+  m = row_wise.decay_and_add(slots["m"], beta1, slices, values)
   v = row_wise.decay_and_add(
-    slots["v"], b2, slices, complex_numbers.abs_square(values)
+    slots["v"], beta2, slices, complex_numbers.abs_square(values)
   )
   return m, v
 
@@ -236,6 +242,6 @@ def _corrected_rate(step, dtype):
   wide = hyperparameters.wide_dtype(dtype)
   beta1_power = step.scalars["beta1_power"].astype(wide)
   beta2_power = step.scalars["beta2_power"].astype(wide)
-  rate = jnp.asarray(step.learning_rate, wide)
+  rate = hyperparameters.in_wide_dtype(step.learning_rate, dtype)
   rate = rate * jnp.sqrt(1 - beta2_power) / (1 - beta1_power)
   return rate.astype(dtype)

@@ -56,20 +56,20 @@ def grad_variance_scaled(
     del param
     b1 = hyperparameters.cast(beta1, grad.dtype)
     b2 = hyperparameters.cast(beta2, grad.dtype)
-    m = slots["m"] * b1 + grad * (1 - b1)
+    rest1 = hyperparameters.complement(beta1, grad.dtype)
+    rest2 = hyperparameters.complement(beta2, grad.dtype)
+    m = slots["m"] * b1 + grad * rest1
     deviation = complex_numbers.abs_square(grad - m)
-    v = slots["v"] * b2 + deviation * (1 - b2)
+    v = slots["v"] * b2 + deviation * rest2
     update = -step.learning_rate * direction(grad, deviation, v)
     return update, {"m": m, "v": v}
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
-    b1 = hyperparameters.cast(beta1, slices.dtype)
-    b2 = hyperparameters.cast(beta2, slices.dtype)
     grad = slices.values
-    m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
+    m = row_wise.decay_and_add(slots["m"], beta1, slices, grad)
     deviation = complex_numbers.abs_square(grad - row_wise.read_rows(m, slices))
-    v = row_wise.decay_and_add(slots["v"], b2, slices, deviation)
+    v = row_wise.decay_and_add(slots["v"], beta2, slices, deviation)
     update = direction(grad, deviation, row_wise.read_rows(v, slices))
     update = -step.learning_rate * update
     return row_wise.like_gradient(update, slices), {"m": m, "v": v}

@@ -62,13 +62,13 @@ def neural_optimizer1(
   def apply_rule(grad, param, slots, step):
     del param
     b1 = hyperparameters.cast(beta1, grad.dtype)
-    m = slots["m"] * b1 + grad * (1 - b1)
+    new = grad * hyperparameters.complement(beta1, grad.dtype)
+    m = slots["m"] * b1 + new
     return -step.learning_rate * direction(grad, m), {"m": m}
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
-    b1 = hyperparameters.cast(beta1, slices.dtype)
-    m = row_wise.decay_and_add(slots["m"], b1, slices, slices.values)
+    m = row_wise.decay_and_add(slots["m"], beta1, slices, slices.values)
     update = direction(slices.values, row_wise.read_rows(m, slices))
     update = -step.learning_rate * update
     return row_wise.like_gradient(update, slices), {"m": m}

@@ -55,6 +55,24 @@ def cast(value: Any, dtype: Any) -> Any:
   return rounded(value) if is_static(value) else jnp.asarray(value, dtype)
 
 
+def complement(value: Any, dtype: Any) -> Any:
+  """Returns 1 minus a hyperparameter, in the dtype of the leaf it is applied to.
+
+  It is computed before the cast: in bfloat16 0.999 is 1, and 1 minus that is 0.
+
+  Args:
+    value: A number or a scalar array.
+    dtype: The leaf's dtype.
+
+  Example:
+    >>> complement(jnp.float32(0.999), jnp.bfloat16)
+    Array(0.000999451, dtype=bfloat16)
+  """
+  if is_static(value):
+    return 1 - rounded(value)
+  return (1 - jnp.asarray(value, wide_dtype(dtype))).astype(dtype)
+
+
 def wide_dtype(dtype: Any) -> Any:
   """The dtype for an optimizer's scalars: float32, or float64 if that is wider.
 
@@ -62,6 +80,20 @@ def wide_dtype(dtype: Any) -> Any:
   """
   wide = (jnp.float64, jnp.complex128)
   return jnp.float64 if dtype in wide else jnp.float32
+
+
+def in_wide_dtype(value: Any, dtype: Any) -> jax.Array:
+  """Casts a learning rate to the dtype for scalars, see :func:`wide_dtype`.
+
+  Args:
+    value: A number or a scalar array; in the dtype of the leaf it may be complex,
+      without an imaginary part.
+    dtype: The leaf's dtype.
+
+  Returns:
+    A real scalar array.
+  """
+  return jnp.asarray(jnp.real(value), wide_dtype(dtype))
 
 
 def check_learning_rate(value: Any) -> None:
@@ -98,6 +130,11 @@ def _check_number(name: str, value: Any, kinds: str) -> None:
   if not is_static(value) and not isinstance(value, jax.Array | np.ndarray):
     raise TypeError(f"{name} must be {kinds}, got {value!r}")
   dtype = jnp.result_type(value)
+  if jnp.issubdtype(dtype, jnp.complexfloating):
+    raise TypeError(
+      f"{name} must be {kinds}, got one of dtype {dtype}. For complex parameters, give"
+      " optax.inject_hyperparams a real `hyperparam_dtype`"
+    )
   if isinstance(value, bool) or not (
     jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
   ):

@@ -1,6 +1,7 @@
 """A base for custom optimizers: define one by an apply rule for one leaf."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -132,7 +133,7 @@ def base_custom(
     )
 
   def update_fn(updates, state, params=None, **extra_args):
-    if needs_params and params is None:
+    if needs_params and params is None and updates is not None:
       raise ValueError(
         "this optimizer reads the parameters: call update(grads, state, params)"
       )
@@ -154,7 +155,9 @@ def base_custom(
       old = {name: arrays[i] for name, arrays in slot_leaves.items()}
       # Without parameters the dtype is taken from the slots.
       like = next(iter(old.values()), None) if param is None else param
-      grad = row_wise.as_parameter_dtype(grad, like)
+      grad = row_wise.as_parameter_dtype(
+        grad, like, functools.partial(row_wise.name_of, treedef, i)
+      )
       here = dataclasses.replace(
         step, learning_rate=hyperparameters.cast(rate, grad.dtype)
       )

@@ -6,6 +6,7 @@ same: it reads the touched rows of the optimizer's state, runs the dense rule on
 them as if they were the parameter, and writes the rows of the state back.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal.leaves import update_leaves
 from optax_dist.optimizers._internal import hyperparameters
 from optax_dist.sparse import indexed_slices
 
@@ -58,15 +60,17 @@ def row_wise(
     >>> params[:, 0].tolist()
     [0.0, 0.0, -2.5]
   """
-  inner = optax.with_extra_args_support(inner)
+  inner = _with_own_dtypes(optax.with_extra_args_support(inner))
 
   def update_fn(updates, state, params=None, **extra_args):
     leaves, treedef = flatten_gradients(updates)
     if params is not None:
       param_leaves = treedef.flatten_up_to(params)
       leaves = [
-        as_parameter_dtype(leaf, param)
-        for leaf, param in zip(leaves, param_leaves, strict=True)
+        as_parameter_dtype(leaf, param, functools.partial(name_of, treedef, i))
+        for i, (leaf, param) in enumerate(
+          zip(leaves, param_leaves, strict=True)
+        )
       ]
     if not any(
       leaf is None or indexed_slices.is_indexed_slices(leaf) for leaf in leaves
@@ -125,21 +129,45 @@ def flatten_gradients(updates: optax.Updates) -> tuple[list[Any], Any]:
   )
 
 
-def as_parameter_dtype(gradient: Any, parameter: Any) -> Any:
+def as_parameter_dtype(
+  gradient: Any, parameter: Any, name: Callable[[], str]
+) -> Any:
   """Casts a gradient, dense, sparse or ``None``, to its parameter's dtype.
 
   It keeps the state's dtypes; TensorFlow requires them to be equal.
+
+  Args:
+    gradient: The gradient.
+    parameter: The parameter, or a slot of it.
+    name: Returns the name of the gradient, for messages.
+
+  Raises:
+    TypeError: If the parameter is not floating-point or complex, or if it is real
+      and its gradient complex.
   """
   if gradient is None or parameter is None:
     return gradient
-  dtype = jnp.asarray(parameter).dtype
+  dtype = jnp.result_type(parameter)
+  if not jnp.issubdtype(dtype, jnp.inexact):
+    raise TypeError(
+      f"{name()} is the gradient of a parameter of dtype {dtype}, which no"
+      " optimizer can move. Leave it out (None, optax.masked or optax.partition)."
+    )
   values = indexed_slices.values_of(gradient)
   if jnp.iscomplexobj(values) and not jnp.iscomplexobj(parameter):
     raise TypeError(
-      f"the gradient of a parameter of dtype {dtype} must be real, got"
+      f"{name()}, the gradient of a parameter of dtype {dtype}, must be real, got"
       f" {jnp.result_type(values)}"
     )
   return indexed_slices.map_values(lambda x: jnp.asarray(x, dtype), gradient)
+
+
+def name_of(treedef: Any, index: int) -> str:
+  """Returns the name of a gradient for messages: ``updates['w']``."""
+  paths = jax.tree_util.tree_leaves_with_path(
+    treedef.unflatten(range(treedef.num_leaves))
+  )
+  return update_leaves.name_of(paths[index][0])
 
 
 def read_rows(array: jax.Array, gradient: Any) -> jax.Array:
@@ -179,9 +207,9 @@ def decay_and_add(
     The new average.
   """
   return (
-    (average * decay)
+    (average * hyperparameters.cast(decay, average.dtype))
     .at[gradient.indices]
-    .add(values * (1 - decay), mode="drop")
+    .add(values * hyperparameters.complement(decay, values.dtype), mode="drop")
   )
 
 
@@ -192,6 +220,32 @@ def like_gradient(update: jax.Array, gradient: Any) -> Any:
   return indexed_slices.map_values(
     lambda _: jnp.where(gradient.valid, update, 0), gradient
   )
+
+
+def _with_own_dtypes(
+  inner: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+  """Keeps dtypes where hyperparameters are arrays of a wider one.
+
+  So they are from ``optax.inject_hyperparams``: float32 if any parameter is.
+  """
+
+  def update_fn(updates, state, params=None, **extra_args):
+    new = inner.update(updates, state, params, **extra_args)
+    old = updates, state
+    treedefs: list[Any] = [jax.tree.structure(x) for x in (new, old)]
+    if treedefs[0] != treedefs[1]:
+      return new
+    return jax.tree.map(_in_dtype_of, new, old)
+
+  return optax.GradientTransformationExtraArgs(inner.init, update_fn)
+
+
+def _in_dtype_of(x: Any, y: Any) -> Any:
+  dtype = jnp.result_type(y)
+  if jnp.result_type(x) == dtype or not jnp.issubdtype(dtype, jnp.inexact):
+    return x
+  return jnp.asarray(x, dtype)
 
 
 def _map_parameter_trees(

@@ -97,6 +97,12 @@ def keras(
   if name.lower() not in makers:
     raise ValueError(f"name must be one of {', '.join(_MAKERS)}, got {name!r}")
   maker = makers[name.lower()]
+  if "arguments" in arguments:
+    raise ValueError(
+      "optax.inject_hyperparams passes keyword arguments of keras on as one argument."
+      f" Inject those of a function: lambda learning_rate: keras({name!r},"
+      " learning_rate=learning_rate)"
+    )
   known = keras_arguments(name)
   unknown = sorted(set(arguments) - set(known))
   if unknown:

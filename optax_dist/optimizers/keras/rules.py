@@ -68,20 +68,20 @@ def rmsprop(
   def apply_rule(grad, param, slots, step):
     del param
     p = hyperparameters.cast(rho, grad.dtype)
+    rest = hyperparameters.complement(rho, grad.dtype)
     slots = dict(slots)
-    slots["rms"] = p * slots["rms"] + (1 - p) * complex_numbers.abs_square(grad)
+    slots["rms"] = p * slots["rms"] + rest * complex_numbers.abs_square(grad)
     if centered:
-      slots["mg"] = p * slots["mg"] + (1 - p) * grad
+      slots["mg"] = p * slots["mg"] + rest * grad
     update = direction(grad, slots["rms"], slots.get("mg"))
     return -step.learning_rate * update, slots
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
-    p = hyperparameters.cast(rho, slices.dtype)
     grad = slices.values
     sources = {"rms": complex_numbers.abs_square(grad), "mg": grad}
     slots = {
-      name: row_wise.decay_and_add(array, p, slices, sources[name])
+      name: row_wise.decay_and_add(array, rho, slices, sources[name])
       for name, array in slots.items()
     }
     rows = {
@@ -145,8 +145,8 @@ def adam(
     new = {"m": m, "v": v}
     if amsgrad:
       new["vhat"] = jnp.maximum(slots["vhat"], v)
-    wide, t = _time(grad.dtype, step, frozen)
-    rate = jnp.asarray(step.learning_rate, wide)
+    _, t = _time(grad.dtype, step, frozen)
+    rate = hyperparameters.in_wide_dtype(step.learning_rate, grad.dtype)
     rate = rate * jnp.sqrt(1 - _power(beta_2, t)) / (1 - _power(beta_1, t))
     root = jnp.sqrt(new.get("vhat", v))
     eps = hyperparameters.cast(epsilon, grad.dtype)
@@ -154,20 +154,18 @@ def adam(
 
   def apply_rule(grad, param, slots, step):
     del param
-    b1 = hyperparameters.cast(beta_1, grad.dtype)
-    b2 = hyperparameters.cast(beta_2, grad.dtype)
-    m = slots["m"] + (grad - slots["m"]) * (1 - b1)
-    v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * (1 - b2)
+    rest_1 = hyperparameters.complement(beta_1, grad.dtype)
+    rest_2 = hyperparameters.complement(beta_2, grad.dtype)
+    m = slots["m"] + (grad - slots["m"]) * rest_1
+    v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * rest_2
     return rule(grad, step, (m, v), slots)
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
-    b1 = hyperparameters.cast(beta_1, slices.dtype)
-    b2 = hyperparameters.cast(beta_2, slices.dtype)
     grad = slices.values
-    m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
+    m = row_wise.decay_and_add(slots["m"], beta_1, slices, grad)
     v = row_wise.decay_and_add(
-      slots["v"], b2, slices, complex_numbers.abs_square(grad)
+      slots["v"], beta_2, slices, complex_numbers.abs_square(grad)
     )
     return rule(grad, step, (m, v), slots)
 
@@ -225,18 +223,18 @@ def nadam(
     del param
     b1 = hyperparameters.cast(beta_1, grad.dtype)
     b2 = hyperparameters.cast(beta_2, grad.dtype)
-    m = b1 * slots["m"] + (1 - b1) * grad
-    v = b2 * slots["v"] + (1 - b2) * complex_numbers.abs_square(grad)
+    rest_1 = hyperparameters.complement(beta_1, grad.dtype)
+    rest_2 = hyperparameters.complement(beta_2, grad.dtype)
+    m = b1 * slots["m"] + rest_1 * grad
+    v = b2 * slots["v"] + rest_2 * complex_numbers.abs_square(grad)
     return direction(grad, m, v, step), {"m": m, "v": v}
 
   def sparse_apply_rule(slices, param, slots, step):
     del param
-    b1 = hyperparameters.cast(beta_1, slices.dtype)
-    b2 = hyperparameters.cast(beta_2, slices.dtype)
     grad = slices.values
-    m = row_wise.decay_and_add(slots["m"], b1, slices, grad)
+    m = row_wise.decay_and_add(slots["m"], beta_1, slices, grad)
     v = row_wise.decay_and_add(
-      slots["v"], b2, slices, complex_numbers.abs_square(grad)
+      slots["v"], beta_2, slices, complex_numbers.abs_square(grad)
     )
     update = direction(
       grad, row_wise.read_rows(m, slices), row_wise.read_rows(v, slices), step
@@ -267,12 +265,13 @@ def adamax(
 
   def apply_rule(grad, param, slots, step):
     del param
-    b1 = hyperparameters.cast(beta_1, grad.dtype)
     b2 = hyperparameters.cast(beta_2, grad.dtype)
-    m = slots["m"] + (grad - slots["m"]) * (1 - b1)
+    rest_1 = hyperparameters.complement(beta_1, grad.dtype)
+    m = slots["m"] + (grad - slots["m"]) * rest_1
     v = jnp.maximum(b2 * slots["v"], jnp.abs(grad).astype(grad.dtype))
-    wide, t = _time(grad.dtype, step, frozen)
-    rate = jnp.asarray(step.learning_rate, wide) / (1 - _power(beta_1, t))
+    _, t = _time(grad.dtype, step, frozen)
+    rate = hyperparameters.in_wide_dtype(step.learning_rate, grad.dtype)
+    rate = rate / (1 - _power(beta_1, t))
     eps = hyperparameters.cast(epsilon, grad.dtype)
     return -rate.astype(grad.dtype) * (m / (v + eps)), {"m": m, "v": v}
 

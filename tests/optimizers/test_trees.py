@@ -1,0 +1,123 @@
+"""Tests of optimizers on parameters of several dtypes, and of those that can't move."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import optimizers
+
+_MIXED = {
+  "w": jnp.ones((2, 3)),
+  "nested": ({"b": jnp.ones(2, jnp.bfloat16)}, None, ()),
+  "empty": jnp.ones((0, 2)),
+}
+# Hyperparameters that stock transformations multiply arrays by.
+_INJECTED = {
+  "adadelta": {"learning_rate": 0.1},
+  "amsgrad": {"learning_rate": 0.1, "epsilon": 1e-6},
+  "momentum": {"learning_rate": 0.1, "momentum": 0.9},
+  "rmsprop": {"learning_rate": 0.1, "momentum": 0.5},
+}
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("name", _INJECTED)
+def test_injected_hyperparameters_keep_each_dtype(name):
+  make = optax.inject_hyperparams(getattr(optimizers, name))
+  tx, number = make(**_INJECTED[name]), getattr(optimizers, name)
+  state = tx.init(_MIXED)
+  dtypes = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
+  for _ in range(2):
+    updates, new = tx.update(_MIXED, state, _MIXED)
+    assert dtypes(new) == dtypes(state)
+    assert dtypes(updates) == dtypes(_MIXED)
+    state = new
+  want = number(**_INJECTED[name])
+  first, _ = want.update(_MIXED, want.init(_MIXED), _MIXED)
+  found, _ = tx.update(_MIXED, tx.init(_MIXED), _MIXED)
+  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(first), strict=True):
+    np.testing.assert_allclose(
+      np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-2
+    )
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize(
+  "name",
+  ["adam", "custom_adam", "nadam", "grad_variance_scaled", "neural_optimizer1"],
+)
+def test_injected_decays_are_not_rounded_to_one(name):
+  """In bfloat16 0.999 is 1, and an average that gets 0 of each gradient stays 0."""
+  make = getattr(optimizers, name)
+  params = jnp.ones(2, jnp.bfloat16)
+  found = []
+  for tx in (
+    make(0.1),
+    optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(0.1),
+  ):
+    state = tx.init(params)
+    for _ in range(2):
+      updates, state = tx.update(params, state, params)
+    found.append(np.asarray(updates, np.float32))
+  np.testing.assert_allclose(found[1], found[0], rtol=0.02)
+
+
+_FIXED = {
+  "integers": jnp.arange(3),
+  "booleans": jnp.array([True]),
+  "key": jax.random.key(0),
+}
+
+
+@pytest.mark.parametrize("kind", _FIXED)
+@pytest.mark.parametrize("name", optimizers.REGISTRY)
+def test_what_can_not_move_is_refused_by_name(name, kind):
+  """Such an update would change the state's dtypes, and be rounded to nothing."""
+  tx = optimizers.by_name(name, 0.1)
+  params = {"w": jnp.ones(2), "layer": [_FIXED[kind]]}
+  state = tx.init(params)
+  without = {"w": jnp.ones(2), "layer": [None]}
+  updates, new = tx.update(without, state, params)
+  assert updates["layer"] == [None]
+  assert jax.tree.structure(new) == jax.tree.structure(state)
+  zeros = jax.grad(lambda p: jnp.sum(p["w"]), allow_int=True)(params)
+  wrong = [zeros, without | {"layer": [jnp.ones(3)]}]
+  for gradient in wrong:
+    with pytest.raises(
+      TypeError, match=r"updates\['layer'\]\[0\] is .*Leave it out"
+    ):
+      tx.update(gradient, state, params)
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize(
+  "name", ["adam", "custom_adam", "nadam", "keras_adam", "keras_adamax"]
+)
+def test_schedules_of_complex_parameters_warn_of_nothing(name):
+  params = jnp.ones(2, jnp.complex64)
+  found = []
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    for rate in (0.1, jnp.float32(0.1), optax.constant_schedule(0.1)):
+      tx = optimizers.by_name(name, rate)
+      found.append(tx.update(params, tx.init(params), params)[0])
+  for other in found[1:]:
+    np.testing.assert_allclose(other, found[0], rtol=1e-6)
+
+
+def test_complex_hyperparameters_name_the_remedy():
+  make = lambda **kwargs: optax.inject_hyperparams(optimizers.adam, **kwargs)
+  params = jnp.ones(2, jnp.complex64)
+  with pytest.raises(TypeError, match="a real `hyperparam_dtype`"):
+    make()(0.1).init(params)
+  make(hyperparam_dtype=jnp.float32)(0.1).init(params)
+
+
+def test_injecting_into_keras_names_the_remedy():
+  tx = optax.inject_hyperparams(optimizers.keras)("Adam", learning_rate=0.1)
+  with pytest.raises(ValueError, match="lambda learning_rate: keras\\('Adam'"):
+    tx.init(jnp.ones(2))
