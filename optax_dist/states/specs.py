@@ -214,7 +214,7 @@ _WRAPPERS: dict[type, tuple[str, str, str]] = {
     "MultiSteps adds up each replica's own gradients, but the field 'acc_grads' of"
     " its state does not say so. Wrap it: optax_dist.per_replica(optax.MultiSteps("
     "...), axis_name, 'acc_grads'). Or accumulate with sync_replicas(...,"
-    " replicas_to_aggregate=steps * replicas).",
+    " replicas_to_aggregate=steps * replicas). under_jit goes around all of it.",
   ),
   optax.ApplyIfFiniteState: (
     "inner_state",

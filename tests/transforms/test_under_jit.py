@@ -282,3 +282,24 @@ def test_errors():
   )
   with pytest.raises(ValueError, match=r"params\['b'\] has shape \(5,\)"):
     tx.init(PARAMS)
+
+
+@jax.numpy_dtype_promotion("standard")  # As MultiSteps needs.
+def test_accumulation_goes_inside():
+  under_jit = lambda tx: optax_dist.under_jit(tx, maps.AXIS, mesh=maps.mesh(N))
+  state = jax.eval_shape(optax.MultiSteps(under_jit(_sync()), 2).init, PARAMS)
+  with pytest.raises(ValueError, match=r"per_replica\(.*under_jit goes around"):
+    optax_dist.state_specs(state, maps.AXIS)
+  inner = optax.chain(optax_dist.cross_shard(maps.AXIS), optax.sgd(1.0))
+  tx = under_jit(
+    optax_dist.per_replica(
+      optax.MultiSteps(inner, 2), maps.AXIS, "acc_grads", num_replicas=N
+    )
+  )
+  params = jnp.zeros(2)
+  state, update = tx.init(params), jax.jit(tx.update)
+  gradients = np.arange(4.0 * N, dtype=np.float32).reshape(2, N, 2)
+  updates, state = update(gradients[0], state, params)
+  np.testing.assert_array_equal(updates, np.zeros(2))
+  updates, _ = update(gradients[1], state, params)
+  np.testing.assert_allclose(updates, -gradients.mean(axis=(0, 1)), rtol=1e-6)
