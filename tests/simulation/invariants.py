@@ -401,8 +401,9 @@ class Checker:
     self.look_for_excuses()
     latest = process.step == len(self.commits)
     quiet = process.leaves_since >= self.world.quiet_at
-    if process.over == "left" and latest and quiet:
-      self.left_in_peace = process.name
+    if process.over == "left" and latest:
+      # With faults, it need not wait for long for who can't reach it.
+      self.left_in_peace = process.name if quiet else ""
     if process.over == "failed":
       error, reason = process.error
       if error == "Diverged":
