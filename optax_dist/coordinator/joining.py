@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -30,6 +31,8 @@ from optax_dist.coordinator.runtime import endpoint, processes
 from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 # Seconds after which a store that `join` started exits if it has no clients.
 _IDLE = 60.0
@@ -138,7 +141,9 @@ def join(
   Raises:
     ValueError, TypeError: an argument is invalid.
     JoinRefused: the job differs in parameters, optimizer, strategy or wire.
-    CoordinatorError: there is no answer within `timeout` seconds.
+    CoordinatorError: there is no answer within `timeout` seconds and the time
+      in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
+    SystemExit: SIGTERM came before it was let in, with `on_sigterm`.
   """
   launched = Environment.read()
   if store is None and coordinator_address is None:
@@ -246,7 +251,15 @@ def join(
       raise
     if preempted is not None:
       preempted.install()
-    made.start()
+    try:
+      made.start()
+    except SystemExit:
+      _log.warning(
+        "Replica %r ends before it was let in: a signal told it to.", number
+      )
+      raise
+    if preempted is not None:
+      preempted.joined()
     if line is not None:
       line.say("joined", step=made.global_step)
     return made

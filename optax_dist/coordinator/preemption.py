@@ -55,6 +55,7 @@ class Preemption:
     self._saved = False
     self._numbers = [signal.SIGTERM, *([signal.SIGINT] if interrupts else [])]
     self._before: dict[int, Any] = {}
+    self._joined = False
     self._process = os.getpid()
 
   @property
@@ -86,12 +87,19 @@ class Preemption:
         signal.signal(number, before)
     self._before = {}
 
+  def joined(self) -> None:
+    """The replica is a member: from now on it leaves after a step."""
+    self._joined = True
+
   def _take(self, number: int, frame: FrameType | None) -> None:
     if os.getpid() != self._process:
       # A forked child, such as a data loader's worker, has no run to leave.
       signal.signal(number, self._before.get(number, signal.SIG_DFL))
       os.kill(os.getpid(), number)
       return
+    if not self._joined:
+      # It has nothing to finish, and may wait for long.
+      raise SystemExit(128 + number)
     # Nothing more: the signal may interrupt any code.
     if self._since is None:
       self._since = time.monotonic()

@@ -377,8 +377,8 @@ class Replica:
         state. Otherwise the replica gets that state, and `finished` is True.
       CoordinatorError: there is no answer within `timeout` seconds.
     """
-    self._driver.start()
     try:
+      self._driver.start()
       self._wait(
         lambda: self._handover.admission > 0,
         "to be let in. If all replicas of the job have died, restart its store"

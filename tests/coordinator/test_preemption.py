@@ -12,13 +12,16 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator import preemption
+from optax_dist.coordinator.runtime import driver
 from optax_dist.coordinator.store import process
+from optax_dist.coordinator.transport import addresses
 
 _SECRET = "a secret of enough bytes"
 
 
 def test_it_is_time_after_a_step_is_decided():
   made = preemption.Preemption("leave", 60.0)
+  made.joined()
   assert not made.is_time(save=False, settled=True)
   made._take(signal.SIGTERM, None)
   assert made.told
@@ -29,6 +32,7 @@ def test_it_is_time_after_a_step_is_decided():
 
 def test_the_common_save_comes_first():
   made = preemption.Preemption("save", 60.0)
+  made.joined()
   assert not made.wants_save()
   made._take(signal.SIGTERM, None)
   assert made.wants_save()
@@ -41,6 +45,7 @@ def test_the_common_save_comes_first():
 
 def test_with_half_of_the_grace_over_it_leaves_in_any_case():
   made = preemption.Preemption("save", 0.0)
+  made.joined()
   made._take(signal.SIGTERM, None)
   assert not made.is_time(save=True, settled=True)
   assert made.is_time(save=False, settled=False)
@@ -65,6 +70,7 @@ def test_a_handler_of_the_program_stays():
   interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
     assert with_interrupts.install()
+    with_interrupts.joined()
     os.kill(os.getpid(), signal.SIGINT)
     assert with_interrupts.told
     with_interrupts.remove()
@@ -130,6 +136,34 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
   joint = [o.global_step for o in seen[1] if o.members == (0, 1)]
   assert len(joint) == len(seen[0])
   assert seen[1][-1].global_step >= 30
+
+
+def test_one_that_waits_to_be_let_in_ends_at_once(monkeypatch, caplog):
+  """Nobody answers, and it would wait for its timeout."""
+  original = driver.Driver.start
+
+  def start(self):
+    original(self)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(driver.Driver, "start", start)
+  (port,) = addresses.free_ports()
+  with pytest.raises(SystemExit) as stopped:
+    coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(4),
+      replica=0,
+      total_num_replicas=1,
+      coordinator_address=f"127.0.0.1:{port}",
+      start_store=False,
+      timeout=5.0,
+      on_sigterm="leave",
+    )
+  assert stopped.value.code == 128 + signal.SIGTERM
+  assert "Replica 0 ends before it was let in" in caplog.text
+  assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+  left = [t.name for t in threading.enumerate()]
+  assert not [name for name in left if name.startswith("optax-dist")]
 
 
 _FORKS = """
