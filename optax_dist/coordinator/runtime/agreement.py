@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+import optax_dist
 from optax_dist import ledger
 from optax_dist.coordinator import options, strategies
 
@@ -37,6 +38,7 @@ def agreement(
   # Addresses of functions differ between processes.
   program = re.sub(r"0x[0-9a-f]+", "0x", program)
   return (
+    ("version of optax_dist", optax_dist.__version__),
     ("parameters", shapes if len(shapes) < 2000 else _digest(shapes)),
     ("strategy's numbers", f"{strategy.name}: {told}"),
     ("optimizer state", _digest(state)),

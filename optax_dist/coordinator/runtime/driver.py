@@ -559,6 +559,8 @@ class Driver:
       case fx.Send(peer, message):
         if isinstance(message, messages.Hello):
           phases.reach("joining", self._replica)
+        elif isinstance(message, messages.Refused):
+          _log.warning("%s may not join: %s", peer, message.reason)
         self._send(peer, message)
       case fx.SendAll(peers, message):
         self._transport.send_all(peers, [self._encode(message)])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import optax_dist
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator import options, strategies
 from optax_dist.coordinator.runtime import agreement, endpoint
@@ -80,11 +81,26 @@ def test_structures_that_print_addresses_agree():
   assert agreed(params=one) == agreed(params=two)
 
 
-def test_one_that_differs_is_refused_by_name():
+def test_one_that_differs_is_refused_by_name(caplog):
   world = endpoint.World()
   first = runs.make(world, 0, k=1, n=2)
   with first.start():
     other = runs.make(world, 1, k=1, n=2, opt=optax.sgd(0.2))
     with pytest.raises(coordinator.JoinRefused, match="its optimizer"):
       other.start()
+    assert first.step(runs.PARAMS).accepted
+  # The job's side says it, too.
+  assert "1-" in caplog.text
+  assert "may not join: it differs in its optimizer" in caplog.text
   assert not runs.coordinator_threads()
+
+
+def test_another_version_of_the_package_is_refused_by_name(monkeypatch):
+  world = endpoint.World()
+  first = runs.make(world, 0, k=1, n=2)
+  with first.start():
+    monkeypatch.setattr(optax_dist, "__version__", "9.9.9")
+    other = runs.make(world, 1, k=1, n=2)
+    words = r"its version of optax_dist: it has '9\.9\.9', the job '0\."
+    with pytest.raises(coordinator.JoinRefused, match=words):
+      other.start()
