@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 
 from optax_dist.coordinator import journal
 
 
 class Tail:
   """Returns what was appended since the last call.
+
+  Attributes:
+    age: how long the file had not changed when it was last read, in seconds; no
+      more than the time between the last two calls, for the clock of another
+      host may be wrong.
+    bad_lines: how many complete lines could not be read.
 
   Example:
     >>> import tempfile
@@ -23,22 +30,35 @@ class Tail:
     ['run']
   """
 
-  def __init__(self, path: str | os.PathLike[str]):
-    """Names the file, which need not exist yet."""
+  def __init__(self, path: str | os.PathLike[str], *, from_end: bool = False):
+    """Names the file, which need not exist yet.
+
+    Args:
+      path: the file.
+      from_end: whether what it has already, of an earlier run, is left out.
+    """
     self.path = pathlib.Path(path)
     self._offset = 0
+    if from_end and self.path.exists():
+      self._offset = self.path.stat().st_size
+    self._read_at: float | None = None
+    self.age = 0.0
     self.bad_lines = 0
 
   def read(self) -> list[journal.Record]:
     """The valid records in complete lines that were not read before."""
+    now = time.monotonic()
+    before, self._read_at = self._read_at, now
     try:
       with self.path.open("rb") as file:
+        age = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
         if file.seek(0, os.SEEK_END) < self._offset:
           self._offset = 0  # The file was replaced.
         file.seek(self._offset)
         text = file.read()
     except FileNotFoundError:
       return []
+    self.age = age if before is None else min(age, now - before)
     whole, newline, _ = text.rpartition(b"\n")
     self._offset += len(whole) + len(newline)
     records = []

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -34,6 +35,12 @@ def _member(replica, **fields):
     "compute": 0.25,
     "arrived": 0.5,
   } | fields
+
+
+def written_at(path, ago):
+  """Sets when a file was last written, in seconds before now."""
+  then = time.time() - ago
+  os.utime(path, (then, then))
 
 
 @pytest.fixture
@@ -201,12 +208,14 @@ def test_threads_do_not_mix_lines(path):
     assert steps == list(range(50))
 
 
-def test_who_takes_over_goes_on_with_the_time(path):
-  with journal.Journal(path, clock=Clock(7.0), unix_clock=Clock(50.0)) as first:
+@pytest.mark.parametrize("off", [-3600.0, 0.0, 3600.0])
+def test_who_takes_over_goes_on_with_the_time(path, off):
+  with journal.Journal(path, clock=Clock(7.0)) as first:
     first.write("run", strategy="sync_replicas", step=0)
-  # Another machine's clock, 3 seconds later.
+  written_at(path, ago=3.0)
+  # On a host whose clock is an hour ahead, or behind.
   with journal.Journal(
-    path, clock=Clock(1.0), unix_clock=Clock(53.0)
+    path, clock=Clock(1.0), unix_clock=Clock(time.time() + off)
   ) as second:
     second.write("leader", replica=1, term=2, step=0)
     second.write("run", strategy="sync_replicas", step=4)
@@ -215,17 +224,16 @@ def test_who_takes_over_goes_on_with_the_time(path):
     ["run", "leader"],
     ["run"],
   ]
-  assert parts[0][1]["time"] == 3.0
+  assert parts[0][1]["time"] == pytest.approx(3.0, abs=1.0)
   assert parts[1][0]["time"] == 0.0
 
 
 def test_time_does_not_go_back_with_the_wall_clock(path):
-  with journal.Journal(path, clock=Clock(0.0), unix_clock=Clock(50.0)) as first:
+  with journal.Journal(path, clock=Clock(0.0)) as first:
     first.write("run", strategy="sync_replicas", step=0)
     first.write("join", replica=0, step=0, time=9.0)
-  with journal.Journal(
-    path, clock=Clock(0.0), unix_clock=Clock(10.0)
-  ) as second:
+  written_at(path, ago=-3600.0)
+  with journal.Journal(path, clock=Clock(0.0)) as second:
     assert second.time() == 9.0
 
 

@@ -1,5 +1,8 @@
 """Reading a journal while it is written."""
 
+import os
+import time
+
 from optax_dist.coordinator import journal, journal_tail
 
 
@@ -21,3 +24,38 @@ def test_lines_come_once_they_are_whole(tmp_path):
   # Another run's file in its place.
   path.write_bytes(whole.splitlines(keepends=True)[0])
   assert [r["kind"] for r in tail.read()] == ["run"]
+
+
+def test_an_earlier_run_can_be_left_out(tmp_path):
+  path = tmp_path / "run.jsonl"
+  assert journal_tail.Tail(path, from_end=True).read() == []
+  # Its writer was killed in the middle of a line.
+  path.write_bytes(b'{"kind": "leader", "ti')
+  tail = journal_tail.Tail(path, from_end=True)
+  with journal.Journal(path) as written:
+    written.write("run", strategy="sync_replicas", step=3)
+  assert [r["kind"] for r in tail.read()] == ["run"]
+  assert tail.bad_lines == 0
+
+
+def test_what_is_new_is_no_older_than_the_time_since_the_last_look(tmp_path):
+  """Even if the clock of this host or of the file's is wrong."""
+  path = tmp_path / "run.jsonl"
+  tail = journal_tail.Tail(path)
+
+  def write(ago):
+    with journal.Journal(path) as written:
+      written.write("run", strategy="sync_replicas", step=0)
+    then = time.time() - ago
+    os.utime(path, (then, then))
+
+  write(ago=60.0)
+  assert len(tail.read()) == 1
+  # It may have been written long before the first look.
+  assert 60.0 <= tail.age < 120.0
+  write(ago=3600.0)
+  assert len(tail.read()) == 1
+  assert tail.age < 60.0
+  write(ago=-3600.0)
+  assert len(tail.read()) == 1
+  assert tail.age == 0.0

@@ -83,12 +83,19 @@ class RunSummary:
     self.finish: Record | None = None
     self.stall: Record | None = None
     self._commits: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+    self._read_at = 0.0
 
-  def update(self, records: Iterable[Record]) -> None:
-    """Processes further records."""
+  def update(self, records: Iterable[Record], age: float = 0.0) -> None:
+    """Processes further records.
+
+    Args:
+      records: in order.
+      age: how many seconds ago the last of them was written.
+    """
     for record in records:
       if record["kind"] == "run":
         self._begin(record)
+      self._read_at = time.monotonic() - age
       self.time = max(self.time, record["time"])
       handler = getattr(self, f"_on_{record['kind']}", None)
       if handler is not None:
@@ -96,10 +103,9 @@ class RunSummary:
 
   def now(self) -> float:
     """Seconds since the run's start: now, or at its end."""
-    began = self.run["unix_time"] if self.run else None
-    if began is None or self.finish is not None:
+    if self.run is None or self.finish is not None:
       return self.time
-    return max(self.time, time.time() - began)
+    return self.time + time.monotonic() - self._read_at
 
   def rate(self) -> float:
     """Steps per second, over the last commits."""

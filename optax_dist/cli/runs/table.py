@@ -102,10 +102,12 @@ class Live:
     path: pathlib.Path,
     steps: int | None = None,
     console: rich.console.Console | None = None,
+    *,
+    from_end: bool = False,
   ):
-    """Sets the journal, which need not exist yet."""
+    """Sets the journal, which need not exist yet; see `Tail`."""
     self.summary = RunSummary()
-    self._tail, self._steps = Tail(path), steps
+    self._tail, self._steps = Tail(path, from_end=from_end), steps
     self._console = console or tables.plain(stderr=True)
     self._live = rich.live.Live(
       console=self._console, auto_refresh=False, transient=False
@@ -120,7 +122,7 @@ class Live:
 
   def update(self, force: bool = False) -> None:
     """Shows the current state, if it is time for it."""
-    self.summary.update(self._tail.read())
+    self.summary.update(self._tail.read(), self._tail.age)
     now = time.monotonic()
     if now < self._next and not force:
       return

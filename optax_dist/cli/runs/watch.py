@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
   elif args.once:
     summary = run_summary.RunSummary()
     tail = journal_tail.Tail(args.journal)
-    summary.update(tail.read())
+    summary.update(tail.read(), tail.age)
     tables.show(run_table.table(summary, width=tables.width()))
     _say_bad(args.journal, tail.bad_lines)
   else:

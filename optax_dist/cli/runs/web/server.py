@@ -77,7 +77,7 @@ class Server:
   def state(self) -> dict[str, Any]:
     """The page's current data."""
     with self._lock:
-      self._view.update(self._tail.read())
+      self._view.update(self._tail.read(), self._tail.age)
       return self._view.state()
 
   def close(self) -> None:

@@ -55,11 +55,11 @@ class View:
       maxlen=EVENTS
     )
 
-  def update(self, records: Iterable[Record]) -> None:
-    """Processes further records."""
+  def update(self, records: Iterable[Record], age: float = 0.0) -> None:
+    """Processes further records; see `RunSummary.update`."""
     for record in records:
       before, committed = self.summary.step, self.summary.committed
-      self.summary.update([record])
+      self.summary.update([record], age)
       kind = record["kind"]
       if kind == "run":
         self._bars.clear()
