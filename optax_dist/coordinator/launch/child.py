@@ -48,18 +48,21 @@ class Child:
       name: for messages.
       command: the program; if it creates a `Channel`, or calls
         `coordinator.join`, it can send messages to its launcher.
-      log: the file for its output; it is created.
+      log: the file that its output is appended to.
       env: variables to add to this process's own.
       printed: receives its output, instead of a file.
     """
     self.name, self.log, self.printed = name, log, printed
+    self._log_began = 0
     self._socket, theirs = socket.socketpair()
     self._socket.setblocking(False)
     with contextlib.ExitStack() as stack:
       stack.callback(theirs.close)
       out: IO[bytes] | int = subprocess.PIPE
       if log is not None:
-        out = stack.enter_context(log.open("wb"))
+        # What an earlier start printed is kept.
+        out = stack.enter_context(log.open("ab"))
+        self._log_began = out.tell()
       self.popen = subprocess.Popen(
         list(command),
         env={
@@ -185,7 +188,9 @@ class Child:
       return self.printed.tail(lines)
     try:
       assert self.log is not None
-      text = self.log.read_text(errors="replace")
+      with self.log.open("rb") as file:
+        file.seek(self._log_began)
+        text = file.read().decode(errors="replace")
     except OSError:
       return ""
     return "\n".join(text.rstrip().splitlines()[-lines:])

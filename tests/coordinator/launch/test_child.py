@@ -55,6 +55,18 @@ def test_its_log_is_a_file(tmp_path):
   assert made.tail() == log.read_text().strip() == "x"
 
 
+def test_what_an_earlier_one_printed_is_kept(tmp_path):
+  log = tmp_path / "log"
+  for words in ("why it failed", "well"):
+    print_it = [sys.executable, "-S", "-c", f"print({words!r})"]
+    made = child.Child("one", print_it, log)
+    until(made.has_ended)
+    made.kill()
+    # Its last words are its own.
+    assert made.tail() == words
+  assert log.read_text().split("\n") == ["why it failed", "well", ""]
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_what_it_has_started_ends_with_it(late):
   wait = "" if late else "time.sleep(300)"
