@@ -35,7 +35,7 @@ class Shown:
       with contextlib.suppress(ModuleNotFoundError, FileNotFoundError):
         from optax_dist.cli.runs import table
 
-        live = table.Live(self._find_journal())
+        live = table.Live(self._find_journal(), from_end=True)
         self._live = self._stack.enter_context(live)
     return self
 

@@ -51,7 +51,8 @@ def save(
 
 def epochs_passed(records: Sequence[strategy.Record]) -> np.ndarray:
   """How many passes over the data were complete after each record's step."""
-  steps_per_epoch = sum(record["epoch"] == 1 for record in records)
+  # Not a count of the first epoch's: a resumed run may lack some of them.
+  steps_per_epoch = max(record["step"] / record["epoch"] for record in records)
   return np.array([record["step"] / steps_per_epoch for record in records])
 
 
@@ -108,21 +109,22 @@ def _draw_accuracy(
   )
   if label:
     axes.legend(loc="lower right")
-  axes.annotate(
-    f"{percent[-1]:.1f} %",
-    (epochs[-1], percent[-1]),
-    xytext=(0, -14),
-    textcoords="offset points",
-    ha="right",
-    va="top",
-    color=ACCURACY,
-    fontweight="bold",
-    fontsize=17,
-  )
+  if percent:
+    axes.annotate(
+      f"{percent[-1]:.1f} %",
+      (epochs[-1], percent[-1]),
+      xytext=(0, -14),
+      textcoords="offset points",
+      ha="right",
+      va="top",
+      color=ACCURACY,
+      fontweight="bold",
+      fontsize=17,
+    )
   axes.set_title("Test accuracy")
   axes.set_ylabel("correct test images (%)")
   axes.yaxis.set_major_locator(
     matplotlib.ticker.MaxNLocator(6, steps=[1, 2, 5])
   )
-  axes.set_ylim(bottom=min(*percent, *lowest, 90) - 1, top=100.5)
+  axes.set_ylim(bottom=min([*percent, *lowest, 90]) - 1, top=100.5)
   label_epochs(axes)

@@ -63,3 +63,21 @@ def test_a_file_that_can_not_be_written_is_a_command_error(tmp_path):
   (tmp_path / "taken.png").mkdir()
   with pytest.raises(errors.CommandError, match="Is a directory"):
     picture.save(tmp_path / "taken.png", _records(1, 1), "no file")
+
+
+def test_a_resumed_run_may_lack_its_first_steps():
+  records = _records(4, 5)
+  assert picture.epochs_passed(records)[-1] == 4.0
+  # Two steps were not written yet; of another run, half of what there was.
+  for cut in (records[:3] + records[5:], records[7:]):
+    passed = picture.epochs_passed(cut)
+    assert passed[-1] == 4.0
+    assert passed[-2] == 3.8
+
+
+def test_without_an_evaluation_there_is_no_accuracy(tmp_path):
+  records = _records(1, 4)
+  for record in records:
+    record.pop("test_accuracy", None)
+  picture.save(tmp_path / "curves.png", records, "none")
+  assert (tmp_path / "curves.png").stat().st_size

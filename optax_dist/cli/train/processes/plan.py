@@ -24,6 +24,18 @@ _ELSEWHERE: dict[str, Any] = {
   "rho": 0.0,
 }
 
+# Flags of strategies that do.
+_OF_STRATEGIES = (
+  "max_staleness",
+  "staleness_weight",
+  "moving_rate",
+  "outer_learning_rate",
+  "outer_momentum",
+  "communication_period",
+  "fragments",
+  "alpha",
+)
+
 Config = dict[str, Any]
 
 
@@ -71,16 +83,7 @@ def make(args: argparse.Namespace, train_size: int) -> Config:
     "seed": args.seed,
     "commits": steps,
   }
-  for name in (
-    "max_staleness",
-    "staleness_weight",
-    "moving_rate",
-    "outer_learning_rate",
-    "outer_momentum",
-    "communication_period",
-    "fragments",
-    "alpha",
-  ):
+  for name in _OF_STRATEGIES:
     config[name] = getattr(args, name, None)
   period = config["communication_period"]
   if period:
@@ -88,6 +91,25 @@ def make(args: argparse.Namespace, train_size: int) -> Config:
     each *= config["fragments"] or 1
     config["commits"] = max(1, each * steps // period)
   return config
+
+
+def flags(config: Config) -> dict[str, Any]:
+  """The flags of the command that a run's numbers depend on, by name."""
+  found = {
+    name: config.get(name)
+    for name in (
+      "strategy",
+      "optimizer",
+      "replicas",
+      "replicas_to_aggregate",
+      "learning_rate",
+      "seed",
+      *_OF_STRATEGIES,
+    )
+  }
+  found["epochs"] = config["local_steps"] // config["steps_per_epoch"]
+  found["batch_size"] = config["batch_size"] * config["replicas"]
+  return found
 
 
 def make_optimizer(config: Config) -> Any:

@@ -84,8 +84,10 @@ class _Training:
     self._evaluated = joined.global_step
 
   def run(self, number: int, incarnation: int) -> None:
-    last = self._config["commits"]
-    replica, batches = self._replica, 0
+    config, replica = self._config, self._replica
+    last = config["commits"]
+    # A resumed run goes on with the batches that one without a stop would have.
+    batches = replica.global_step * config["local_steps"] // last
     while not replica.finished and replica.global_step < last:
       key = [number, incarnation, batches]
       batches += 1
@@ -124,7 +126,15 @@ class _Training:
     self._losses = []
     every = self._told["checkpoint_every"]
     if every and step and (step % every == 0 or outcome.save):
-      checkpoints.save(pathlib.Path(self._told["checkpoints"]), self._replica)
+      folder = pathlib.Path(self._told["checkpoints"])
+      try:
+        checkpoints.save(folder, self._replica)
+      except OSError as error:
+        # One line, which the launcher passes on.
+        raise SystemExit(
+          f"the checkpoint of step {step:,} can't be written in {folder}:"
+          f" {error.strerror}."
+        ) from error
 
   def _ends_epoch(self, before: int, step: int) -> bool:
     commits = self._config["commits"]

@@ -21,6 +21,8 @@ from optax_dist.cli.train.processes import plan as process_plan
 
 FILES = ("metrics.jsonl", "training.png", "journal.jsonl")
 _DEFAULT_REPLICAS = 4
+# The exit code after Ctrl-C, as of a shell.
+_CTRL_C = 130
 
 
 def add_arguments(train: argparse.ArgumentParser) -> None:
@@ -100,12 +102,16 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
 
   from optax_dist.cli.runs import table as run_table
   from optax_dist.cli.train import digits, metrics, numbers, picture
+  from optax_dist.cli.train.processes import checkpoints
   from optax_dist.coordinator.launch import launcher
   from optax_dist.coordinator.launch.environment import Environment
 
   train, test = digits.load()
   config = process_plan.make(args, len(train.labels))
-  checkpoint = _checkpoint(args)
+  checkpoint, began = _checkpoint(args), 0
+  if checkpoint is not None:
+    began = checkpoints.step_of(checkpoint)
+    _check_resumed(config, paths[2])
   folder = args.output / "replicas"
   folder.mkdir(parents=True, exist_ok=True)
   if checkpoint is None:
@@ -127,7 +133,9 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
     latest = numbers.TrainingNumbers()
     if reporter is not None:
       reporter.add(latest.metrics)
-    shown = stack.enter_context(run_table.Live(paths[2], config["commits"]))
+    shown = stack.enter_context(
+      run_table.Live(paths[2], config["commits"], from_end=True)
+    )
     collected = _Collected(config, lines, before, latest)
 
     def on_event(replica: int, incarnation: int, event: dict) -> None:
@@ -152,17 +160,14 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       report = launched.run()
     except launcher.LaunchError as error:
       raise errors.CommandError(str(error), exit_code=1) from error
-    except KeyboardInterrupt:
-      raise errors.Interrupted(
-        f"interrupted at step {collected.steps}; --resume goes on from the"
-        f" last checkpoint in {args.output}"
+    except (KeyboardInterrupt, SystemExit) as stop:
+      code = stop.code if isinstance(stop, SystemExit) else _CTRL_C
+      raise errors.CommandError(
+        f"interrupted at step {max(began, collected.steps):,};"
+        f" {_how_to_go_on(args.output)}",
+        exit_code=code if isinstance(code, int) else 1,
       ) from None
     collected.flush()
-  began = 0
-  if checkpoint is not None:
-    from optax_dist.cli.train.processes import checkpoints
-
-    began = checkpoints.step_of(checkpoint)
   return _conclude(args, config, paths, report, collected, picture, began)
 
 
@@ -222,7 +227,12 @@ def _checkpoint(args: argparse.Namespace) -> pathlib.Path | None:
 
   folder = args.output / "checkpoints"
   if args.resume:
-    found = checkpoints.newest(folder)
+    try:
+      found = checkpoints.newest(folder)
+    except OSError as error:
+      raise errors.CommandError(
+        f"--resume: {error.filename} can't be read: {error.strerror}"
+      ) from error
     if found is None:
       raise errors.CommandError(f"--resume: there is no checkpoint in {folder}")
     return found
@@ -238,6 +248,51 @@ def _checkpoint(args: argparse.Namespace) -> pathlib.Path | None:
       " folder"
     )
   return None
+
+
+def _how_to_go_on(output: pathlib.Path) -> str:
+  """What to do after an interrupt."""
+  from optax_dist.cli.train.processes import checkpoints
+
+  if checkpoints.steps(output / "checkpoints"):
+    return f"--resume goes on from the last checkpoint in {output}"
+  return "there is no checkpoint yet to go on from"
+
+
+def _check_resumed(config: dict[str, Any], path: pathlib.Path) -> None:
+  """Compares the flags with those of the run that is resumed, if known.
+
+  Raises:
+    errors.CommandError: the checkpoint has the state of another strategy or
+      optimizer.
+  """
+  from optax_dist.coordinator import journal
+
+  found: list[dict[str, Any]] = []
+  with contextlib.suppress(OSError):
+    found = [r for r in journal.read(path).records if r["kind"] == "run"]
+  before = (found[-1]["config"] if found else None) or {}
+  if before.get("program") != process_plan.PROGRAM:
+    return
+  old, new = process_plan.flags(before), process_plan.flags(config)
+  changed = {
+    f"--{name.replace('_', '-')}": (old.get(name), value)
+    for name, value in new.items()
+    if old.get(name) != value
+  }
+  for flag in ("--strategy", "--optimizer", "--fragments"):
+    if flag in changed:
+      was, now = changed[flag]
+      raise errors.CommandError(
+        f"--resume: the checkpoint is of a run with {flag} {was}, and its state"
+        f" is of no use to {flag} {now}; give {flag} {was}, or start anew in"
+        " another --output"
+      )
+  if changed:
+    words = ", ".join(
+      f"{flag} {now} (before: {was})" for flag, (was, now) in changed.items()
+    )
+    parser.say(f"resumes with other flags: {words}")
 
 
 def _has_commits(path: pathlib.Path) -> bool:

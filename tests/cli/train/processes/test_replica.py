@@ -1,6 +1,8 @@
 """The training loop of a replica, with a coordinator that a test plays."""
 
+import errno
 import fractions
+import os
 import pathlib
 import types
 
@@ -177,3 +179,25 @@ def test_it_saves_when_it_is_time_and_when_all_do(
   outcomes = [stale(0), commit(2), stale(2), commit(3, save=3), commit(6)]
   train(outcomes, every=every)
   assert found == {(pathlib.Path("saved"), step) for step in saved}
+
+
+@pytest.mark.parametrize(("local_steps", "first"), [(6, 4), (60, 40)])
+def test_a_resumed_one_takes_the_batches_after_its_step(
+  train, local_steps, first
+):
+  config = CONFIG | {"local_steps": local_steps}
+  _, joined = train([commit(5), commit(6)], config=config, global_step=4)
+  assert [key for _, key in joined.keys] == [[4, 7, first], [4, 7, first + 1]]
+
+
+def test_a_full_disk_is_told_in_a_line(train, monkeypatch):
+  def save(folder, one):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(checkpoints, "save", save)
+  with pytest.raises(SystemExit) as ended:
+    train([commit(1), commit(2)], every=2)
+  assert ended.value.code == (
+    "the checkpoint of step 2 can't be written in saved: No space left on"
+    " device."
+  )

@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import pathlib
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +15,9 @@ import matplotlib.image
 import pytest
 import waiting
 
-from optax_dist.cli import main
-from optax_dist.cli.train import numbers
-from optax_dist.cli.train.processes import checkpoints, training
+from optax_dist.cli import errors, main, parser
+from optax_dist.cli.train import command, numbers
+from optax_dist.cli.train.processes import checkpoints, plan, training
 from optax_dist.coordinator import journal
 
 _QUICK = ("--batch-size", "96", "--timeout", "120", "--launch", "processes")
@@ -152,6 +154,92 @@ def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
   steps = [json.loads(line)["step"] for line in lines]
   assert steps[0] <= saved < steps[-1]
   assert steps == sorted(set(steps))
+
+
+def test_a_resumed_one_ends_as_one_that_was_not_interrupted(tmp_path, capsys):
+  whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+  flags = ("--strategy", "sync-replicas", "--replicas", "2", "--epochs", "2")
+  assert _train(whole, *flags, "--checkpoint-every", "5") == 0
+  (resumed / "checkpoints").mkdir(parents=True)
+  saved = checkpoints.path_of(whole / "checkpoints", 15)
+  shutil.copy(saved, resumed / "checkpoints")
+  shutil.copy(whole / "journal.jsonl", resumed)
+  assert _train(resumed, *flags, "--checkpoint-every", "5", "--resume") == 0
+  told = capsys.readouterr()
+  assert "steps after the 15 of the checkpoint" in told.out
+  prints = re.findall(r"fingerprint (\S+)", told.out)
+  assert len(prints) == 2
+  assert prints[0] == prints[1]
+  assert "other flags" not in told.err
+
+
+def test_sigterm_says_how_to_go_on(tmp_path):
+  command = [sys.executable, "-m", "optax_dist", "train"]
+  command += ["--output", str(tmp_path), *_QUICK, *_SYNC, "--epochs", "500"]
+  process = subprocess.Popen(
+    [*command, "--checkpoint-every", "5"], stderr=subprocess.PIPE, text=True
+  )
+  try:
+    folder = tmp_path / "checkpoints"
+    waiting.until(
+      lambda: checkpoints.steps(folder) or process.poll() is not None,
+      seconds=120.0,
+    )
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+  finally:
+    process.kill()
+    process.wait()
+  assert process.returncode == 143, err
+  assert f"--resume goes on from the last checkpoint in {tmp_path}" in err
+
+
+def test_without_a_checkpoint_nobody_is_told_to_resume(tmp_path):
+  assert training._how_to_go_on(tmp_path) == (
+    "there is no checkpoint yet to go on from"
+  )
+
+
+def _resume(tmp_path, before, after):
+  """Resumes with flags after a run with others."""
+
+  def config(flags):
+    root = parser.Parser(prog="optax-dist")
+    argv = ["train", *_QUICK, *_SYNC, *flags]
+    command.add_parser(root.add_subparsers(), argv)
+    args = root.parse_args(argv)
+    args.learning_rate = args.learning_rate or 0.1
+    return plan.make(args, 1437)
+
+  path = tmp_path / "journal.jsonl"
+  with journal.Journal(path) as file:
+    for flags in (("--seed", "7"), before):  # The last one counts.
+      told = config(flags)
+      file.write("run", strategy="sync_replicas", step=0, config=told)
+  training._check_resumed(config(after), path)
+
+
+def test_other_flags_than_before_are_told(tmp_path, capsys):
+  _resume(tmp_path, (), ())
+  assert capsys.readouterr().err == ""
+  flags = ("--epochs", "3", "--learning-rate", "0.5", "--batch-size", "48")
+  _resume(tmp_path, (), flags)
+  assert capsys.readouterr().err == (
+    "optax-dist: resumes with other flags: --learning-rate 0.5 (before: 0.1),"
+    " --epochs 3 (before: 20), --batch-size 48 (before: 96)\n"
+  )
+
+
+def test_the_state_of_another_optimizer_is_of_no_use(tmp_path):
+  with pytest.raises(errors.CommandError, match="give --optimizer adam, or"):
+    _resume(tmp_path, (), ("--optimizer", "momentum"))
+
+
+def test_a_checkpoint_that_can_not_be_read_is_named(tmp_path, capsys):
+  path = checkpoints.path_of(tmp_path / "checkpoints", 50)
+  path.mkdir(parents=True)
+  assert _train(tmp_path, *_SYNC, "--resume") == 2
+  assert f"{path} can't be read: Is a directory" in capsys.readouterr().err
 
 
 def _store_of(pid):
