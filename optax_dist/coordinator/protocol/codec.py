@@ -14,6 +14,7 @@ import itertools
 import json
 import operator
 import struct
+import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -276,7 +277,11 @@ _PLAIN: dict[Any, str] = {
 # A bool is an int to Python, and not to us.
 _CONDITIONS: dict[Any, str] = {
   int: f"type({{x}}) is int and {-_INT_LIMIT} <= {{x}} < {_INT_LIMIT}",
-  float: "type({x}) in (float, int) and -1e400 < {x} < 1e400",
+  float: (
+    # Finite; and whole numbers that a float can't have are refused, too.
+    f"type({{x}}) in (float, int) and {-sys.float_info.max!r} <= {{x}}"
+    f" <= {sys.float_info.max!r}"
+  ),
   str: "type({x}) is str",
   bool: "type({x}) is bool",
   types.NoneType: "{x} is None",

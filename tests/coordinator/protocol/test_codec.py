@@ -120,6 +120,7 @@ def _raw(header: Any, tail: bytes = b"") -> bytes:
     (_raw(["Applied", 1.0]), "a whole number"),
     (_raw(["Applied", None]), "a whole number"),
     (_raw(["Stalled", 1, float("nan"), ""]), "not JSON"),
+    (_raw(["Stalled", 1, 10**400, ""]), "a number"),
     (_raw(["Stalled", 1, "2", ""]), "a number"),
     (_raw(["Leave", 1, "left", ""]), "true or false"),
     (_raw(["Asked", 1, 1, [4]]), "pairs of numbers"),

@@ -525,6 +525,9 @@ class Follower:
     self, peer: Process, position: int, record: Record | None, now: float
   ) -> None:
     """Handles a record in the log, from any replica."""
+    if record is not None and not record.entries:
+      self._out.append(fx.Send(peer, msg.Rejected("a record of no entries")))
+      return
     if position < self._position:
       term = record.entries[0] if record is not None else None
       if isinstance(term, Term) and term.term == self.view.term:
@@ -860,7 +863,7 @@ class Follower:
 
   def _awaits_end(self, now: float) -> bool:
     """Requests the final state, once; returns whether it may come."""
-    if self._called:
+    if self._called or self._call_at < math.inf:
       return True
     if not self._leader or self._leader == self._config.process:
       return False

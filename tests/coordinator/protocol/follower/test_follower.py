@@ -604,6 +604,7 @@ def test_one_that_was_joining_at_the_end_gets_the_final_state(dies):
   assert math.isfinite(driven.follower.deadline())
   if dies:
     driven.lose()
+    assert not driven.done(fx.Fail)  # It calls it again first.
     driven.lose(how="unreachable")
     (failed,) = driven.done(fx.Fail)
     assert failed.error == "RunFinished"
@@ -613,6 +614,13 @@ def test_one_that_was_joining_at_the_end_gets_the_final_state(dies):
   driven.give(ins.SnapshotFetched(7, 2, "state"))
   assert driven.done(fx.Restore) == [fx.Restore(2, "state")]
   assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]
+
+
+def test_a_record_of_no_entries_is_rejected():
+  driven = Driven().join()
+  empty = msg.Recorded(1000, Record(0, ()))
+  driven.hear(empty, "p2")
+  assert driven.sent(msg.Rejected, "p2")
 
 
 @pytest.mark.parametrize("error", ["CoordinatorError", "Diverged"])
