@@ -1,39 +1,11 @@
 """What strategies share: the quorum's numbers, and means that arrive as bytes."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from optax_dist import quorum
 from optax_dist.coordinator.strategies import strategy
-
-
-def _received(values):
-  """An array in memory that the next mean will be written to.
-
-  It is aligned, so that JAX may use it without a copy.
-  """
-  raw = np.zeros(4 * len(values) + 64, np.uint8)
-  start = -raw.__array_interface__["data"][0] % 64
-  array = raw[start : start + 4 * len(values)].view(np.float32)
-  array[:] = values
-  return array
-
-
-def test_no_state_changes_with_the_next_mean():
-  """An optimizer may keep what it is given, as it is."""
-  keeps = optax.GradientTransformation(lambda p: p, lambda g, s, p=None: (g, g))
-  apply = strategy.applied_by(keeps)
-  mean = np.arange(64, dtype=np.float32)
-  received = _received(mean)
-  params = jnp.zeros(64)
-  after = apply(strategy.SharedState(params, params), received)
-  jax.block_until_ready(after)
-  received[:] = -1.0
-  for found in after:
-    np.testing.assert_array_equal(found, mean)
 
 
 def test_a_mean_in_bfloat16_is_read_as_numbers():
