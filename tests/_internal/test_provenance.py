@@ -118,7 +118,7 @@ def test_calls_that_share_a_program_are_told_apart(order):
 @pytest.mark.parametrize("question", ["of_invariant", "is_scattered"])
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
 def test_what_many_values_depend_on_is_read_once(wrap, question, monkeypatch):
-  """Otherwise a clipped gradient takes hours with 5,000 parameters."""
+  """Otherwise tracing takes a time that grows with the square of the leaves."""
   read, init = [], provenance._Equation.__init__
 
   def counted(self, *args):
