@@ -7,7 +7,13 @@ import jax.numpy as jnp
 
 from optax_dist._internal import checks, parts
 from optax_dist._internal.replica_blocks import PerReplica
-from optax_dist.states.specs import Found, Numbered, children, match_params
+from optax_dist.states.specs import (
+  Found,
+  Numbered,
+  children,
+  match_params,
+  names_in,
+)
 from optax_dist.transforms.sharded import ShardedState
 
 _USER = "resize_sharded"
@@ -18,6 +24,11 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
 
   Use it to resume a job from a checkpoint on more or fewer devices. No values
   change: each array is joined and split into ``num_replicas`` parts.
+
+  Parts of parameters that are sharded over model axes too can't be cut anew:
+  each holds the elements of one shard. That is an error where the shapes or the
+  arrays' shardings show it. A checkpoint restored as NumPy arrays has no
+  shardings.
 
   Args:
     state: a complete optax state with states of ``sharded`` in it, outside of
@@ -83,6 +94,13 @@ def _cut(leaf: Found, count: int) -> Any:
   if not isinstance(leaf.leaf, PerReplica):
     return leaf.leaf
   old, shape = leaf.leaf.value, leaf.param.spec
+  if _is_over_model_axes(old):
+    raise ValueError(
+      f"{_USER}: the parts of a parameter of shape {shape} are sharded over model"
+      " axes too, so each has the elements of one shard, and can't be cut anew."
+      " Where the map had these axes as Auto ones, and only the compiler sharded"
+      " the parts, pass jax.device_get(state)."
+    )
   if jnp.ndim(old) != 2 or old.shape[1] != parts.length(shape, old.shape[0]):
     raise ValueError(
       f"{_USER}: the state has parts of shape {jnp.shape(old)} for a parameter of"
@@ -91,3 +109,14 @@ def _cut(leaf: Found, count: int) -> Any:
       " cut anew."
     )
   return PerReplica(parts.rows(parts.whole(old, shape), count))
+
+
+def _is_over_model_axes(part: Any) -> bool:
+  """Whether the array's sharding says that its columns are shards."""
+  if isinstance(part, jax.core.Tracer):
+    return False
+  sharding = getattr(part, "sharding", None)
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return False
+  names = names_in(sharding.spec[1:])
+  return any(sharding.mesh.shape[name] > 1 for name in names)

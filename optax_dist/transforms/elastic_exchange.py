@@ -156,5 +156,7 @@ def sequential_exchange(
 
 
 def _times(rate: Any, x: Any) -> Any:
-  # A Python number adopts the dtype of `x`; an array has to be cast.
-  return x * (rate if isinstance(rate, int | float) else rate.astype(x.dtype))
+  # A Python number adopts the dtype of `x`; others, NumPy's too, have to be cast.
+  if hasattr(rate, "astype") and hasattr(x, "dtype"):
+    rate = rate.astype(x.dtype)
+  return x * rate

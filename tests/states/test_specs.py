@@ -12,7 +12,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import optax_dist
-from optax_dist._internal.replica_blocks import as_block, own_block
 
 N = 4
 PARAMS = {"w": np.ones(2, np.float32), "frozen": np.ones(2, np.float32)}
@@ -121,29 +120,6 @@ def test_several_axes_and_none():
   }
   with pytest.raises(ValueError, match="`axis_name` must hold"):
     optax_dist.state_specs(state, ())
-
-
-@pytest.mark.parametrize("leading", [False, True])
-def test_a_block_comes_out_as_it_went_in(leading):
-  node = optax_dist.PerReplica({"step": jnp.int32(3), "sum": jnp.ones(2)})
-  if leading:
-    node = jax.tree.map(lambda x: x[None], node)
-  value, had = own_block(node, node.value["step"], "a test")
-  assert had == leading
-  assert value["step"].shape == ()
-  assert value["sum"].shape == (2,)
-  back = as_block(value, had)
-  assert jax.tree.map(jnp.shape, back) == jax.tree.map(jnp.shape, node)
-
-
-@pytest.mark.parametrize("shape", [(3,), (0,), (1, 1)])
-def test_a_block_of_several_replicas_is_refused(shape):
-  node = optax_dist.PerReplica(jnp.zeros(shape, jnp.int32))
-  with pytest.raises(ValueError, match="a test: this replica sees") as info:
-    own_block(node, node.value, "a test")
-  assert f"of {shape[0]} replicas" in str(info.value)
-  assert "optax_dist.state_specs(state" in str(info.value)
-  assert "optax_dist.state_axes(state)" in str(info.value)
 
 
 MODEL = {

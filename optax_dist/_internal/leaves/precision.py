@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def check_dtype(name: str, dtype: Any) -> None:
@@ -36,8 +37,8 @@ def wide_dtype(like: Any, given: Any = None) -> jnp.dtype:
       float32 if that is narrower.
 
   Returns:
-    A dtype; that of ``like`` if it is neither floating-point nor complex, and a
-    complex one if it is complex.
+    A dtype; that of ``like`` if it is neither floating-point nor complex. It is
+    complex if that of ``like`` is, whether ``given`` is or not.
 
   Example:
     >>> [str(wide_dtype(jnp.zeros(2, d))) for d in ("bfloat16", "float32", "int8")]
@@ -52,7 +53,7 @@ def wide_dtype(like: Any, given: Any = None) -> jnp.dtype:
   if jnp.issubdtype(dtype, jnp.complexfloating):
     is_double = jnp.finfo(given).bits > 32
     return jnp.dtype("complex128" if is_double else "complex64")
-  return given
+  return jnp.finfo(given).dtype
 
 
 def for_sums(x: jax.Array) -> jax.Array:
@@ -78,4 +79,6 @@ def widen(tree: Any, given: Any = None) -> Any:
 
 def cast_like(x: Any, y: jax.Array) -> Any:
   """Casts ``x`` to the dtype of ``y``; a Python number adopts it anyway."""
-  return x if isinstance(x, int | float) else jnp.asarray(x, y.dtype)
+  # NumPy's float64 is a float too, but doesn't.
+  adopts = isinstance(x, int | float) and not isinstance(x, np.generic)
+  return x if adopts else jnp.asarray(x, y.dtype)

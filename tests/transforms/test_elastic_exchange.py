@@ -124,7 +124,7 @@ def test_dtypes_are_kept(dtype):
   params = {"a": jnp.ones((2, 3), dtype), "left_out": None}
   center = {"a": jnp.zeros(3, dtype), "left_out": None}
   for exchange in (simultaneous_exchange, sequential_exchange):
-    for rate in (0.25, jnp.float32(0.25)):
+    for rate in (0.25, jnp.float32(0.25), np.float64(0.25)):
       after = exchange(params, center, rate)
       chex.assert_trees_all_equal_shapes_and_dtypes(after.params, params)
       chex.assert_trees_all_equal_shapes_and_dtypes(after.center, center)

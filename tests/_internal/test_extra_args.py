@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import optax_dist
+from optax_dist._internal.extra_args import check_used
 
 N = 2
 MAKERS = {
@@ -118,3 +119,64 @@ def test_arrived_goes_through_to_replicas_within_replicas():
   both = jax.vmap(jax.vmap(step, axis_name="in"), axis_name="out")
   updates = both(jnp.array([[True, True], [True, False]]))
   np.testing.assert_array_equal(updates[:, :, 0], [[-1, -1], [0, 0]])
+
+
+def _check(update, known=(), **extra_args):
+  check_used("it", update, (jnp.ones(2),), extra_args, known)
+
+
+@pytest.mark.parametrize(
+  "use",
+  [
+    lambda g, x: x(g),
+    lambda g, x: g * x["a"],
+    lambda g, x: g * x.real,
+    lambda g, x: g if getattr(x, "ndim", 0) else -g,
+    lambda g, x: g if x else -g,
+    lambda g, x: g if not x else -g,
+    lambda g, x: g if x == "nesterov" else -g,
+    lambda g, x: g if x != 3 else -g,
+    lambda g, x: g if x in ("a", "b") else -g,
+    lambda g, x: {"a": g}[x],
+    lambda g, x: sum(x, g),
+    lambda g, x: g * round(x),
+    lambda g, x: (g, x),
+    lambda g, x: jax.lax.cond(x, lambda: g, lambda: -g),
+    lambda g, x: jax.jit(jnp.multiply)(g, x),
+  ],
+)
+def test_every_use_counts(use):
+  _check(lambda g, x: use(g, x), x=0.5)
+
+
+def test_each_argument_is_looked_for_beside_the_values_of_the_others():
+  """Which argument is used may depend on another one."""
+
+  def update(g, mode, scale, shift):
+    return g * scale if mode == "scale" else g + shift
+
+  for mode, unused in (("scale", "shift"), ("shift", "scale")):
+    with pytest.raises(TypeError, match=f"argument '{unused}', which neither"):
+      _check(update, mode=mode, scale=2.0, shift=1.0)
+
+
+def test_what_is_wrong_with_the_call_is_for_the_call_to_say():
+  def update(g, **extra_args):
+    raise ValueError("needs the parameters")
+
+  _check(update, arived=True)
+
+
+def test_arguments_of_every_training_loop_cost_nothing():
+  """Not even a trace."""
+  calls = []
+  _check(lambda g, **extra_args: calls.append(g), value=1.0, grad=jnp.ones(2))
+  assert not calls
+
+
+def test_only_a_name_that_is_close_is_suggested():
+  update = lambda g, **extra_args: g
+  for name, hint in (("arived", True), ("temperature", False)):
+    with pytest.raises(TypeError) as caught:
+      _check(update, known=("arrived", "local_step"), **{name: 1.0})
+    assert ("Did you mean `arrived`?" in str(caught.value)) == hint

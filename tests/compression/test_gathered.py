@@ -1,0 +1,159 @@
+"""Tests of compression by gathering, with codecs that show what is sent."""
+
+import jax
+import jax.numpy as jnp
+import maps
+import numpy as np
+import pytest
+
+from optax_dist.compression import _bits
+from optax_dist.compression._codec import Codec
+from optax_dist.compression._gathered import gathered
+
+N = 3
+
+#: Sends all as it is: the mean is exact.
+_EXACT = Codec(
+  lambda x, key: _bits.floats_to_bytes(x),
+  lambda data, n: _bits.bytes_to_floats(data),
+  lambda n: 4 * n,
+)
+#: Sends half of each number.
+_HALF = _EXACT._replace(encode=lambda x, key: _EXACT.encode(0.5 * x, key))
+#: Sends random numbers from 0 to 1, whatever it is given.
+_RANDOM = _EXACT._replace(
+  encode=lambda x, key: _EXACT.encode(jax.random.uniform(key, x.shape), key)
+)
+
+
+def _updates(method, *gradients):
+  """The mean of each update, and the state after them, over N replicas."""
+
+  def run(*gradients):
+    state, out = method.init(gradients[0]), []
+    for gradient in gradients:
+      mean, state = method.reduce(gradient, state, (maps.AXIS,))
+      out.append(mean)
+    return out, state
+
+  return jax.jit(jax.vmap(run, axis_name=maps.AXIS))(*gradients)
+
+
+def _normal(seed, *shape):
+  rng = np.random.default_rng(seed)
+  return rng.normal(size=(N, *shape)).astype(np.float32)
+
+
+def test_each_leaf_gets_back_its_own_mean():
+  """All leaves are in one message: of any shapes, and without elements."""
+  gradients = {
+    "a": _normal(0, 2, 3),
+    "empty": _normal(1, 0, 2),
+    "none": None,
+    "scalar": _normal(2),
+    "z": _normal(3, 5),
+  }
+  (mean,), state = _updates(gathered("it", _EXACT, None), gradients)
+  assert mean["none"] is None
+  for name in ("a", "empty", "scalar", "z"):
+    want = np.broadcast_to(gradients[name].mean(0), gradients[name].shape)
+    np.testing.assert_allclose(mean[name], want, rtol=1e-6)
+  assert state.residual is None
+  assert state.num_updates.tolist() == [1] * N
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
+def test_a_replica_keeps_what_it_did_not_send(decay):
+  first, second = {"x": _normal(0, 4)}, {"x": _normal(1, 4)}
+  means, state = _updates(gathered("it", _HALF, decay), first, second)
+  left = 0.5 * first["x"]
+  total = second["x"] + decay * left
+  np.testing.assert_allclose(
+    means[0]["x"][0], 0.5 * first["x"].mean(0), rtol=1e-5
+  )
+  np.testing.assert_allclose(means[1]["x"][0], 0.5 * total.mean(0), rtol=1e-5)
+  np.testing.assert_allclose(state.residual["x"], 0.5 * total, rtol=1e-5)
+
+
+def test_a_leaf_that_takes_no_part_keeps_what_it_owes():
+  gradients = {"x": _normal(0, 4), "y": _normal(1, 2)}
+  only_y = {"x": None, "y": gradients["y"]}
+  method = gathered("it", _HALF, 1.0)
+  means, state = _updates(method, gradients, only_y)
+  assert means[1]["x"] is None
+  np.testing.assert_allclose(state.residual["x"], 0.5 * gradients["x"])
+  # Half of what is new and of what was left.
+  want = 0.75 * gradients["y"]
+  np.testing.assert_allclose(state.residual["y"], want, rtol=1e-6)
+
+
+def test_an_update_of_none_is_counted_too():
+  """Or replicas would draw the same random numbers in the next one."""
+  gradients = {"x": _normal(0, 4)}
+  method = gathered("it", _HALF, 1.0)
+  means, state = _updates(method, gradients, {"x": None})
+  assert means[1] == {"x": None}
+  assert state.num_updates.tolist() == [2] * N
+  np.testing.assert_allclose(state.residual["x"], 0.5 * gradients["x"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_of_narrow_updates_only_the_mean_is_rounded(dtype):
+  """What is owed is added, sent and kept as float32."""
+  first, second = (jnp.full((N, 2), x, dtype) for x in (1.0, 4096.0))
+  means, state = _updates(gathered("it", _HALF, 1.0), first, second)
+  assert means[1].dtype == dtype
+  np.testing.assert_array_equal(np.float32(means[1]), 2048.0)
+  np.testing.assert_array_equal(state.residual, np.float32(2048.25))
+
+
+def test_every_replica_update_and_leaf_has_random_numbers_of_its_own():
+  gradients = {name: np.zeros((N, 3), np.float32) for name in "ab"}
+  drawn = []
+  for count in (1, 2):
+    for seed in (0, 1):
+      method = gathered("it", _RANDOM, 0.0, seed)
+      _, state = _updates(method, *[gradients] * count)
+      drawn += [-np.asarray(state.residual[name]) for name in "ab"]
+  drawn = np.stack(drawn)
+  assert ((drawn >= 0) & (drawn < 1)).all()
+  assert len(np.unique(drawn)) == drawn.size == 2 * 2 * 2 * N * 3
+
+
+def test_the_draws_of_a_leaf_do_not_depend_on_those_that_take_part():
+  zeros = np.zeros((N, 3), np.float32)
+  method = gathered("it", _RANDOM, 0.0)
+  _, both = _updates(method, {"a": zeros, "b": zeros})
+  _, alone = _updates(method, {"a": None, "b": zeros})
+  np.testing.assert_array_equal(both.residual["b"], alone.residual["b"])
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_what_is_not_finite_is_sent_but_not_owed(bad):
+  gradients = {"x": _normal(0, 3)}
+  gradients["x"][1, 0] = bad
+  (mean,), state = _updates(gathered("it", _HALF, 1.0), gradients)
+  assert not np.isfinite(mean["x"][:, 0]).any()
+  assert np.isfinite(mean["x"][:, 1:]).all()
+  assert state.residual["x"][1, 0] == 0.0
+  np.testing.assert_allclose(
+    state.residual["x"][:, 1:], 0.5 * gradients["x"][:, 1:]
+  )
+
+
+def test_a_round_trip_keeps_the_shape():
+  method = gathered("it", _HALF, 1.0)
+  x = jnp.arange(6.0).reshape(2, 3)
+  np.testing.assert_array_equal(method.round_trip(x), 0.5 * x)
+  assert method.round_trip(jnp.zeros((0, 3))).shape == (0, 3)
+  assert method.sent({"x": x, "none": None, "empty": jnp.zeros(0)}) == 24
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
+def test_what_is_no_float_is_refused_by_name(dtype):
+  gradients = {"x": [jnp.ones((N, 2)), jnp.ones((N, 2), dtype)]}
+  method = gathered("it", _EXACT, None)
+  with pytest.raises(
+    TypeError, match=rf"compression\.it .*\['x'\]\[1\] is {dtype}"
+  ):
+    _updates(method, gradients)

@@ -1,0 +1,102 @@
+"""Tests of what every compression method promises."""
+
+import jax
+import jax.extend
+import maps
+import numpy as np
+import pytest
+
+from optax_dist import compression
+from optax_dist.compression.interface import check_compression
+
+N = 4
+_METHODS = {
+  "top_k": compression.top_k(0.2, chunk=16),
+  "top_k 4 bits": compression.top_k(0.2, chunk=16, bits=4, error_feedback=None),
+  "quantize 8": compression.quantize(8, block=7),
+  "quantize 1": compression.quantize(1, error_feedback=None),
+  "quantize 2 stochastic": compression.quantize(2, stochastic=True, seed=3),
+  "sign": compression.sign(),
+  "sign with feedback": compression.sign(error_feedback=0.5),
+  "power_sgd": compression.power_sgd(2),
+  "power_sgd without feedback": compression.power_sgd(1, error_feedback=None),
+}
+every_method = pytest.mark.parametrize("name", _METHODS)
+
+
+def _gradients(seed=0):
+  rng = np.random.default_rng(seed)
+  normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  return {"b": normal(5), "empty": normal(0), "s": normal(), "w": normal(9, 8)}
+
+
+def _stacked(gradients, size):
+  return jax.tree.map(lambda x: np.stack([x] * size), gradients)
+
+
+def _collectives(jaxpr):
+  """The arrays that replicas send, wherever they do."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name.startswith(("all_gather", "psum")):
+      yield from (x.aval for x in equation.invars)
+    for sub in jax.extend.core.jaxprs_in_params(equation.params):
+      yield from _collectives(sub)
+
+
+@every_method
+def test_it_sends_as_many_bytes_as_it_says(name):
+  method, gradients = _METHODS[name], _gradients()
+  state = method.init(gradients)
+  step = lambda gradient: method.reduce(gradient, state, (maps.AXIS,))
+  run = maps.mapped("shard_map", step, [_stacked(gradients, N)], N)
+  program = jax.make_jaxpr(run)(_stacked(gradients, N)).jaxpr
+  sent = sum(x.size * x.dtype.itemsize for x in _collectives(program))
+  assert sent == method.sent(gradients)
+  # As for arrays that there are only the shapes of.
+  assert sent == method.sent(jax.eval_shape(lambda: gradients))
+
+
+@pytest.mark.parametrize(
+  "name", [name for name in _METHODS if "stochastic" not in name]
+)
+def test_a_replica_alone_gets_the_round_trip_of_its_first_update(name):
+  method = _METHODS[name]
+
+  def alone(x):
+    reduce = lambda x: method.reduce(x, method.init(x), (maps.AXIS,))[0]
+    return jax.vmap(reduce, axis_name=maps.AXIS)(x[None])[0]
+
+  @jax.jit
+  def both(leaves):
+    return [jax.tree.map(fun, leaves) for fun in (alone, method.round_trip)]
+
+  got, want = both(_gradients())
+  for key, x in _gradients().items():
+    assert got[key].shape == want[key].shape == x.shape
+    np.testing.assert_allclose(got[key], want[key], rtol=1e-5, atol=1e-6)
+
+
+@every_method
+def test_the_state_keeps_its_types(name):
+  """So that steps can be repeated in a loop of the compiler."""
+  method = _METHODS[name]
+  gradients = _gradients()
+  state = method.init(gradients)
+  assert (state.residual is None) == (method.error_feedback is None)
+  new = jax.eval_shape(
+    jax.vmap(
+      lambda g, s: method.reduce(g, s, (maps.AXIS,))[1], axis_name=maps.AXIS
+    ),
+    _stacked(gradients, N),
+    _stacked(state, N),
+  )
+  kind = lambda x: (x.shape, x.dtype, getattr(x, "weak_type", False))
+  old = jax.eval_shape(lambda: _stacked(state, N))
+  assert jax.tree.map(kind, new) == jax.tree.map(kind, old)
+
+
+def test_what_is_no_method_is_refused():
+  check_compression("it", compression.sign())
+  for wrong in ("sign", compression.sign, None):
+    with pytest.raises(TypeError, match=r"it: `compression` must be a method"):
+      check_compression("it", wrong)
