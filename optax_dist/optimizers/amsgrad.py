@@ -62,8 +62,8 @@ def amsgrad(
     rates.with_learning_rate(
       lambda rate: optax.amsgrad(
         rate,
-        beta1,
-        beta2,
+        hyperparameters.adopting(beta1),
+        hyperparameters.adopting(beta2),
         hyperparameters.rounded(epsilon),
         bias_correction_mu=False,
         bias_correction_nu=False,

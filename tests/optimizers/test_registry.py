@@ -37,6 +37,14 @@ _NOT_OPTIMIZERS = (
 )
 
 
+def test_amsgrad_moves_nothing_without_gradients():
+  """By its own default, an epsilon of 0, it would make parameters NaN."""
+  optimizer = optimizers.by_name("amsgrad", 0.1)
+  zeros = jnp.zeros(2)
+  updates, _ = optimizer.update(zeros, optimizer.init(zeros), zeros)
+  assert updates.tolist() == [0.0, 0.0]
+
+
 def test_unknown_name():
   with pytest.raises(ValueError, match=r"one of adadelta, adagrad.*got 'x'"):
     optimizers.by_name("x", 0.1)

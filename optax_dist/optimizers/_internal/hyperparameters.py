@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import primitives
 
 # A number, a traced scalar (as optax.inject_hyperparams gives), or, for the
 # learning rate, also a schedule.
@@ -19,8 +20,33 @@ def is_static(value: Any) -> bool:
   return isinstance(value, int | float | np.generic)
 
 
+def adopting(value: Any) -> Any:
+  """Makes a scalar array adopt the dtype of other operands, as numbers do.
+
+  Stock transformations multiply by it without a cast: a float32 decay would
+  make the momentum of bfloat16 parameters float32.
+
+  Args:
+    value: A number, a scalar array or a schedule.
+
+  Returns:
+    An array weakly typed; a number or a schedule unchanged.
+
+  Example:
+    >>> jnp.ones(1, jnp.bfloat16) * adopting(jnp.float32(0.5))
+    Array([0.5], dtype=bfloat16)
+  """
+  if is_static(value) or callable(value):
+    return value
+  array = jnp.asarray(value)
+  # The public conversions all return strong types.
+  return primitives.convert_element_type_p.bind(
+    array, new_dtype=array.dtype, weak_type=True, sharding=None
+  )
+
+
 def rounded(value: Any) -> Any:
-  """Rounds a plain number to float32, as TensorFlow does; leaves arrays alone.
+  """Rounds a plain number to float32, as TensorFlow does.
 
   TensorFlow's hyperparameters are float32 tensors, and its kernels compute ``1
   - beta`` from them in float32. For beta = 0.999 the float64 result has a
@@ -32,14 +58,14 @@ def rounded(value: Any) -> Any:
     value: A number, an array or a schedule.
 
   Returns:
-    A Python float (weakly typed, so it adopts other operands' dtypes), or the
-    array or schedule unchanged.
+    A Python float or, of an array, its value, both weakly typed: they adopt
+    other operands' dtypes. A schedule is unchanged.
 
   Example:
     >>> 1 - rounded(0.999) == float(np.float32(1) - np.float32(0.999))
     True
   """
-  return float(np.float32(value)) if is_static(value) else value
+  return float(np.float32(value)) if is_static(value) else adopting(value)
 
 
 def cast(value: Any, dtype: Any) -> Any:

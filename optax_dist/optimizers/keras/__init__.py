@@ -11,6 +11,7 @@ from typing import Any
 
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.optimizers.keras import clipping as keras_clipping
 from optax_dist.optimizers.keras import rules as keras_rules
 
@@ -81,6 +82,7 @@ def keras(
     The transformation.
 
   Raises:
+    TypeError: If an argument is not a number where it must be one.
     ValueError: If the name or an argument is unknown, or an argument is out of
       its range.
 
@@ -93,6 +95,7 @@ def keras(
     >>> optimizer.update(jnp.ones(1), optimizer.init(jnp.ones(1)))[0].tolist()
     [-0.5]
   """
+  checks.flag("frozen_iterations", frozen_iterations)
   makers = {key.lower(): maker for key, maker in _MAKERS.items()}
   if name.lower() not in makers:
     raise ValueError(f"name must be one of {', '.join(_MAKERS)}, got {name!r}")

@@ -37,7 +37,9 @@ def clipped(
     nothing to clip.
 
   Raises:
-    ValueError: If an argument is negative, or both norms are given.
+    TypeError: If an argument is not a number.
+    ValueError: If an argument is not finite or negative, or both norms are
+      given.
 
   Source: ``tf_keras.optimizers.legacy``, ``tf.clip_by_norm`` and
   ``tf.clip_by_global_norm``.
@@ -50,9 +52,14 @@ def clipped(
     [-0.25, -0.5]
   """
   inner = optax.with_extra_args_support(inner)
-  hyperparameters.check_not_negative(
-    clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm
-  )
+  given = {
+    "clipnorm": clipnorm,
+    "clipvalue": clipvalue,
+    "global_clipnorm": global_clipnorm,
+  }
+  given = {name: value for name, value in given.items() if value is not None}
+  hyperparameters.check_numbers(**given)
+  hyperparameters.check_not_negative(**given)
   if clipnorm is not None and global_clipnorm is not None:
     raise ValueError(
       "clipnorm and global_clipnorm must not both be given, got"

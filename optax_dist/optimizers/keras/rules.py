@@ -7,6 +7,7 @@ Each function takes the arguments of the Keras class of the same name, and
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal import checks
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -27,6 +28,7 @@ def sgd(
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
   """Creates Keras's SGD."""
+  checks.flag("nesterov", nesterov)
   _check_momentum(momentum)
   rate = rates.scale_by_learning_rate(_decayed(learning_rate, decay, frozen))
   if hyperparameters.is_static(momentum) and momentum == 0:
@@ -46,6 +48,8 @@ def rmsprop(
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
   """Creates Keras's RMSprop."""
+  checks.flag("centered", centered)
+  hyperparameters.check_numbers(rho=rho)
   _check_momentum(momentum)
   epsilon = _epsilon(epsilon)
   rate = _decayed(learning_rate, decay, frozen)
@@ -108,6 +112,9 @@ def adagrad(
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
   """Creates Keras's Adagrad."""
+  hyperparameters.check_numbers(
+    initial_accumulator_value=initial_accumulator_value
+  )
   hyperparameters.check_not_negative(
     initial_accumulator_value=initial_accumulator_value
   )
@@ -138,6 +145,8 @@ def adam(
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
   """Creates Keras's Adam, or AMSGrad."""
+  checks.flag("amsgrad", amsgrad)
+  hyperparameters.check_numbers(beta_1=beta_1, beta_2=beta_2)
   epsilon = _epsilon(epsilon)
 
   def rule(grad, step, moments, slots):
@@ -189,13 +198,17 @@ def nadam(
 ) -> optax.GradientTransformationExtraArgs:
   """Creates Keras's Nadam, whose momentum is scheduled."""
   hyperparameters.check_learning_rate(learning_rate)
+  hyperparameters.check_numbers(
+    beta_1=beta_1, beta_2=beta_2, schedule_decay=schedule_decay
+  )
   epsilon = _epsilon(epsilon)
 
   def momentum(dtype, t):
     """Momentum of step t."""
-    exponent = hyperparameters.rounded(schedule_decay) * t
+    exponent = hyperparameters.cast(schedule_decay, dtype) * t
     base = jnp.asarray(0.96, dtype)
-    return jnp.asarray(beta_1, dtype) * (1 - 0.5 * base**exponent)
+    b1 = hyperparameters.cast(beta_1, dtype)
+    return b1 * (1 - 0.5 * base**exponent)
 
   def coefficients(dtype, step):
     """Factors of the gradient, of the mean and of the mean square."""
@@ -261,6 +274,7 @@ def adamax(
   frozen: bool,
 ) -> optax.GradientTransformationExtraArgs:
   """Creates Keras's Adamax."""
+  hyperparameters.check_numbers(beta_1=beta_1, beta_2=beta_2)
   epsilon = _epsilon(epsilon)
 
   def apply_rule(grad, param, slots, step):
@@ -284,6 +298,7 @@ def adamax(
 
 
 def _check_momentum(momentum):
+  hyperparameters.check_numbers(momentum=momentum)
   hyperparameters.check(
     "momentum", momentum, lambda x: 0 <= x <= 1, "between 0 and 1"
   )
@@ -291,7 +306,10 @@ def _check_momentum(momentum):
 
 def _epsilon(epsilon):
   """Keras computes the epsilon by ``epsilon or default``."""
-  if epsilon is None or (hyperparameters.is_static(epsilon) and epsilon == 0):
+  if epsilon is None:
+    return DEFAULT_EPSILON
+  hyperparameters.check_numbers(epsilon=epsilon)
+  if hyperparameters.is_static(epsilon) and epsilon == 0:
     return DEFAULT_EPSILON
   return epsilon
 
@@ -299,6 +317,7 @@ def _epsilon(epsilon):
 def _decayed(learning_rate, decay, frozen):
   """The learning rate with Keras's time-inverse decay."""
   hyperparameters.check_learning_rate(learning_rate)
+  hyperparameters.check_numbers(decay=decay)
   hyperparameters.check_not_negative(decay=decay)
   if frozen or (hyperparameters.is_static(decay) and decay == 0):
     return hyperparameters.rounded(learning_rate)

@@ -108,5 +108,22 @@ def test_errors():
     optimizers.keras("SGD", clipvalue=-1.0)
   with pytest.raises(ValueError, match=r"must not both be given, got 1\.0 and"):
     optimizers.keras("Adam", clipnorm=1.0, global_clipnorm=2.0)
-  with pytest.raises(ValueError, match="decay must be positive or zero"):
-    optimizers.keras("SGD", decay=-1.0)
+
+
+@pytest.mark.parametrize("name", ["clipvalue", "clipnorm", "global_clipnorm"])
+def test_what_is_no_number_is_refused(name):
+  for value, error in (
+    ("0.1", TypeError),
+    (True, TypeError),
+    (float("nan"), ValueError),
+    (np.array([0.1, 0.2]), ValueError),
+  ):
+    with pytest.raises(error, match=f"^{name} must be a finite number or"):
+      optimizers.keras("SGD", **{name: value})
+
+
+def test_clipping_by_value_refuses_complex_gradients():
+  optimizer = optimizers.keras("SGD", clipvalue=1.0)
+  gradient = jnp.ones(2, jnp.complex64)
+  with pytest.raises(TypeError, match="clipvalue has no meaning for complex"):
+    optimizer.update(gradient, optimizer.init(gradient))

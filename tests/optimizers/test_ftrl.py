@@ -1,0 +1,110 @@
+"""Tests of Ftrl-proximal."""
+
+import functools
+
+import float64_runs
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_dist import optimizers
+
+_OPTIONS = {
+  "plain": {},
+  "l1": {"l1_regularization_strength": 0.5},
+  "l2": {"l2_regularization_strength": 0.5},
+  "shrinkage": {"l2_shrinkage_regularization_strength": 0.25},
+  "beta": {"beta": 0.5, "l2_regularization_strength": 0.25},
+  "power": {"learning_rate_power": -0.75, "l1_regularization_strength": 0.125},
+  "power of zero": {"learning_rate_power": 0.0, "beta": 0.25},
+}
+
+
+@pytest.mark.parametrize("rate", float64_runs.RATES)
+@pytest.mark.parametrize("options", _OPTIONS)
+def test_it_is_its_formula(options, rate):
+  options = _OPTIONS[options]
+  power = -options.get("learning_rate_power", -0.5)
+  l1 = options.get("l1_regularization_strength", 0.0)
+  l2 = options.get("l2_regularization_strength", 0.0)
+  shrinkage = options.get("l2_shrinkage_regularization_strength", 0.0)
+  beta = options.get("beta", 0.0)
+
+  def formula(w, g, s, t, rate):
+    before, after = s["a"], s["a"] + g**2
+    sigma = (after**power - before**power) / rate
+    z = s["z"] + g + 2 * shrinkage * w - sigma * w
+    s["a"], s["z"] = after, z
+    new = np.sign(z) * l1 - z
+    new /= after**power / rate + 2 * l2 + beta / rate
+    return np.where(np.abs(z) > l1, new, 0.0)
+
+  make = functools.partial(
+    optimizers.ftrl, initial_accumulator_value=0.0625, **options
+  )
+  slots = {"a": 0.0625, "z": 0.0}
+  float64_runs.check(make, formula, slots, rate=rate, sparse="lazy")
+
+
+def test_nothing_accumulated_and_no_gradient_is_zero_not_nan():
+  optimizer = optimizers.ftrl(0.5, initial_accumulator_value=0.0)
+  params = jnp.array([1.0, -2.0])
+  grads = jnp.array([0.0, 0.0])
+  state = optimizer.init(params)
+  for _ in range(2):
+    updates, state = optimizer.update(grads, state, params)
+    params = params + updates
+    assert params.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.05])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "l1_regularization_strength",
+    "l2_shrinkage_regularization_strength",
+    "learning_rate_power",
+  ],
+)
+def test_a_number_that_is_traced_counts_even_if_it_is_zero(name, strength):
+  params, grads = jnp.array([1.0, -1.0]), jnp.array([0.3, 0.2])
+  value = -strength if name == "learning_rate_power" else strength
+  plain = optimizers.ftrl(0.1, **{name: value})
+  traced = optimizers.ftrl(0.1, **{name: jnp.float32(value)})
+  want, _ = plain.update(grads, plain.init(params), params)
+  got, _ = traced.update(grads, traced.init(params), params)
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"learning_rate_power": 0.5}, "learning_rate_power must be negative"),
+    (
+      {"initial_accumulator_value": -0.1},
+      "initial_accumulator_value must be positive or zero",
+    ),
+    (
+      {"l1_regularization_strength": -0.1},
+      "l1_regularization_strength must be positive or zero",
+    ),
+    (
+      {"l2_regularization_strength": -0.1},
+      "l2_regularization_strength must be positive or zero",
+    ),
+    (
+      {"l2_shrinkage_regularization_strength": -1},
+      "l2_shrinkage_regularization_strength must be positive or zero",
+    ),
+  ],
+)
+def test_what_is_out_of_range(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    optimizers.ftrl(1.0, **arguments)
+
+
+def test_it_needs_the_parameters():
+  optimizer = optimizers.ftrl(0.1)
+  params = jnp.ones(2)
+  with pytest.raises(ValueError, match="reads the parameters"):
+    optimizer.update(params, optimizer.init(params))

@@ -1,0 +1,82 @@
+"""Tests of proximal gradient descent and Adagrad."""
+
+import functools
+
+import float64_runs
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_dist import optimizers
+from optax_dist.sparse import indexed_slices
+
+_BOTH = [optimizers.proximal_gradient_descent, optimizers.proximal_adagrad]
+every_strength = pytest.mark.parametrize(
+  ("l1", "l2"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.25), (0.25, 0.5)]
+)
+every_rate = pytest.mark.parametrize("rate", float64_runs.RATES)
+
+
+def _shrunk(p, rate, l1, l2):
+  return np.sign(p) * np.maximum(np.abs(p) - rate * l1, 0) / (1 + rate * l2)
+
+
+@every_rate
+@every_strength
+def test_gradient_descent_is_its_formula(l1, l2, rate):
+  make = functools.partial(
+    optimizers.proximal_gradient_descent,
+    l1_regularization_strength=l1,
+    l2_regularization_strength=l2,
+  )
+  formula = lambda w, g, s, t, rate: _shrunk(w - rate * g, rate, l1, l2)
+  float64_runs.check(make, formula, rate=rate, sparse="lazy")
+
+
+@every_rate
+@every_strength
+def test_adagrad_is_its_formula(l1, l2, rate):
+  def formula(w, g, s, t, rate):
+    s["a"] = s["a"] + g**2
+    rate = rate / np.sqrt(s["a"])
+    return _shrunk(w - rate * g, rate, l1, l2)
+
+  make = functools.partial(
+    optimizers.proximal_adagrad,
+    initial_accumulator_value=0.0625,
+    l1_regularization_strength=l1,
+    l2_regularization_strength=l2,
+  )
+  float64_runs.check(make, formula, {"a": 0.0625}, rate=rate, sparse="lazy")
+
+
+@pytest.mark.parametrize("make", _BOTH)
+@pytest.mark.parametrize("strength", [0.0, 0.05])
+def test_an_l1_strength_that_is_traced_counts_even_if_it_is_zero(
+  make, strength
+):
+  params, grads = jnp.array([1.0, -1.0]), jnp.array([0.3, 0.2])
+  plain = make(0.1, l1_regularization_strength=strength)
+  traced = make(0.1, l1_regularization_strength=jnp.float32(strength))
+  want, _ = plain.update(grads, plain.init(params), params)
+  got, _ = traced.update(grads, traced.init(params), params)
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", _BOTH)
+def test_new_values_of_zero_are_exact(make):
+  """Rules that compute the new value give its difference: exact at zero."""
+  params = jnp.array([0.1, -1e4, 1e-20, 3.0])
+  optimizer = make(1.0, l1_regularization_strength=1e5)
+  updates, _ = optimizer.update(jnp.zeros(4), optimizer.init(params), params)
+  assert not indexed_slices.apply_updates(params, updates).any()
+
+
+def test_errors():
+  with pytest.raises(ValueError, match="must be positive, got 0"):
+    optimizers.proximal_adagrad(1.0, 0)
+  for make in _BOTH:
+    optimizer = make(0.1)
+    params = jnp.ones(2)
+    with pytest.raises(ValueError, match="reads the parameters"):
+      optimizer.update(params, optimizer.init(params))
