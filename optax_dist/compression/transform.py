@@ -86,15 +86,10 @@ def compressed(
     )
     with provenance.reduced_over(replicas.names):
       size = me.size if reduction == "sum" else 1
-      new = jax.tree.map(lambda x: _times(x, size), new)
+      new = jax.tree.map(lambda x: precision.scaled(x, size), new)
     own = CompressedReplica(me.own.local_step + 1, method.residual)
     return new, CompressedState(
       method.num_updates, method.shared, me.leave(own)
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _times(x: jax.Array, size: int) -> jax.Array:
-  wide = precision.for_sums(x)
-  return (wide * jnp.asarray(size, wide.dtype)).astype(x.dtype)

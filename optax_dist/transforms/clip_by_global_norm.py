@@ -104,10 +104,7 @@ def clip_by_global_norm(
     else:
       axes.check_bound(names, _USER)
       factor = _factor(leaves, _sharded_over(updates, leaves))
-    return map_values(
-      lambda x: _times(x, factor),
-      updates,
-    ), state
+    return map_values(lambda x: precision.scaled(x, factor), updates), state
 
   def _factor(
     leaves: list[Any], over: list[tuple[axes.AxisName, ...]]
@@ -157,12 +154,6 @@ def clip_by_global_norm(
     ]
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _times(x: jax.Array, factor: jax.Array) -> jax.Array:
-  wide = precision.for_sums(x)
-  factor = factor.astype(jnp.finfo(wide.dtype).dtype).astype(wide.dtype)
-  return (wide * factor).astype(x.dtype)
 
 
 def _broadcast(param_specs: Any, updates: Any) -> list[Any]:

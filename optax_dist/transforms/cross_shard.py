@@ -284,9 +284,7 @@ def _multiply(x: Any, factor: int, always: bool) -> Any:
 
 def _like(x: Any, leaf: Any) -> Any:
   """Casts the result for a leaf of few bits to its dtype."""
-  if x.dtype == leaf.dtype:
-    return x
-  return map_values(lambda x: x.astype(leaf.dtype), x)
+  return map_values(lambda x: precision.cast_like(x, leaf), x)
 
 
 def _is_reduced(

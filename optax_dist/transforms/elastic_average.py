@@ -240,7 +240,7 @@ def elastic_average(
       wide = precision.for_sums(g)
       gap = cast_like(cast_like(x, c) - c, wide)
       wide += cast_like(pull, wide) * gap
-      return wide if wide.dtype == g.dtype else cast_like(wide, g)
+      return cast_like(wide, g)
 
     def step(
       gradients: list[Any],

@@ -72,6 +72,22 @@ def for_sums(x: jax.Array) -> jax.Array:
   return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 16 else x
 
 
+def scaled(x: jax.Array, factor: Any) -> jax.Array:
+  """Multiplies an array by a real number and rounds once; see :func:`for_sums`.
+
+  Args:
+    x: a floating-point or complex array.
+    factor: a number or a scalar array.
+
+  Example:
+    >>> scaled(jnp.asarray([1.5, 2.0], jnp.float8_e5m2), 0.75).tolist()
+    [1.0, 1.5]
+  """
+  wide = for_sums(x)
+  factor = jnp.asarray(factor, jnp.finfo(wide.dtype).dtype)
+  return (wide * factor.astype(wide.dtype)).astype(x.dtype)
+
+
 def widen(tree: Any, given: Any = None) -> Any:
   """Returns copies of a tree's arrays in their accumulators' dtypes."""
   return jax.tree.map(lambda x: jnp.array(x, wide_dtype(x, given)), tree)
