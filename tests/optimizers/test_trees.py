@@ -25,6 +25,19 @@ _INJECTED = {
 
 
 @jax.numpy_dtype_promotion("standard")
+def test_row_wise_keeps_the_dtypes_of_an_inner_with_injected_hyperparameters():
+  """Alone, it makes the momentum of bfloat16 parameters float32."""
+  inner = optax.inject_hyperparams(optax.sgd)(0.1, momentum=0.9)
+  dtypes = lambda tree: jax.tree.map(lambda x: x.dtype, tree)
+  kept = []
+  for tx in (inner, optimizers.row_wise(inner)):
+    state = tx.init(_MIXED)
+    _, new = tx.update(_MIXED, state, _MIXED)
+    kept.append(dtypes(new) == dtypes(state))
+  assert kept == [False, True]
+
+
+@jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("name", _INJECTED)
 def test_injected_hyperparameters_keep_each_dtype(name):
   make = optax.inject_hyperparams(getattr(optimizers, name))
