@@ -1,5 +1,6 @@
 """Journals of small runs, written by hand."""
 
+from optax_dist.cli.runs import summary as run_summary
 from optax_dist.coordinator import journal
 
 
@@ -63,3 +64,10 @@ def ended(path):
     written.write("lost", replica=1, incarnation=0, step=4, time=5.0)
     written.write("finish", step=4, reason="finished", time=6.0)
   return path
+
+
+def summary_of(*records):
+  """The summary of records, in order."""
+  summary = run_summary.RunSummary()
+  summary.update(records)
+  return summary

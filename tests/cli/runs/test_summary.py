@@ -17,16 +17,9 @@ def _commit(step, at, *members):
   return _record("commit", at, step=step, attempt=1, members=list(members))
 
 
-def _of(*records):
-  summary = run_summary.RunSummary()
-  summary.update(records)
-  return summary
-
-
 def test_it_counts_by_replica(tmp_path):
   path = run_journals.ended(tmp_path / "run.jsonl")
-  summary = run_summary.RunSummary()
-  summary.update(journal.read(path).records)
+  summary = run_journals.summary_of(*journal.read(path).records)
   assert summary.step == 4
   assert summary.rate() == pytest.approx(1.0)
   assert [summary.replicas[i].accepted for i in range(3)] == [4, 4, 0]
@@ -57,7 +50,7 @@ def test_who_is_waited_for_is_told(tmp_path):
 
 def test_a_step_that_a_new_leader_repeats_counts_once():
   member = run_journals.member(0, 0, arrived=0.5)
-  summary = _of(
+  summary = run_journals.summary_of(
     _commit(0, 1.0, member), _commit(1, 2.0, member), _commit(0, 9.0, member)
   )
   assert (summary.step, summary.committed) == (2, 2.0)
@@ -66,7 +59,7 @@ def test_a_step_that_a_new_leader_repeats_counts_once():
 
 
 def test_a_replica_that_comes_back_is_in_again_and_keeps_its_losses():
-  summary = _of(
+  summary = run_journals.summary_of(
     _record("join", 0.0, replica="a"),
     _record("lost", 1.0, replica="a"),
     _record("join", 2.0, replica="a"),
@@ -80,7 +73,7 @@ def test_a_replica_that_comes_back_is_in_again_and_keeps_its_losses():
 
 def test_one_whose_gradient_came_was_seen_then():
   """A step that is committed long after says nothing of its members."""
-  summary = _of(
+  summary = run_journals.summary_of(
     _record("join", 0.0, replica=0),
     _commit(0, 50.0, run_journals.member(0, 0, arrived=3.0)),
   )
@@ -93,7 +86,7 @@ def test_one_whose_gradient_came_was_seen_then():
 
 
 def test_leaders_and_attempts_are_counted():
-  summary = _of(
+  summary = run_journals.summary_of(
     _record("leader", 0.0, replica=0),
     _record("abandon", 1.0),
     _record("leader", 2.0, replica=2),
@@ -108,7 +101,7 @@ def test_the_rate_is_of_the_last_steps_and_falls_while_none_comes(monkeypatch):
     *(_commit(30 + i, 130.0 + i / 10) for i in range(60)),
   ]
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-  summary = _of(*records)
+  summary = run_journals.summary_of(*records)
   # The last fifty only, of which ten came in a second.
   assert summary.rate() == pytest.approx(10.0)
   monkeypatch.setattr(time, "monotonic", lambda: 1044.1)
@@ -117,12 +110,12 @@ def test_the_rate_is_of_the_last_steps_and_falls_while_none_comes(monkeypatch):
   summary.update([_record("finish", summary.time, reason="finished")])
   assert summary.rate() == pytest.approx(10.0)
   assert summary.now() == summary.time
-  assert _of(*records[:2]).rate() == 0.0
+  assert run_journals.summary_of(*records[:2]).rate() == 0.0
 
 
 def test_nobody_is_waited_for_as_long_as_steps_usually_take(monkeypatch):
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-  summary = _of(
+  summary = run_journals.summary_of(
     {"kind": "run", "time": 0.0, "step": 0, "unix_time": 1000.0},
     _record("join", 0.0, replica=0),
     *(_commit(i, 2.0 * i) for i in range(1, 4)),
@@ -137,7 +130,7 @@ def test_nobody_is_waited_for_as_long_as_steps_usually_take(monkeypatch):
 
 
 def test_whoever_cannot_be_waited_for_is_named_until_the_next_step():
-  summary = _of(
+  summary = run_journals.summary_of(
     _record("join", 0.0, replica=0),
     _record("cannot_proceed", 5.0, missing=[1, "b"]),
   )
@@ -148,7 +141,7 @@ def test_whoever_cannot_be_waited_for_is_named_until_the_next_step():
 
 def test_deadlines_are_those_of_now():
   deadlines = _record("deadlines", 1.0, attempt=7.0, silence={"0": 3.0})
-  summary = _of(
+  summary = run_journals.summary_of(
     _record("join", 0.0, replica=0), _record("join", 0.0, replica=1), deadlines
   )
   assert summary.attempt_deadline == 7.0
@@ -159,7 +152,9 @@ def test_deadlines_are_those_of_now():
 
 
 def test_what_is_not_known_is_passed_over():
-  summary = _of(_record("of a later version", 4.0, replica=9))
+  summary = run_journals.summary_of(
+    _record("of a later version", 4.0, replica=9)
+  )
   assert (summary.time, summary.replicas) == (4.0, {})
 
 

@@ -7,15 +7,8 @@ import pytest
 import rich.console
 import run_journals
 
-from optax_dist.cli.runs import summary as run_summary
 from optax_dist.cli.runs import table as run_table
 from optax_dist.coordinator import journal
-
-
-def _summary(*records):
-  summary = run_summary.RunSummary()
-  summary.update(records)
-  return summary
 
 
 def test_a_terminal_gets_a_table_and_a_file_gets_lines(tmp_path):
@@ -37,8 +30,7 @@ def test_a_terminal_gets_a_table_and_a_file_gets_lines(tmp_path):
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
   path = run_journals.ended(tmp_path / "run.jsonl")
-  summary = run_summary.RunSummary()
-  summary.update(journal.read(path).records)
+  summary = run_journals.summary_of(*journal.read(path).records)
   console = rich.console.Console(
     file=io.StringIO(), width=width, force_terminal=True, color_system=None
   )
@@ -51,7 +43,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(width, tmp_path):
 
 def test_replicas_are_in_the_order_of_their_numbers():
   shown = run_table.table(
-    _summary(
+    run_journals.summary_of(
       *(
         {"kind": "join", "time": 0.0, "replica": replica}
         for replica in ("b", 10, 2, "a", 1)
@@ -62,8 +54,10 @@ def test_replicas_are_in_the_order_of_their_numbers():
 
 
 def test_the_title_has_what_is_known():
-  assert run_table.table(_summary()).title == "step 0, 0.0 steps/s"
-  summary = _summary(
+  assert (
+    run_table.table(run_journals.summary_of()).title == "step 0, 0.0 steps/s"
+  )
+  summary = run_journals.summary_of(
     {"kind": "leader", "time": 0.0, "replica": 3},
     {"kind": "leader", "time": 0.0, "replica": 4},
     {"kind": "abandon", "time": 0.0},
@@ -77,7 +71,7 @@ def test_the_title_has_what_is_known():
 
 def test_what_a_replica_takes_is_in_milliseconds():
   member = run_journals.member(0, 0, arrived=0.75, compute=0.0625)
-  summary = _summary(
+  summary = run_journals.summary_of(
     {"kind": "join", "time": 0.0, "replica": 0},
     {"kind": "join", "time": 0.0, "replica": 1},
     {"kind": "commit", "time": 1.0, "step": 0, "members": [member]},
@@ -90,7 +84,7 @@ def test_what_a_replica_takes_is_in_milliseconds():
 
 
 def test_what_is_waited_for_is_below_the_table():
-  summary = _summary(
+  summary = run_journals.summary_of(
     {"kind": "join", "time": 0.0, "replica": 0},
     {"kind": "stall", "time": 9.0, "missing": {"computing": ["[b]"]}},
   )
