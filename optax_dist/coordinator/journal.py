@@ -159,6 +159,34 @@ class Contents(NamedTuple):
   problems: list[Problem]
 
 
+class Once:
+  """Tells which records are new: all but a commit's second line.
+
+  A leader that is stopped right before it writes a commit's line does so when it
+  goes on; by then the next leader has written that line, too.
+
+  Example:
+    >>> once = Once()
+    >>> commit = {"kind": "commit", "step": 0, "term": 0, "attempt": 0}
+    >>> once(commit), once(commit), once(commit | {"step": 1})
+    (True, False, True)
+  """
+
+  def __init__(self) -> None:
+    self._seen: set[tuple[Any, ...]] = set()
+
+  def __call__(self, record: Record) -> bool:
+    """Whether this is the first line of what the record tells."""
+    if record["kind"] == "run":  # A resumed job counts its terms anew.
+      self._seen.clear()
+    if record["kind"] != "commit":
+      return True
+    commit = record["step"], record.get("term"), record.get("attempt")
+    known = commit in self._seen
+    self._seen.add(commit)
+    return not known
+
+
 class Journal:
   """Appends records to a file, each immediately, so that none is ever lost.
 
@@ -332,7 +360,8 @@ class Journal:
 def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
   """Reads a journal, tolerating invalid lines.
 
-  Unknown kinds and fields are kept: a later version may have more.
+  Unknown kinds and fields are kept: a later version may have more. A commit that
+  two leaders wrote is taken once.
 
   Args:
     path: the file.
@@ -348,6 +377,7 @@ def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
   """
   records: list[Record] = []
   problems: list[Problem] = []
+  once = Once()
   text = pathlib.Path(path).read_bytes()
   *lines, rest = text.split(b"\n")
   if rest:
@@ -360,7 +390,7 @@ def read(path: str | os.PathLike[str], *, strict: bool = False) -> Contents:
       wrong += "; it is the last, and was cut short"
     if wrong:
       problems.append(Problem(number, wrong))
-    if record is not None:
+    if record is not None and once(record):
       records.append(record)
   if not records or records[0]["kind"] != "run":
     problems.insert(0, Problem(1, "the journal does not begin with a run"))

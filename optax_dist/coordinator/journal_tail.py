@@ -39,6 +39,7 @@ class Tail:
     """
     self.path = pathlib.Path(path)
     self._offset = 0
+    self._once = journal.Once()
     if from_end and self.path.exists():
       self._offset = self.path.stat().st_size
     self._read_at: float | None = None
@@ -46,14 +47,18 @@ class Tail:
     self.bad_lines = 0
 
   def read(self) -> list[journal.Record]:
-    """The valid records in complete lines that were not read before."""
+    """The valid records in complete lines that were not read before.
+
+    A commit that two leaders wrote is returned once.
+    """
     now = time.monotonic()
     before, self._read_at = self._read_at, now
     try:
       with self.path.open("rb") as file:
         age = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
         if file.seek(0, os.SEEK_END) < self._offset:
-          self._offset = 0  # The file was replaced.
+          # The file was replaced.
+          self._offset, self._once = 0, journal.Once()
         file.seek(self._offset)
         text = file.read()
     except FileNotFoundError:
@@ -66,6 +71,6 @@ class Tail:
       if line.strip():
         record, _ = journal.parse(line)
         self.bad_lines += record is None
-        if record is not None:
+        if record is not None and self._once(record):
           records.append(record)
     return records

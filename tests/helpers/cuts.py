@@ -19,6 +19,7 @@ import time
 import hosts as host_maker
 
 from optax_dist.cli.chaos import checks
+from optax_dist.coordinator import journal
 
 TARGETS = ("replica", "leader", "store", "two replicas")
 LEADER_TIMEOUT, ATTEMPT_TIMEOUT, TIMEOUT = 4.0, 4.0, 60.0
@@ -285,7 +286,8 @@ class Run:
       "processes don't end",
       60.0,
     )
-    records = [json.loads(x) for x in self.journal.read_text().splitlines()]
+    lines = self.journal.read_text().splitlines()
+    records = list(filter(journal.Once(), map(json.loads, lines)))
     reports = [(one.result["number"], 0, one.result) for one in self.replicas]
     return checks.check(records, reports, TIMEOUT)
 

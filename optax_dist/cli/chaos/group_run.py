@@ -11,6 +11,7 @@ from typing import Any
 
 from optax_dist.cli.chaos import checks, groups, pool
 from optax_dist.cli.chaos.group_cases import REPLICAS, GroupCase
+from optax_dist.coordinator import journal
 
 TIMEOUT = 100.0
 _PAUSE = 0.005  # Seconds before a gradient, which takes no time.
@@ -117,8 +118,8 @@ class Strikes:
       assert one.result is not None
       if one.rank == 0:
         reports.append((one.replica, one.incarnation, one.result))
-    journal = self._journal()
-    records = [json.loads(x) for x in journal.read_text().splitlines()]
+    lines = self._journal().read_text().splitlines()
+    records = list(filter(journal.Once(), map(json.loads, lines)))
     # Fingerprints are of shards, and compared below.
     bare = [(r, i, {**seen, "prints": {}}) for r, i, seen in reports]
     _, problems = checks.check(records, bare, TIMEOUT)

@@ -13,6 +13,7 @@ from optax_dist.cli.chaos import checks as chaos_checks
 from optax_dist.cli.chaos import samples
 from optax_dist.cli.chaos.cases import Case
 from optax_dist.cli.chaos.pool import REPLICAS, Pool
+from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import child
 
 AGGREGATE = 2
@@ -307,6 +308,7 @@ class _Run:
           records.append(json.loads(line))
         except ValueError:
           result.problems.append("the journal has a bad line")
+    records = list(filter(journal.Once(), records))
     reports = [
       (m.replica, m.incarnation, m.result)
       for m in self._members

@@ -11,6 +11,7 @@ import time
 import training_process
 
 from optax_dist.cli.chaos import checks as chaos_checks
+from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.simulate.replay.run import replay_run
@@ -242,7 +243,7 @@ class Run:
 
   def records(self, kind=None):
     text, _, _ = self.journal.read_text().rpartition("\n")
-    found = [json.loads(line) for line in text.splitlines()]
+    found = filter(journal.Once(), map(json.loads, text.splitlines()))
     return [r for r in found if kind in (None, r["kind"])]
 
   def gradients(self):

@@ -154,10 +154,33 @@ def test_a_leader_that_was_stopped_writes_no_step_twice(tmp_path):
   stopped.flush()
   stopped.write(notes.RunEnds(3, "its last line", "", 3, ()))
   stopped.close()
+  assert _written(path) == [0, 1, 2]
   found = journal.read(path, strict=True).records
-  steps = [r["step"] for r in found if r["kind"] == "commit"]
-  assert steps == [0, 1, 2]
   assert found[-1]["reason"] == "its last line"
+
+
+def test_a_step_that_was_written_twice_counts_once(tmp_path, monkeypatch):
+  path, stopped = _begun(tmp_path)
+  stopped.write(_commit(0))
+  look = stopped._file.news
+
+  def look_and_stop():
+    records = look()
+    leads = journal_lines.JournalLines(path, {"strategy": "s"})
+    leads.open([_commit(0).commit])
+    leads.write(_commit(1))
+    leads.close()
+    return records
+
+  monkeypatch.setattr(stopped._file, "news", look_and_stop)
+  stopped.close()
+  assert _written(path) == [0, 1, 0]
+  assert _steps(path) == [0, 1]
+  # The next leader knows that step 1 is written.
+  last = journal_lines.JournalLines(path, {"strategy": "s"})
+  last.open([_commit(step).commit for step in range(3)])
+  last.close()
+  assert _written(path) == [0, 1, 0, 2]
 
 
 def _halves(path, step):
@@ -170,6 +193,12 @@ def _halves(path, step):
   line = other.read_bytes()
   assert line.endswith(b"\n")
   return line[:40], line[40:]
+
+
+def _written(path):
+  """The steps of all lines, even of one that a reader leaves out."""
+  found = [journal.parse(x)[0] for x in path.read_bytes().splitlines()]
+  return [r["step"] for r in found if r and r["kind"] == "commit"]
 
 
 def _steps(path):
@@ -188,7 +217,7 @@ def test_a_line_that_another_is_still_writing_is_waited_for(
     other.write(first)
     threading.Timer(0.01, other.write, (second,)).start()
     lines.close()
-  assert _steps(path) == [0]
+  assert _written(path) == [0]
   assert not journal.read(path).problems
 
 
@@ -201,7 +230,7 @@ def test_a_line_that_is_whole_but_for_its_end_is_read(tmp_path):
     lines.flush()
     other.write(b"\n")
   lines.close()
-  assert _steps(path) == [0, 1]
+  assert _written(path) == [0, 1]
   assert not journal.read(path).problems
 
 
@@ -212,7 +241,7 @@ def test_a_line_that_was_cut_short_spoils_only_itself(tmp_path):
     other.write(_halves(path, 0)[0])
   lines.write(_commit(1))
   lines.close()
-  assert _steps(path) == [0, 1]
+  assert _written(path) == [0, 1]
   assert len(journal.read(path).problems) == 1
 
 
@@ -228,7 +257,7 @@ def test_a_new_leader_waits_for_the_line_of_the_one_before(
     threading.Timer(0.01, other.write, (second,)).start()
     lines.open([_commit(0).commit])
     lines.close()
-  assert _steps(path) == [0]
+  assert _written(path) == [0]
 
 
 def test_what_others_write_between_look_and_line_is_seen_later(tmp_path):

@@ -114,19 +114,18 @@ def test_what_an_earlier_leader_has_committed_comes_without(tmp_path):
   lines.open([])
   lines.write(notes.RunBegins(0))
   part = entries.Part(1, 0, 0, 0, 0, 1, 1.0)
-  commit = entries.Committed(
-    entries.AttemptId(0, 0, 1, 0),
-    (part,),
-    (),
-    True,
-    b"",
-    False,
-    (entries.Details("", 0.5, 0.0),),
-    (),
-  )
-  lines.write(notes.StepCommitted(commit, None))
-  lines.write(notes.StepCommitted(commit, None, (b"nonsense",)))
-  lines.write(notes.StepCommitted(commit, None, (ONE.pack(),)))
+  for step, told in enumerate(((), (b"nonsense",), (ONE.pack(),))):
+    commit = entries.Committed(
+      entries.AttemptId(0, step, 1, 0),
+      (part,),
+      (),
+      True,
+      b"",
+      False,
+      (entries.Details("", 0.5, 0.0),),
+      (),
+    )
+    lines.write(notes.StepCommitted(commit, None, told))
   lines.close()
   found = [
     record["members"][0]["timings"]
