@@ -35,7 +35,8 @@ def ftrl(
   gradient only the touched rows are recomputed.
 
   Args:
-    learning_rate: A number, a scalar array or a schedule.
+    learning_rate: A positive number, a scalar array or a schedule; a divisor. Where
+      it comes to 0 the parameters become NaN (TensorFlow raises an error).
     learning_rate_power: :math:`p`, at most 0; 0 gives a constant rate.
     initial_accumulator_value: Initial value of :math:`a`, at least 0.
     l1_regularization_strength: :math:`\lambda_1`, at least 0.
@@ -127,4 +128,5 @@ def ftrl(
     sum_duplicates=True,
     needs_params=True,
   )
+  hyperparameters.check_positive(learning_rate=learning_rate)
   return complex_numbers.real_only("ftrl", optimizer)

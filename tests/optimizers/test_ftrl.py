@@ -103,6 +103,12 @@ def test_what_is_out_of_range(arguments, message):
     optimizers.ftrl(1.0, **arguments)
 
 
+@pytest.mark.parametrize("rate", [0, 0.0, -0.1])
+def test_its_rate_is_a_divisor(rate):
+  with pytest.raises(ValueError, match="learning_rate must be positive, got"):
+    optimizers.ftrl(rate)
+
+
 def test_it_needs_the_parameters():
   optimizer = optimizers.ftrl(0.1)
   params = jnp.ones(2)

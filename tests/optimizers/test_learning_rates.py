@@ -48,10 +48,9 @@ def test_what_is_no_learning_rate_is_refused(name, rate, error):
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_numbers_arrays_and_schedules_are_taken(name):
-  for rate in (
-    *(0.1, 1, -0.1, 0, np.float32(0.1), np.array(0.1), jnp.float32(0.1)),
-    optax.constant_schedule(0.1),
-  ):
+  numbers = (0.1, 1, np.float32(0.1), np.array(0.1), jnp.float32(0.1))
+  not_positive = () if name == "ftrl" else (-0.1, 0)
+  for rate in (*numbers, *not_positive, optax.constant_schedule(0.1)):
     FACTORIES[name](rate)
   jax.eval_shape(
     lambda rate: FACTORIES[name](rate).init(jnp.zeros(2)), jnp.float32(0.1)
