@@ -6,6 +6,7 @@ check and encode: that takes a quarter of the time.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -29,6 +30,9 @@ _TIMINGS = (
   ' "bytes_in": %d, "bytes_out": %d}'
 )
 _encode = json.JSONEncoder(allow_nan=False).encode
+# How deep lists may be nested in each other. Python's limit depends on the caller,
+# so what one function can read, another could fail to write.
+_DEEPEST = 50
 # Usually no batch was named.
 _BATCHES = {"": "null", "[null]": "[null]"}
 
@@ -97,11 +101,21 @@ def batches(text: str) -> list[Any] | None:
     >>> batches("[3, null]"), batches("[NaN]")
     ([3, None], None)
   """
+  if _depth(text) > _DEEPEST:
+    return None
   try:
     found = _decode(text) if text else None
-  except (ValueError, RecursionError):
+  except ValueError:
     return None
   return found if type(found) is list else None
+
+
+def _depth(text: str) -> int:
+  """How deep lists and objects are nested; brackets in strings count, too."""
+  if text.count("[") + text.count("{") <= _DEEPEST:
+    return 0
+  steps = ((c in "[{") - (c in "]}") for c in text)
+  return max(itertools.accumulate(steps))
 
 
 def _finite(text: str) -> float:

@@ -235,7 +235,7 @@ class JournalLines:
           "final": note.final,
         }
       case notes.FingerprintSeen(step, replica, digest):
-        params, state = digest.split("-")
+        params, _, state = digest.partition("-")
         return "fingerprint", {
           "step": step,
           "replica": replica,

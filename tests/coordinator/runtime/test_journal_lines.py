@@ -330,6 +330,22 @@ def test_a_name_that_no_file_can_have_does_not_end_training(caplog):
   assert "training goes on without it" in caplog.text
 
 
+def test_what_members_made_up_does_not_end_training(tmp_path):
+  """It is on the leader's event loop that this is written."""
+  path, lines = _begun(tmp_path)
+  deep = "[" * 320 + "]" * 320
+  lines.write(
+    notes.GradientDropped(0, 1, 0, 0, 1, "stale", deep, None, None, b"made up")
+  )
+  lines.write(notes.FingerprintSeen(0, 1, "made up"))
+  lines.write(notes.FingerprintSeen(0, 1, "a-b-c"))
+  lines.close()
+  _, dropped, *digests = journal.read(path, strict=True).records
+  assert (dropped["batches"], dropped["timings"]) == (None, None)
+  found = [(r["params"], r["state"]) for r in digests]
+  assert found == [("made up", ""), ("a", "b-c")]
+
+
 @pytest.mark.parametrize("kind", ["step", "another line"])
 def test_a_full_disk_does_not_end_training(tmp_path, caplog, kind):
   path = tmp_path / "run.jsonl"
