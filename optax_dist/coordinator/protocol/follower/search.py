@@ -301,7 +301,7 @@ class Search:
   ) -> tuple[list[Effect], list[Finding]]:
     """Continues with an answer of the store."""
     if self._claim is not None and answer.request == self._claim.request:
-      return self._claim_read(self._claim, answer, now)
+      return self._claim_read(self._claim, answer, now, situation)
     if answer.request == self._hint_request:
       self._hint_request = -1
       return self._hinted(answer, now, situation)
@@ -328,7 +328,11 @@ class Search:
     return [], [result]
 
   def _claim_read(
-    self, claim: _Claim, answer: GetAnswered, now: float
+    self,
+    claim: _Claim,
+    answer: GetAnswered,
+    now: float,
+    situation: Situation,
   ) -> tuple[list[Effect], list[Finding]]:
     if not answer.known:
       # Its outcome is still unknown, so the same is put again: the next answer
@@ -341,6 +345,9 @@ class Search:
       self._look_at = now
       if answer.value is None and not answer.occupied:
         return [], [Elected(claim.position, claim.record)]
+      if situation.position > claim.position:
+        # A leader has sent what it missed, and is lost again by now.
+        return [], []
       self._behind = True
       block = self._config.block
       return [], [FellOff((claim.position // block + 1) * block)]

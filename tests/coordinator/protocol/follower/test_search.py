@@ -1,5 +1,6 @@
 """Tests of leader election: a replica that is only cut off never claims it."""
 
+import dataclasses
 import itertools
 import math
 
@@ -114,10 +115,12 @@ def test_who_reaches_nobody_waits_until_the_store_is_silent_too():
   assert driven.run(60.0) is None
 
 
-def _claimed(answer, store=()):
+def _claimed(answer, store=(), position=3):
   driven = Driven()
   driven.run(20.0)
   (at, put) = driven.claims[0]
+  # A leader was found meanwhile, which sent more, and was lost again.
+  driven.situation = dataclasses.replace(driven.situation, position=position)
   driven.store.update(store)
   if answer == "done":
     driven.store[put.key] = put.value
@@ -140,6 +143,16 @@ def test_a_claim_that_stands_makes_it_leader():
 def test_a_claim_where_the_log_was_trimmed_makes_nobody_leader():
   driven, _ = _claimed("done", {"trimmed/0": Trimmed(0)})
   assert driven.found == [FellOff(128)]
+
+
+def test_a_claim_from_before_all_that_a_leader_sent_is_forgotten():
+  """It took effect where the log has been trimmed since."""
+  driven, _ = _claimed("done", {"trimmed/0": Trimmed(0)}, position=130)
+  assert driven.found == []
+  # The replica is still a member, and the next that may lead.
+  driven.run(60.0)
+  ((_, put),) = driven.claims
+  assert put.key == "log/130"
 
 
 def test_a_claim_that_came_too_late_makes_it_read_on():
