@@ -125,6 +125,9 @@ _SECONDS = frozenset(
 DECIMALS = 6
 # Seconds to wait for the rest of a line before it counts as truncated.
 _LINE_TIMEOUT = 0.1
+# How many of the latest commits are remembered at least: more than others take while
+# a leader is stopped.
+_REMEMBERED = 100_000
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 
 
@@ -173,18 +176,22 @@ class Once:
   """
 
   def __init__(self) -> None:
-    self._seen: set[tuple[Any, ...]] = set()
+    self._latest: set[tuple[Any, ...]] = set()
+    self._before: set[tuple[Any, ...]] = set()
 
   def __call__(self, record: Record) -> bool:
     """Whether this is the first line of what the record tells."""
     if record["kind"] == "run":  # A resumed job counts its terms anew.
-      self._seen.clear()
+      self._latest, self._before = set(), set()
     if record["kind"] != "commit":
       return True
     commit = record["step"], record.get("term"), record.get("attempt")
-    known = commit in self._seen
-    self._seen.add(commit)
-    return not known
+    if commit in self._latest or commit in self._before:
+      return False
+    if len(self._latest) == _REMEMBERED:
+      self._latest, self._before = set(), self._latest
+    self._latest.add(commit)
+    return True
 
 
 class Journal:

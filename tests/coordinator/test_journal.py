@@ -279,3 +279,14 @@ def test_what_has_no_end_is_no_journal(tmp_path):
   for path in ("/dev/zero", pipe):
     with pytest.raises(OSError, match="regular file"):
       journal.Journal(path)
+
+
+def test_of_a_long_run_the_last_commits_are_remembered(monkeypatch):
+  monkeypatch.setattr(journal, "_REMEMBERED", 4)
+  once = journal.Once()
+  commit = {"kind": "commit", "term": 0, "attempt": 1}
+  for step in range(100):
+    for known in range(max(0, step - 4), step):
+      assert not once(commit | {"step": known})
+    assert once(commit | {"step": step})
+    assert len(once._latest | once._before) <= 8
