@@ -14,6 +14,7 @@ peers that wait for the same bytes would consider this replica failed.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -466,7 +467,9 @@ class Aggregations:
         self.drop(old.id)
     for peer in (*effect.peers, *readers):
       if peer.process != self._transport.name:
-        self._transport.connect(peer.process, peer.address)
+        # Without a connection, the transfers fail, and nothing else.
+        with contextlib.suppress(ValueError):  # It advertises no address.
+          self._transport.connect(peer.process, peer.address)
     cuts = self._place.cuts(len(effect.parts))
     pieces: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -99,7 +100,7 @@ class Snapshots:
           raise error
         return
       self._sending[served.key] = effect.transfer
-      self._transport.connect(effect.to, effect.address)
+      self._connect(effect.to, effect.address)
       self._transport.send_array(*served.key, memory)
 
     self._background(lambda: write(raw[HEADER:]), done)
@@ -111,7 +112,7 @@ class Snapshots:
     self._fetched.clear()
     number = transfer_id("snapshot", effect.transfer)
     self._fetching = (effect.transfer, effect.source, number)
-    self._transport.connect(effect.source, effect.address)
+    self._connect(effect.source, effect.address)
     # Into separate memory, which the state may keep using.
     memory = memoryview(bytearray(self._nbytes))
     self._transport.expect(effect.source, number, self._nbytes, memory)
@@ -199,6 +200,11 @@ class Snapshots:
       self.drop(transfer)
     if self._fetching is not None:
       self.drop(self._fetching[0])
+
+  def _connect(self, peer: str, address: str) -> None:
+    # Without a connection, the transfer fails, and nothing else.
+    with contextlib.suppress(ValueError):  # The peer advertises no address.
+      self._transport.connect(peer, address)
 
   def _fail(self, reason: str) -> None:
     assert self._fetching is not None

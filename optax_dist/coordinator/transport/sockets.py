@@ -173,7 +173,7 @@ class SocketTransport(peers.Peers):
     advertise: str | None,
     towards: str | None,
   ) -> list[addresses.Endpoint]:
-    ways = []
+    ways: list[addresses.Endpoint] = []
     if bind is None and not addresses.has_unix():
       bind = "127.0.0.1"
     if bind is not None:
@@ -184,13 +184,21 @@ class SocketTransport(peers.Peers):
           " anyone may connect. Pass secret=, of at least 16 bytes."
         )
       told = advertise or addresses.advertised(ip, towards)
+      is_host = addresses.is_ip(told) or ":" not in told
+      some_port = addresses.Endpoint(told, 1)
+      try:
+        ways = addresses.parse(str(some_port) if is_host else told)
+      except ValueError:
+        # Otherwise it would fail in each of the others.
+        raise ValueError(
+          "advertise must be a host that others reach, such as 10.0.0.3, or"
+          f" host:port, such as 10.0.0.3:29400; got {told!r:.200}."
+        ) from None
       listener = self._bind(family, ip, ports)
       self.port = listener.getsockname()[1]
       self._listeners.append(listener)
-      if addresses.is_ip(told) or ":" not in told:
-        ways.append(addresses.Endpoint(told, self.port))
-      else:
-        ways += addresses.parse(told)
+      if is_host:
+        ways = [addresses.Endpoint(told, self.port)]
     if addresses.has_unix():
       unix = f"optax-dist-{secrets.token_hex(12)}"
       listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

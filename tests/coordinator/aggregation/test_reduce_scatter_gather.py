@@ -221,6 +221,15 @@ def test_a_lost_member_is_reported_as_failed_by_all():
     assert answer.failed_replica == 1
 
 
+def test_a_member_whose_address_is_none_is_reported_as_failed():
+  group = Group(2)
+  group.peers = (group.peers[0], effects.Peer(1, "p1", "node-1\n:29400"))
+  group.begin(0)
+  group.pump()
+  (answer,) = group.sides[0].answers
+  assert (type(answer), answer.failed_replica) == (inputs.AggregateFailed, 1)
+
+
 def test_what_fails_does_not_put_the_blame_on_those_who_wait():
   """One that has failed keeps its transfers up until the leader has decided."""
   group = Group(3)

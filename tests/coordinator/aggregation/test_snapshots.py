@@ -83,6 +83,18 @@ def test_a_source_that_is_lost_is_told():
   assert "'a' is lost" in answer.reason
 
 
+def test_an_address_that_is_none_ends_the_transfer_and_nothing_else():
+  a, b = pair()
+  a.all.serve(
+    effects.ServeSnapshot(3, "b", "node-1\n:29400", 7),
+    lambda out: np.copyto(out, STATE),
+  )
+  b.all.fetch(effects.FetchSnapshot(3, "a", "node-1\n:29400"))
+  pump(a, b)
+  assert b.all.answers == [inputs.SnapshotFailed(3, "'a' is not connected")]
+  assert a.all.pending() == b.all.pending() == 0
+
+
 def test_silence_is_given_up():
   a, b = pair(timeout=0.05)
   fetch(b, a)

@@ -345,6 +345,17 @@ def test_beyond_loopback_a_secret_is_needed():
   made.close()
 
 
+@pytest.mark.parametrize(
+  "told", ["node-1\n", "node 1", "a,b", "node-1:", "node-1:x", "[::1]"]
+)
+def test_who_advertises_no_address_is_told_at_once(told):
+  """It failed in the others, which were told it."""
+  with pytest.raises(ValueError, match="advertise must be a host"):
+    sockets.SocketTransport(
+      "a", bind="127.0.0.1", ports=[0], secret=b"x" * 16, advertise=told
+    )
+
+
 def test_without_bind_no_port_is_open():
   made = sockets.SocketTransport("a")
   assert made.port is None
