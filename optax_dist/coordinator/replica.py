@@ -202,6 +202,7 @@ class Replica:
     # The last step announced, and its state until the next outcome.
     self._saved = -1
     self._to_save: states.State | None = None
+    self._handover.held = self._held_steps
     self._left = self._closed = False
     self._in_use = _InUse(replica)
     self._computed = 0.0
@@ -558,6 +559,11 @@ class Replica:
     known = lambda: step in self._handover.progress
     self._wait(known, "to read what is committed")
     return self._handover.progress[step]
+
+  def _held_steps(self) -> tuple[int, ...]:
+    """The steps of `params` and `state_to_save`; the event loop calls it."""
+    kept = self._to_save
+    return (self._based_on,) if kept is None else (self._based_on, kept.step)
 
   @property
   def has_data(self) -> bool:
@@ -1178,10 +1184,12 @@ class Replica:
 
   def _announce(self, outcome: Outcome) -> Outcome:
     """Announces once that the common step to save has been reached."""
-    kept, self._to_save = self._handover.to_save, None
+    # Held before it is looked at: a newer one may replace it meanwhile.
+    kept = self._to_save = self._handover.to_save
     if kept is None or not self._saved < kept.step <= self._based_on:
+      self._to_save = None
       return outcome
-    self._saved, self._to_save = kept.step, kept
+    self._saved = kept.step
     return outcome._replace(save=kept.step)
 
   def _wait(self, ready: Callable[[], bool], what: str) -> None:

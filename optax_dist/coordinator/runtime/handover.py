@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from optax_dist.coordinator.protocol import effects
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.ledger import Progress, Spans
 
-# Steps whose progress is kept: more than a replica can be behind.
+# Steps whose progress is kept, besides those that the training loop holds.
 _KEPT = 256
 
 
@@ -49,6 +49,8 @@ class Handover:
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
+    held: the steps of states that the training loop holds; it may ask for their
+      progress at any time. The event loop calls it.
   """
 
   def __init__(self, published: State):
@@ -65,6 +67,7 @@ class Handover:
     self.lease: tuple[int, Spans] = (-1, ())
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}
+    self.held: Callable[[], Sequence[int]] = tuple
     self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()
     self._outcomes: dict[int, Outcome | effects.Taken] = {}
@@ -92,9 +95,11 @@ class Handover:
     """Stores which samples are committed as of this step."""
     self.progress[step] = progress
     if len(self.progress) > _KEPT:
-      saved = -1 if self.to_save is None else self.to_save.step
+      kept = {*self.held()}
+      if self.to_save is not None:
+        kept.add(self.to_save.step)
       for old in sorted(self.progress)[: _KEPT // 2]:
-        if old != saved:
+        if old not in kept:
           del self.progress[old]
 
   # Called by the training loop.

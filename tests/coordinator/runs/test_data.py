@@ -239,6 +239,56 @@ def test_what_is_never_finite_is_given_up_and_reported():
   assert reasons == {"": 9, "non_finite": 3}
 
 
+def test_data_is_reported_however_far_the_others_are_ahead():
+  """Replica 1 evaluates while replica 0 takes 300 steps."""
+  data = coordinator.Batches(num_samples=1000, global_batch=1, seed=3)
+  saving, ahead, done = (threading.Event() for _ in range(3))
+
+  def quick(replica):
+    for number, _ in enumerate(replica.batches()):
+      replica.step(jnp.ones(4))
+      if saving.is_set() and number > 2:
+        break
+    # Each of these steps is saved in place of the one before.
+    for number, _ in zip(range(300), replica.batches(), strict=False):
+      if number % 100 == 0:
+        replica.save_soon()
+      replica.step(jnp.ones(4))
+    ahead.set()
+    assert done.wait(60.0)
+
+  def slow(replica):
+    replica.save_soon()
+    for _ in replica.batches():
+      if replica.step(jnp.ones(4)).save is not None:
+        break
+    # It holds the step to save and, if that is another one, that of params.
+    saving.set()
+    assert ahead.wait(60.0)
+    try:
+      saved = replica.progress_at(replica.state_to_save()[1])
+      (report,) = replica.report_data()
+    finally:
+      done.set()
+    return saved.done, report.committed, replica.global_step
+
+  def either(replica):
+    return slow(replica) if replica.replica else quick(replica)
+
+  _, (saved, committed, step) = coordinator.run_embedded(
+    either,
+    2,
+    optax.sgd(0.1),
+    PARAMS,
+    data=data,
+    replicas_to_aggregate=1,
+    timeout=5.0,
+    attempt_timeout=1.0,
+    leader_timeout=1.0,
+  )
+  assert 0 < saved <= committed == step < 300
+
+
 def test_abandoned_samples_come_again():
   data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
   drawn = []

@@ -57,3 +57,15 @@ def test_old_progress_is_forgotten_but_for_what_is_saved(shared):
   assert shared.progress[5] == "as of 5"
   # A replica may be some steps behind.
   assert all(shared.progress[step] for step in range(900, 1000))
+
+
+def test_the_progress_of_steps_that_the_training_loop_holds_is_kept(shared):
+  held = [3, 7]
+  shared.held = lambda: held
+  for step in range(600):
+    shared.progressed(step, f"as of {step}")
+  assert {3, 7} <= shared.progress.keys()
+  held.clear()
+  for step in range(600, 1000):
+    shared.progressed(step, f"as of {step}")
+  assert not {3, 7} & shared.progress.keys()
