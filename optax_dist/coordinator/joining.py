@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -500,11 +498,8 @@ def _say_goodbye(
 
 
 def _end(reason: str) -> None:
-  """Ends a process whose training loop is stuck; the launcher restarts it."""
-  print(
-    f"This process ends because it is {reason}.", file=sys.stderr, flush=True
-  )
-  os._exit(groups.EXIT_CODE)
+  """Ends a process whose training loop is stuck."""
+  groups.end_process(f"This process ends because it is {reason}.")
 
 
 def _strategy(

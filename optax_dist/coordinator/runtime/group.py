@@ -8,6 +8,7 @@ reads its events and announces how many; the others read that many.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import sys
@@ -95,10 +96,20 @@ def _end_soon(reason: str) -> None:
 
   def end() -> None:
     time.sleep(_GRACE)
-    print(f"{reason} This process ends, too.", file=sys.stderr, flush=True)
-    os._exit(EXIT_CODE)
+    end_process(f"{reason} This process ends, too.")
 
   threading.Thread(target=end, name="optax-dist-end", daemon=True).start()
+
+
+def end_process(text: str) -> None:
+  """Ends this process without cleaning up; the launcher restarts its replica.
+
+  Args:
+    text: why, for the standard error stream.
+  """
+  with contextlib.suppress(OSError, ValueError):  # It may be full, or closed.
+    print(text, file=sys.stderr, flush=True)
+  os._exit(EXIT_CODE)
 
 
 class GroupHandover(handover.Handover):

@@ -7,6 +7,7 @@ step has taken.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -148,11 +149,9 @@ class Watchdog:
       told = True
       reason = f"stuck: its step has taken {lasts:.1f} s so far"
       found = stacks(steps.thread)
-      print(
-        f"{self._name}: {reason}. Its threads:\n{found}",
-        file=sys.stderr,
-        flush=True,
-      )
+      text = f"{self._name}: {reason}. Its threads:\n{found}"
+      with contextlib.suppress(OSError, ValueError):  # Full, or closed.
+        print(text, file=sys.stderr, flush=True)
       if self._evict is not None:
         self._evict(reason, found)
         return

@@ -1,6 +1,8 @@
 """Replicas of several processes, as threads: each has a tree for its shards."""
 
 import copy
+import io
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ import optax
 import pytest
 
 from optax_dist import ledger
-from optax_dist.coordinator import errors, strategies
+from optax_dist.coordinator import errors, joining, strategies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.replica import Replica
@@ -318,6 +320,16 @@ def test_what_hangs_in_a_collective_of_a_lost_process_ends():
   )
   assert done.returncode == groups.EXIT_CODE == 75
   assert "Process 1 is lost. This process ends, too." in done.stderr
+
+
+def test_a_process_ends_even_if_nothing_can_be_printed(monkeypatch):
+  closed, codes = io.StringIO(), []
+  closed.close()
+  monkeypatch.setattr(os, "_exit", codes.append)
+  monkeypatch.setattr(sys, "stderr", closed)
+  groups.end_process("Process 1 is lost.")
+  joining._end("stuck")
+  assert codes == [groups.EXIT_CODE] * 2
 
 
 def test_processes_that_do_not_look_at_the_same_place_are_told():

@@ -1,6 +1,9 @@
 """Tests that a stuck training loop is reported, and given up."""
 
+import errno
+import os
 import re
+import sys
 import threading
 
 import numpy as np
@@ -91,6 +94,29 @@ def test_where_nobody_starts_it_again_it_is_only_printed(capsys):
       assert "replica 7: stuck" in text
       assert "Thread MainThread:" in text
     dog.close()
+
+
+class _Full:
+  """A stream to a full disk."""
+
+  def write(self, text):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  flush = write
+
+
+def test_one_that_is_stuck_is_given_up_even_if_nothing_can_be_printed(
+  monkeypatch,
+):
+  monkeypatch.setattr(sys, "stderr", _Full())
+  given_up = threading.Event()
+  dog = watchdog.Watchdog(
+    0.05, "replica 7", lambda: False, lambda *_: given_up.set()
+  )
+  dog.steps.begin(-1e6)
+  dog.start()
+  assert given_up.wait(60.0)
+  dog.close()
 
 
 @pytest.mark.parametrize("leads", [False, True])
