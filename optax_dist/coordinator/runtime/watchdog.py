@@ -25,8 +25,9 @@ _MOST = 16_000
 class Steps:
   """How long steps take, and whether the current one takes too long.
 
-  Pure: the times are arguments. A step lasts from when the training loop gets
-    parameters, or samples, until it submits its gradient.
+  Pure but for a lock, since two threads call it: the times are arguments. A step
+    lasts from when the training loop gets parameters, or samples, until it submits
+    its gradient.
 
   Attributes:
     thread: that of the training loop.
@@ -44,6 +45,7 @@ class Steps:
       self._seen = arrivals.Arrivals(limit)
     else:
       self._limit = limit
+    self._lock = threading.Lock()
     self._began: float | None = None
     self.thread = 0
 
@@ -54,23 +56,27 @@ class Steps:
 
   def begin(self, now: float) -> None:
     """The training loop starts to compute."""
-    self._began = now
+    with self._lock:
+      self._began = now
     self.thread = threading.get_ident()
 
   def submitted(self, now: float) -> None:
     """Its gradient was submitted."""
-    if self._seen is not None and self._began is not None:
-      self._seen.add(now - self._began)
-    self._began = None
+    with self._lock:
+      if self._seen is not None and self._began is not None:
+        self._seen.add(now - self._began)
+      self._began = None
 
   def wait(self) -> None:
     """It waits for others, which has its own deadlines."""
-    self._began = None
+    with self._lock:
+      self._began = None
 
   def stood_still(self, seconds: float) -> None:
     """The whole process was suspended this long; it isn't the step's fault."""
-    if self._began is not None:
-      self._began += seconds
+    with self._lock:  # The step may end meanwhile.
+      if self._began is not None:
+        self._began += seconds
 
   def lasts(self, now: float) -> float:
     """How long the current step has taken; 0.0 if there is none."""

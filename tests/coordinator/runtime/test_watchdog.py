@@ -60,6 +60,23 @@ def test_what_the_process_did_not_run_does_not_count():
   assert steps.is_stuck(66.0, awaited=True)
 
 
+def test_a_step_that_ends_while_it_is_moved_has_ended():
+  """The watchdog moves it, and the training loop submits, in two threads."""
+  steps = watchdog.Steps(5.0)
+  steps.begin(0.0)
+  submits = threading.Thread(target=steps.submitted, args=(1.0,))
+
+  class Seconds(float):
+    def __radd__(self, began):
+      submits.start()
+      submits.join(0.5)
+      return began + float(self)
+
+  steps.stood_still(Seconds(60.0))
+  submits.join()
+  assert steps.lasts(1e9) == 0.0
+
+
 def test_the_watched_thread_comes_first_in_the_stacks():
   event = threading.Event()
 
