@@ -245,6 +245,10 @@ def _joint(names: Sequence[axes.AxisName]) -> Any:
 def _walk(node: Any, levels: _Dims, depth: int, mirrors: Any) -> Any:
   """Returns the specs of a part of a state inside ``depth`` replicas."""
   replica = levels[:depth]
+  if mirrors is not None:
+    specs = mirrors.specs_of(node, levels, depth)
+    if specs is not None:
+      return specs
   if isinstance(node, PerReplica):
     if depth == len(levels):
       raise ValueError(
@@ -253,10 +257,6 @@ def _walk(node: Any, levels: _Dims, depth: int, mirrors: Any) -> Any:
         " replicas with `inner_axes`."
       )
     return PerReplica(_walk(node.value, levels, depth + 1, mirrors))
-  if mirrors is not None:
-    specs = mirrors.specs_of(node, levels, depth)
-    if specs is not None:
-      return specs
   if jax.tree_util.all_leaves([node]):
     return PartitionSpec(*replica)
   parts, treedef = children(node)
@@ -379,13 +379,12 @@ def match_params(node: Any, specs: Any, found: list) -> Any:
     does not have the structure of the parameters.
   """
   if isinstance(specs, Numbered):
-    if isinstance(node, PerReplica | SparseSum):
-      found.append(node)
-      return Found(node, specs)
     treedef: Any
-    leaves, treedef = jax.tree.flatten(node)
+    leaves, treedef = jax.tree.flatten(
+      node, is_leaf=lambda x: isinstance(x, PerReplica | SparseSum)
+    )
     # A single leaf inside another node is in a Flax box.
-    if len(leaves) > 1:
+    if len(leaves) > 1 or any(map(_is_whole_state, leaves)):
       return None
     found.extend(leaves)
     return treedef.unflatten([Found(leaf, specs) for leaf in leaves])
@@ -402,6 +401,11 @@ def match_params(node: Any, specs: Any, found: list) -> Any:
       return None
     matched.append(match)
   return treedef.unflatten(matched)
+
+
+def _is_whole_state(x: Any) -> bool:
+  """Whether ``x`` is a replica's state, rather than its part of one array."""
+  return isinstance(x, PerReplica) and not jax.tree_util.all_leaves([x.value])
 
 
 def _sparse_spec(total: SparseSum, spec: PartitionSpec, replica: _Dims) -> Any:

@@ -26,6 +26,10 @@ def _tx(inner=None):
   )
 
 
+def _sharded(inner):
+  return optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
+
+
 WRAPPERS = {
   "alone": _tx,
   "chain": lambda: optax.chain(optax.clip(1.0), _tx()),
@@ -216,6 +220,30 @@ class TestParamSpecs:
         state, maps.AXIS, param_specs={"w": P("model"), "b": P()}
       )
 
+  @pytest.mark.parametrize("after", [(), (optax.clip(1.0),)])
+  def test_parts_of_one_array(self, after):
+    tx = optax.chain(_sharded(optax.adam(0.1)), *after)
+    state = jax.eval_shape(tx.init, MODEL["w"])
+    specs = optax_dist.state_specs(
+      state, maps.AXIS, param_specs=P(None, "model")
+    )
+    adam = specs[0].inner_state[0]
+    assert adam.mu == adam.nu == optax_dist.PerReplica(P(maps.AXIS, "model"))
+    assert adam.count == P()
+
+  def test_a_replicas_state_for_one_array(self):
+    tx = optax.chain(
+      optax_dist.per_replica(optax.trace(0.9), maps.AXIS, num_replicas=N),
+      optax_dist.cross_shard(maps.AXIS),
+    )
+    state = jax.eval_shape(tx.init, MODEL["w"])
+    specs = optax_dist.state_specs(
+      state, maps.AXIS, param_specs=P(None, "model")
+    )
+    own = specs[0].value
+    assert own.value.trace == P(maps.AXIS, None, "model")
+    assert own.local_step == P(maps.AXIS)
+
   def test_what_is_no_spec_is_refused(self):
     with pytest.raises(ValueError, match="must be a pytree of PartitionSpec"):
       optax_dist.state_specs({}, maps.AXIS, param_specs={"w": "model"})
@@ -243,6 +271,37 @@ class TestBoxes:
     trace = placed.inner_state.trace["kernel"].value
     assert trace.sharding.spec == P(None, "model")
 
+  @pytest.mark.parametrize("params_in_boxes", [True, False])
+  def test_parts_of_arrays_in_linen_boxes(self, params_in_boxes):
+    params = {"w": nn.Partitioned(jnp.ones((4, 6)), ("model", None))}
+    of_params = nn.get_partition_spec(params)
+    if not params_in_boxes:
+      params = nn.unbox(params)
+    state = _sharded(optax.trace(0.9)).init(params)
+    specs = optax_dist.state_specs(state, maps.AXIS, param_specs=of_params)
+    (part,) = jax.tree.leaves(
+      specs, is_leaf=lambda x: isinstance(x, optax_dist.PerReplica)
+    )
+    assert part == optax_dist.PerReplica(P(maps.AXIS, "model"))
+
+  def test_a_sum_of_sparse_gradients_in_a_linen_box(self):
+    params = {"w": nn.Partitioned(jnp.ones((4, 6)), (None, "model"))}
+    tx = optax_dist.sync_replicas(
+      optax.sgd(0.1),
+      maps.AXIS,
+      replicas_to_aggregate=N,
+      total_num_replicas=N,
+      sparse_capacity=jax.tree.map(lambda _: 3, params),
+    )
+    specs = optax_dist.state_specs(
+      jax.eval_shape(tx.init, params),
+      maps.AXIS,
+      param_specs=nn.get_partition_spec(params),
+    )
+    total = specs.replica.value.gradient_sum["w"].value
+    assert total.values == P(maps.AXIS, None, "model")
+    assert total.indices == P(maps.AXIS)
+
   def test_nnx(self):
     mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
     kernel = nnx.with_partitioning(nnx.initializers.ones, (None, "model"))
@@ -256,6 +315,20 @@ class TestBoxes:
     assert trace["bias"].get_raw_value() == P()
     own = specs.opt_state.replica.value.gradient_sum
     assert own["kernel"].get_raw_value() == P(maps.AXIS, None, "model")
+
+  def test_parts_of_arrays_in_nnx_boxes(self):
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
+    kernel = nnx.with_partitioning(nnx.initializers.ones, (None, "model"))
+    with jax.set_mesh(mesh):
+      net = nnx.Linear(6, 4, kernel_init=kernel, rngs=nnx.Rngs(0))
+    params = nnx.state(net, nnx.Param)
+    state = jax.eval_shape(_sharded(optax.trace(0.9)).init, params)
+    specs = optax_dist.state_specs(
+      state, maps.AXIS, param_specs=nnx.get_partition_spec(params)
+    )
+    trace = specs.inner_state.trace
+    part = trace["kernel"].get_raw_value()
+    assert part == optax_dist.PerReplica(P(maps.AXIS, "model"))
 
 
 def _nested():

@@ -4,12 +4,14 @@ import collections
 import re
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -236,6 +238,36 @@ def test_model_shards_by_their_specs(by_context):
   trace = state.inner_state[1][0].trace["w"].value
   assert trace.sharding.spec == P("data", "model")
   assert trace.shape == (2, 4 * 2)
+
+
+def _in_linen_boxes(x, names):
+  return {"w": nn.Partitioned(x, names)}
+
+
+def _in_nnx_boxes(x, names):
+  return nnx.State({"w": nnx.Param(x, eager_sharding=False)})
+
+
+@pytest.mark.parametrize(
+  "box", [lambda x, names: x, _in_linen_boxes, _in_nnx_boxes]
+)
+def test_parts_of_model_shards_of_one_array_and_of_boxes(box):
+  mesh, gradients = _two_axes(), _of_two()["w"]
+  names = (None, "model")
+  like = box(PARAMS["w"], names)
+  specs = jax.tree.map(lambda _: P(*names), like)
+  tx = optax_dist.under_jit(
+    optax_dist.sharded(_sgd(), "data"), "data", mesh=mesh, param_specs=specs
+  )
+  params = optax_dist.place(like, mesh, specs)
+  state = jax.jit(tx.init)(params)
+  updates, state = jax.jit(tx.update)(box(gradients, names), state, params)
+  one = _sgd()
+  expected, _ = one.update(gradients.mean(axis=0), one.init(PARAMS["w"]))
+  (update,) = jax.tree.leaves(updates)
+  np.testing.assert_allclose(update, expected, rtol=1e-5)
+  (trace,) = jax.tree.leaves(state)
+  assert trace.sharding.spec == P("data", "model")
 
 
 def test_replicas_of_replicas():
