@@ -120,11 +120,27 @@ class Gaps:
     return [x / count.astype(x.dtype) for x in sums], finite
 
   def unpack(
-    self, buffers: Sequence[jax.Array]
+    self, buffers: Sequence[jax.Array], others: Sequence[jax.Array] = ()
   ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns the gaps that are in buffers, and the others."""
+    """Returns the mean gaps that are in buffers, and the means of the others.
+
+    If no replica is finite, there is no mean of the others: they stay this
+    replica's own, with 0 for what is not finite.
+
+    Args:
+      buffers: the means from :meth:`mean`.
+      others: this replica's own further arrays, as given to :meth:`pack`.
+    """
     arrays = self.packing.unpack(buffers)[int(self.reject) :]
-    return arrays[: self.number], arrays[self.number :]
+    gaps, means = arrays[: self.number], arrays[self.number :]
+    if not (self.reject and others):
+      return gaps, means
+    # The mean of the ones that count finite replicas.
+    any_finite = self.packing.get(buffers, 0) > 0
+    return gaps, [
+      jnp.where(any_finite, mean, jnp.where(jnp.isfinite(x), x, 0))
+      for mean, x in zip(means, others, strict=True)
+    ]
 
 
 def _room(names: tuple[axes.AxisName, ...], reject: bool) -> list[Any]:

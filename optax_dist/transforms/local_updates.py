@@ -124,7 +124,8 @@ def local_updates(
       required if ``init`` is called outside of the map and of ``jax.set_mesh``.
     inner_state: whether the floating-point arrays of the inner state stay
       ``"local"`` or are ``"averaged"`` over the replicas with the parameters.
-      Others, such as counters, stay local.
+      Others, such as counters, stay local. In a round in which no replica is
+      finite, all stay local, and what is not finite becomes 0.
     reject_nonfinite: whether a replica with an infinite or NaN parameter is
       excluded from the mean, and counted in its state. If not, it makes the
       common start non-finite. Non-finite parameters can't continue from there
@@ -289,7 +290,7 @@ def local_updates(
       center, outer_state, floats, _, shared = common
       mean, finite = sent
       if compression is None:
-        gap, floats = gaps.unpack(mean)
+        gap, floats = gaps.unpack(mean, floats)
       else:
         gap, rounds = mean
         gap = [gap[i] for i in leaves.at]

@@ -35,7 +35,7 @@ def test_the_mean_is_of_the_replicas_that_are_finite(map_name, reject):
     center = [jnp.ones(x.shape, x.dtype) for x in xs]
     gaps = Gaps.of(_replica(), center, reject, others)
     mean, finite = gaps.mean(gaps.pack(xs, center, others))
-    return *gaps.unpack(mean), finite
+    return *gaps.unpack(mean, others), finite
 
   means, other_means, finite = maps.run(map_name, step, xs, others, size=N)
   kept = [0, 2, 3] if reject else [0, 1, 2, 3]
@@ -63,3 +63,22 @@ def test_where_no_replica_is_finite_the_mean_is_zero(map_name):
   means, finite = maps.run(map_name, step, xs, size=N)
   assert not finite.any()
   assert not any(mean.any() for mean in means)
+
+
+@maps.every_map
+def test_where_no_replica_is_finite_the_others_stay_its_own(map_name):
+  xs = [np.full((N, 3), np.nan, np.float32)]
+  own = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
+  own[0], own[1, 0] = [np.inf, 5.0], np.nan
+  # One that shares a buffer with the gaps, and one of another dtype.
+  others = [own, own.astype(jnp.bfloat16)]
+
+  def step(xs, others):
+    center = [jnp.zeros(x.shape, x.dtype) for x in xs]
+    gaps = Gaps.of(_replica(), center, True, others)
+    mean, _ = gaps.mean(gaps.pack(xs, center, others))
+    return gaps.unpack(mean, others)[1]
+
+  expected = np.where(np.isfinite(own), own, 0)
+  for x in maps.run(map_name, step, xs, others, size=N):
+    np.testing.assert_array_equal(x.astype(np.float32), expected)

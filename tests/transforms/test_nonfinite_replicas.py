@@ -139,6 +139,33 @@ def test_where_none_is_finite_nothing_moves():
   np.testing.assert_array_equal(optax_dist.center_params(state), 1.0)
 
 
+@pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
+@pytest.mark.parametrize("period", [1, 2])
+def test_training_goes_on_after_a_round_in_which_none_was_finite(
+  map_name, period
+):
+  """An averaged inner state keeps its hyperparameters, and drops its momentum."""
+  tx = optax_dist.local_sgd(
+    optax.inject_hyperparams(optax.sgd)(learning_rate=0.5, momentum=0.5),
+    maps.AXIS,
+    num_replicas=N,
+    communication_period=period,
+    inner_state="averaged",
+  )
+  state = tx.init(np.zeros(2, np.float32))
+  run = maps.stepper(
+    map_name, lambda state, p, g: tx.update(g, state, p), state, N
+  )
+  own = np.zeros((N, 2), np.float32)
+  for _ in range(period):
+    _, state = run(state, own, np.full((N, 2), np.inf, np.float32))
+  for name in ("learning_rate", "momentum"):
+    kept = optax.tree.get(state.replica.value.inner_state.hyperparams, name)
+    np.testing.assert_array_equal(kept, np.full(N, 0.5, np.float32))
+  updates, _ = run(state, own, np.ones((N, 2), np.float32))
+  np.testing.assert_array_equal(updates, np.full((N, 2), -0.5, np.float32))
+
+
 @pytest.mark.parametrize("kind", ["elastic", "local"])
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_all_shards_of_a_replica_decide_alike(kind, check_vma):
