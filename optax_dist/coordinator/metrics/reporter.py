@@ -30,6 +30,8 @@ _PERIOD = 1.0
 # Records to count in a row, and the pause in seconds before the next ones: the
 # training loop would otherwise wait for Python's lock, 5 ms each time.
 _IN_A_ROW, _PAUSE = 8, 0.0005
+# Seconds that the last points may take, before the run ends without them.
+_PATIENCE = 30.0
 # The packages that provide each of these modules.
 _PACKAGES = {
   prometheus.NEEDS: "prometheus-client",
@@ -106,7 +108,7 @@ class Reporter:
       self._scalars: tensorboard.Scalars | None = None
       if folder is not None:
         self._scalars = tensorboard.Scalars(folder)
-        stack.callback(self._scalars.close)
+        stack.callback(self._stop_scalars)
       if port is not None:
         server = self._serve(bind, port)
         stack.callback(server.close)
@@ -212,6 +214,11 @@ class Reporter:
   def _run(self) -> None:
     while not self._closing.wait(_PERIOD):
       self._tick()
+    self._tick()
+    try:
+      self._stack.close()
+    except Exception as error:
+      _log.warning("Metrics can't be closed: %s", error)
 
   def _tick(self) -> None:
     try:
@@ -222,7 +229,10 @@ class Reporter:
       step = _step(found)
       if step != self._written:
         self._written = step
-        self._scalars.write(found, step)
+        try:
+          self._scalars.write(found, step)
+        except OSError as error:
+          self._stop_scalars(error)
     except Exception as error:
       # Metrics must never end a training run.
       _log.warning("Metrics can't be reported: %s", error)
@@ -237,14 +247,37 @@ class Reporter:
       if self._pending and not self._closing.is_set():
         time.sleep(_PAUSE)
 
+  def _stop_scalars(self, error: OSError | None = None) -> None:
+    """Closes the event file, and warns if points are missing in it."""
+    scalars, self._scalars = self._scalars, None
+    if scalars is None:
+      return
+    try:
+      scalars.close()
+    except OSError as last:
+      error = error or last
+    if error is not None:
+      _log.warning(
+        "TensorBoard's scalars can't be written: %s. The run goes on without"
+        " them.",
+        error,
+      )
+
   def close(self) -> None:
-    """Writes the last points, and stops."""
+    """Writes the last points, and stops.
+
+    It never raises an error, and waits no longer than 30 seconds: the end of
+    training does not depend on metrics.
+    """
     if self._closing.is_set():
       return
     self._closing.set()
-    self._thread.join()
-    self._tick()
-    self._stack.close()
+    self._thread.join(_PATIENCE)
+    if self._thread.is_alive():
+      _log.warning(
+        "The last metrics could not be reported in %.0f s; they are left out.",
+        _PATIENCE,
+      )
 
 
 def _step(metrics: Sequence[Metric]) -> int:

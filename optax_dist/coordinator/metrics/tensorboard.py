@@ -8,7 +8,10 @@ TensorFlow.
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from optax_dist.coordinator.metrics import metric
 from optax_dist.coordinator.metrics.metric import Metric
@@ -31,21 +34,31 @@ class Scalars:
       OSError: it can't be written.
       ModuleNotFoundError: tensorboardX is not installed.
     """
-    from tensorboardX import SummaryWriter
+    # Not its SummaryWriter: that hands points to a thread, and once a full disk
+    # has ended the thread, waits for it indefinitely.
+    from tensorboardX import RecordWriter, summary
+    from tensorboardX.proto import event_pb2
 
+    self._event, self._scalar = event_pb2.Event, summary.scalar
     os.makedirs(folder, exist_ok=True)
     # Two processes that start within a second would write the same file.
-    self._writer = SummaryWriter(
-      str(folder), flush_secs=10, filename_suffix=f".{os.getpid()}"
+    name = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+    self._writer = RecordWriter(
+      os.path.join(folder, f"events.out.tfevents.{name}")
     )
+    self._write(file_version="brain.Event:2")
     self._before: dict[str, tuple[int, float]] = {}
 
   def write(self, metrics: Sequence[Metric], step: int) -> None:
-    """Writes a point of each metric.
+    """Writes a point of each metric, to disk.
 
     Args:
       metrics: the current metrics.
       step: their position on the axis.
+
+    Raises:
+      OSError: they can't be written. Nothing should be written after that: a
+        reader stops at the point that is cut off.
     """
     for one in metrics:
       for value, labels in one.samples:
@@ -59,10 +72,19 @@ class Scalars:
           if now[0] == count:
             continue
           value = (now[1] - total) / (now[0] - count)
-        self._writer.add_scalar(tag, value, step)
+        self._write(step=step, summary=self._scalar(tag, value))
+    self._writer.flush()
+
+  def _write(self, **fields: Any) -> None:
+    event = self._event(wall_time=time.time(), **fields)
+    self._writer.write(event.SerializeToString())
 
   def close(self) -> None:
-    """Writes pending points, and closes the file."""
+    """Closes the file.
+
+    Raises:
+      OSError: points of an earlier error can't be written.
+    """
     self._writer.close()
 
 

@@ -1,5 +1,9 @@
 """Tests of requests that can't be met, and of following a journal."""
 
+import itertools
+import pathlib
+import threading
+import time
 import urllib.request
 
 import pytest
@@ -75,3 +79,87 @@ def test_only_who_leads_reports_on_the_run():
     assert "members" in names()
   finally:
     one.close()
+
+
+FULL = pathlib.Path("/dev/full")
+
+
+def _closes(one):
+  """Whether `close` returns."""
+  thread = threading.Thread(target=one.close, daemon=True)
+  thread.start()
+  thread.join(20.0)
+  return not thread.is_alive()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_a_full_disk_ends_scalars_but_not_the_run(
+  tmp_path, monkeypatch, caplog
+):
+  from tensorboardX import record_writer
+
+  monkeypatch.setattr(reporter, "_PERIOD", 0.1)
+  monkeypatch.setattr(record_writer, "open_file", lambda path: FULL.open("wb"))
+  steps = itertools.count(1)
+
+  def found():
+    more = [metric.one(f"m{i}", "gauge", "", 1.0) for i in range(20)]
+    return [metric.one("training_step", "gauge", "", next(steps)), *more]
+
+  one = reporter.Reporter(folder=tmp_path)
+  one.add(found)
+  end = time.monotonic() + 5.0
+  while not caplog.records and time.monotonic() < end:
+    time.sleep(0.01)
+  assert _closes(one)
+  (record,) = caplog.records
+  assert "scalars can't be written" in record.getMessage()
+  assert "No space left on device" in record.getMessage()
+
+
+@pytest.mark.parametrize("fails", ["write", "close"])
+def test_an_error_of_the_event_file_is_one_warning(monkeypatch, caplog, fails):
+  calls = []
+
+  class Failing:
+    def write(self, metrics, step):
+      self._call("write")
+
+    def close(self):
+      self._call("close")
+
+    def _call(self, name):
+      calls.append(name)
+      if name == fails:
+        raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(reporter.tensorboard, "Scalars", lambda folder: Failing())
+  one = reporter.Reporter(folder="folder")
+  one.close()
+  assert calls == ["write", "close"]
+  (record,) = caplog.records
+  assert "scalars can't be written" in record.getMessage()
+
+
+def test_a_run_does_not_wait_for_its_last_points(monkeypatch, caplog):
+  monkeypatch.setattr(reporter, "_PERIOD", 0.01)
+  monkeypatch.setattr(reporter, "_PATIENCE", 0.1, raising=False)
+  entered, release = threading.Event(), threading.Event()
+
+  class Stuck:
+    def write(self, metrics, step):
+      entered.set()
+      release.wait(60.0)
+
+    def close(self):
+      pass
+
+  one = reporter.Reporter()
+  one._scalars = Stuck()
+  one.add(lambda: [metric.one("training_step", "gauge", "", 1)])
+  try:
+    assert entered.wait(20.0)
+    assert _closes(one)
+    assert "could not be reported in 0 s" in caplog.text
+  finally:
+    release.set()
