@@ -63,7 +63,7 @@ def parse(address: str) -> list[Endpoint]:
     bare = host.removeprefix("[").removesuffix("]")
     # Without brackets, the end of an IPv6 address would be taken for a port.
     whole = ":" not in bare or host == f"[{bare}]"
-    is_host = bare and whole and not any(map(str.isspace, bare))
+    is_host = bare and whole and bare.isprintable() and " " not in bare
     if not (colon and is_host and port.isdecimal() and 0 < int(port) < 65536):
       raise ValueError(
         "An address is host:port, such as 10.0.0.3:29400 or [fd00::3]:29400,"
@@ -120,7 +120,7 @@ def bound(host: str) -> tuple[socket.AddressFamily, str]:
   """
   try:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-  except OSError as error:
+  except (OSError, UnicodeError) as error:
     raise ValueError(f"bind={host!r} is no address here: {error}.") from None
   far = [f for f in found if not is_loopback(str(f[4][0]))]
   if far or is_loopback(host):
@@ -205,11 +205,11 @@ def free_ports(count: int = 1) -> list[int]:
 
 def _source(family: socket.AddressFamily, target: str) -> str | None:
   """The address from which this host reaches the target, without a packet."""
-  with socket.socket(family, socket.SOCK_DGRAM) as s:
-    try:
+  try:
+    with socket.socket(family, socket.SOCK_DGRAM) as s:
       place = socket.getaddrinfo(target, 9, family, socket.SOCK_DGRAM)[0][4]
       s.connect(place)
       found = str(s.getsockname()[0])
-    except OSError:
-      return None
+  except (OSError, UnicodeError):  # Unicode: a label is empty, or too long.
+    return None
   return None if ipaddress.ip_address(found).is_unspecified else found

@@ -597,14 +597,21 @@ class SocketTransport(peers.Peers):
     else:
       family = socket.AF_INET6 if ":" in way.host else socket.AF_INET
       place = (way.host, way.port)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setblocking(False)
+    try:
+      sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:  # No IPv6 on this host, or out of descriptors.
+      self._failed(peer, dial, "unreachable", f"{way}: {error}")
+      return
     link = self._add(sock, dial.until, selectors.EVENT_WRITE)
     link.peer, link.endpoint, dial.link = peer, way, link
     # With several endpoints left, none may use up all the time.
     share = (dial.until - time.monotonic()) / 2
     link.until = time.monotonic() + max(0.5, min(share, self._limits.handshake))
-    code = sock.connect_ex(place)
+    try:
+      code = sock.connect_ex(place)
+    except (OSError, TypeError, ValueError) as error:  # None can be this place.
+      self._end(link, "unreachable", f"{way}: {error}")
+      return
     if code == 0:
       self._guarded(link, selectors.EVENT_WRITE)
     elif code not in (errno.EINPROGRESS, errno.EWOULDBLOCK):
@@ -796,7 +803,7 @@ def _look_up(transport: weakref.ref[SocketTransport], dial: _Dial) -> None:
           way.host, way.port, type=socket.SOCK_STREAM
         ):
           found.append(addresses.Endpoint(str(info[4][0]), way.port))
-      except OSError as error:
+      except (OSError, UnicodeError) as error:  # Unicode: an empty label.
         dial.reason = f"{way.host}: {error}"
     dial.found = found
     dial.at = 0.0

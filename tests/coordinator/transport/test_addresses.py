@@ -1,5 +1,7 @@
 """Where a process listens, and what it tells others."""
 
+import errno
+import os
 import pathlib
 import socket
 
@@ -23,6 +25,8 @@ from optax_dist.coordinator.transport import addresses
     "::1",
     "fd00::3",
     " host:1",
+    "host\n:1",
+    "host\0:1",
     "fd00::3:29400",
     "[fd00::3]",
     "unix:" + "x" * 200,
@@ -70,6 +74,8 @@ def test_a_name_that_stands_for_loopback_listens_everywhere(monkeypatch):
 def test_an_unknown_host_is_named():
   with pytest.raises(ValueError, match=r"no\.such\.host\.invalid"):
     addresses.bound("no.such.host.invalid")
+  with pytest.raises(ValueError, match=r"bind='store\.\.svc' is no address"):
+    addresses.bound("store..svc")
 
 
 def test_loopback_is_never_told_to_other_hosts(monkeypatch):
@@ -89,6 +95,15 @@ def test_loopback_is_never_told_to_other_hosts(monkeypatch):
 def test_the_address_towards_a_host_is_looked_up():
   assert addresses._source(socket.AF_INET, "127.0.0.1") == "127.0.0.1"
   assert addresses._source(socket.AF_INET6, "127.0.0.1") is None
+  assert addresses._source(socket.AF_INET, "store..svc") is None
+
+
+def test_a_host_without_ipv6_has_no_address_of_ipv6(monkeypatch):
+  def make(*_):
+    raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+  monkeypatch.setattr(socket.socket, "__init__", make)
+  assert addresses._source(socket.AF_INET6, "2001:db8::1") is None
 
 
 def _handed_out():

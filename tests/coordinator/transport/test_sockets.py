@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import gc
 import os
 import signal
@@ -306,6 +307,10 @@ def test_host_names_are_looked_up_beside_the_loop(new_world, monkeypatch):
   (event,) = world.wait_for("d", interface.PeerLost)
   assert event.how == "unreachable"
   assert "no.such.host.invalid" in event.reason
+  # A name with an empty label is looked up nowhere.
+  world.add("e", limits=_QUICK).connect("c", "store..svc:29300")
+  (event,) = world.wait_for("e", interface.PeerLost)
+  assert "store..svc: " in event.reason
 
 
 def test_a_way_that_leads_nowhere_does_not_hide_the_next_one(tcp):
@@ -320,6 +325,53 @@ def test_a_way_that_leads_nowhere_does_not_hide_the_next_one(tcp):
       ways = f"unix:gone,{dead},127.0.0.1:1,{tcp.address('b')}"
       tcp.all["a"].connect("b", ways)
       tcp.wait_for("a", interface.PeerUp)
+
+
+def test_without_ipv6_an_address_of_ipv6_does_not_hide_the_next_one(
+  tcp, monkeypatch
+):
+  a, b = tcp.add("a"), tcp.add("b")
+  found = [
+    (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", b.port, 0, 0)),
+    (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", b.port)),
+  ]
+  monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+  real = socket.socket.__init__
+
+  def make(sock, family=-1, *args, **options):
+    if family == socket.AF_INET6:
+      raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+    real(sock, family, *args, **options)
+
+  monkeypatch.setattr(socket.socket, "__init__", make)
+  a.connect("b", f"localhost:{b.port}")
+  tcp.wait_for("a", interface.PeerUp)
+
+
+@pytest.mark.parametrize(
+  "way", ["[fe80::1%no-such]:1", f"[fe80::1%{'x' * 99}é]:1", "unix:" + "é" * 95]
+)
+def test_an_address_that_no_socket_takes_does_not_hide_the_next_one(tcp, way):
+  a, _ = tcp.add("a"), tcp.add("b")
+  a.connect("b", f"{way},{tcp.address('b')}")
+  tcp.wait_for("a", interface.PeerUp)
+
+
+def test_who_is_out_of_descriptors_connects_once_there_are_some(
+  tcp, monkeypatch
+):
+  a, b = tcp.add("a"), tcp.add("b")
+  attempts = []
+
+  def none_left(*_):
+    attempts.append(time.monotonic())
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+  with monkeypatch.context() as patch:
+    patch.setattr(socket.socket, "__init__", none_left)
+    a.connect("b", f"127.0.0.1:{b.port}")
+    tcp.run_until(lambda: len(attempts) > 2)
+  tcp.wait_for("a", interface.PeerUp)
 
 
 def test_ports_can_be_chosen():
