@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -316,7 +317,9 @@ def _journal(path: pathlib.Path | None, stack: contextlib.ExitStack):
   from optax_dist.coordinator import journal
 
   try:
-    path.unlink(missing_ok=True)
+    if path.is_file():
+      # Emptied in place, since it may be a link; all else is refused below.
+      os.truncate(path, 0)
     return stack.enter_context(journal.Journal(path))
   except OSError as error:
     raise errors.CommandError(

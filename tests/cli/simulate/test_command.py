@@ -1,6 +1,7 @@
 """``optax-dist simulate``, as a user meets it."""
 
 import json
+import os
 
 import pytest
 
@@ -52,6 +53,30 @@ def test_a_written_journal_is_simulated_again(tmp_path, capsys):
   assert "run.jsonl: line " in bad
   assert "not JSON" in bad
   assert "going on with the other" in rest
+
+
+_RECORDED = ["simulate", "--latency", "constant:1", "--strategy", "sync"]
+_RECORDED += ["--steps", "9", "--replicas", "2", "--write-journal"]
+
+
+def test_a_journal_takes_the_place_of_no_pipe_or_device(tmp_path, capsys):
+  pipe = tmp_path / "pipe"
+  os.mkfifo(pipe)
+  (tmp_path / "link").symlink_to(pipe)
+  for path in (pipe, tmp_path / "link"):
+    assert main.main([*_RECORDED, str(path)]) == 2
+    assert "A journal is a regular file" in capsys.readouterr().err
+  assert pipe.is_fifo()
+  assert (tmp_path / "link").is_symlink()
+
+
+def test_a_journal_is_written_to_what_a_link_names(tmp_path):
+  real, link = tmp_path / "real", tmp_path / "link"
+  real.write_text("{a torn line")
+  link.symlink_to(real)
+  assert main.main([*_RECORDED, str(link)]) == 0
+  assert link.is_symlink()
+  assert json.loads(real.read_text().splitlines()[0])["kind"] == "run"
 
 
 def test_failures_are_simulated(capsys):
