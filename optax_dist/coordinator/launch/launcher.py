@@ -500,12 +500,15 @@ class Launcher:
 
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
-    files = [f for p in (*self._live, *self._spares) for f in p.files()]
+    poll = select.poll()  # `select.select` refuses descriptors from 1024 on.
+    for process in (*self._live, *self._spares):
+      for file in process.files():
+        poll.register(file, select.POLLIN)
     deadline = self._supervisor.deadline()
     wait = _SLICE
     if deadline is not None:
       wait = max(0.0, min(wait, deadline - time.monotonic()))
-    select.select(files, [], [], wait)
+    poll.poll(1000 * wait)
     for replica, group in list(self._groups.items()):
       if self._groups.get(replica) is group:
         self._look_at(replica, group)

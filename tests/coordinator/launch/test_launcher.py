@@ -1,8 +1,10 @@
 """The launcher looks after real processes, and leaves none behind."""
 
+import contextlib
 import errno
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -176,6 +178,21 @@ def test_freed_memory_stays_with_replicas_unless_told_otherwise(
   made.run()
   threshold = b"MALLOC_MMAP_THRESHOLD_=1073741824"
   assert found == [[threshold, b"MALLOC_TRIM_THRESHOLD_=77"]] * 2
+
+
+def test_a_host_may_have_hundreds_of_processes(tmp_path):
+  """Each has four descriptors or so; `select` takes numbers up to 1023."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  wanted = 2000
+  if hard != resource.RLIM_INFINITY and hard < wanted:
+    pytest.skip(f"needs {wanted} descriptors")
+  with contextlib.ExitStack() as stack:
+    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    for _ in range(1024):
+      stack.enter_context(open(os.devnull))
+    ends = [sys.executable, "-c", "pass"]
+    assert not launcher.Launcher(ends, 2, folder=tmp_path).run().losses
 
 
 def test_wrong_numbers_are_refused(tmp_path):
