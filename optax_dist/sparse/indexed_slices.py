@@ -85,6 +85,10 @@ class IndexedSlices:
   # The indices as an opaque leaf, or what JAX puts in its place.
   _rows: Any
 
+  # NumPy would add the slices to each element of an array; so it leaves all of
+  # it to `__radd__`.
+  __array_ufunc__ = None
+
   def __init__(
     self,
     values: jax.typing.ArrayLike,

@@ -108,6 +108,17 @@ def test_apply_updates_keeps_dtypes_and_passes_none():
   assert got["c"] is None
 
 
+@pytest.mark.parametrize("apply", [indexed_slices, optax])
+def test_apply_updates_takes_numpy_parameters(apply):
+  params = np.ones((3, 2), np.float32)
+  update = IndexedSlices(jnp.ones((1, 2)), jnp.array([2]), (3, 2))
+  got = apply.apply_updates({"t": params}, {"t": update})["t"]
+  assert got.dtype == jnp.float32
+  assert got.tolist() == [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]]
+  with pytest.raises(ValueError, match=r"met a parameter of shape \(4, 2\)"):
+    apply.apply_updates(np.ones((4, 2), np.float32), update)
+
+
 def test_apply_updates_checks_the_shape():
   update = IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), (3, 2))
   with pytest.raises(ValueError, match=r"\(3, 2\) met a parameter of shape"):
