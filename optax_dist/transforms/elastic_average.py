@@ -232,6 +232,9 @@ def elastic_average(
     )
     own = me.own
     local_center = leaves.of(own.local_center)
+    # The pull is dense, so no gradient stays sparse.
+    gradients = replica_params.dense(gradients)
+    updates = leaves.put(updates, gradients)
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
     rate, pull = strengths(me.size, own, *args, **extra_args)
@@ -255,8 +258,6 @@ def elastic_average(
         leaves.put(updates, gradients), inner_state, params, **extra_args
       )
 
-    # The pull is dense, so no gradient stays sparse.
-    gradients = replica_params.dense(gradients)
     steps, inner_state = fuse_leaves(step, replicas.names)(
       gradients, own.inner_state, x, local_center
     )

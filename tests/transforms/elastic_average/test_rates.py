@@ -143,3 +143,25 @@ def test_sparse_gradients_become_dense_with_the_pull():
       axis_name="i",
     )(state)
     np.testing.assert_allclose((table + updates[0])[:, 0], expected)
+
+
+def test_sparse_gradients_with_a_scheduled_learning_rate():
+  gradient = IndexedSlices(jnp.ones((2, 1)), jnp.array([1, 1]), (3, 1))
+  table, center = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[0.0], [2], [3]])
+  schedule = optax.linear_schedule(1.0, 0.0, 10)
+  tx = elastic_average(
+    optax.inject_hyperparams(optax.sgd)(learning_rate=schedule),
+    "i",
+    num_replicas=1,
+    moving_rate=0.5,
+  )
+  state = tx.init(center)
+
+  def step(**extra_args):
+    update = lambda state: tx.update(gradient, state, table, **extra_args)
+    return jax.vmap(update, in_axes=None, axis_size=1, axis_name="i")(state)
+
+  updates, _ = step()
+  np.testing.assert_allclose((table + updates[0])[:, 0], [0.5, 0, 3])
+  with pytest.raises(TypeError, match="unexpected keyword argument 'valeu'"):
+    step(valeu=1.0)
