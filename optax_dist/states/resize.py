@@ -67,10 +67,26 @@ def resize_replicas(
   )
 
 
+def on_host(user: str, x: Any) -> Any:
+  """Takes an array off its mesh, whose size and shardings no longer fit."""
+  if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
+    return x
+  if not x.is_fully_addressable:
+    raise ValueError(
+      f"{user} needs the state of all replicas in this process, and some"
+      " of it lies on other hosts' devices. Restore it from a checkpoint into host"
+      " memory, or gather it with"
+      " jax.experimental.multihost_utils.process_allgather(state, tiled=True)."
+    )
+  return np.asarray(x)
+
+
 def _resize(
   state: SyncReplicasState, num: int, departed: str
 ) -> SyncReplicasState:
-  own = jax.tree.map(_on_host, state.replica.value)
+  own = jax.tree.map(
+    lambda x: on_host("resize_replicas", x), state.replica.value
+  )
   if own.local_step.ndim != 1:
     raise ValueError(
       "resize_replicas needs a state with one leading replica axis, as init makes"
@@ -80,13 +96,14 @@ def _resize(
   old = own.local_step.shape[0]
   if departed == "drop" and old > num:
     own = _drop(own, num)
+  step = on_host("resize_replicas", state.global_step)
   new = SyncReplica(
     gradient_sum=jax.tree.map(
       lambda x: _fold_sum(x, own.num_accumulated == 0, num),
       own.gradient_sum,
       is_leaf=lambda x: isinstance(x, SparseSum),
     ),
-    local_step=_pad(own.local_step[:num], num, _on_host(state.global_step)),
+    local_step=_pad(own.local_step[:num], num, step),
     **{
       name: _fold(getattr(own, name), num)
       for name in SyncReplica._fields
@@ -96,20 +113,6 @@ def _resize(
   # From here on it increases with each tick; if all arrive it is the divisor.
   at_most = jnp.sum(new.num_accumulated, dtype=jnp.int32)
   return state._replace(replica=PerReplica(new), at_most=at_most)
-
-
-def _on_host(x: Any) -> Any:
-  """Takes an array off its mesh, whose size and shardings no longer fit."""
-  if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
-    return x
-  if not x.is_fully_addressable:
-    raise ValueError(
-      "resize_replicas needs the state of all replicas in this process, and some"
-      " of it lies on other hosts' devices. Restore it from a checkpoint into host"
-      " memory, or gather it with"
-      " jax.experimental.multihost_utils.process_allgather(state, tiled=True)."
-    )
-  return np.asarray(x)
 
 
 def _drop(own: Any, num: int) -> Any:

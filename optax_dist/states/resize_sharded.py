@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from optax_dist._internal import checks, parts
 from optax_dist._internal.replica_blocks import PerReplica
+from optax_dist.states.resize import on_host
 from optax_dist.states.specs import (
   Found,
   Numbered,
@@ -37,11 +38,13 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
     num_replicas: the new number of replicas; a positive integer.
 
   Returns:
-    A state of the same structure, for ``num_replicas`` replicas.
+    A state of the same structure, for ``num_replicas`` replicas. Its parts are
+    in host memory: shard them as at the start.
 
   Raises:
     ValueError: if an argument is invalid, if there is no state of ``sharded``,
-      or if its parts do not match ``params``.
+      if its parts do not match ``params``, or if some of them lie on other
+      hosts' devices.
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
@@ -108,7 +111,8 @@ def _cut(leaf: Found, count: int) -> Any:
       " state was made for; parts that are sharded over model axes too can't be"
       " cut anew."
     )
-  return PerReplica(parts.rows(parts.whole(old, shape), count))
+  old = on_host(_USER, old)
+  return PerReplica(on_host(_USER, parts.rows(parts.whole(old, shape), count)))
 
 
 def _is_over_model_axes(part: Any) -> bool:

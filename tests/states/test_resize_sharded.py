@@ -94,6 +94,17 @@ def test_shapes_are_enough_for_the_parameters():
   chex.assert_trees_all_equal(resized, _in_parts(3))
 
 
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_state_on_a_mesh_comes_to_the_host(explicit):
+  """The old mesh fits no more."""
+  state = _in_parts(N)
+  specs = optax_dist.state_specs(state, maps.AXIS)
+  placed = optax_dist.place(state, maps.mesh(N, explicit), specs)
+  resized = optax_dist.resize_sharded(placed, PARAMS, 3)
+  chex.assert_trees_all_equal(resized, _in_parts(3))
+  assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(resized))
+
+
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("fewer", [2, 3])
 def test_training_goes_on_from_a_checkpoint(tmp_path, fewer):
@@ -117,6 +128,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, fewer):
   with ocp.StandardCheckpointer() as checkpointer:
     restored = checkpointer.restore(tmp_path / "state", like)
   resized = optax_dist.resize_sharded(restored, PARAMS, fewer)
+  # The counters are still on the old mesh.
   updates, _ = update(fewer, jax.device_get(resized), second)
 
   one = optax.adam(0.1).init(PARAMS)
