@@ -71,7 +71,8 @@ def _member(
   told = "null"
   found = timings.Timings.unpack(raw) if raw else None
   if found is not None and arrived is not None:
-    told = _TIMINGS % clocks.align(part.incarnation, found, arrived)
+    aligned = clocks.align(part.incarnation, found, arrived)
+    told = "null" if aligned is None else _TIMINGS % aligned
   replica = part.replica
   known = _BATCHES.get(details.batches)
   return _MEMBER % (

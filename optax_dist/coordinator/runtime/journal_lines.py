@@ -282,6 +282,8 @@ class JournalLines:
     if found is None or arrived is None:
       return None
     aligned = self._clocks.align(incarnation, found, arrived)
+    if aligned is None:
+      return None
     return {key: _rounded(x) for key, x in aligned._asdict().items()}
 
 

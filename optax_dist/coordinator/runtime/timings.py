@@ -94,7 +94,7 @@ class Clocks:
 
   def align(
     self, incarnation: int, timings: Timings, arrived: float
-  ) -> Timings:
+  ) -> Timings | None:
     """A submission's times on the leader's clock.
 
     Args:
@@ -103,16 +103,20 @@ class Clocks:
       arrived: when they arrived, on the leader's clock.
 
     Returns:
-      The timings, with `start` and `sent` on the leader's clock.
+      The timings, with `start` and `sent` on the leader's clock; None if these
+      are too large there, since the sender made them up.
     """
     start, sent = timings.start, timings.sent
     behind = arrived - sent
     least = self._least.get(incarnation)
     if least is None or behind < least:
       least = self._least[incarnation] = behind
+    start, sent = start + least, sent + least
+    if not (math.isfinite(start) and math.isfinite(sent)):
+      return None
     return Timings(
-      start + least,
-      sent + least,
+      start,
+      sent,
       *timings[2:8],
       timings.bytes_in,
       timings.bytes_out,

@@ -1,5 +1,6 @@
 """Lines of the journal that the leader's driver adds to."""
 
+import dataclasses
 import json
 import math
 import resource
@@ -337,12 +338,20 @@ def test_what_members_made_up_does_not_end_training(tmp_path):
   lines.write(
     notes.GradientDropped(0, 1, 0, 0, 1, "stale", deep, None, None, b"made up")
   )
+  large = timings.Timings(1e308, -1e308, *[0.0] * 6).pack()
+  lines.write(
+    notes.GradientDropped(0, 1, 0, 0, 1, "stale", "", None, 0.5, large)
+  )
+  commit = dataclasses.replace(_commit(0), timings=(large, large))
+  lines.write(commit)
   lines.write(notes.FingerprintSeen(0, 1, "made up"))
   lines.write(notes.FingerprintSeen(0, 1, "a-b-c"))
   lines.close()
-  _, dropped, *digests = journal.read(path, strict=True).records
+  _, dropped, *late, digest, other = journal.read(path, strict=True).records
   assert (dropped["batches"], dropped["timings"]) == (None, None)
-  found = [(r["params"], r["state"]) for r in digests]
+  assert [r["kind"] for r in late] == ["drop", "commit"]
+  assert late[0]["timings"] is late[1]["members"][0]["timings"] is None
+  found = [(r["params"], r["state"]) for r in (digest, other)]
   assert found == [("made up", ""), ("a", "b-c")]
 
 

@@ -38,6 +38,12 @@ def test_the_fastest_message_sets_a_clock():
   assert clocks.align(1, ONE, 8.0).sent == 8.0
 
 
+def test_times_that_are_too_large_on_the_leaders_clock_are_none():
+  large = timings.Timings(1e308, -1e308, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+  assert timings.Timings.unpack(large.pack()) == large
+  assert timings.Clocks().align(1, large, 5.0) is None
+
+
 def test_compiling_counts_in_the_thread_that_does_it():
   before = timings.compiled()
   jax.jit(lambda x: x * 3.5 + 1)(np.ones(3)).block_until_ready()
