@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import pathlib
+import sys
 import threading
 import time as _time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,10 +26,12 @@ VERSION = 1
 
 Record = dict[str, Any]
 
+_MOST = sys.float_info.max
 # The type of each field; "?" marks fields that are null when unknown.
 _CHECKS: dict[str, Callable[[Any], bool]] = {
   "a whole number": lambda x: type(x) is int,
-  "a number": lambda x: type(x) in (int, float) and math.isfinite(x),
+  # Finite; and whole numbers that a float can't have are refused, too.
+  "a number": lambda x: type(x) in (int, float) and -_MOST <= x <= _MOST,
   "a text": lambda x: type(x) is str,
   "a whole number or text": lambda x: type(x) in (int, str),
   "true or false": lambda x: type(x) is bool,
@@ -480,13 +482,14 @@ def parse(line: bytes) -> tuple[Record | None, str]:
   Missing optional fields become null, as in `write`.
   """
   try:
-    record = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+    text = line.decode("utf-8")
+    record = json.loads(text, parse_constant=_no_constant)
   except UnicodeDecodeError:
     return None, "not UTF-8 text"
   except (ValueError, RecursionError) as error:
     return None, f"not JSON ({error})"
   if type(record) is not dict:
-    return None, f"not a JSON object but {line[:20].decode()!r}"
+    return None, f"not a JSON object but {text[:20]!r}"
   wrong = _fault(record)
   if wrong:
     return None, wrong

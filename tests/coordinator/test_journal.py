@@ -139,7 +139,10 @@ _RUN = {
   ("line", "said"),
   [
     (b"[1, 2]", "not a JSON object but '[1, 2]'"),
+    (b'"%s"' % ("é" * 30).encode(), f"object but '\"{'é' * 19}'"),
     (b'{"kind": 3, "time": 1}', "no kind"),
+    (b'{"kind": "future", "time": 1e999}', "time must be a number"),
+    (b'{"kind": "future", "time": -1%s}' % (b"0" * 400), "must be a number"),
     (b'{"kind": "join", "time": 1, "step": 0}', "no replica"),
     (b'{"kind": "future", "time": "soon"}', "time must be a number"),
     (b'{"kind": "future", "time": NaN}', "NaN is no JSON number"),
