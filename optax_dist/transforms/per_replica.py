@@ -15,6 +15,7 @@ from optax_dist._internal.replica_blocks import (
   is_per_replica,
   own_block,
 )
+from optax_dist.states.specs import children
 
 _USER = "per_replica"
 
@@ -164,11 +165,10 @@ def _on_parts(
           for name, part in zip(node._fields, node, strict=True)
         }
       )
-    if isinstance(node, list | tuple) and not is_per_replica(node):
-      return type(node)(map(walk, node))
-    if isinstance(node, dict):
-      return {key: walk(part) for key, part in node.items()}
-    return node
+    if is_per_replica(node) or jax.tree_util.all_leaves([node]):
+      return node
+    parts, treedef = children(node)
+    return treedef.unflatten(map(walk, parts))
 
   state = walk(state)
   if missing:

@@ -1,5 +1,7 @@
 """Tests of wrappers with per-replica state, under vmap, pmap and shard_map."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import maps
@@ -62,6 +64,23 @@ def test_multi_steps_adds_up_each_replicas_own(map_name, sync):
       np.testing.assert_allclose(own, gradient, rtol=1e-6)
     assert state.acc_grads.value.local_step.tolist() == [t + 1] * N
   assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == shapes
+
+
+@jax.numpy_dtype_promotion("standard")
+def test_parameters_keep_their_types():
+  """Also those that are neither a dict nor a list."""
+  adam = optax.chain(optax_dist.cross_shard(maps.AXIS), optax.adam(0.1))
+  tx = optax_dist.per_replica(
+    optax.MultiSteps(adam, 2), maps.AXIS, "acc_grads", num_replicas=N
+  )
+  params = collections.OrderedDict(w=np.zeros(3, np.float32))
+  state = tx.init(params)
+  assert type(state.inner_opt_state[1][0].mu) is collections.OrderedDict
+  step = lambda s, g: tx.update(collections.OrderedDict(w=g), s, params)
+  run = maps.stepper("vmap", step, state, N)
+  updates, after = run(state, _gradients()[0])
+  assert type(updates) is collections.OrderedDict
+  assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 @maps.every_map
