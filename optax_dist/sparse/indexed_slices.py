@@ -260,7 +260,18 @@ class IndexedSlices:
 
   def to_dense(self) -> jax.Array:
     """Builds the array, of shape ``dense_shape``; repeated indices add up."""
-    return self + jnp.zeros(self.dense_shape, self.values.dtype)
+    sharding = jax.typeof(self.values).sharding
+    columns = sharding.spec[1:]
+    if any(axis is not None for axis in columns):
+      # Over Explicit axes, JAX adds only arrays that are sharded alike.
+      spec = jax.sharding.PartitionSpec(None, *columns)
+      sharding = sharding.update(spec=spec)
+    else:
+      sharding = None
+    zeros = jnp.zeros(
+      self.dense_shape, self.values.dtype, out_sharding=sharding
+    )
+    return self + zeros
 
   def __add__(self, dense: jax.typing.ArrayLike) -> jax.Array:
     """Adds the rows to an array of shape ``dense_shape``, in its dtype.
@@ -347,11 +358,12 @@ def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
   indices = slices.indices[order]
   first = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
   slot = jnp.cumsum(first, dtype=jnp.int32) - 1
-  values = jax.ops.segment_sum(
+  # Of the values' sharding, unlike those of `jax.ops.segment_sum`.
+  values = jnp.zeros_like(slices.values)
+  values = values.at[slot].add(
     jnp.where(slices.valid, slices.values, 0)[order],
-    slot,
-    num_segments=slots,
     indices_are_sorted=True,
+    mode="drop",
   )
   unique = jnp.full(slots, rows, slices.indices.dtype).at[slot].set(indices)
   return IndexedSlices.unchecked(values, unique, slices.dense_shape)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
@@ -77,6 +79,63 @@ def test_sum_duplicates_drops_what_unused_slots_hold():
   summed = indexed_slices.sum_duplicates(slices)
   assert summed.values.tolist() == [1.0, 0.0]
   assert summed.indices.tolist() == [2, ROWS]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("batched", [False, True])
+def test_columns_in_shards(kind, batched):
+  """The same numbers, in the same shards, under jit and a vmap in it."""
+  mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
+  put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+  values = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+  indices = np.array([4, 1, 4], np.int32)
+  rows = ()
+  if batched:
+    values, indices, rows = values[None], indices[None], (None,)
+
+  def run(values, indices):
+    slices = IndexedSlices.unchecked(values, indices, (ROWS, 4))
+    summed = indexed_slices.sum_duplicates(slices)
+    return slices.to_dense(), summed.values, summed.to_dense()
+
+  run = jax.jit(jax.vmap(run) if batched else run)
+  sharded = run(put(values, *rows, None, "model"), put(indices))
+  for x, expected in zip(sharded, run(values, indices), strict=True):
+    np.testing.assert_array_equal(x, expected)
+    if kind == AxisType.Explicit:
+      assert x.sharding.spec == P(*rows, None, "model")
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_columns_in_shards_inside_a_map(check_vma):
+  """Of a mesh with one manual axis, the other one is still Explicit."""
+  mesh = jax.make_mesh(
+    (2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2
+  )
+  put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+  def run(values, indices):
+    slices = IndexedSlices.unchecked(values, indices, (ROWS, 4))
+    return indexed_slices.sum_duplicates(slices).to_dense()
+
+  run = jax.jit(
+    jax.shard_map(
+      run,
+      mesh=mesh,
+      in_specs=P("data"),
+      out_specs=P("data"),
+      axis_names={"data"},
+      check_vma=check_vma,
+    )
+  )
+  dense = run(
+    put(np.ones((4, 4), np.float32), "data", "model"),
+    put(np.array([1, 1, 2, 3]), "data"),
+  )
+  assert dense.sharding.spec == P("data", "model")
+  expected = np.zeros((2 * ROWS, 1))
+  expected[[1, ROWS + 2, ROWS + 3]] = [[2], [1], [1]]
+  np.testing.assert_array_equal(dense, np.repeat(expected, 4, axis=1))
 
 
 def test_sum_duplicates_of_nothing():
