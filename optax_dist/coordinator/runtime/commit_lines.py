@@ -6,7 +6,6 @@ check and encode: that takes a quarter of the time.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from typing import Any
@@ -102,21 +101,25 @@ def batches(text: str) -> list[Any] | None:
     >>> batches("[3, null]"), batches("[NaN]")
     ([3, None], None)
   """
-  if _depth(text) > _DEEPEST:
-    return None
   try:
     found = _decode(text) if text else None
-  except ValueError:
+  except (ValueError, RecursionError):
     return None
-  return found if type(found) is list else None
+  if type(found) is not list or _is_too_deep(found):
+    return None
+  return found
 
 
-def _depth(text: str) -> int:
-  """How deep lists and objects are nested; brackets in strings count, too."""
-  if text.count("[") + text.count("{") <= _DEEPEST:
-    return 0
-  steps = ((c in "[{") - (c in "]}") for c in text)
-  return max(itertools.accumulate(steps))
+def _is_too_deep(found: list[Any]) -> bool:
+  level: list[Any] = [found]
+  for _ in range(_DEEPEST):
+    level = [
+      part
+      for one in level
+      for part in (one.values() if type(one) is dict else one)
+      if type(part) in (list, dict)
+    ]
+  return bool(level)
 
 
 def _finite(text: str) -> float:
