@@ -168,8 +168,9 @@ def _main(home: pathlib.Path) -> None:
   left = max(0.1, job.deadline - time.time())
   faulthandler.dump_traceback_later(left, exit=True)
   initialize(job.port, job.processes, job.index, left)
-  faulthandler.dump_traceback_later(job.timeout, exit=True)
+  # What it imports belongs to its beginning, and is slow on a busy machine.
   fn = getattr(_imported(job.path), job.name)
+  faulthandler.dump_traceback_later(job.timeout, exit=True)
   result = fn(*job.args)
   (home / "result").write_bytes(pickle.dumps(result))
 

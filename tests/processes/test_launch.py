@@ -64,9 +64,9 @@ def test_the_output_of_a_process_that_fails_is_shown():
 
 def test_a_process_that_hangs_is_named_and_ended(tmp_path):
   with pytest.raises(launch.ProcessError) as info:
-    launch.run(_one_hangs, str(tmp_path), processes=2, timeout=3)
+    launch.run(_one_hangs, str(tmp_path), processes=2, timeout=10)
   message = str(info.value)
-  assert "_one_hangs did not finish in every process (3 s)" in message
+  assert "_one_hangs did not finish in every process (10 s)" in message
   assert "Process 0 of 2 ended with exit code 1" in message
   assert "in _one_hangs" in message.split("Process 1 of 2")[0]
   assert "Process 1 of 2 finished and waited for the others" in message
