@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
-import select
 import signal
 import sys
 import time
@@ -250,8 +249,8 @@ class Groups:
 
   def _look(self) -> None:
     live = {p.process.pid: p for p in self.everyone if p.ended_at is None}
-    found, _, _ = select.select([p.process for p in live.values()], [], [], 0.1)
-    for process in found:
+    processes = [p.process for p in live.values()]
+    for process in child.wait_for_messages(processes, 0.1):
       one = live[process.pid]
       events, ended = process.read()
       one.take(events)

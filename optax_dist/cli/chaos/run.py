@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-import select
 import signal
 import time
 
@@ -160,7 +159,7 @@ class _Run:
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
     live = [m for m in self._members if not m.over]
-    ready, _, _ = select.select([m.process for m in live], [], [], 0.02)
+    ready = child.wait_for_messages([m.process for m in live], 0.02)
     for member in live:
       if member.process not in ready:
         continue

@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import pathlib
+import selectors
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from optax_dist.coordinator.launch import channel, output
@@ -87,11 +88,11 @@ class Child:
     return self.popen.pid
 
   def fileno(self) -> int:
-    """The descriptor to `select` on before `read`."""
+    """The descriptor to wait for before `read`."""
     return self._socket.fileno()
 
   def files(self) -> list[int]:
-    """All descriptors to select on: messages and output."""
+    """All descriptors to wait for: messages and output."""
     found = [self._socket.fileno(), *(s.fileno() for s in self._streams())]
     return [number for number in found if number >= 0]
 
@@ -198,6 +199,23 @@ class Child:
   def _streams(self) -> list[IO[bytes]]:
     both = (self.popen.stdout, self.popen.stderr)
     return [s for s in both if s is not None and not s.closed]
+
+
+def wait_for_messages(children: Iterable[Child], seconds: float) -> list[Child]:
+  """Waits until processes have said something or closed their channels.
+
+  Args:
+    children: the processes to wait for; none of their channels has ended.
+    seconds: how long to wait at most.
+
+  Returns:
+    Those that `read` finds something of.
+  """
+  # `select.select` refuses descriptors from 1024 on.
+  with selectors.PollSelector() as selector:
+    for one in children:
+      selector.register(one, selectors.EVENT_READ, one)
+    return [key.data for key, _ in selector.select(seconds)]
 
 
 def ending(process: subprocess.Popen) -> str:

@@ -1,8 +1,30 @@
 """Replicas of several processes, killed by the command."""
 
 import json
+import os
+import types
+
+import descriptors
 
 from optax_dist.cli import main
+from optax_dist.cli.chaos import groups
+
+
+def test_messages_are_read_from_descriptors_with_large_numbers(tmp_path):
+  made = groups.Groups(tmp_path)
+  read, write = os.pipe()
+  os.write(write, b"{}")
+  with descriptors.high(read) as number:
+    one = types.SimpleNamespace(
+      pid=1,
+      fileno=lambda: number,
+      read=lambda: ([{"event": "step", "step": 3, "print": "a"}], False),
+    )
+    made.everyone = [groups.Process(one, 0, 0, 0)]
+    made._look()
+  assert made.everyone[0].step == 3
+  os.close(read)
+  os.close(write)
 
 
 def test_processes_are_killed_and_the_table_is_printed(tmp_path, capsys):

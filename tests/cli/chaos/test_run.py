@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import os
 import signal
 import types
 
+import descriptors
 import pytest
 
 from optax_dist.cli.chaos import cases
@@ -105,6 +107,21 @@ def _orders(run):
 )
 def test_a_result_is_one_word(problems, outcome):
   assert runs.Result(cases.case(0), problems=problems).outcome == outcome
+
+
+def test_messages_are_read_from_descriptors_with_large_numbers(started):
+  run = started(_case("computing", "kill"))
+  read, write = os.pipe()
+  os.write(write, b"{}")
+  with descriptors.high(read) as number:
+    for member in run._members:
+      member.process.fileno = lambda: number
+      member.process.read = lambda: ([_step(4)], False)
+    run._members = run._members[:1]
+    run._look()
+  assert run._members[0].step == 4
+  os.close(read)
+  os.close(write)
 
 
 def test_who_comes_to_the_phase_is_struck_once(started):
