@@ -34,6 +34,7 @@ DEFAULT_PORTS = range(29400, 29500)
 
 _TURN = 2 << 20  # Bytes to read or write before other connections get a turn.
 _PAUSES = (0.05, 0.3)  # Shortest and longest pause between attempts.
+_DEAF = 0.5  # Seconds without accepting when resources run out.
 _FORGOTTEN = 1024  # Ended connections whose names are kept.
 
 
@@ -542,7 +543,10 @@ class SocketTransport(peers.Peers):
     for until, listener in list(self._deaf):
       if now >= until:
         self._deaf.remove((until, listener))
-        self._selector.register(listener, selectors.EVENT_READ)
+        try:
+          self._selector.register(listener, selectors.EVENT_READ)
+        except OSError:  # Out of watches or memory.
+          self._deaf.append((now + _DEAF, listener))
 
   # Opening connections.
 
@@ -554,14 +558,17 @@ class SocketTransport(peers.Peers):
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
           # Out of descriptors: otherwise the loop would spin here.
           self._selector.unregister(listener)
-          self._deaf.append((time.monotonic() + 0.5, listener))
+          self._deaf.append((time.monotonic() + _DEAF, listener))
         return
       unix = sock.family == socket.AF_UNIX
       if unix and not _is_own_user(sock):
         sock.close()
         continue
       until = time.monotonic() + self._limits.handshake
-      link = self._add(sock, until, selectors.EVENT_READ)
+      try:
+        link = self._add(sock, until, selectors.EVENT_READ)
+      except OSError:
+        continue  # The peer tries again.
       link.source = "" if unix else str(place[0])
       link.handshake = handshake.Handshake(self._key, self.name)
       self._strangers[link] = None
@@ -582,7 +589,10 @@ class SocketTransport(peers.Peers):
         dial.found = dial.ways
       else:
         dial.at = dial.until  # `poll` is woken before that.
-        _look_up(weakref.ref(self), dial)
+        try:
+          _look_up(weakref.ref(self), dial)
+        except RuntimeError as error:  # Out of threads.
+          self._failed(peer, dial, "unreachable", f"no look-up: {error}")
         return
     if not dial.found:
       self._failed(peer, dial, "unreachable", dial.reason)
@@ -599,10 +609,11 @@ class SocketTransport(peers.Peers):
       place = (way.host, way.port)
     try:
       sock = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:  # No IPv6 on this host, or out of descriptors.
+      link = self._add(sock, dial.until, selectors.EVENT_WRITE)
+    except OSError as error:
+      # No IPv6 on this host, or out of descriptors, watches or memory.
       self._failed(peer, dial, "unreachable", f"{way}: {error}")
       return
-    link = self._add(sock, dial.until, selectors.EVENT_WRITE)
     link.peer, link.endpoint, dial.link = peer, way, link
     # With several endpoints left, none may use up all the time.
     share = (dial.until - time.monotonic()) / 2
@@ -649,9 +660,14 @@ class SocketTransport(peers.Peers):
       self._end(link, "broken", str(error))
 
   def _add(self, sock: socket.socket, until: float, mask: int) -> _Link:
+    """Watches a socket; closes it, and raises OSError, if that can't be."""
     sock.setblocking(False)
     link = _Link(None, sock, until, mask=mask)
-    self._selector.register(sock, mask, link)
+    try:
+      self._selector.register(sock, mask, link)
+    except OSError:
+      sock.close()
+      raise
     self._links.add(link)
     return link
 

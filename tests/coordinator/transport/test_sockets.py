@@ -374,6 +374,65 @@ def test_who_is_out_of_descriptors_connects_once_there_are_some(
   tcp.wait_for("a", interface.PeerUp)
 
 
+def _out_of_watches(*_):
+  raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_who_can_watch_no_more_sockets_connects_once_it_can(tcp, monkeypatch):
+  a, b = tcp.add("a"), tcp.add("b")
+  with monkeypatch.context() as patch:
+    patch.setattr(a._selector, "register", _out_of_watches)
+    a.connect("b", f"127.0.0.1:{b.port}")
+    tcp.run_until(lambda: "No space left" in a._dials["b"].reason)
+  tcp.wait_for("a", interface.PeerUp)
+
+
+def test_who_can_watch_no_more_sockets_accepts_once_it_can(tcp, monkeypatch):
+  a, b = tcp.add("a"), tcp.add("b")
+  with monkeypatch.context() as patch:
+    patch.setattr(a._selector, "register", _out_of_watches)
+    b.connect("a", f"127.0.0.1:{a.port}")
+    tcp.run_until(lambda: "closed" in b._dials["a"].reason)
+  tcp.wait_for("a", interface.PeerUp)
+
+
+def test_who_was_out_of_descriptors_accepts_once_it_can_watch(tcp, monkeypatch):
+  a, b = tcp.add("a"), tcp.add("b")
+  attempts = []
+
+  def none_left(*_):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+  def no_watch(*_):
+    attempts.append(time.monotonic())
+    _out_of_watches()
+
+  with monkeypatch.context() as patch:
+    patch.setattr(socket.socket, "accept", none_left)
+    b.connect("a", f"127.0.0.1:{a.port}")
+    tcp.run_until(lambda: a._deaf)
+  with monkeypatch.context() as patch:
+    patch.setattr(a._selector, "register", no_watch)
+    tcp.run_until(lambda: len(attempts) > 1)
+  tcp.wait_for("a", interface.PeerUp)
+
+
+def test_who_can_start_no_thread_looks_up_once_it_can(tcp, monkeypatch):
+  a, b = tcp.add("a"), tcp.add("b")
+  attempts = []
+
+  def none_left(*_):
+    attempts.append(time.monotonic())
+    raise RuntimeError("can't start new thread")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(threading.Thread, "start", none_left)
+    a.connect("b", f"localhost:{b.port}")
+    tcp.run_until(lambda: len(attempts) > 2)
+  assert "can't start new thread" in a._dials["b"].reason
+  tcp.wait_for("a", interface.PeerUp)
+
+
 def test_ports_can_be_chosen():
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
