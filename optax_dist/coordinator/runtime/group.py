@@ -8,10 +8,8 @@ reads its events and announces how many; the others read that many.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from optax_dist.coordinator import errors
 from optax_dist.coordinator.protocol.group import orders
-from optax_dist.coordinator.runtime import handover
+from optax_dist.coordinator.runtime import handover, last_words
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.ledger import Progress, Spans
 
@@ -107,8 +105,7 @@ def end_process(text: str) -> None:
   Args:
     text: why, for the standard error stream.
   """
-  with contextlib.suppress(OSError, ValueError):  # It may be full, or closed.
-    print(text, file=sys.stderr, flush=True)
+  last_words.say(text)
   os._exit(EXIT_CODE)
 
 

@@ -7,7 +7,6 @@ step has taken.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import traceback
 from collections.abc import Callable
 
 from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.runtime import last_words
 
 # A step that no one waits for may be an evaluation, or a pause in a notebook.
 _UNHURRIED = 3600.0
@@ -156,8 +156,7 @@ class Watchdog:
       reason = f"stuck: its step has taken {lasts:.1f} s so far"
       found = stacks(steps.thread)
       text = f"{self._name}: {reason}. Its threads:\n{found}"
-      with contextlib.suppress(OSError, ValueError):  # Full, or closed.
-        print(text, file=sys.stderr, flush=True)
+      last_words.say(text)
       if self._evict is not None:
         self._evict(reason, found)
         return

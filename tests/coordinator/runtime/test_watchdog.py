@@ -122,10 +122,24 @@ class _Full:
   flush = write
 
 
+class _Blocked:
+  """A stream to a pipe that nobody reads."""
+
+  def __init__(self):
+    self.read = threading.Event()
+
+  def write(self, text):
+    self.read.wait(120.0)
+
+  flush = str
+
+
+@pytest.mark.parametrize("kind", [_Full, _Blocked])
 def test_one_that_is_stuck_is_given_up_even_if_nothing_can_be_printed(
-  monkeypatch,
+  kind, monkeypatch
 ):
-  monkeypatch.setattr(sys, "stderr", _Full())
+  stream = kind()
+  monkeypatch.setattr(sys, "stderr", stream)
   given_up = threading.Event()
   dog = watchdog.Watchdog(
     0.05, "replica 7", lambda: False, lambda *_: given_up.set()
@@ -133,6 +147,8 @@ def test_one_that_is_stuck_is_given_up_even_if_nothing_can_be_printed(
   dog.steps.begin(-1e6)
   dog.start()
   assert given_up.wait(60.0)
+  if kind is _Blocked:
+    stream.read.set()
   dog.close()
 
 

@@ -1,0 +1,31 @@
+"""Printing that never blocks: what a process says before it is given up."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+
+_PATIENCE = 1.0
+
+
+def say(text: str, patience: float = _PATIENCE) -> None:
+  """Prints a text to standard error, in a thread of its own.
+
+  Nobody may read the pipe that it is, and it may be full, or closed.
+
+  Args:
+    text: the text; it is lost if it can't be printed.
+    patience: seconds to wait until it is printed.
+  """
+
+  def write() -> None:
+    with contextlib.suppress(OSError, ValueError):
+      print(text, file=sys.stderr, flush=True)
+
+  thread = threading.Thread(
+    target=write, name="optax-dist-last-words", daemon=True
+  )
+  with contextlib.suppress(RuntimeError):  # Out of threads.
+    thread.start()
+    thread.join(patience)
