@@ -554,9 +554,18 @@ class Replica:
 
     Raises:
       ValueError: `join` or `run_embedded` was given no `data`.
+      ValueError: the step is neither, and not among the latest either.
     """
     self._data("progress_at()")
     known = lambda: step in self._handover.progress
+    latest = max(list(self._handover.progress), default=-1)
+    comes = latest < step <= self._handover.published.step
+    if not (known() or comes or step in self._held_steps()):
+      raise ValueError(
+        "progress_at(step) is for the step of `params`, now"
+        f" {self._based_on}, or of `state_to_save`; got {step!r}, which is not"
+        " known here (any more)."
+      )
     self._wait(known, "to read what is committed")
     return self._handover.progress[step]
 

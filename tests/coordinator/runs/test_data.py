@@ -289,6 +289,23 @@ def test_data_is_reported_however_far_the_others_are_ahead():
   assert 0 < saved <= committed == step < 300
 
 
+def test_the_progress_of_a_step_that_nobody_holds_is_refused_at_once():
+  data = coordinator.Batches(num_samples=8, global_batch=4)
+
+  def train(replica):
+    for _ in replica.batches():
+      replica.step(jnp.ones(4))
+    known = replica.progress_at(replica.global_step).done
+    for step in (-1, 100):
+      with pytest.raises(ValueError, match=f"now 2, .* got {step}, which is"):
+        replica.progress_at(step)
+    return known
+
+  assert coordinator.run_embedded(
+    train, 1, optax.sgd(0.1), PARAMS, data=data
+  ) == [8]
+
+
 def test_abandoned_samples_come_again():
   data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
   drawn = []
