@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import queue
 import secrets
@@ -53,6 +54,8 @@ from optax_dist.coordinator.runtime import (
 from optax_dist.coordinator.runtime import group as groups
 
 __all__ = ["Outcome", "Replica"]
+
+_log = logging.getLogger("optax_dist.coordinator")
 
 # Minimum size of a gradient to send while it is being written: 4 MB are
 # written in half a millisecond, and alternating costs as much.
@@ -378,8 +381,14 @@ class Replica:
         state. Otherwise the replica gets that state, and `finished` is True.
       CoordinatorError: there is no answer within `timeout` seconds.
     """
+    warning = threading.Timer(
+      min(self._settings.stall_warning, threading.TIMEOUT_MAX),
+      self._warn_of_waiting,
+    )
+    warning.daemon = True
     try:
       self._driver.start()
+      warning.start()
       self._wait(
         lambda: self._handover.admission > 0,
         "to be let in. If all replicas of the job have died, restart its store"
@@ -389,11 +398,22 @@ class Replica:
     except BaseException:
       self.close()
       raise
+    finally:
+      warning.cancel()
     self._local = self._initial_local_state()
     self._begin()
     if self._settings.step_timeout != 0:
       self._watchdog.start()
     return self
+
+  def _warn_of_waiting(self) -> None:
+    """Only a leader reports stalls, and this replica may never reach one."""
+    seconds, missing = self._settings.stall_warning, self._driver.missing()
+    if not (self._closed or self._handover.admission):
+      _log.warning(
+        "Replica %r has waited %.1f s to be let in. Its event loop %s.",
+        *(self.replica, seconds, missing),
+      )
 
   def _own(self) -> Any:
     """The local state to serve to a joining replica; None for none."""

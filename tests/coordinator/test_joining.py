@@ -162,6 +162,25 @@ def test_what_can_not_be_is_refused_with_its_name(argument, error, said):
     )
 
 
+def test_who_waits_for_a_store_that_is_not_there_is_told_its_address(caplog):
+  address = f"127.0.0.1:{addresses.free_ports()[0]}"
+  with pytest.raises(coordinator.CoordinatorError) as caught:
+    coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      coordinator_address=address,
+      total_num_replicas=2,
+      replica=1,
+      timeout=0.5,
+      attempt_timeout=0.1,
+      leader_timeout=0.1,
+      stall_warning=0.2,
+    )
+  assert f"tcp://{address}: no answer" in str(caught.value)
+  assert "Replica 1 has waited 0.2 s to be let in" in caplog.text
+  assert f"tcp://{address}: no answer" in caplog.text
+
+
 def test_integers_of_numpy_are_integers():
   steps = coordinator.run_embedded(
     lambda replica: replica.step(jnp.ones(2)).global_step,

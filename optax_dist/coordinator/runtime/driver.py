@@ -187,6 +187,8 @@ class Driver:
     self._numbers = itertools.count()
     # Open store requests by number: kind, and the core's number.
     self._asked: dict[int, tuple[str, int]] = {}
+    # Why the store's last answer is unknown; "" if it is known.
+    self._unanswered = ""
     self._gradients: dict[int, reduce_scatter_gather.Gradient] = {}
     # Gradients that are not completely written yet.
     self._unwritten: collections.deque[reduce_scatter_gather.Gradient] = (
@@ -294,9 +296,11 @@ class Driver:
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
     self.post(lambda: found.put(self._core.missing(time.monotonic())))
     try:
-      return f"says that it waits {found.get(timeout=1.0)}"
+      waits = found.get(timeout=1.0)
     except queue.Empty:
       return "does not answer"
+    store = f" ({self._unanswered})" if self._unanswered else ""
+    return f"says that it waits {waits}{store}"
 
   def stalled(self) -> bool:
     """Whether other replicas wait; callable from any thread."""
@@ -489,6 +493,7 @@ class Driver:
     if kind == "delete":
       return
     given: inputs.Input
+    self._unanswered = ""
     match event:
       case stores.Absent():
         given = inputs.GetAnswered(request, True, None)
@@ -504,6 +509,7 @@ class Driver:
         given = inputs.PutAnswered(request, "conflict")
       case stores.Unknown(_, reason) | stores.Refused(_, reason):
         _log.info("the store does not answer: %s", reason)
+        self._unanswered = reason
         given = (
           inputs.PutAnswered(request, "unknown")
           if kind == "put"
@@ -660,6 +666,10 @@ class Driver:
         self._change(finished=reason)
       case fx.Fail(error, reason):
         self._write_rest()
+        if self._unanswered:
+          reason = (
+            f"{reason} The last request to the store: {self._unanswered}."
+          )
         self.handover.failure = getattr(errors, error)(reason)
         self._tell = True
       case fx.LeadershipChanged(leads, _):
