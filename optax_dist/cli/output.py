@@ -1,9 +1,37 @@
 """The output directory of a run."""
 
+import contextlib
 import pathlib
 import tempfile
+from collections.abc import Iterator
 
 from optax_dist.cli import errors
+
+
+@contextlib.contextmanager
+def prepared(
+  directory: pathlib.Path, files: list[str]
+) -> Iterator[list[pathlib.Path]]:
+  """Like `prepare`; removes directories that are still empty after an error.
+
+  Args:
+    directory: see `prepare`.
+    files: see `prepare`.
+
+  Yields:
+    The files' paths.
+
+  Raises:
+    errors.CommandError: if a file could not be written.
+  """
+  missing = [d for d in (directory, *directory.parents) if not d.exists()]
+  try:
+    yield prepare(directory, files)
+  except BaseException:
+    with contextlib.suppress(OSError):  # It has files.
+      for made in missing:
+        made.rmdir()
+    raise
 
 
 def prepare(directory: pathlib.Path, files: list[str]) -> list[pathlib.Path]:

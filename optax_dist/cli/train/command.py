@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 
 from optax_dist.cli import errors, installed, output, parser, reported
-from optax_dist.cli.train import optimizer, strategies
+from optax_dist.cli.train import optimizer, strategies, strategy
 from optax_dist.cli.train.processes import training as process_training
 
 DEFAULT_STRATEGY = "cross-shard"
 AXIS = "data"
+FILES = ("metrics.jsonl", "training.png")
 
 _DESCRIPTION = """\
 Trains a small convolutional network on scikit-learn's digits, 1,797 real images
@@ -119,9 +120,24 @@ def run(args: argparse.Namespace) -> int:
   chosen.check(args)
   process_training.check(args)
   if args.launch:
-    files = output.prepare(args.output, list(process_training.FILES))
-    return process_training.run(args, files)
-  paths = output.prepare(args.output, ["metrics.jsonl", "training.png"])
+    with output.prepared(args.output, list(process_training.FILES)) as paths:
+      return process_training.run(args, paths)
+  with output.prepared(args.output, list(FILES)) as paths:
+    return _train(args, chosen, paths)
+
+
+def _train(
+  args: argparse.Namespace,
+  chosen: strategy.Strategy,
+  paths: Sequence[pathlib.Path],
+) -> int:
+  """Trains in this process.
+
+  Args:
+    args: the parsed arguments, checked.
+    chosen: the strategy.
+    paths: writable paths of `FILES`.
+  """
   # Slow imports follow.
   from optax_dist.cli import devices
   from optax_dist.cli.train import progress
@@ -134,7 +150,6 @@ def run(args: argparse.Namespace) -> int:
     model,
     numbers,
     picture,
-    strategy,
   )
 
   data = digits.load()

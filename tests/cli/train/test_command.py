@@ -151,6 +151,12 @@ def test_wrong_flags_are_one_line_and_leave_old_results(
   assert old.read_text() == "old"
 
 
+def test_what_is_refused_leaves_no_folder(tmp_path, capsys):
+  assert _train(tmp_path / "new" / "run", "--replicas", "16") == 2
+  assert "more than the 8 cpu device" in capsys.readouterr().err
+  assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
   ("module", "name"), [("flax", "flax"), ("sklearn", "scikit-learn")]
 )

@@ -112,8 +112,6 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
   if checkpoint is not None:
     began = checkpoints.step_of(checkpoint)
     _check_resumed(config, paths[2])
-  folder = args.output / "replicas"
-  folder.mkdir(parents=True, exist_ok=True)
   if checkpoint is None:
     paths[2].unlink(missing_ok=True)
   needed = min(config["replicas_to_aggregate"], args.replicas)
@@ -127,9 +125,10 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       test_images=test.images,
       test_labels=test.labels,
     )
+    # It may be refused: nothing is overwritten before.
+    reporter = stack.enter_context(reported.reporting(args, paths[2]))
     before = _metrics_before(paths[0], checkpoint)
     lines = stack.enter_context(metrics.JsonLines(paths[0]))
-    reporter = stack.enter_context(reported.reporting(args, paths[2]))
     latest = numbers.TrainingNumbers()
     if reporter is not None:
       reporter.add(latest.metrics)
@@ -144,7 +143,7 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
     launched = launcher.Launcher(
       [sys.executable, "-m", "optax_dist.cli.train.processes.replica"],
       args.replicas,
-      folder=folder,
+      folder=args.output / "replicas",
       told=Environment(
         journal=str(paths[2]), faults=chaos.dump(args.chaos, args.seed)
       ),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 
+import flax.serialization
 import matplotlib.image
 import pytest
 import waiting
@@ -271,8 +272,21 @@ def _store_of(pid):
   ],
 )
 def test_what_can_not_work_is_told_at_once(tmp_path, capsys, flags, words):
-  assert _train(tmp_path, *flags) == 2
+  assert _train(tmp_path / "run", *flags) == 2
   assert words in capsys.readouterr().err
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_refused_leaves_the_metrics_so_far(tmp_path, capsys):
+  saved = checkpoints.path_of(tmp_path / "checkpoints", 50)
+  saved.parent.mkdir()
+  state = {"params": 1, "opt_state": 2, "step": 50}
+  saved.write_bytes(flax.serialization.to_bytes(state))
+  (tmp_path / "metrics.jsonl").write_text('{"step": 50}\n')
+  flags = ("--resume", "--tensorboard", str(saved / "below"))
+  assert _train(tmp_path, *_SYNC, *flags) == 2
+  assert "--tensorboard: Not a directory" in capsys.readouterr().err
+  assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 50}\n'
 
 
 def test_learners_need_processes(tmp_path, capsys):
