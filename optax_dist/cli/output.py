@@ -5,14 +5,14 @@ import pathlib
 import tempfile
 from collections.abc import Iterator
 
-from optax_dist.cli import errors
+from optax_dist.cli import errors, folder_lock
 
 
 @contextlib.contextmanager
 def prepared(
   directory: pathlib.Path, files: list[str]
 ) -> Iterator[list[pathlib.Path]]:
-  """Like `prepare`; removes directories that are still empty after an error.
+  """Like `prepare`, and locked; removes what is still empty after an error.
 
   Args:
     directory: see `prepare`.
@@ -22,11 +22,14 @@ def prepared(
     The files' paths.
 
   Raises:
-    errors.CommandError: if a file could not be written.
+    errors.CommandError: if a file could not be written, or another process
+      writes to the directory.
   """
   missing = [d for d in (directory, *directory.parents) if not d.exists()]
   try:
-    yield prepare(directory, files)
+    paths = prepare(directory, files)
+    with folder_lock.held(directory):
+      yield paths
   except BaseException:
     with contextlib.suppress(OSError):  # It has files.
       for made in missing:

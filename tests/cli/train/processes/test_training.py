@@ -16,7 +16,7 @@ import matplotlib.image
 import pytest
 import waiting
 
-from optax_dist.cli import errors, main, parser
+from optax_dist.cli import errors, folder_lock, main, parser
 from optax_dist.cli.train import command, numbers
 from optax_dist.cli.train.processes import checkpoints, plan, training
 from optax_dist.coordinator import journal
@@ -275,6 +275,13 @@ def test_what_can_not_work_is_told_at_once(tmp_path, capsys, flags, words):
   assert _train(tmp_path / "run", *flags) == 2
   assert words in capsys.readouterr().err
   assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path, capsys):
+  with folder_lock.held(tmp_path):
+    assert _train(tmp_path, *_SYNC, "--resume") == 2
+  told = f"--output {tmp_path} is in use by process {os.getpid()} on "
+  assert told in capsys.readouterr().err
 
 
 def test_what_is_refused_leaves_the_metrics_so_far(tmp_path, capsys):
