@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from optax_dist._internal import axes, checks
+from optax_dist._internal.leaves import precision
 from optax_dist._internal.replica_blocks import PerReplica
 
 Tree = TypeVar("Tree")
@@ -123,8 +124,9 @@ def resize_from_center(
   Use it outside of maps, for example after restoring a checkpoint on another
   number of devices. The first replicas are unchanged. A new one has the center
   as its parameters and as its local center; its optimizer state is the mean
-  over the old replicas, or, if it is not floating-point (such as counters), the
-  first one's. Create the transformation again if it was given ``num_replicas``.
+  over the old replicas that are finite there, or, if it is not floating-point
+  (such as counters), the first one's. Create the transformation again if it was
+  given ``num_replicas``.
 
   Args:
     params: the replicas' parameters, with a leading replica axis.
@@ -272,7 +274,7 @@ def _resize(path: Any, x: Any, new: Any, old: int, num_replicas: int) -> Any:
   if num_replicas <= old:
     return x[:num_replicas]
   if new is None and jnp.issubdtype(x.dtype, jnp.inexact):
-    new = np.mean(x, axis=0)
+    new = _mean_of_finite(x)
   elif new is None:
     new = x[0]
   return np.concatenate(
@@ -283,3 +285,11 @@ def _resize(path: Any, x: Any, new: Any, old: int, num_replicas: int) -> Any:
       ),
     ]
   )
+
+
+def _mean_of_finite(x: np.ndarray) -> np.ndarray:
+  """Averages over replicas; what is finite on none of them, over all."""
+  # A replica that was left out of exchanges must not spoil new ones.
+  finite = np.isfinite(x)
+  used = finite | ~finite.any(axis=0)
+  return np.mean(x, axis=0, where=used, dtype=precision.wide_dtype(x))

@@ -199,6 +199,16 @@ def test_new_replicas_get_random_keys_and_half_precision_too():
   assert {x.shape[0] for x in jax.tree.leaves(new.replica)} == {5}
 
 
+def test_new_replicas_take_nothing_from_one_that_is_not_finite():
+  tx = elastic_average(optax.trace(0.9), "i", num_replicas=3, rho=0.0)
+  state = tx.init(jnp.zeros(2))
+  traces = jnp.array([[1.0, jnp.inf], [jnp.nan, jnp.inf], [3.0, jnp.inf]])
+  state = optax.tree.set(state, trace=traces)
+  _, state = resize_from_center(jnp.zeros((3, 2)), state, 4)
+  new = optax.tree.get(state, "trace")[3]
+  np.testing.assert_array_equal(new, [2.0, np.inf])
+
+
 def test_what_can_not_be_resized():
   params, state = jax.device_get(_trained("vmap"))
   for bad in (0, 2.0):
