@@ -1,10 +1,13 @@
 """Reading the moving averages of parameters."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from optax_dist._internal.moving_averages import is_left_out
+from optax_dist.transforms.sync_replicas import SyncReplicasState
 
 
 def averaged_params(
@@ -13,8 +16,9 @@ def averaged_params(
   """Returns the moving averages, and the parameters without one.
 
   Args:
-    state: an optax state with a state of :func:`optax_dist.sync_replicas` that
-      was built with ``variable_averages``.
+    state: an optax state with states of :func:`optax_dist.sync_replicas`, at
+      least one of them built with ``variable_averages``. Those of the groups of
+      ``optax.partition`` are merged.
     params: the parameters.
 
   Returns:
@@ -22,7 +26,7 @@ def averaged_params(
     holds the averages themselves as ``averages``, which may have a wider dtype.
 
   Raises:
-    ValueError: if there are no averages.
+    ValueError: if there are no averages, or several for the same parameter.
 
   Example:
     >>> import jax.numpy as jnp, optax, optax_dist
@@ -34,17 +38,30 @@ def averaged_params(
     >>> optax_dist.averaged_params(tx.init(params), {"w": 5.0, "step": 3.0})
     {'step': 3.0, 'w': Array(1., dtype=float32)}
   """
-  averages = optax.tree.get(state, "averages")
-  if averages is None:
+  is_state = lambda node: isinstance(node, SyncReplicasState)
+  states = filter(is_state, jax.tree.leaves(state, is_leaf=is_state))
+  found = [node.averages for node in states if node.averages is not None]
+  if not found:
     raise ValueError(
       "There are no averages in this state: build sync_replicas with"
       " `variable_averages`."
     )
-  return jax.tree.map(
-    lambda average, param: (
-      param if is_left_out(average) else average.astype(jnp.result_type(param))
-    ),
-    averages,
-    params,
-    is_leaf=is_left_out,
-  )
+
+  def by_leaf(averages: Any) -> Any:
+    return jax.tree.map(
+      lambda average, part: jax.tree.map(lambda _: average, part),
+      averages,
+      params,
+      is_leaf=is_left_out,
+    )
+
+  def pick(param: Any, *averages: Any) -> Any:
+    own = [x for x in averages if not is_left_out(x)]
+    if len(own) > 1:
+      raise ValueError(
+        "There must be one average of each parameter, of one sync_replicas; there"
+        f" are {len(own)} for one."
+      )
+    return own[0].astype(jnp.result_type(param)) if own else param
+
+  return jax.tree.map(pick, params, *map(by_leaf, found))

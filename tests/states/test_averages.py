@@ -1,5 +1,7 @@
 """Tests of reading moving averages."""
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -25,6 +27,30 @@ def test_parameters_stand_in_for_those_left_out():
   state = tx.init(params)
   got = optax_dist.averaged_params(state, {"w": 10.0, "b": 20.0})
   assert got == {"w": 1.0, "b": 20.0}
+
+
+def test_groups_of_a_partition_have_averages_together():
+  params = {"w": jnp.zeros(2), "b": jnp.ones(3), "rest": {"c": jnp.ones(1)}}
+  some = _tx(which={"w": True, "b": False, "rest": False})
+  groups = {"some": some, "none": _tx(decay=None), "all": _tx()}
+  tx = optax.partition(groups, {"w": "some", "b": "all", "rest": "none"})
+  later = jax.tree.map(lambda x: x + 5, params)
+  got = optax_dist.averaged_params(tx.init(params), later)
+  chex.assert_trees_all_equal(got, {**params, "rest": later["rest"]})
+
+
+def test_averages_of_only_some_of_the_tree():
+  params = {"w": jnp.zeros(2), "rest": {"c": jnp.ones(1), "d": jnp.ones(1)}}
+  state = _tx(which={"w": True, "rest": False}).init(params)
+  later = jax.tree.map(lambda x: x + 5, params)
+  got = optax_dist.averaged_params(state, later)
+  chex.assert_trees_all_equal(got, {**later, "w": params["w"]})
+
+
+def test_two_averages_of_one_parameter_are_refused():
+  state = optax.chain(_tx(), _tx()).init({"w": 1.0})
+  with pytest.raises(ValueError, match="there are 2 for one"):
+    optax_dist.averaged_params(state, {"w": 1.0})
 
 
 def test_they_come_in_the_parameters_dtype():
