@@ -78,7 +78,14 @@ def on_host(user: str, x: Any) -> Any:
       " memory, or gather it with"
       " jax.experimental.multihost_utils.process_allgather(state, tiled=True)."
     )
+  if _is_key(x):
+    data = jnp.asarray(np.asarray(jax.random.key_data(x)))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
   return np.asarray(x)
+
+
+def _is_key(x: Any) -> bool:
+  return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _resize(
@@ -141,6 +148,9 @@ def _fold(x: Any, num: int) -> Any:
 
 
 def _fold_sum(total: Any, empty: np.ndarray, num: int) -> Any:
+  if not isinstance(total, SparseSum) and _is_key(total):
+    # A random key among the parameters, which has no gradient.
+    return total[np.zeros(num, int)]
   # What a sum holds of no gradients is not a zero: see SyncReplica.
   if not isinstance(total, SparseSum):
     rows = empty.reshape(-1, *[1] * (total.ndim - 1))

@@ -66,6 +66,23 @@ def test_more_replicas_start_fresh():
   np.testing.assert_allclose(updates, -(16 + 11) / 9)
 
 
+@pytest.mark.parametrize("departed", ["fold", "drop"])
+@pytest.mark.parametrize("size", [2, 6])
+def test_parameters_with_a_random_key(size, departed):
+  params = {"w": jnp.zeros(2), "key": jax.random.key(0)}
+  make = lambda size: optax_dist.sync_replicas(
+    optax.masked(optax.sgd(0.1), {"w": True, "key": False}),
+    "data",
+    replicas_to_aggregate=3,
+    total_num_replicas=size,
+  )
+  state = optax_dist.resize_replicas(
+    make(4).init(params), size, departed=departed
+  )
+  kinds = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  assert kinds(state) == kinds(make(size).init(params))
+
+
 def test_a_new_replica_is_at_the_current_step():
   state = _four_with_gradients()
   _, state = _run(4, state, [0, 0, 0, 0])
