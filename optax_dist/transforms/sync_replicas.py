@@ -15,6 +15,7 @@ from optax_dist._internal import (
   gradient_sum,
   moving_averages,
   provenance,
+  replica_params,
   staleness,
 )
 from optax_dist._internal.extra_args import check_used
@@ -237,6 +238,7 @@ def sync_replicas(
 
   def init_fn(params: optax.Params) -> SyncReplicasState:
     size = replicas.at_init()
+    params = replica_params.strong(params)
     total = None
     if not all_arrive or needed > size or sparse_capacity is not None:
       total = gradient_sum.init(params, sparse_capacity, accumulator_dtype)

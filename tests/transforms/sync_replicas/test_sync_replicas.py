@@ -393,3 +393,26 @@ def test_a_tree_without_parameters_counts_steps(params, all_arrive):
   for expected in (0, 1, 1, 2):
     state = step(state)
     assert state.global_step == expected
+
+
+def test_the_first_tick_changes_no_type():
+  # Weakly typed parameters would have the training step compiled twice.
+  params = {"scale": jnp.asarray(2.0), "filled": jnp.full(3, 0.5), "n": 1.0}
+  tx = optax_dist.sync_replicas(
+    optax.sgd(0.1, momentum=0.9),
+    maps.AXIS,
+    replicas_to_aggregate=3,
+    total_num_replicas=N,
+  )
+  state = tx.init(params)
+  batch = optax_dist.state_axes(state)
+  update = jax.vmap(
+    lambda grads, state: tx.update(grads, state, params),
+    axis_name=maps.AXIS,
+    in_axes=(None, batch),
+    out_axes=(None, batch),
+  )
+  grads = jax.tree.map(jnp.ones_like, params)
+  _, after = jax.eval_shape(update, grads, state)
+  kind = lambda x: (x.shape, x.dtype, x.weak_type)
+  assert jax.tree.map(kind, after) == jax.tree.map(kind, state)
