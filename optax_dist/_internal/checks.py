@@ -91,6 +91,20 @@ def rate_or_schedule(name: str, value: Any, *, positive: bool = False) -> None:
     rate(name, value, positive=positive)
 
 
+def transformation(name: str, value: Any) -> None:
+  """Checks for an optax transformation, or what is used like one.
+
+  Raises:
+    ValueError: if it is something else.
+  """
+  methods = (getattr(value, name, None) for name in ("init", "update"))
+  if not all(map(callable, methods)):
+    remedy = " Call it: optax.sgd(0.1), not optax.sgd." * callable(value)
+    raise ValueError(
+      f"`{name}` must be an optax.GradientTransformation, got {value!r}.{remedy}"
+    )
+
+
 def one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:
   """Checks that an argument is one of several words.
 

@@ -11,18 +11,24 @@ from typing import Any
 import jax
 import optax
 
+from optax_dist._internal import checks
+
 
 def with_steady_state(
-  inner: optax.GradientTransformation,
+  inner: optax.GradientTransformation, name: str = "inner"
 ) -> optax.GradientTransformationExtraArgs:
   """Returns a transformation that keeps the state of parameters without gradients.
 
   Args:
     inner: any transformation.
+    name: the caller's argument that it is, for the message.
 
   Returns:
     The same transformation, which takes keyword arguments, and whose new state has
     the old one's arrays in place of None.
+
+  Raises:
+    ValueError: if it is not a transformation.
 
   Example:
     >>> import jax.numpy as jnp
@@ -31,6 +37,7 @@ def with_steady_state(
     >>> tx.update({"w": jnp.ones(1), "step": None}, state)[1].trace["step"].item()
     0
   """
+  checks.transformation(name, inner)
   inner = optax.with_extra_args_support(inner)
 
   def update_fn(

@@ -1,12 +1,13 @@
 """Clipping by the global norm of updates that are sharded."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, collectives, shard_scope
+from optax_dist._internal import axes, checks, collectives, shard_scope
 from optax_dist._internal.leaves import precision, update_leaves
 from optax_dist.sparse.indexed_slices import (
   is_indexed_slices,
@@ -77,10 +78,9 @@ def clip_by_global_norm(
     <https://arxiv.org/abs/1211.5063>`_.
   """
   names = axes.canonical_names(axis_name)
-  if isinstance(max_norm, bool) or (
-    isinstance(max_norm, int | float) and not max_norm > 0
-  ):
-    raise ValueError(f"`max_norm` must be positive, got {max_norm!r}.")
+  # Infinity, as in optax, for no clipping.
+  if not (isinstance(max_norm, float) and max_norm == math.inf):
+    checks.rate("max_norm", max_norm, positive=True)
 
   def init_fn(params: optax.Params) -> optax.EmptyState:
     del params

@@ -190,7 +190,8 @@ def local_updates(
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.one_of("inner_state", inner_state, _INNER_STATES)
   precision.check_dtype("center_dtype", center_dtype)
-  inner, outer = with_steady_state(inner), with_steady_state(outer)
+  inner = with_steady_state(inner)
+  outer = with_steady_state(outer, "outer")
   averages = inner_state == "averaged"
   if compression is not None:
     check_compression(_USER, compression)

@@ -96,6 +96,7 @@ def per_replica(
   num_replicas = checks.count_or_none("num_replicas", num_replicas)
   if isinstance(tx, optax.MultiSteps):
     tx = tx.gradient_transformation()
+  checks.transformation("tx", tx)
   tx = optax.with_extra_args_support(tx)
 
   def init_fn(params: optax.Params) -> optax.OptState:

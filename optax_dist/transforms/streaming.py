@@ -146,7 +146,8 @@ def streaming_updates(
   checks.flag("reject_nonfinite", reject_nonfinite)
   checks.fraction("mix", mix)
   precision.check_dtype("center_dtype", center_dtype)
-  inner, outer = with_steady_state(inner), with_steady_state(outer)
+  inner = with_steady_state(inner)
+  outer = with_steady_state(outer, "outer")
   if compression is not None:
     check_compression(_USER, compression)
 

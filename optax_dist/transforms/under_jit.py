@@ -97,6 +97,7 @@ def under_jit(
   """
   names = axes.canonical_names(axis_name)
   checks.flag("own_params", own_params)
+  checks.transformation("tx", tx)
   inner_names = [axes.canonical_names(n) for n in inner_axes]
   levels = [names, *inner_names]
   tx = optax.with_extra_args_support(tx)

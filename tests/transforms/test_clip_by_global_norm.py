@@ -133,8 +133,9 @@ def test_one_number_is_communicated(check_vma):
 
 
 def test_errors():
-  with pytest.raises(ValueError, match="`max_norm` must be positive"):
-    optax_dist.clip_by_global_norm(0.0, "model")
+  for bad in (0.0, np.float32(-1), jnp.zeros(()), np.nan, "1", None, True, [1]):
+    with pytest.raises(ValueError, match="`max_norm` must be"):
+      optax_dist.clip_by_global_norm(bad, "model")
   tx = optax_dist.clip_by_global_norm(1.0, ("data", "model"))
   with pytest.raises(
     ValueError, match=r"not track here .* axis 'data', 'model'"
@@ -147,3 +148,10 @@ def test_errors():
     ValueError, match=r"`param_specs` must have the structure"
   ):
     jax.vmap(lambda x: _update(tx, {"b": x}), axis_name="x")(jnp.ones(2))
+
+
+def test_infinity_clips_nothing():
+  tx = optax_dist.clip_by_global_norm(np.inf, "model", param_specs=P("model"))
+  tree = jnp.array([3.0, 4.0])
+  clipped = jax.vmap(lambda x: _update(tx, x), axis_name="model")(tree)
+  np.testing.assert_array_equal(clipped, tree)
