@@ -51,6 +51,7 @@ class Preemption:
     self._mode = mode
     self._grace = DEFAULT_GRACE if grace is None else grace
     self._since: float | None = None
+    self._number = 0
     self._asked = False
     self._saved = False
     self._numbers = [signal.SIGTERM, *([signal.SIGINT] if interrupts else [])]
@@ -97,12 +98,23 @@ class Preemption:
       signal.signal(number, self._before.get(number, signal.SIG_DFL))
       os.kill(os.getpid(), number)
       return
-    if not self._joined:
-      # It has nothing to finish, and may wait for long.
-      raise SystemExit(128 + number)
-    # Nothing more: the signal may interrupt any code.
+    # Nothing more for a member: the signal may interrupt any code.
     if self._since is None:
-      self._since = time.monotonic()
+      self._since, self._number = time.monotonic(), number
+    if not self._joined:
+      self.check()
+
+  def check(self) -> None:
+    """Ends a program that was told to end before it is a member.
+
+    The signal's own exception is lost if it comes where Python drops it, such
+    as in JAX's callback of the garbage collector.
+
+    Raises:
+      SystemExit: it was; it has nothing to finish, and may wait for long.
+    """
+    if self._since is not None:
+      raise SystemExit(128 + self._number)
 
   def wants_save(self) -> bool:
     """Whether all replicas are to be asked to save now; True once."""

@@ -389,6 +389,8 @@ class Replica:
     try:
       self._driver.start()
       warning.start()
+      if self._preempted is not None:
+        self._preempted.check()
       self._wait(
         lambda: self._handover.admission > 0,
         "to be let in. If all replicas of the job have died, restart its store"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import dropped_signals
 import jax.numpy as jnp
 import optax
 import pytest
@@ -49,6 +50,17 @@ def test_with_half_of_the_grace_over_it_leaves_in_any_case():
   made._take(signal.SIGTERM, None)
   assert not made.is_time(save=True, settled=True)
   assert made.is_time(save=False, settled=False)
+
+
+def test_a_signal_that_was_dropped_before_it_is_a_member_ends_it_later():
+  made = preemption.Preemption("leave", 60.0)
+  made.check()
+  with pytest.raises(SystemExit):
+    made._take(signal.SIGTERM, None)
+  with pytest.raises(SystemExit, match="143"):
+    made.check()
+  made.joined()
+  assert made.is_time(save=False, settled=True)
 
 
 def test_a_handler_of_the_program_stays():
@@ -138,13 +150,17 @@ def test_a_replica_leaves_and_no_gradient_is_lost(mode, tmp_path):
   assert seen[1][-1].global_step >= 30
 
 
-def test_one_that_waits_to_be_let_in_ends_at_once(monkeypatch, caplog):
+@pytest.mark.parametrize("dropped", [False, True])
+def test_one_that_waits_to_be_let_in_ends_at_once(dropped, monkeypatch, caplog):
   """Nobody answers, and it would wait for its timeout."""
   original = driver.Driver.start
 
   def start(self):
     original(self)
-    os.kill(os.getpid(), signal.SIGTERM)
+    if dropped:
+      dropped_signals.come(signal.SIGTERM, monkeypatch)
+    else:
+      os.kill(os.getpid(), signal.SIGTERM)
 
   monkeypatch.setattr(driver.Driver, "start", start)
   (port,) = addresses.free_ports()

@@ -141,6 +141,7 @@ def _train(
   # Slow imports follow.
   from optax_dist.cli import devices
   from optax_dist.cli.train import progress
+  from optax_dist.coordinator import interrupts
 
   mesh = devices.replica_mesh(args.replicas, args.batch_size, AXIS)
   from optax_dist.cli.train import (
@@ -169,6 +170,8 @@ def _train(
   replicas += f" on {mesh.devices.flat[0].platform.upper()}"
   records: list[strategy.Record] = []
   with (
+    # An exception is lost in JAX's callback of the garbage collector.
+    interrupts.handled() as told,
     reported.reporting(args, None) as reporter,
     metrics.JsonLines(paths[0]) as lines,
     progress.Progress(args.epochs, steps) as shown,
@@ -195,6 +198,7 @@ def _train(
         records.append(record)
         latest.take(record)
         shown.show(record)
+        told.check()
       seconds = time.perf_counter() - start
     except KeyboardInterrupt:
       raise errors.Interrupted(

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 
+import dropped_signals
 import matplotlib.image
 import pytest
 
 from optax_dist.cli import main
-from optax_dist.cli.train import digits, metrics
+from optax_dist.cli.train import digits, loop, metrics
 
 _COMMAND = (sys.executable, "-W", "error", "-m", "optax_dist")
 _STEPS_PER_EPOCH = digits.TRAIN_SIZE // 64
@@ -167,6 +168,25 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch, capsys, module, name):
   assert err.count("\n") == 1
   assert f"{name} not installed" in err
   assert 'pip install "optax-dist[train]"' in err
+
+
+def test_a_ctrl_c_that_python_drops_is_not_lost(tmp_path, monkeypatch, capsys):
+  def train(*args, **options):
+    for step in range(1, 10):
+      if step == 3:
+        dropped_signals.come(signal.SIGINT, monkeypatch)
+      numbers = {"loss": 1.0, "samples_per_second": 1.0}
+      yield {"step": step, "epoch": 1, **numbers}
+
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  monkeypatch.setattr(loop, "compile_program", lambda *_, **__: None)
+  monkeypatch.setattr(loop, "train", train)
+  try:
+    assert _train(tmp_path) == 130
+  finally:
+    signal.signal(signal.SIGINT, before)
+  assert "interrupted after step 3 of" in capsys.readouterr().err
+  assert len(_records(tmp_path)) == 3
 
 
 def test_ctrl_c_while_importing_is_one_line(tmp_path, monkeypatch, capsys):
