@@ -1,5 +1,6 @@
 """A state served to one process and fetched by it, or not."""
 
+import re
 import time
 
 import numpy as np
@@ -102,9 +103,10 @@ def test_silence_is_given_up():
   assert b.all.deadline() is not None
   time.sleep(0.06)
   b.all.check()
-  assert b.all.answers == [
-    inputs.SnapshotFailed(3, "no byte of it came for 0.1 s")
-  ]
+  (failed,) = b.all.answers
+  assert failed.transfer == 3
+  # On a busy machine it was silent for longer.
+  assert re.fullmatch(r"no byte of it came for \d+\.\d s", failed.reason)
   assert b.all.deadline() is None
   assert b.all.pending() == 0
 

@@ -282,9 +282,9 @@ def test_data_is_reported_however_far_the_others_are_ahead():
     PARAMS,
     data=data,
     replicas_to_aggregate=1,
-    timeout=5.0,
-    attempt_timeout=1.0,
-    leader_timeout=1.0,
+    timeout=60.0,
+    attempt_timeout=20.0,
+    leader_timeout=20.0,
   )
   assert 0 < saved <= committed == step < 300
 

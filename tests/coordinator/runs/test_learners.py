@@ -162,7 +162,7 @@ def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
 
   def first(replica, result):
     try:
-      together.wait(20.0)
+      together.wait(60.0)
       return train(replica, result)
     finally:
       if replica.replica == 2:
@@ -175,7 +175,7 @@ def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
       threads.append(runs.start(made[i], first, results[i]))
       if not i:
         until(lambda: made[0].is_leader)
-    assert died.wait(20.0)
+    assert died.wait(60.0)
     again = runs.make(world, 2, name="2 again", **options)
     assert not again._feedback.owed(600, 0).any()
     threads.append(runs.start(again, train, results[3]))

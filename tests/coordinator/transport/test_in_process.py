@@ -37,14 +37,14 @@ def test_threads_that_each_own_one():
     while got[name] < count * len(others):
       for event in own.poll(5):
         got[name] += isinstance(event, interface.Message)
-    everyone.wait(20)
+    everyone.wait(60)
     own.close()
 
   threads = [threading.Thread(target=run, args=(n,)) for n in names]
   for thread in threads:
     thread.start()
   for thread in threads:
-    thread.join(30)
+    thread.join(90)
   assert set(got.values()) == {3 * count}
   assert not hub.members
   assert not hub.links
