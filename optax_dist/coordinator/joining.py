@@ -25,7 +25,7 @@ from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.metrics import opentelemetry, reporter
-from optax_dist.coordinator.runtime import endpoint, processes
+from optax_dist.coordinator.runtime import endpoint, processes, threads
 from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses, channels, sockets
@@ -370,13 +370,14 @@ def run_embedded(
 
   # One for all replicas, which share this process.
   metrics = _reporter(told)
-  threads = [
-    threading.Thread(target=run, args=(i,), name=f"optax-dist-embedded-{i}")
+  target = threads.in_this_precision(run)
+  made = [
+    threading.Thread(target=target, args=(i,), name=f"optax-dist-embedded-{i}")
     for i in range(num_replicas)
   ]
-  for thread in threads:
+  for thread in made:
     thread.start()
-  for thread in threads:
+  for thread in made:
     thread.join()
   if metrics is not None:
     metrics.close()

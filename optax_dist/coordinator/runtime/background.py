@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from optax_dist.coordinator.runtime import threads
+
 Work = Callable[[], None]
 Done = Callable[[BaseException | None], None]
 
@@ -30,7 +32,8 @@ class Background:
   def __call__(self, work: Work, done: Done) -> None:
     """Runs `work`, and then `done` on the event loop."""
     if self._thread is None:
-      thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+      run = threads.in_this_precision(self._run)
+      thread = threading.Thread(target=run, name=self._name, daemon=True)
       thread.start()  # From Python 3.12 fails if the main thread has ended.
       self._thread = thread
     self._queue.put((work, done))

@@ -40,6 +40,7 @@ from optax_dist.coordinator.runtime import (
   journal_lines,
   shards,
   states,
+  threads,
 )
 from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.transport import interface as transports
@@ -147,7 +148,8 @@ class Driver:
     self._inline, self._journal = inline, journal
     self._store_timeout = store_timeout
     name = f"optax-dist-{replica}"
-    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    run = threads.in_this_precision(self._run)
+    self._thread = threading.Thread(target=run, name=name, daemon=True)
     self._background = background.Background(f"{name}-work", self.post)
     self._of = of
     post = self.post if of is not None else None

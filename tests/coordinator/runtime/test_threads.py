@@ -1,0 +1,26 @@
+"""Threads of a replica compute in its precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optax_dist import coordinator
+
+
+# In the event loop, and in the thread for what takes long.
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_float64_of_a_context_holds_in_all_threads_of_a_replica(size):
+  def train(replica):
+    grads = jnp.full(size, 1e-12)
+    for _ in range(2):
+      assert replica.step(grads).accepted
+    return replica.params
+
+  with jax.enable_x64(True):
+    found = coordinator.run_embedded(
+      train, 1, optax.sgd(1.0), jnp.ones(size), timeout=60.0
+    )[0]
+  assert found.dtype == np.float64
+  np.testing.assert_allclose(1.0 - np.asarray(found), 2e-12, rtol=1e-3)
