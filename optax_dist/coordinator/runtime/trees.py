@@ -31,7 +31,8 @@ def as_params(params: Any) -> Any:
       raise TypeError(
         f"{name} must be an array, got {type(leaf).__name__}. {_REMEDY}."
       )
-    dtype = jnp.asarray(leaf).dtype
+    # JAX has no arrays of objects or texts, and would not name the leaf.
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.asarray(leaf).dtype
     if not jnp.issubdtype(dtype, jnp.floating):
       raise TypeError(
         f"{name} must be of a floating dtype to have a gradient, got {dtype}."

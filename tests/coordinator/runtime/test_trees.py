@@ -18,6 +18,11 @@ def test_leaves_that_are_no_arrays_are_named_with_the_remedy():
     trees.as_params({"w": jnp.ones(2), "f": jnp.tanh})
 
 
+def test_arrays_that_jax_does_not_have_are_named():
+  with pytest.raises(TypeError, match=r"\['t'\] must be .* floating .*object"):
+    trees.as_params({"w": jnp.ones(2), "t": np.array([None, [1.0]], object)})
+
+
 def test_nothing_is_refused():
   with pytest.raises(ValueError, match="at least one array"):
     trees.as_params({"a": None})
