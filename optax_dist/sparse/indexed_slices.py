@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.extend import random as extended_random
+from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist.sparse import _flax
 
@@ -128,7 +129,8 @@ class IndexedSlices:
         f" dense_shape {self.dense_shape}"
       )
     if indices.size and not isinstance(indices, jax.core.Tracer):
-      low, high = int(indices.min()), int(indices.max())
+      with jax.ensure_compile_time_eval():
+        low, high = int(indices.min()), int(indices.max())
       if low < 0 or high > self.dense_shape[0]:
         raise ValueError(
           f"indices must lie in [0, {self.dense_shape[0]}] (the last one marks"
@@ -240,7 +242,8 @@ class IndexedSlices:
     if not dense.ndim:
       raise ValueError("dense must have a dimension of rows, got a scalar")
     # NaN counts as in use: it compares unequal to zero.
-    used = jnp.any(dense.reshape(dense.shape[0], -1) != 0, axis=1)
+    used = jnp.any(dense != 0, axis=tuple(range(1, dense.ndim)))
+    used = _gathered(used)
     if not isinstance(used, jax.core.Tracer):
       found = int(used.sum())
       if size is not None and found > size:
@@ -255,23 +258,16 @@ class IndexedSlices:
       )
     (indices,) = jnp.nonzero(used, size=size, fill_value=dense.shape[0])
     indices = indices.astype(jnp.int32)
-    values = dense.at[indices].get(mode="fill", fill_value=0)
+    values = dense.at[indices].get(
+      mode="fill", fill_value=0, out_sharding=_by_columns(dense)
+    )
     return cls(values, indices, dense.shape)
 
   def to_dense(self) -> jax.Array:
     """Builds the array, of shape ``dense_shape``; repeated indices add up."""
-    sharding = jax.typeof(self.values).sharding
-    columns = sharding.spec[1:]
-    if any(axis is not None for axis in columns):
-      # Over Explicit axes, JAX adds only arrays that are sharded alike.
-      spec = jax.sharding.PartitionSpec(None, *columns)
-      sharding = sharding.update(spec=spec)
-    else:
-      sharding = None
-    zeros = jnp.zeros(
-      self.dense_shape, self.values.dtype, out_sharding=sharding
-    )
-    return self + zeros
+    zeros = jnp.zeros(self.dense_shape, self.values.dtype)
+    to = _by_columns(self.values) or _sharding(zeros, self.indices)
+    return zeros.at[self.indices].add(self.values, mode="drop", out_sharding=to)
 
   def __add__(self, dense: jax.typing.ArrayLike) -> jax.Array:
     """Adds the rows to an array of shape ``dense_shape``, in its dtype.
@@ -287,7 +283,11 @@ class IndexedSlices:
         f" parameter of shape {dense.shape}"
       )
     values = self.values.astype(dense.dtype)
-    return dense.at[self.indices].add(values, mode="drop")
+    return dense.at[self.indices].add(
+      values,
+      mode="drop",
+      out_sharding=_sharding(dense, values, self.indices),
+    )
 
   __radd__ = __add__
 
@@ -354,17 +354,15 @@ def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
   slots, rows = slices.indices.shape[0], slices.dense_shape[0]
   if not slots:
     return slices
-  order = jnp.argsort(slices.indices, stable=True)
-  indices = slices.indices[order]
+  given = _gathered(slices.indices)
+  order = jnp.argsort(given, stable=True)
+  indices = given[order]
   first = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
   slot = jnp.cumsum(first, dtype=jnp.int32) - 1
+  values = _gathered(jnp.where(slices.valid, slices.values, 0))[order]
   # Of the values' sharding, unlike those of `jax.ops.segment_sum`.
-  values = jnp.zeros_like(slices.values)
-  values = values.at[slot].add(
-    jnp.where(slices.valid, slices.values, 0)[order],
-    indices_are_sorted=True,
-    mode="drop",
-  )
+  zeros = jnp.zeros_like(values)
+  values = zeros.at[slot].add(values, indices_are_sorted=True, mode="drop")
   unique = jnp.full(slots, rows, slices.indices.dtype).at[slot].set(indices)
   return IndexedSlices.unchecked(values, unique, slices.dense_shape)
 
@@ -440,7 +438,12 @@ def lookup_value_and_grad(
   def read(param: Any, ids: Any) -> Any:
     if ids is None:
       return param
-    return param.at[_as_slots(ids, param)].get(mode="fill", fill_value=0)
+    slots = _as_slots(ids, param)
+    to = _by_columns(param) or _sharding(slots)
+    if to is not None:
+      of_slots, of_rows = (jax.typeof(x).sharding.spec for x in (slots, param))
+      to = to.update(spec=PartitionSpec(*of_slots, *of_rows[1:]))
+    return param.at[slots].get(mode="fill", fill_value=0, out_sharding=to)
 
   def as_slices(param: Any, ids: Any, grad: Any) -> Any:
     if ids is None:
@@ -458,6 +461,34 @@ def lookup_value_and_grad(
     return value, jax.tree.map(as_slices, params, lookups, grads)
 
   return wrapped
+
+
+def _sharding(x: jax.Array, *others: jax.Array) -> NamedSharding | None:
+  """Returns the sharding of ``x`` if it, or another, is sharded over Explicit axes.
+
+  Over these, JAX wants to be told how the result of an indexing is sharded.
+  """
+  for y in (x, *others):
+    mesh = jax.typeof(y).sharding.mesh
+    if any(jax.typeof(y).sharding.spec):
+      return NamedSharding(mesh, jax.typeof(x).sharding.spec)
+  return None
+
+
+def _by_columns(x: jax.Array) -> NamedSharding | None:
+  """Returns the sharding of rows of ``x``, whose first axis is in one piece."""
+  sharding = _sharding(x)
+  if sharding is None:
+    return None
+  return sharding.update(spec=PartitionSpec(None, *sharding.spec[1:]))
+
+
+def _gathered(x: jax.Array) -> jax.Array:
+  """Returns ``x`` with its first axis, if sharded over Explicit axes, in one piece."""
+  sharding = _sharding(x)
+  if sharding is None or sharding.spec[0] is None:
+    return x
+  return jax.sharding.reshard(x, _by_columns(x))
 
 
 def _guarded(indices: jax.Array) -> jax.Array:

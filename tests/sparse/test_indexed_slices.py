@@ -138,6 +138,89 @@ def test_columns_in_shards_inside_a_map(check_vma):
   np.testing.assert_array_equal(dense, np.repeat(expected, 4, axis=1))
 
 
+def _explicit(x, *spec):
+  mesh = jax.make_mesh(
+    (2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2
+  )
+  return jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+
+_EVERY_SPEC = pytest.mark.parametrize(
+  "spec", [(None, "model"), ("data", None), ("data", "model"), (None, None)]
+)
+_EAGER_AND_JIT = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+
+
+@_EVERY_SPEC
+@_EAGER_AND_JIT
+def test_slots_on_an_explicit_mesh(spec, wrap):
+  """Whatever is sharded: slots, columns, both or none."""
+  values = np.arange(16.0, dtype=np.float32).reshape(4, 4)
+  indices = np.array([4, 1, 4, ROWS], np.int32)
+
+  def run(values, indices):
+    slices = IndexedSlices.unchecked(values, indices, (ROWS, 4))
+    summed = indexed_slices.sum_duplicates(slices)
+    return slices.to_dense(), summed.to_dense()
+
+  expected, _ = run(values, indices)
+  for slots in (spec[0], None):
+    given = _explicit(values, *spec), _explicit(indices, slots)
+    for dense in wrap(run)(*given):
+      assert dense.sharding.spec == P(None, spec[1])
+      np.testing.assert_array_equal(dense, expected)
+
+
+@_EVERY_SPEC
+@_EAGER_AND_JIT
+@pytest.mark.parametrize("columns", [None, "model"])
+def test_updates_of_a_table_on_an_explicit_mesh(spec, wrap, columns):
+  table = np.ones((4, 4), np.float32)
+  update = IndexedSlices(
+    _explicit(2 * table, None, columns), np.array([1, 3, 1, 4]), (4, 4)
+  )
+  new = wrap(indexed_slices.apply_updates)(_explicit(table, *spec), update)
+  assert new.sharding.spec == P(*spec)
+  np.testing.assert_array_equal(np.asarray(new)[:, 0], [1, 5, 1, 3])
+
+
+@_EVERY_SPEC
+def test_rows_of_a_table_on_an_explicit_mesh(spec):
+  table = np.zeros((4, 4), np.float32)
+  table[[1, 2]] = 3.0
+  found = IndexedSlices.from_dense(_explicit(table, *spec))
+  assert found.indices.tolist() == [1, 2]
+  np.testing.assert_array_equal(found.values, table[1:3])
+  assert found.values.sharding.spec == P(None, spec[1])
+
+
+@_EVERY_SPEC
+@pytest.mark.parametrize("of_ids", [None, "data"])
+def test_lookups_in_a_table_on_an_explicit_mesh(spec, of_ids):
+  table = _explicit(np.ones((4, 4), np.float32), *spec)
+  ids = _explicit(np.array([[1, 3], [3, 9]]), of_ids, None)
+  square = lambda x: jnp.sum(x**2)
+
+  @jax.jit
+  def grads(table, ids):
+    run = indexed_slices.lookup_value_and_grad(square)
+    return run(table, ids)[1].to_dense()
+
+  found = np.asarray(grads(table, ids))
+  np.testing.assert_array_equal(found[:, 0], [0, 2, 0, 4])
+
+
+def test_indices_that_are_known_under_jit_are_checked():
+  for rows, fits in (([0, 1], True), ([0, 9], False)):
+    indices = jnp.array(rows)
+    run = jax.jit(lambda x, i=indices: IndexedSlices(x, i, (5, 2)).to_dense())
+    if fits:
+      assert run(jnp.ones((2, 2)))[:, 0].tolist() == [1, 1, 0, 0, 0]
+    else:
+      with pytest.raises(ValueError, match="got values from 0 to 9"):
+        run(jnp.ones((2, 2)))
+
+
 def test_sum_duplicates_of_nothing():
   empty = IndexedSlices(jnp.zeros((0, 2)), jnp.zeros(0, jnp.int32), (ROWS, 2))
   assert indexed_slices.sum_duplicates(empty).indices.shape == (0,)
