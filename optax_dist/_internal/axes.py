@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax._src import core as _core  # No public way to list the bound axes.
+from jax.sharding import NamedSharding
 
 AxisName: TypeAlias = Hashable
 AxisNames: TypeAlias = AxisName | tuple[AxisName, ...] | list[AxisName]
@@ -217,6 +218,38 @@ def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
   if all(part is None for part in spec):
     sharding = None
   return jnp.zeros(like.shape, like.dtype, out_sharding=sharding)
+
+
+def in_auto(fun: Callable[..., Any], like: Any, *args: Any) -> Any:
+  """Returns ``fun(*args)``, in which the compiler shards over Explicit axes.
+
+  Over these, JAX refuses to flatten, slice or multiply arrays if it would have to
+  decide how the result is sharded. Over Auto axes the compiler decides.
+
+  Args:
+    fun: a function of pytrees of arrays. Its other arrays must not be on the mesh.
+    like: a pytree like the result, of arrays (or shardings) that it is sharded as.
+    *args: its arguments.
+
+  Returns:
+    The result. If nothing is sharded over an Explicit axis, this is a call.
+  """
+  used = [sharding_of(x) for x in jax.tree.leaves((args, like))]
+  mesh = next((s.mesh for s in used if any(s.spec)), None)
+  if mesh is None:
+    return fun(*args)
+  to = jax.tree.map(sharding_of, like)
+  on_mesh = lambda s: s if s.mesh == mesh else NamedSharding(mesh, s.spec)
+  call = jax.sharding.auto_axes(
+    fun, axes=mesh.explicit_axes, out_sharding=jax.tree.map(on_mesh, to)
+  )
+  # JAX can't change the types of axes eagerly inside of a map.
+  return jax.jit(call)(*args)
+
+
+def sharding_of(x: Any) -> NamedSharding:
+  """Returns the sharding in the type of ``x``, or ``x`` if it is a sharding."""
+  return x if isinstance(x, NamedSharding) else jax.typeof(x).sharding
 
 
 def mesh_axes() -> frozenset[AxisName]:

@@ -198,11 +198,13 @@ def _group_sum(name: axes.AxisName, groups: Groups):
     return lambda x: jax.lax.psum(x, name, axis_index_groups=groups)
   if axes.is_fully_manual():
     return lambda x: _sum_by_scatter(x, name, groups)
-  return lambda x: jnp.sum(
-    jax.lax.all_gather(x, name, axis_index_groups=groups),
-    axis=0,
-    dtype=x.dtype,
-  )
+
+  def sum_of_gathered(x):
+    rows = jax.lax.all_gather(x, name, axis_index_groups=groups)
+    return jnp.sum(rows, axis=0, dtype=x.dtype)
+
+  # Over Explicit axes, JAX gives the rows the sharding of `x`, an axis too early.
+  return lambda x: axes.in_auto(sum_of_gathered, x, x)
 
 
 def _sum_of_gathered(x: jax.Array, name: axes.AxisName, groups: Groups):

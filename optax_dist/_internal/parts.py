@@ -6,11 +6,14 @@ in one buffer, so that there is one message for all and each leaf still has its
 own part on every replica.
 """
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import materialize
@@ -31,6 +34,27 @@ def length(shape: Sequence[int], count: int) -> int:
 
 def rows(x: jax.Array, count: int) -> jax.Array:
   """Returns the parts of a leaf, of shape ``[count, length]``."""
+  to = _sharding(x, count)
+  to = to.update(spec=PartitionSpec(None, *to.spec))
+  return axes.in_auto(lambda x: _rows(x, count), to, x)
+
+
+def _sharding(x: jax.Array, count: int) -> NamedSharding:
+  """Returns how a part of ``x`` is sharded: over the Explicit axes of ``x``.
+
+  If its length is not divisible by their size, it is not sharded.
+  """
+  whole = axes.sharding_of(x)
+  names: list[axes.AxisName] = []
+  for entry in whole.spec:
+    names += entry if isinstance(entry, tuple) else [entry]
+  used = tuple(name for name in names if name is not None)
+  size = math.prod(whole.mesh.shape[name] for name in used)
+  fits = used and length(x.shape, count) % size == 0
+  return whole.update(spec=PartitionSpec(used if fits else None))
+
+
+def _rows(x: jax.Array, count: int) -> jax.Array:
   each = length(x.shape, count)
   if not x.size:
     zeros = jnp.zeros((count, each), x.dtype)
@@ -57,10 +81,14 @@ def whole(parts: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 def own(x: jax.Array, names: Names, count: int) -> jax.Array:
   """Returns this replica's part of a leaf that is equal on all replicas."""
-  index = jax.lax.axis_index(names if len(names) > 1 else names[0])
-  return jax.lax.dynamic_index_in_dim(
-    rows(x, count), index, keepdims=False, allow_negative_indices=False
-  )
+
+  def part(x: jax.Array) -> jax.Array:
+    index = jax.lax.axis_index(names if len(names) > 1 else names[0])
+    return jax.lax.dynamic_index_in_dim(
+      _rows(x, count), index, keepdims=False, allow_negative_indices=False
+    )
+
+  return axes.in_auto(part, _sharding(x, count), x)
 
 
 def numbers_of(leaves: Sequence[Any]) -> list[jax.Array]:
@@ -92,9 +120,21 @@ def reduce_scatter(
   Returns:
     Flat arrays, with one reduce-scatter per dtype.
   """
+  scatter = functools.partial(_reduce_scatter, names, count, mean)
+  to = [_sharding(x, count) for x in leaves]
+  return axes.in_auto(scatter, to, list(leaves), numbers)
+
+
+def _reduce_scatter(
+  names: Names,
+  count: int,
+  mean: bool,
+  leaves: list[jax.Array],
+  numbers: list[jax.Array],
+) -> list[jax.Array]:
   results: list[Any] = [None] * len(leaves)
   for at in _buckets(leaves).values():
-    buffer = _side_by_side([rows(leaves[i], count) for i in at])
+    buffer = _side_by_side([_rows(leaves[i], count) for i in at])
     part = _scatter(buffer, names)
     if mean:
       part = part / jnp.asarray(count, part.dtype)
@@ -109,7 +149,7 @@ def reduce_scatter(
 
 def all_gather(
   parts: Sequence[jax.Array],
-  shapes: Sequence[Sequence[int]],
+  like: Sequence[jax.Array],
   names: Names,
   count: int,
   numbers: list[jax.Array],
@@ -118,7 +158,7 @@ def all_gather(
 
   Args:
     parts: flat arrays, as :func:`reduce_scatter` returns them.
-    shapes: shapes of the leaves.
+    like: arrays of the shapes and the shardings of the leaves.
     names: the bound axes over the replicas.
     count: the number of replicas.
     numbers: the leaves' offsets, see :func:`numbers_of`.
@@ -127,6 +167,18 @@ def all_gather(
     Arrays of these shapes, with one all-gather per dtype.
   """
   parts = [axes.cast_to_varying(x, names) for x in parts]
+  shapes = [x.shape for x in like]
+  gather = functools.partial(_all_gather, shapes, names, count)
+  return axes.in_auto(gather, list(like), parts, numbers)
+
+
+def _all_gather(
+  shapes: Sequence[Sequence[int]],
+  names: Names,
+  count: int,
+  parts: list[jax.Array],
+  numbers: list[jax.Array],
+) -> list[jax.Array]:
   results: list[Any] = [None] * len(parts)
   for at in _buckets(parts).values():
     together = _side_by_side([parts[i] for i in at])

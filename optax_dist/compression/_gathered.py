@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import collectives
+from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import update_leaves
 from optax_dist._internal.leaves.precision import cast_like
 from optax_dist._internal.replica_params import Leaves
@@ -91,9 +91,13 @@ def gathered(
   def sent(updates):
     return sum(codec.size(leaf.size) for leaf in jax.tree.leaves(updates))
 
+  def as_received(x):
+    data = encode(x.reshape(-1), jax.random.key(seed))
+    return decode(data, x.size).reshape(x.shape)
+
   def round_trip(x):
-    flat = jnp.asarray(x, jnp.float32).reshape(-1)
-    return decode(encode(flat, jax.random.key(seed)), x.size).reshape(x.shape)
+    x = jnp.asarray(x, jnp.float32)
+    return axes.in_auto(as_received, x, x)
 
   return Compression(name, init, reduce, sent, round_trip, error_feedback)
 
@@ -102,7 +106,7 @@ def residuals_like(updates: Any, error_feedback: float | None) -> Any:
   """Returns zeros for each leaf, or None without error feedback."""
   if error_feedback is None:
     return None
-  return jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), updates)
+  return jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), updates)
 
 
 def taking_part(

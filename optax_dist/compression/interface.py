@@ -52,6 +52,25 @@ class Compression(NamedTuple):
   error_feedback: float | None
 
 
+def aggregate(
+  compression: Compression,
+  updates: Any,
+  state: CompressionState,
+  names: tuple[axes.AxisName, ...],
+) -> tuple[Any, CompressionState]:
+  """Calls ``compression.reduce``; keeps how its arguments are sharded.
+
+  A method flattens leaves, which JAX refuses if they are sharded over Explicit
+  axes: there the compiler decides how.
+  """
+  return axes.in_auto(
+    lambda updates, state: compression.reduce(updates, state, names),
+    (updates, state),
+    updates,
+    state,
+  )
+
+
 def check_compression(user: str, compression: Any) -> None:
   """Checks the argument ``compression`` of a transform.
 

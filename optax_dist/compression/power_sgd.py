@@ -143,9 +143,13 @@ def power_sgd(
     if not sides(x):
       return x
     state = init(x)
-    matrix = x.reshape(sides(x))
-    basis = jnp.linalg.qr(matrix @ state.shared[0])[0]
-    return (basis @ (basis.T @ matrix)).reshape(x.shape)
+
+    def as_received(x, start):
+      matrix = x.reshape(sides(x))
+      basis = jnp.linalg.qr(matrix @ start)[0]
+      return (basis @ (basis.T @ matrix)).reshape(x.shape)
+
+    return axes.in_auto(as_received, x, x, state.shared[0])
 
   return Compression(
     "power_sgd", init, reduce, sent, round_trip, error_feedback

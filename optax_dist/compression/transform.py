@@ -13,6 +13,7 @@ from optax_dist._internal.replica_params import Replicas
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
+  aggregate,
   check_compression,
 )
 
@@ -79,7 +80,8 @@ def compressed(
     tracked = axes.tracked_axes(replicas.names)
     for path, leaf in jax.tree_util.tree_flatten_with_path(updates)[0]:
       update_leaves.check_own(user, path, leaf, tracked)
-    new, method = compression.reduce(
+    new, method = aggregate(
+      compression,
       updates,
       CompressionState(me.own.residual, state.shared, state.num_updates),
       replicas.names,

@@ -201,10 +201,14 @@ def cross_shard(
     if reduction == "adasum":
       for (path, leaf), over in zip(paths_and_leaves, own, strict=True):
         _check_own(path, leaf, frozenset(names) - set(over))
-      rows = [collectives.gather_replicas(x, names) for x in leaves]
+
+      def total(x: jax.Array) -> jax.Array:
+        rows = collectives.gather_replicas(x, names)
+        return precision.cast_like(adasum(precision.for_sums(rows)), x)
+
       with provenance.reduced_over(names):
         return treedef.unflatten(
-          [_like(adasum(precision.for_sums(x)), x) for x in rows]
+          [axes.in_auto(total, x, x) for x in leaves]
         ), state
     results = []
     wide = [map_values(precision.for_sums, x) for x in leaves]

@@ -19,6 +19,7 @@ from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
+  aggregate,
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
@@ -281,8 +282,8 @@ def local_updates(
         [c - x for x, c in zip(points, centers, strict=True)],
       )
       rounds = CompressionState(residual, shared, state.global_step)
-      return compression.reduce(
-        leaves.treedef.flatten_up_to(gap), rounds, replicas.names
+      return aggregate(
+        compression, leaves.treedef.flatten_up_to(gap), rounds, replicas.names
       ), finite
 
     def take(sent: Any, x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:

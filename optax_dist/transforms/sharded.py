@@ -195,7 +195,7 @@ def sharded(
       own_updates, inner_state = inner.update(*args, **extra_args)
     new = parts.all_gather(
       treedef.flatten_up_to(own_updates),
-      [leaf.shape for leaf in leaves],
+      leaves,
       names,
       count,
       numbers,

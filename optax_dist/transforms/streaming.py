@@ -20,6 +20,7 @@ from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
+  aggregate,
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
@@ -193,7 +194,7 @@ def streaming_updates(
     for i, x, c in zip(at, points, centers.moving, strict=True):
       gaps[i] = c - x
     before = method.residual
-    gaps, method = compression.reduce(gaps, method, replicas.names)
+    gaps, method = aggregate(compression, gaps, method, replicas.names)
     decay = compression.error_feedback
     if mix and decay is not None:
       # This share of what the round left out stays in the replica's own

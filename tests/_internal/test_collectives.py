@@ -123,3 +123,24 @@ def test_good_groups_pass(groups):
 def test_a_leaf_with_nothing_to_sum_over_stays():
   leaf = jnp.ones(3)
   assert collectives.sum_leaves([leaf], [()])[0] is leaf
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_groups_of_arrays_that_are_sharded_over_an_explicit_axis(check_vma):
+  mesh = jax.make_mesh(
+    (2, 2), (maps.AXIS, "model"), axis_types=(AxisType.Explicit,) * 2
+  )
+  x = np.arange(16, dtype=np.float32).reshape(4, 4)
+  run = jax.jit(
+    jax.shard_map(
+      lambda x: collectives.sum_leaves([x], [(maps.AXIS,)], [[0, 1]])[0],
+      mesh=mesh,
+      in_specs=P(maps.AXIS),
+      out_specs=P(maps.AXIS),
+      axis_names={maps.AXIS},
+      check_vma=check_vma,
+    )
+  )
+  sums = run(optax_dist.place(x, mesh, P(maps.AXIS, "model")))
+  assert sums.sharding.spec == P(maps.AXIS, "model")
+  np.testing.assert_array_equal(sums, np.tile(x[:2] + x[2:], (2, 1)))

@@ -35,8 +35,7 @@ def test_scattered_sums_gather_to_the_whole(map_name, mean):
     names = (maps.AXIS,)
     numbers = parts.numbers_of(leaves)
     own = parts.reduce_scatter(leaves, names, N, numbers, mean)
-    shapes = [x.shape for x in leaves]
-    return own, parts.all_gather(own, shapes, names, N, numbers)
+    return own, parts.all_gather(own, leaves, names, N, numbers)
 
   own, whole = maps.run(map_name, step, *leaves, size=N)
   for x, part, result in zip(leaves, own, whole, strict=True):

@@ -335,3 +335,70 @@ def test_accumulation_goes_inside():
   np.testing.assert_array_equal(updates, np.zeros(2))
   updates, _ = update(gradients[1], state, params)
   np.testing.assert_allclose(updates, -gradients.mean(axis=(0, 1)), rtol=1e-6)
+
+
+_METHODS = {
+  "top_k": optax_dist.compression.top_k(0.3),
+  "quantize": optax_dist.compression.quantize(4),
+  "sign": optax_dist.compression.sign(error_feedback=1.0),
+  "power_sgd": optax_dist.compression.power_sgd(1),
+}
+_FLATTENING = {
+  "sharded": lambda: optax_dist.sharded(_sgd(), maps.AXIS, num_replicas=2),
+  "adasum": lambda: optax_dist.cross_shard(maps.AXIS, reduction="adasum"),
+} | {
+  name: lambda method=method: optax_dist.cross_shard(
+    maps.AXIS, compression=method, num_replicas=2
+  )
+  for name, method in _METHODS.items()
+}
+
+
+@pytest.mark.parametrize("name", _FLATTENING)
+@pytest.mark.parametrize("spec", [P("model", None), P(None, "model")])
+def test_parameters_sharded_over_an_explicit_axis(name, spec):
+  """The numbers of Auto axes, and one sharding of the state from init on."""
+  rng = np.random.default_rng(0)
+  params = rng.normal(size=(8, 6)).astype(np.float32)
+  gradients = rng.normal(size=(3, 2, 8, 6)).astype(np.float32)
+  results = []
+  for kind in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((2, 2), (maps.AXIS, "model"), axis_types=(kind,) * 2)
+    tx = optax_dist.under_jit(_FLATTENING[name](), maps.AXIS, mesh=mesh)
+    state = tx.init(optax_dist.place(params, mesh, spec))
+    run, updates = jax.jit(tx.update), []
+    types = [jax.tree.map(jax.typeof, state)]
+    for g in gradients:
+      g = optax_dist.place(g, mesh, P(maps.AXIS, *spec))
+      update, state = run(g, state, optax_dist.place(params, mesh, spec))
+      updates.append(update)
+      types.append(jax.tree.map(jax.typeof, state))
+    results.append((updates, state))
+    if kind == AxisType.Explicit:
+      assert types == types[:1] * len(types)
+      assert run._cache_size() == 1
+      assert all(update.sharding.spec == spec for update in updates)
+  chex.assert_trees_all_close(*results, rtol=1e-4, atol=1e-6)
+
+
+def test_what_mirrors_a_parameter_is_sharded_over_its_explicit_axes():
+  mesh = jax.make_mesh(
+    (2, 2), (maps.AXIS, "model"), axis_types=(AxisType.Explicit,) * 2
+  )
+  params = optax_dist.place(
+    {"even": np.zeros((4, 4)), "odd": np.zeros((2, 5))},
+    mesh,
+    {"even": P(None, "model"), "odd": P("model", None)},
+  )
+  tx = optax_dist.under_jit(_FLATTENING["sharded"](), maps.AXIS, mesh=mesh)
+  trace = tx.init(params).inner_state[0].trace
+  assert trace["even"].value.sharding.spec == P(maps.AXIS, "model")
+  # A part of 5 numbers can't be divided by 2.
+  assert trace["odd"].value.sharding.spec == P(maps.AXIS, None)
+  odd = params["odd"]
+  g = optax_dist.place(np.ones((2, 2, 5)), mesh, P(maps.AXIS, "model"))
+  updates = jax.jit(tx.update)(g, tx.init(odd), odd)[0]
+  assert updates.sharding.spec == odd.sharding.spec
+  tx = optax_dist.under_jit(_FLATTENING["power_sgd"](), maps.AXIS, mesh=mesh)
+  residual = tx.init(params).replica.value.residual
+  assert residual["even"].sharding.spec == P(maps.AXIS, None, "model")
