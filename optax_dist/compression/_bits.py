@@ -1,4 +1,10 @@
-"""Packs small integers into bytes: fixed widths, and increasing positions."""
+"""Packs small integers into bytes: fixed widths, and increasing positions.
+
+Each function is one program, as those of ``jax.numpy`` are: some twenty operations
+one by one would each be compiled where nothing around them is.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +26,7 @@ def packed_size(count: int, width: int) -> int:
   return -(-count * width // 8)
 
 
+@functools.partial(jax.jit, static_argnames="width")
 def pack(codes: jax.Array, width: int) -> jax.Array:
   """Packs numbers of ``width`` bits each, without gaps between them.
 
@@ -40,6 +47,7 @@ def pack(codes: jax.Array, width: int) -> jax.Array:
   return bits_to_bytes(bits.reshape(*codes.shape[:-1], -1))
 
 
+@functools.partial(jax.jit, static_argnames=("width", "count"))
 def unpack(data: jax.Array, width: int, count: int) -> jax.Array:
   """Undoes :func:`pack`.
 
@@ -61,6 +69,7 @@ def unpack(data: jax.Array, width: int, count: int) -> jax.Array:
   return jnp.sum(bits, axis=-1, dtype=jnp.uint32)
 
 
+@jax.jit
 def bits_to_bytes(bits: jax.Array) -> jax.Array:
   """Returns bits, the lowest of each byte first, as uint8; pads with zeros."""
   bits = bits.astype(jnp.uint8)
@@ -71,6 +80,7 @@ def bits_to_bytes(bits: jax.Array) -> jax.Array:
   return jnp.sum(bits, axis=-1, dtype=jnp.uint8)
 
 
+@jax.jit
 def bytes_to_bits(data: jax.Array) -> jax.Array:
   """Undoes :func:`bits_to_bytes`, padding included."""
   bits = data[..., None]
@@ -96,6 +106,7 @@ def positions_size(count: int, bound: int) -> int:
   return packed_size(count, low) + packed_size(high, 1)
 
 
+@functools.partial(jax.jit, static_argnames="bound")
 def pack_positions(positions: jax.Array, bound: int) -> jax.Array:
   """Packs increasing positions in about ``log2(bound / n) + 2`` bits each.
 
@@ -129,6 +140,7 @@ def pack_positions(positions: jax.Array, bound: int) -> jax.Array:
   return jnp.concatenate([low, high], axis=-1)
 
 
+@functools.partial(jax.jit, static_argnames=("count", "bound"))
 def unpack_positions(data: jax.Array, count: int, bound: int) -> jax.Array:
   """Undoes :func:`pack_positions`.
 
@@ -155,12 +167,14 @@ def unpack_positions(data: jax.Array, count: int, bound: int) -> jax.Array:
   return positions
 
 
+@jax.jit
 def floats_to_bytes(x: jax.Array) -> jax.Array:
   """Returns float32 numbers of shape (..., n) as uint8 of shape (..., 4 * n)."""
   data = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint8)
   return data.reshape(*x.shape[:-1], -1)
 
 
+@jax.jit
 def bytes_to_floats(data: jax.Array) -> jax.Array:
   """Undoes :func:`floats_to_bytes`."""
   data = data.reshape(*data.shape[:-1], -1, 4)
