@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import shutil
 import signal
+import tempfile
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would the
 # processes of tests that are to be ended by it.
@@ -44,6 +46,19 @@ def pytest_configure(config):
     os.environ["OPTAX_DIST_SCENARIOS"] = os.path.abspath(
       config.getoption("--scenarios")
     )
+  _keep_what_is_compiled(config)
+
+
+def _keep_what_is_compiled(config):
+  """Has this process keep compiled programs in files, until it ends.
+
+  Compiling takes most of the time of the tests, and many make the same program
+  from functions of their own, where only the program itself can be recognized.
+  """
+  folder = tempfile.mkdtemp()
+  config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+  jax.config.update("jax_compilation_cache_dir", folder)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def pytest_runtest_setup(item):
