@@ -15,6 +15,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # could not hold the 8-device tier.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import compiling
 import hosts
 import hypothesis
 import jax
@@ -23,25 +24,7 @@ import pytest
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def _compile_quickly():
-  """Has this process compile kernels with the older of XLA's two emitters.
-
-  It takes two thirds of the time, and compiling takes most of that of the tests.
-  Programs that tests start run as users run them, and so does all of this with
-  ``XLA_FLAGS=`` before the command.
-  """
-  if "XLA_FLAGS" in os.environ:
-    return
-  os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
-  try:
-    jax.jit(lambda: 0)()  # From here on XLA knows them.
-  finally:
-    del os.environ["XLA_FLAGS"]
-
-
-_compile_quickly()
+compiling.quickly()
 
 # Compilation makes first examples slow, so a per-example deadline would only
 # measure the compiler; derandomised runs fail for everyone or for nobody.

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 
+import compiling
 import training_process
 
 from optax_dist.cli.chaos import checks as chaos_checks
@@ -56,7 +57,8 @@ class Machine:
           "a process",
           [sys.executable, _PROGRAM],
           self.folder / f"process-{len(self._everyone)}.log",
-          {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+          {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+          | compiling.as_here(),
         )
       )
       self._everyone.append(self._idle[-1])

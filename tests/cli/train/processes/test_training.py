@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 
+import compiling
 import flax.serialization
 import matplotlib.image
 import pytest
@@ -45,8 +46,10 @@ def _records(folder):
 
 
 def test_it_trains_through_kills_and_stops_and_can_be_replayed(
-  tmp_path, capsys
+  tmp_path, capsys, monkeypatch
 ):
+  for name, value in compiling.as_here().items():
+    monkeypatch.setenv(name, value)
   flags = ("--replicas-to-aggregate", "2", "--epochs", "4", "--seed", "3")
   chaos = ("--chaos", "kill:0.02,stop:0.01,slow:2x5")
   assert _train(tmp_path, *_SYNC, *flags, *chaos) == 0
