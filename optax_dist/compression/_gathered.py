@@ -18,8 +18,8 @@ def gathered(
 ) -> Compression:
   """Returns a compression that sends each leaf encoded by ``codec``.
 
-  All leaves of an update are sent in one message. The mean is computed in the
-  order of the replicas, so that it is equal on all of them.
+  Leaves are sent in one message, see :func:`messages`. The mean is computed in
+  the order of the replicas, so that it is equal on all of them.
 
   Args:
     name: name of the method.
@@ -52,11 +52,23 @@ def gathered(
       encode(leaf.reshape(-1), keys[i])
       for i, leaf in zip(there.at, leaves, strict=True)
     ]
-    if not leaves:
-      return updates, state._replace(num_updates=state.num_updates + 1)
-    message = jnp.concatenate(mine)
+    means, left = list(leaves), list(leaves)
+    for at in messages(leaves, names):
+      message = jnp.concatenate([mine[i] for i in at])
+      received = means_of(message, [leaves[i].size for i in at], names)
+      for i, mean, own in zip(at, *received, strict=True):
+        means[i] = mean.reshape(leaves[i].shape)
+        left[i] = own.reshape(leaves[i].shape)
+    residual = state.residual
+    if error_feedback is not None:
+      residual = there.put(residual, map(owed, leaves, left))
+    return as_given(there, updates, means), CompressionState(
+      residual, None, state.num_updates + 1
+    )
+
+  def means_of(message, sizes, names):
+    """The replicas' means, and what is received of this replica's own."""
     everyones = collectives.gather_replicas(message, names)
-    sizes = [leaf.size for leaf in leaves]
 
     def decode_all(data):
       out, start = [], 0
@@ -69,24 +81,11 @@ def gathered(
     def add(sums, data):
       return [a + b for a, b in zip(sums, decode_all(data), strict=True)], None
 
-    sums, _ = jax.lax.scan(
-      add, [jnp.zeros(n, jnp.float32) for n in sizes], everyones
-    )
+    zeros = [jnp.zeros(n, jnp.float32) for n in sizes]
+    zeros = axes.cast_to_varying(zeros, axes.varying_axes(everyones))
+    sums, _ = jax.lax.scan(add, zeros, everyones)
     count = everyones.shape[0]
-    means = [
-      (total / count).reshape(leaf.shape)
-      for total, leaf in zip(sums, leaves, strict=True)
-    ]
-    residual = state.residual
-    if error_feedback is not None:
-      left = [
-        owed(leaf, own.reshape(leaf.shape))
-        for leaf, own in zip(leaves, decode_all(message), strict=True)
-      ]
-      residual = there.put(residual, left)
-    return as_given(there, updates, means), CompressionState(
-      residual, None, state.num_updates + 1
-    )
+    return [total / count for total in sums], decode_all(message)
 
   def sent(updates):
     return sum(codec.size(leaf.size) for leaf in jax.tree.leaves(updates))
@@ -100,6 +99,24 @@ def gathered(
     return axes.in_auto(as_received, x, x)
 
   return Compression(name, init, reduce, sent, round_trip, error_feedback)
+
+
+def messages(
+  leaves: list[jax.Array], names: tuple[axes.AxisName, ...]
+) -> list[list[int]]:
+  """Returns the indices of the leaves that are sent in one message.
+
+  That is all of them, unless types say that the shards of a model are equal in
+  some and not in others: those equal before must be so afterwards.
+
+  Args:
+    leaves: one replica's arrays.
+    names: names of the axes over the replicas.
+  """
+  found: dict[frozenset[axes.AxisName], list[int]] = {}
+  for i, leaf in enumerate(leaves):
+    found.setdefault(axes.varying_axes(leaf) - set(names), []).append(i)
+  return list(found.values())
 
 
 def residuals_like(updates: Any, error_feedback: float | None) -> Any:

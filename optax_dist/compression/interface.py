@@ -15,6 +15,7 @@ class CompressionState(NamedTuple):
     residual: for each leaf, what was not sent yet (float32, the leaf's shape);
       None without error feedback. It differs between replicas.
     shared: state that is equal on all replicas, such as PowerSGD's factors.
+      Like the residual it is in a tree like the updates, or None.
     num_updates: updates so far (int32 scalar, equal on all).
   """
 

@@ -1,11 +1,14 @@
 """Low-rank approximation of matrices by one step of power iteration."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from optax_dist._internal import axes, checks, collectives
+from optax_dist._internal.leaves import update_leaves
+from optax_dist._internal.shard_parts import PerShard
 from optax_dist.compression import _codec
 from optax_dist.compression._gathered import (
   as_given,
@@ -30,6 +33,9 @@ def power_sgd(
   others. Vectors, and matrices for which this would save nothing, are sent
   whole.
 
+  Of a parameter that is sharded over model axes, each shard is a matrix of its
+  own, with its own factors: call ``init`` inside of the map.
+
   Args:
     rank: rank of the factors; a positive integer.
     error_feedback: decay (0 to 1) of the part of its own matrix that a replica
@@ -42,7 +48,8 @@ def power_sgd(
     :func:`optax_dist.cross_shard`.
 
   Raises:
-    ValueError: if an argument is invalid.
+    ValueError: if an argument is invalid; in an update, if the state has
+      factors of another shape.
 
   Example:
     >>> import jax.numpy as jnp
@@ -70,18 +77,43 @@ def power_sgd(
     return (m, n) if rank * (m + n) < m * n and rank < min(m, n) else None
 
   def init(updates):
-    leaves = jax.tree.leaves(updates, is_leaf=lambda x: x is None)
+    treedef: Any
+    leaves, treedef = jax.tree.flatten(updates, is_leaf=lambda x: x is None)
     keys = jax.random.split(jax.random.key(seed), max(1, len(leaves)))
     # In the place of its leaf: gradients may be None later.
-    factors = [
-      jax.random.normal(key, (sides(leaf)[1], rank), jnp.float32)
-      if leaf is not None and sides(leaf)
-      else None
-      for leaf, key in zip(leaves, keys, strict=False)
-    ]
+    factors = treedef.unflatten(map(factor, leaves, keys))
     return CompressionState(
       residuals_like(updates, error_feedback), factors, jnp.zeros([], jnp.int32)
     )
+
+  def factor(leaf, key):
+    """The first factor of a leaf; None for a vector."""
+    if leaf is None or jnp.ndim(leaf) < 2:
+      return None
+    # Whether the state has a factor must not depend on how a leaf is sharded.
+    if not sides(leaf):
+      return PerShard(jnp.zeros([1, 1], jnp.float32))
+    shape = (sides(leaf)[1], rank)
+    return PerShard(jax.random.normal(key, shape, jnp.float32))
+
+  def starts_of(updates, there, shared):
+    """The factors of the leaves, checked; None for those sent whole."""
+    paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(
+      updates, is_leaf=lambda x: x is None
+    )
+    starts = []
+    for i, start in zip(there.at, there.of(shared), strict=True):
+      path, leaf = paths_and_leaves[i]
+      starts.append(start.value if sides(leaf) else None)
+      if sides(leaf) and start.value.shape != (sides(leaf)[1], rank):
+        raise ValueError(
+          f"compression.power_sgd: {update_leaves.name_of(path)} has shape"
+          f" {jnp.shape(leaf)}, but its factor in the state has"
+          f" {start.value.shape}, and must have {(sides(leaf)[1], rank)}. If"
+          " parameters are sharded over model axes, call `init` inside of the"
+          " map, where it sees one shard of each."
+        )
+    return starts
 
   def next_start(factor, before):
     """The factor from which the next update starts; only directions matter."""
@@ -97,7 +129,8 @@ def power_sgd(
     thin = [i for i, leaf in enumerate(leaves) if sides(leaf)]
     whole = [i for i, leaf in enumerate(leaves) if not sides(leaf)]
     matrices = [leaves[i].reshape(sides(leaves[i])) for i in thin]
-    starts = [state.shared[there.at[i]] for i in thin]
+    befores = starts_of(updates, there, state.shared)
+    starts = [befores[i] for i in thin]
     size = axes.axes_size(names)
 
     def mean(values):
@@ -124,9 +157,10 @@ def power_sgd(
     residual = state.residual
     if error_feedback is not None:
       residual = there.put(residual, kept)
-    shared = list(state.shared)
+    shared = there.of(state.shared)
     for i, q, start in zip(thin, factors, starts, strict=True):
-      shared[there.at[i]] = next_start(q, start)
+      shared[i] = PerShard(next_start(q, start))
+    shared = there.put(state.shared, shared)
     return as_given(there, updates, results), CompressionState(
       residual, shared, state.num_updates + 1
     )
@@ -149,7 +183,7 @@ def power_sgd(
       basis = jnp.linalg.qr(matrix @ start)[0]
       return (basis @ (basis.T @ matrix)).reshape(x.shape)
 
-    return axes.in_auto(as_received, x, x, state.shared[0])
+    return axes.in_auto(as_received, x, x, state.shared.value)
 
   return Compression(
     "power_sgd", init, reduce, sent, round_trip, error_feedback

@@ -7,6 +7,7 @@ from optax_dist._internal import collectives
 from optax_dist.compression import _bits, _codec
 from optax_dist.compression._gathered import (
   as_given,
+  messages,
   owed,
   residuals_like,
   taking_part,
@@ -84,20 +85,20 @@ def sign(*, error_feedback: float | None = None) -> Compression:
 
   def reduce(updates, state, names):
     there, leaves = taking_part("sign", updates, state.residual, error_feedback)
-    count = state.num_updates + 1
-    if not leaves:
-      return updates, state._replace(num_updates=count)
-    message = jnp.concatenate([encode(x.reshape(-1)) for x in leaves])
-    everyones = collectives.gather_replicas(message, names)
-    out, start = [], 0
-    for x in leaves:
-      part = everyones[:, start : start + size(x.size)]
-      votes = jax.vmap(lambda row, n=x.size: signs_of(row, n))(part)
-      result = jnp.sign(jnp.sum(votes, 0)).astype(jnp.float32)
-      if scaled:
-        result *= jnp.mean(_bits.bytes_to_floats(part[:, -4:]))
-      out.append(result.reshape(x.shape))
-      start += size(x.size)
+    out = list(leaves)
+    for at in messages(leaves, names):
+      message = [encode(leaves[i].reshape(-1)) for i in at]
+      everyones = collectives.gather_replicas(jnp.concatenate(message), names)
+      start = 0
+      for i in at:
+        x = leaves[i]
+        part = everyones[:, start : start + size(x.size)]
+        votes = jax.vmap(lambda row, n=x.size: signs_of(row, n))(part)
+        result = jnp.sign(jnp.sum(votes, 0)).astype(jnp.float32)
+        if scaled:
+          result *= jnp.mean(_bits.bytes_to_floats(part[:, -4:]))
+        out[i] = result.reshape(x.shape)
+        start += size(x.size)
     residual = state.residual
     if scaled:
       left = [
@@ -105,7 +106,7 @@ def sign(*, error_feedback: float | None = None) -> Compression:
       ]
       residual = there.put(residual, left)
     new = as_given(there, updates, out)
-    return new, CompressionState(residual, None, count)
+    return new, CompressionState(residual, None, state.num_updates + 1)
 
   def sent(updates):
     return sum(size(leaf.size) for leaf in jax.tree.leaves(updates))

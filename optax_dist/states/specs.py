@@ -15,6 +15,7 @@ from optax_dist._internal.replica_blocks import (
   has_replicas,
   is_per_replica,
 )
+from optax_dist._internal.shard_parts import PerShard
 
 _Dims = tuple[Any, ...]
 
@@ -325,9 +326,9 @@ class _Mirrors:
           " give the axes of the inner replicas with `inner_axes`."
         )
       replica = levels[: depth + 1]
-      names = names_in(spec)
-      model = (_joint(names),) if names else ()
-      return PerReplica(PartitionSpec(*replica, *model))
+      return PerReplica(PartitionSpec(*replica, *_over_all_axes(spec)))
+    if isinstance(leaf, PerShard):
+      return PerShard(PartitionSpec(*replica, *_over_all_axes(spec)))
     if isinstance(leaf, SparseSum):
       return _sparse_spec(leaf, spec, replica)
     shape = tuple(leaf.shape)[depth:]
@@ -381,7 +382,7 @@ def match_params(node: Any, specs: Any, found: list) -> Any:
   if isinstance(specs, Numbered):
     treedef: Any
     leaves, treedef = jax.tree.flatten(
-      node, is_leaf=lambda x: isinstance(x, PerReplica | SparseSum)
+      node, is_leaf=lambda x: isinstance(x, PerReplica | PerShard | SparseSum)
     )
     # A single leaf inside another node is in a Flax box.
     if len(leaves) > 1 or any(map(_is_whole_state, leaves)):
@@ -406,6 +407,12 @@ def match_params(node: Any, specs: Any, found: list) -> Any:
 def _is_whole_state(x: Any) -> bool:
   """Whether ``x`` is a replica's state, rather than its part of one array."""
   return isinstance(x, PerReplica) and not jax.tree_util.all_leaves([x.value])
+
+
+def _over_all_axes(spec: PartitionSpec) -> _Dims:
+  """Returns the spec of what follows each other from shard to shard."""
+  names = names_in(spec)
+  return (_joint(names),) if names else ()
 
 
 def _sparse_spec(total: SparseSum, spec: PartitionSpec, replica: _Dims) -> Any:

@@ -217,9 +217,7 @@ def local_updates(
     own = LocalReplica(zero(), inner.init(params), zero())
     shared = None
     if compression is not None:
-      treedef: Any = jax.tree.structure(center)
-      moves = replica_params.unmoved(center)
-      method = compression.init(treedef.flatten_up_to(moves))
+      method = compression.init(replica_params.unmoved(center))
       own = own._replace(residual=method.residual)
       shared = method.shared
     return LocalUpdatesState(
@@ -282,9 +280,7 @@ def local_updates(
         [c - x for x, c in zip(points, centers, strict=True)],
       )
       rounds = CompressionState(residual, shared, state.global_step)
-      return aggregate(
-        compression, leaves.treedef.flatten_up_to(gap), rounds, replicas.names
-      ), finite
+      return aggregate(compression, gap, rounds, replicas.names), finite
 
     def take(sent: Any, x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
       """Computes the new start, and the step of the replica that leads there."""
@@ -294,8 +290,7 @@ def local_updates(
       if compression is None:
         gap, floats = gaps.unpack(mean, floats)
       else:
-        gap, rounds = mean
-        gap = [gap[i] for i in leaves.at]
+        gap, rounds = leaves.of(mean[0]), mean[1]
         residual, shared = rounds.residual, rounds.shared
       # Parameters that do not take part have not moved.
       gradient = leaves.put(replica_params.unmoved(center), gap)

@@ -44,7 +44,8 @@ class StreamingUpdatesState(NamedTuple):
       equal on all; None without a delay.
     outer_state: one state of the outer transformation per fragment, equal on all.
     replica: one :class:`optax_dist.transforms.local_updates.LocalReplica` per replica;
-      with ``compression``, ``residual`` has a list of arrays for each fragment.
+      with ``compression``, ``residual`` has a tree like the parameters for each
+      fragment, in which those of others are ``optax.MaskedNode``.
     shared: a compression's state that is equal on all replicas, for each
       fragment; None without compression.
   """
@@ -161,9 +162,8 @@ def streaming_updates(
     own = LocalReplica(zero(), inner.init(params), zero())
     shared = None
     if compression is not None:
-      treedef: Any = jax.tree.structure(center)
-      leaves = treedef.flatten_up_to(replica_params.unmoved(center))
-      methods = [compression.init([leaves[i] for i in at]) for at in members]
+      moves = [_only(center, at, like=center) for at in members]
+      methods = [compression.init(replica_params.unmoved(x)) for x in moves]
       own = own._replace(residual=tuple(m.residual for m in methods))
       shared = tuple(m.shared for m in methods)
     return StreamingUpdatesState(
@@ -179,32 +179,22 @@ def streaming_updates(
     )
 
   def compressed_gap(
-    compression: Compression,
-    points: list[Any],
-    centers: _Centers,
-    leaves: replica_params.Leaves,
-    of: list[int],
-    method: CompressionState,
-  ) -> tuple[list[Any], CompressionState]:
+    compression: Compression, gap: Any, method: CompressionState
+  ) -> tuple[Any, CompressionState]:
     """A fragment's change, as the other replicas decode it."""
-    # Always all of the fragment's parameters, so that the structure is fixed.
-    places = {leaf: place for place, leaf in enumerate(of)}
-    at = [places[i] for i in leaves.at]
-    gaps = replica_params.unmoved(centers.whole)
-    for i, x, c in zip(at, points, centers.moving, strict=True):
-      gaps[i] = c - x
     before = method.residual
-    gaps, method = aggregate(compression, gaps, method, replicas.names)
+    gap, method = aggregate(compression, gap, method, replicas.names)
     decay = compression.error_feedback
     if mix and decay is not None:
       # This share of what the round left out stays in the replica's own
       # parameters, and is part of the next round's change.
-      residual = [
-        (1 - mix) * left + mix * decay * owed
-        for left, owed in zip(method.residual, before, strict=True)
-      ]
+      residual = jax.tree.map(
+        lambda left, owed: (1 - mix) * left + mix * decay * owed,
+        method.residual,
+        before,
+      )
       method = method._replace(residual=residual)
-    return [gaps[i] for i in at], method
+    return gap, method
 
   def outer_step(
     center: Any,
@@ -250,13 +240,15 @@ def streaming_updates(
         return gaps.mean(prepared)
       points, residual, shared = prepared
       moving = leaves.of(center)
-      there, finite = me.where_finite(points, moving, reject_nonfinite)
-      whole = jax.tree.leaves(center)
-      centers = _Centers([whole[i] for i in of], moving)
+      points, finite = me.where_finite(points, moving, reject_nonfinite)
+      # Always all of the fragment's parameters, so that the structure is fixed.
+      gap = leaves.put(
+        replica_params.unmoved(_only(center, of, like=center)),
+        [c - x for x, c in zip(points, moving, strict=True)],
+      )
       method = CompressionState(residual, shared, count)
-      return compressed_gap(
-        compression, there, centers, leaves, of, method
-      ), finite
+      gap, method = compressed_gap(compression, gap, method)
+      return (leaves.of(gap), method), finite
 
     def receive(sent: Any, dropped: Any) -> tuple[list[Any], Any, Any, Any]:
       """Returns the gap, the state of the method, and the replica's counter."""
@@ -443,13 +435,6 @@ def streaming_traffic(
   else:
     sizes = [compression.sent(member) for member in members]
   return np.asarray(found[0].syncs, np.int64) * np.asarray(sizes, np.int64)
-
-
-class _Centers(NamedTuple):
-  """The centers of a fragment's parameters: all, and those that take part."""
-
-  whole: list
-  moving: list
 
 
 def _members(fragments: Fragments, params: optax.Params) -> list[list[int]]:
