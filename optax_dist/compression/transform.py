@@ -78,8 +78,10 @@ def compressed(
     del params, extra_args
     me = replicas.enter(state.replica, state.num_updates)
     tracked = axes.tracked_axes(replicas.names)
+    known = provenance.Known()
     for path, leaf in jax.tree_util.tree_flatten_with_path(updates)[0]:
       update_leaves.check_own(user, path, leaf, tracked)
+      _check_whole(user, path, jnp.asarray(leaf), replicas.names, known)
     new, method = aggregate(
       compression,
       updates,
@@ -95,3 +97,22 @@ def compressed(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_whole(
+  user: str,
+  path: jax.tree_util.KeyPath,
+  leaf: jax.Array,
+  names: tuple[axes.AxisName, ...],
+  known: provenance.Known,
+) -> None:
+  """Raises an error if an update is a shard of a sum over the replicas."""
+  over = [a for a in names if provenance.is_scattered(leaf, a, known)]
+  if over:
+    raise ValueError(
+      f"{user}: {update_leaves.name_of(path)} is one shard of a gradient that was"
+      f" summed and scattered over axis {axes.listed(over)}, as that of a parameter"
+      " that is sharded over it, so nothing is left to send in fewer bytes. Leave"
+      " it out of `compression` (optax.partition), and use cross_shard(...,"
+      " param_specs=...) for it."
+    )
