@@ -11,7 +11,7 @@ computed eagerly have no origin.
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -170,6 +170,34 @@ def is_scattered(
     return _NONE, equation.of_same_size(value)
 
   return (known or Known()).search(x, ("scattered", name), read) == _MOST
+
+
+def check_whole(
+  what: str,
+  x: Any,
+  names: Collection[axes.AxisName],
+  remedy: str,
+  known: Known | None = None,
+) -> None:
+  """Checks that a gradient is not a replica's part of a sum over the replicas.
+
+  Args:
+    what: the transform and its gradient, for the message.
+    x: an array.
+    names: names of bound axes.
+    remedy: what follows from it, and what to do.
+    known: see :func:`is_scattered`.
+
+  Raises:
+    ValueError: if it is.
+  """
+  over = [name for name in names if is_scattered(x, name, known)]
+  if over:
+    raise ValueError(
+      f"{what} is one shard of a gradient that was summed and scattered over axis"
+      f" {axes.listed(over)}, as that of a parameter that is sharded over it,"
+      f" {remedy}"
+    )
 
 
 def was_reduced(

@@ -17,6 +17,11 @@ from optax_dist.compression.interface import (
   check_compression,
 )
 
+_SCATTERED = (
+  "so nothing is left to send in fewer bytes. Leave it out of `compression`"
+  " (optax.partition), and use cross_shard(..., param_specs=...) for it."
+)
+
 
 class CompressedReplica(NamedTuple):
   """State of one replica of a compressed aggregation.
@@ -81,7 +86,8 @@ def compressed(
     known = provenance.Known()
     for path, leaf in jax.tree_util.tree_flatten_with_path(updates)[0]:
       update_leaves.check_own(user, path, leaf, tracked)
-      _check_whole(user, path, jnp.asarray(leaf), replicas.names, known)
+      what = f"{user}: {update_leaves.name_of(path)}"
+      provenance.check_whole(what, leaf, replicas.names, _SCATTERED, known)
     new, method = aggregate(
       compression,
       updates,
@@ -97,22 +103,3 @@ def compressed(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _check_whole(
-  user: str,
-  path: jax.tree_util.KeyPath,
-  leaf: jax.Array,
-  names: tuple[axes.AxisName, ...],
-  known: provenance.Known,
-) -> None:
-  """Raises an error if an update is a shard of a sum over the replicas."""
-  over = [a for a in names if provenance.is_scattered(leaf, a, known)]
-  if over:
-    raise ValueError(
-      f"{user}: {update_leaves.name_of(path)} is one shard of a gradient that was"
-      f" summed and scattered over axis {axes.listed(over)}, as that of a parameter"
-      " that is sharded over it, so nothing is left to send in fewer bytes. Leave"
-      " it out of `compression` (optax.partition), and use cross_shard(...,"
-      " param_specs=...) for it."
-    )

@@ -23,6 +23,11 @@ from optax_dist.states.specs import is_spec, names_in
 _USER = "cross_shard"
 _REDUCTIONS = ("mean", "sum", "adasum")
 _INVARIANT_UPDATES = ("summed", "reduced", "error")
+_SCATTERED = (
+  "so it must not be summed again. Say which parameters are sharded:"
+  f" {_USER}(..., param_specs=...), with the PartitionSpecs that they are passed"
+  " into the map with."
+)
 
 
 def cross_shard(
@@ -348,19 +353,9 @@ def _check_shards(
     )
   if is_indexed_slices(leaf):
     return
-  scattered = [
-    a
-    for a in names
-    if a not in shards and provenance.is_scattered(leaf, a, known)
-  ]
-  if scattered:
-    raise ValueError(
-      f"{what} is one shard of a gradient that was summed and scattered over axis"
-      f" {axes.listed(scattered)}, as that of a parameter that is sharded over it,"
-      " so it must not be summed again. Say which parameters are sharded:"
-      f" {_USER}(..., param_specs=...), with the PartitionSpecs that they are"
-      " passed into the map with."
-    )
+  provenance.check_whole(
+    what, leaf, [a for a in names if a not in shards], _SCATTERED, known
+  )
 
 
 def _check_invariant(

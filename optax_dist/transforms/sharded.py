@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_dist._internal import axes, checks, parts, replicas, shard_scope
+from optax_dist._internal import (
+  axes,
+  checks,
+  parts,
+  provenance,
+  replicas,
+  shard_scope,
+)
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import elementwise, precision, update_leaves
 from optax_dist._internal.replica_blocks import PerReplica, is_per_replica
@@ -17,6 +24,10 @@ from optax_dist.states.specs import children
 
 _USER = "sharded"
 _REDUCTIONS = ("mean", "sum")
+_SCATTERED = (
+  "so nothing is left to scatter. Use cross_shard(..., param_specs=...) for it"
+  " (optax.partition): its optimizer state is sharded like the parameter."
+)
 
 
 class ShardedState(NamedTuple):
@@ -242,6 +253,7 @@ def _check_updates(
   names: tuple[axes.AxisName, ...],
 ) -> None:
   tracked = axes.tracked_axes(names)
+  known = provenance.Known()
   for path, leaf in paths_and_leaves:
     if is_indexed_slices(leaf):
       raise TypeError(
@@ -251,6 +263,8 @@ def _check_updates(
       )
     update_leaves.check_dtype(_USER, path, leaf)
     update_leaves.check_own(_USER, path, leaf, tracked)
+    what = f"{_USER}: {update_leaves.name_of(path)}"
+    provenance.check_whole(what, leaf, names, _SCATTERED, known)
 
 
 def _shapes_key(tree: Any) -> Any:

@@ -40,6 +40,10 @@ _USER = "sync_replicas"
 _ARGUMENTS = ("arrived", "local_step")
 # Gradients of all replicas together are counted in int32.
 _MOST = 2**30
+_SCATTERED = (
+  "so no replica has a gradient of its own to add up. Use cross_shard(...,"
+  " param_specs=...) for it (optax.partition)."
+)
 
 
 class SyncReplica(NamedTuple):
@@ -622,6 +626,7 @@ def _check_gradients(
   updates: optax.Updates, names: tuple[axes.AxisName, ...]
 ) -> None:
   tracked = axes.tracked_axes(names)
+  known = provenance.Known()
   leaves, _ = jax.tree_util.tree_flatten_with_path(
     updates, is_leaf=is_indexed_slices
   )
@@ -629,6 +634,8 @@ def _check_gradients(
     leaf = values_of(leaf)
     update_leaves.check_dtype(_USER, path, leaf)
     update_leaves.check_own(_USER, path, leaf, tracked)
+    what = f"{_USER}: {update_leaves.name_of(path)}"
+    provenance.check_whole(what, leaf, names, _SCATTERED, known)
 
 
 def _has_slices(updates: optax.Updates) -> bool:

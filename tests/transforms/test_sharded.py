@@ -9,6 +9,7 @@ import maps
 import numpy as np
 import optax
 import pytest
+import scattered
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -378,6 +379,12 @@ class TestRefused:
         np.ones((N, 3), np.float32),
         size=N,
       )
+
+  @pytest.mark.parametrize("check_vma", [False, True])
+  def test_a_gradient_that_is_scattered_already(self, check_vma):
+    tx = optax_dist.sharded(optax.sgd(0.1), maps.AXIS, num_replicas=N)
+    with pytest.raises(ValueError, match=r"updates\['w'\] is one shard"):
+      scattered.update(tx, N, check_vma)
 
   def test_sparse_gradients(self):
     tx = optax_dist.sharded(optax.sgd(0.1), maps.AXIS, num_replicas=1)

@@ -7,6 +7,7 @@ import maps
 import numpy as np
 import optax
 import pytest
+import scattered
 
 import optax_dist
 
@@ -103,6 +104,15 @@ def test_a_summed_gradient_can_not_be_dropped(map_name):
   ) as info:
     maps.run(map_name, step, maps.Replicated(np.float32(1.0)), size=N)
   assert "optax_dist.local_params(params, axis_name)" in str(info.value)
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_a_shard_of_a_summed_gradient_is_no_replicas_own(check_vma):
+  """It was averaged with the other replicas' shards, of other parameters."""
+  tx = _make(total_num_replicas=N)
+  with pytest.raises(ValueError, match=r"updates\['w'\] is one shard") as info:
+    scattered.update(tx, N, check_vma)
+  assert "cross_shard(..., param_specs=...)" in str(info.value)
 
 
 def test_the_state_of_all_replicas_is_not_one_replicas():
