@@ -126,8 +126,8 @@ def main():
 
   folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", "."), "checkpoints")
   found = {"params": params}
-  if saved := sorted(folder.glob("step-*")):
-    found = checkpoint.restore(saved[-1], params, tx.init(params))
+  if saved := checkpoint.latest(folder):
+    found = checkpoint.restore(saved, params, tx.init(params))
 
   with coordinator.join(tx, **found) as replica:
     print(f"process {os.getpid()} joins at step {replica.global_step}")

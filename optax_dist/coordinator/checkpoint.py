@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -19,9 +20,12 @@ from optax_dist import ledger
 from optax_dist._internal import durable
 from optax_dist.coordinator import phases
 from optax_dist.coordinator.replica import Replica
+from optax_dist.coordinator.runtime import group as groups
 
 # Which samples are in committed steps, stored beside the files orbax writes.
 _PROGRESS = "progress.json"
+# Hidden ones are not complete.
+_NAME = re.compile(r"[^.].*?(\d+)")
 
 
 def save(path: str | os.PathLike[str], replica: Replica) -> int:
@@ -75,6 +79,37 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
   return step
 
 
+def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
+  """Finds the checkpoint of the latest step.
+
+  If this JAX program has several processes, all of them call this, and get what
+  the first one finds: another replica may save one while they look, and those
+  that restore it would wait for the others for ever.
+
+  Args:
+    folder: what holds the checkpoints, each in a folder whose name ends with its
+      step, such as ``step-00000120``. It need not exist.
+
+  Returns:
+    The path of the one with the largest number; None if there is none.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...   for name in ("step-90", "step-120", "other"):
+    ...     pathlib.Path(there, name).mkdir()
+    ...   latest(there).name
+    'step-120'
+  """
+  folder = pathlib.Path(folder)
+  found = [] if not folder.is_dir() else [x.name for x in folder.iterdir()]
+  matches = [m for m in map(_NAME.fullmatch, found) if m]
+  name = max(matches, key=lambda m: int(m[1]))[0] if matches else ""
+  if jax.process_count() > 1:
+    name, *_ = groups.gather(name)
+  return folder / name if name else None
+
+
 def restore(
   path: str | os.PathLike[str], params: Any, opt_state: Any
 ) -> dict[str, Any]:
@@ -97,8 +132,10 @@ def restore(
   Example:
     Every replica restores, and joins with the result::
 
-      found = checkpoint.restore(path, params, opt.init(params))
-      with coordinator.join(opt, found.pop("params"), **found) as replica:
+      found = {"params": params}
+      if path := checkpoint.latest("checkpoints"):
+        found = checkpoint.restore(path, params, opt.init(params))
+      with coordinator.join(opt, **found) as replica:
         ...
   """
   import orbax.checkpoint as ocp

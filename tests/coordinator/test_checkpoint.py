@@ -79,3 +79,19 @@ def test_what_is_not_there_is_told(tmp_path):
     checkpoint.restore(
       tmp_path / "none", runs.PARAMS, runs.OPT.init(runs.PARAMS)
     )
+
+
+@pytest.mark.parametrize(
+  ("names", "found"),
+  [
+    ([], None),
+    (["other", ".step-9.abc1"], None),
+    (["step-100", "step-99", "step-9", ".step-101.abc2"], "step-100"),
+  ],
+)
+def test_the_latest_has_the_largest_number(tmp_path, names, found):
+  for name in names:
+    (tmp_path / name).mkdir()
+  got = checkpoint.latest(tmp_path)
+  assert got == (tmp_path / found if found else None)
+  assert checkpoint.latest(tmp_path / "nowhere") is None

@@ -75,10 +75,11 @@ def of_this_program(count: int) -> Group | None:
       f" {jax.process_count()} processes. Call jax.distributed.initialize in"
       " each of them first, with the replica's own address."
     )
-  return Group(jax.process_index(), count, _gather, _end_soon)
+  return Group(jax.process_index(), count, gather, _end_soon)
 
 
-def _gather(text: str) -> list[str]:
+def gather(text: str) -> list[str]:
+  """Returns a short text of each process of this JAX program, in their order."""
   raw = text.encode()
   if len(raw) > _TEXT:
     raise ValueError(
