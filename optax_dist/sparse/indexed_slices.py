@@ -360,9 +360,17 @@ def sum_duplicates(slices: IndexedSlices) -> IndexedSlices:
   first = jnp.concatenate([jnp.ones(1, bool), indices[1:] != indices[:-1]])
   slot = jnp.cumsum(first, dtype=jnp.int32) - 1
   values = _gathered(jnp.where(slices.valid, slices.values, 0))[order]
-  # Of the values' sharding, unlike those of `jax.ops.segment_sum`.
-  zeros = jnp.zeros_like(values)
-  values = zeros.at[slot].add(values, indices_are_sorted=True, mode="drop")
+  # `jax.ops.segment_sum` can't be told how its result is sharded.
+  values = (
+    jnp.zeros_like(values)
+    .at[slot]
+    .add(
+      values,
+      indices_are_sorted=True,
+      mode="drop",
+      out_sharding=_sharding(values),
+    )
+  )
   unique = jnp.full(slots, rows, slices.indices.dtype).at[slot].set(indices)
   return IndexedSlices.unchecked(values, unique, slices.dense_shape)
 
