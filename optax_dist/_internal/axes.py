@@ -220,6 +220,15 @@ def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
   return jnp.zeros(like.shape, like.dtype, out_sharding=sharding)
 
 
+def names_in(spec: Iterable[Any]) -> list[AxisName]:
+  """Returns the mesh axes that a spec shards over, in order."""
+  names: list[AxisName] = []
+  for entry in spec:
+    if entry is not None:
+      names += entry if isinstance(entry, tuple) else (entry,)
+  return names
+
+
 def in_auto(fun: Callable[..., Any], like: Any, *args: Any) -> Any:
   """Returns ``fun(*args)``, in which the compiler shards over Explicit axes.
 

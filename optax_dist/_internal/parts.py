@@ -45,10 +45,7 @@ def _sharding(x: jax.Array, count: int) -> NamedSharding:
   If its length is not divisible by their size, it is not sharded.
   """
   whole = axes.sharding_of(x)
-  names: list[axes.AxisName] = []
-  for entry in whole.spec:
-    names += entry if isinstance(entry, tuple) else [entry]
-  used = tuple(name for name in names if name is not None)
+  used = tuple(axes.names_in(whole.spec))
   size = math.prod(whole.mesh.shape[name] for name in used)
   fits = used and length(x.shape, count) % size == 0
   return whole.update(spec=PartitionSpec(used if fits else None))

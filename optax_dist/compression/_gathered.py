@@ -85,7 +85,9 @@ def gathered(
     zeros = axes.cast_to_varying(zeros, axes.varying_axes(everyones))
     sums, _ = jax.lax.scan(add, zeros, everyones)
     count = everyones.shape[0]
-    return [total / count for total in sums], decode_all(message)
+    means = [total / count for total in sums]
+    # Only error feedback asks what was received of the replica's own.
+    return means, means if error_feedback is None else decode_all(message)
 
   def sent(updates):
     return sum(codec.size(leaf.size) for leaf in jax.tree.leaves(updates))

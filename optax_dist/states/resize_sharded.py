@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import checks, parts
+from optax_dist._internal import axes, checks, parts
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist.states.resize import on_host
 from optax_dist.states.specs import (
@@ -13,7 +13,6 @@ from optax_dist.states.specs import (
   Numbered,
   children,
   match_params,
-  names_in,
 )
 from optax_dist.transforms.sharded import ShardedState
 
@@ -122,5 +121,5 @@ def _is_over_model_axes(part: Any) -> bool:
   sharding = getattr(part, "sharding", None)
   if not isinstance(sharding, jax.sharding.NamedSharding):
     return False
-  names = names_in(sharding.spec[1:])
+  names = axes.names_in(sharding.spec[1:])
   return any(sharding.mesh.shape[name] > 1 for name in names)

@@ -1,7 +1,7 @@
 """Sharding of states: which parts belong to one replica, and their specs."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -197,15 +197,6 @@ def is_spec(x: Any) -> bool:
   return isinstance(x, PartitionSpec)
 
 
-def names_in(spec: Iterable[Any]) -> list[axes.AxisName]:
-  """Returns the mesh axes that a spec shards over, in order."""
-  names: list[axes.AxisName] = []
-  for entry in spec:
-    if entry is not None:
-      names += entry if isinstance(entry, tuple) else (entry,)
-  return names
-
-
 # Wrappers whose own state differs between replicas if they are around a transform
 # of this library: the field of the inner state, one of their own, and the remedy.
 _WRAPPERS: dict[type, tuple[str, str, str]] = {
@@ -335,7 +326,7 @@ class _Mirrors:
     if self.shapes is not None:
       same = shape == self.shapes[found.param.number]
       return PartitionSpec(*replica, *(spec if same else ()))
-    if not shape or not names_in(spec):
+    if not shape or not axes.names_in(spec):
       return PartitionSpec(*replica)
     self.seen.setdefault(found.param.number, set()).add(shape)
     return PartitionSpec(*replica, *spec)
@@ -411,7 +402,7 @@ def _is_whole_state(x: Any) -> bool:
 
 def _over_all_axes(spec: PartitionSpec) -> _Dims:
   """Returns the spec of what follows each other from shard to shard."""
-  names = names_in(spec)
+  names = axes.names_in(spec)
   return (_joint(names),) if names else ()
 
 

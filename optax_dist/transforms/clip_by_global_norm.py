@@ -14,7 +14,7 @@ from optax_dist.sparse.indexed_slices import (
   map_values,
   sum_duplicates,
 )
-from optax_dist.states.specs import is_spec, names_in
+from optax_dist.states.specs import is_spec
 
 _USER = "clip_by_global_norm"
 
@@ -139,7 +139,7 @@ def clip_by_global_norm(
     ]
     if param_specs is not None:
       specs = _broadcast(param_specs, updates)
-      known = [frozenset(names_in(spec)) for spec in specs]
+      known = [frozenset(axes.names_in(spec)) for spec in specs]
     elif untracked:
       raise ValueError(
         f"{_USER}: JAX does not track here which updates vary over axis"

@@ -18,7 +18,7 @@ from optax_dist.sparse.indexed_slices import (
   map_values,
   sum_duplicates,
 )
-from optax_dist.states.specs import is_spec, names_in
+from optax_dist.states.specs import is_spec
 
 _USER = "cross_shard"
 _REDUCTIONS = ("mean", "sum", "adasum")
@@ -315,7 +315,7 @@ def _sharded_over(
   found: list[frozenset[axes.AxisName]] = []
 
   def add(spec: Any, part: Any) -> None:
-    over = frozenset(names_in(spec or ())) & frozenset(names)
+    over = frozenset(axes.names_in(spec or ())) & frozenset(names)
     leaves = jax.tree.leaves(part, is_leaf=is_indexed_slices)
     found.extend([over] * len(leaves))
 
