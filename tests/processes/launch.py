@@ -94,7 +94,7 @@ def run(
         )
         (home / "job").write_bytes(pickle.dumps(job))
         children.append(_start(home, devices))
-      _wait(children, deadline + timeout)
+      _wait(children, homes, deadline + timeout)
     finally:
       codes = [child.poll() for child in children]
       for child in children:
@@ -126,7 +126,9 @@ def _start(home: pathlib.Path, devices: int) -> subprocess.Popen:
     )
 
 
-def _wait(children: list[subprocess.Popen], deadline: float) -> None:
+def _wait(
+  children: list[subprocess.Popen], homes: list[pathlib.Path], deadline: float
+) -> None:
   """Waits for all; once one has failed, no longer for the others."""
   # A process ends itself at the deadline, with a traceback: leave it the time.
   end = deadline + 2.0
@@ -134,7 +136,12 @@ def _wait(children: list[subprocess.Popen], deadline: float) -> None:
     codes = [child.poll() for child in children]
     if None not in codes:
       return
-    if any(codes):
+    # One that has its result only ended because the others did not: they began
+    # later, and say where they hang at their own deadline.
+    if any(
+      code and not (home / "result").exists()
+      for code, home in zip(codes, homes, strict=True)
+    ):
       # The others may be about to say more about the same cause.
       end = min(end, time.time() + 1.0)
     time.sleep(0.02)

@@ -1,5 +1,6 @@
 """Tests of the launcher: it names hangs and failures, and leaves no process."""
 
+import faulthandler
 import os
 import pathlib
 import time
@@ -42,6 +43,14 @@ def _one_hangs(folder):
     time.sleep(200)
 
 
+def _begins_late_and_hangs(seconds):
+  if jax.process_index() == 0:
+    # As if its imports had taken longer than those of the other process.
+    time.sleep(seconds)
+    faulthandler.dump_traceback_later(3, exit=True)
+    time.sleep(200)
+
+
 def test_every_process_answers_and_listens_on_loopback_only():
   results = launch.run(_who, "x", processes=2, devices=2)
   for i, (x, index, devices, addresses) in enumerate(results):
@@ -72,3 +81,12 @@ def test_a_process_that_hangs_is_named_and_ended(tmp_path):
   assert "Process 1 of 2 finished and waited for the others" in message
   for i in range(2):
     assert not pathlib.Path("/proc", (tmp_path / str(i)).read_text()).exists()
+
+
+def test_a_process_that_hangs_and_began_late_is_named():
+  with pytest.raises(launch.ProcessError) as info:
+    launch.run(_begins_late_and_hangs, 2, processes=2, timeout=3)
+  message = str(info.value)
+  assert "Process 0 of 2 ended with exit code 1" in message
+  assert "in _begins_late_and_hangs" in message.split("Process 1 of 2")[0]
+  assert "Process 1 of 2 finished and waited for the others" in message
