@@ -105,12 +105,15 @@ def test_launched_k_of_n(tmp_path):
   try:
     for line in process.stdout:
       if found := re.match(
-        r"\[replica 1\] process (\d+) joins at.* (\d+)", line
+        r"\[replica (\d)\] process (\d+) joins at.* (\d+)", line
       ):
-        joined.append(int(found[2]))
-        if len(joined) == 1:
-          os.kill(int(found[1]), signal.SIGKILL)
-        else:
+        joined.append([int(text) for text in found.groups()])
+        # Not before all are there: one that was not let in leaves no step.
+        if len(joined) == 3:
+          os.kill(
+            next(pid for who, pid, _ in joined if who == 1), signal.SIGKILL
+          )
+        elif len(joined) == 4:
           process.send_signal(signal.SIGTERM)
       if found := re.match(r"\[replica (\d)\] step (\d+), loss", line):
         ended[int(found[1])] = int(found[2])
@@ -121,8 +124,10 @@ def test_launched_k_of_n(tmp_path):
     process.stdout.close()
   # Each has left gracefully, after a step.
   assert sorted(ended) == [0, 1, 2]
-  assert len(joined) == 2
-  assert ended[1] >= joined[1]
+  assert sorted(who for who, _, _ in joined) == [0, 1, 1, 2]
+  who, _, step = joined[-1]
+  assert who == 1
+  assert ended[1] >= step
   saved = [int(p.name[5:]) for p in (tmp_path / "checkpoints").glob("step-*")]
   assert all(step % 50 == 0 and step <= max(ended.values()) for step in saved)
 
