@@ -194,10 +194,13 @@ def _train(
         batch_size=args.batch_size,
         seed=args.seed,
       ):
+        # The step that is told is the last one in the file.
+        told.at_once = False
         lines.write(record)
         records.append(record)
         latest.take(record)
         shown.show(record)
+        told.at_once = True
         told.check()
       seconds = time.perf_counter() - start
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """The main job, from flags to files."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -170,17 +171,28 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch, capsys, module, name):
   assert 'pip install "optax-dist[train]"' in err
 
 
-def test_a_ctrl_c_that_python_drops_is_not_lost(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("when", ["dropped by Python", "line written"])
+def test_ctrl_c_tells_the_last_step_in_the_file(
+  tmp_path, monkeypatch, capsys, when
+):
+  write = metrics.JsonLines.write
+
   def train(*args, **options):
     for step in range(1, 10):
-      if step == 3:
+      if step == 3 and when == "dropped by Python":
         dropped_signals.come(signal.SIGINT, monkeypatch)
       numbers = {"loss": 1.0, "samples_per_second": 1.0}
       yield {"step": step, "epoch": 1, **numbers}
 
+  def write_line(self, record):
+    write(self, record)
+    if record["step"] == 3 and when == "line written":
+      os.kill(os.getpid(), signal.SIGINT)
+
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   monkeypatch.setattr(loop, "compile_program", lambda *_, **__: None)
   monkeypatch.setattr(loop, "train", train)
+  monkeypatch.setattr(metrics.JsonLines, "write", write_line)
   try:
     assert _train(tmp_path) == 130
   finally:
