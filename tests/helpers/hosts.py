@@ -165,7 +165,7 @@ class Hosts:
       process.wait()
     if self._switch is not None:
       self._switch.stdin.close()
-      self._switch.wait(10)
+      self._switch.wait(60)
       self._switch.stdout.close()
       self._switch = None
     for name in self.names:
