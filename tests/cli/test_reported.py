@@ -1,6 +1,5 @@
 """`--metrics-port` and `--tensorboard` of the commands that have them."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -8,16 +7,14 @@ import re
 import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 
 import event_files
 import pytest
 
 from optax_dist.cli import main
+from optax_dist.cli.train import loop
 from optax_dist.coordinator.metrics import reporter
-from optax_dist.coordinator.transport import addresses
 
 # A replica that needs nothing but Python: it writes its run's journal itself.
 _SCRIPT = """
@@ -44,7 +41,7 @@ _LINES = [
 
 
 def _read(url):
-  with urllib.request.urlopen(url, timeout=10) as answer:
+  with urllib.request.urlopen(url, timeout=60) as answer:
     return answer.read().decode()
 
 
@@ -86,49 +83,39 @@ def _environment(**more):
   return kept | more
 
 
-@contextlib.contextmanager
-def _scraped(found):
-  """Reads a port from when it is there until it is gone."""
-  (port,) = addresses.free_ports()
-  ended = threading.Event()
-
-  def scrape():
-    while not ended.is_set():
-      with contextlib.suppress(OSError):
-        found.append(_read(f"http://127.0.0.1:{port}/metrics"))
-      time.sleep(0.01)
-
-  thread = threading.Thread(target=scrape)
-  thread.start()
-  try:
-    yield port
-  finally:
-    ended.set()
-    thread.join()
+def _losses(text):
+  """The training's loss in what Prometheus reads, if it is there."""
+  return [
+    float(line.split()[1])
+    for line in text.splitlines()
+    if line.startswith("optax_dist_training_loss ")
+  ]
 
 
-def test_a_training_is_reported(tmp_path):
-  found = []
-  with _scraped(found) as port:
-    flags = ("--epochs", "2", "--replicas", "1", "--batch-size", "479")
-    reported = ("--metrics-port", port, "--tensorboard", tmp_path / "events")
-    arguments = ("train", *flags, *reported, "--output", tmp_path / "out")
-    assert main.main([str(one) for one in arguments]) == 0
-  lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-  last = json.loads(lines[-1])
+def test_a_training_is_reported(tmp_path, monkeypatch, capsys):
+  found, train = [], loop.train
+
+  def train_and_read(*args, **options):
+    url = re.search(r"metrics at (\S+)", capsys.readouterr().err)[1]
+    # After it has compiled there is nothing to say yet.
+    found.append(_losses(_read(url)))
+    for record in train(*args, **options):
+      yield record
+      found.append(_losses(_read(url)))
+
+  monkeypatch.setattr(loop, "train", train_and_read)
+  flags = ("--epochs", "2", "--replicas", "1", "--batch-size", "479")
+  reported = ("--metrics-port", "0", "--tensorboard", tmp_path / "events")
+  arguments = ("train", *flags, *reported, "--output", tmp_path / "out")
+  assert main.main([str(one) for one in arguments]) == 0
+  text = (tmp_path / "out" / "metrics.jsonl").read_text()
+  lines = [json.loads(line) for line in text.splitlines()]
+  assert found == [[], *([line["loss"]] for line in lines)]
+  last = lines[-1]
   points = event_files.read(tmp_path / "events")
   for name in ("loss", "test_accuracy", "samples_per_second"):
     step, value = points[f"optax_dist/training_{name}"][-1]
     assert (step, value) == (last["step"], pytest.approx(last[name]))
-  # While it compiled there was nothing to say.
-  assert found
-  losses = {
-    float(line.split()[1])
-    for text in found
-    for line in text.splitlines()
-    if line.startswith("optax_dist_training_loss ")
-  }
-  assert losses <= {json.loads(line)["loss"] for line in lines}
 
 
 @pytest.mark.parametrize(
