@@ -21,6 +21,7 @@ from optax_dist.cli import errors, folder_lock, main, parser
 from optax_dist.cli.train import command, numbers
 from optax_dist.cli.train.processes import checkpoints, plan, training
 from optax_dist.coordinator import journal
+from optax_dist.coordinator.launch import launcher
 
 _QUICK = ("--batch-size", "96", "--timeout", "120", "--launch", "processes")
 _SYNC = ("--strategy", "sync-replicas", "--replicas", "3")
@@ -35,6 +36,27 @@ def _compiled(tmp_path_factory):
     patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
     yield
   assert list(folder.iterdir())  # It was used, as a user's own would be.
+
+
+@pytest.fixture
+def patient(tmp_path_factory, monkeypatch):
+  """Has replicas wait for all to join: see `patient_replica`."""
+  program = pathlib.Path(__file__).with_name("patient_replica.py")
+  helpers = pathlib.Path(waiting.__file__).parent
+  folder = tmp_path_factory.mktemp("joined")
+
+  def launch(command, replicas, *, env, **options):
+    env |= {
+      "PATIENT_FOLDER": str(folder),
+      "PATIENT_REPLICAS": str(replicas),
+      "PYTHONPATH": os.pathsep.join([str(helpers), *filter(None, sys.path)]),
+    }
+    return launched(
+      [sys.executable, str(program)], replicas, env=env, **options
+    )
+
+  launched = launcher.Launcher
+  monkeypatch.setattr(launcher, "Launcher", launch)
 
 
 def _train(folder, *flags):
@@ -72,6 +94,7 @@ def test_it_trains_through_kills_and_stops_and_can_be_replayed(
   assert f"identical, {steps} steps" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
   "flags",
   [
@@ -90,6 +113,7 @@ def test_local_strategies_train_between_processes(tmp_path, capsys, flags):
   assert len(commits) >= (1437 // 96) // int(flags[-1])
 
 
+@pytest.mark.usefixtures("patient")
 def test_learners_go_on_when_one_is_killed(tmp_path, capsys):
   """Of three, one dies at once; all end with the same fragments."""
   flags = ("--strategy", "decoupled-diloco", "--replicas", "3")
