@@ -33,7 +33,8 @@ def test_it_counts_by_replica(tmp_path):
   assert (summary.step, summary.replicas) == (2, {})
 
 
-def test_who_is_waited_for_is_told(tmp_path):
+def test_who_is_waited_for_is_told(tmp_path, monkeypatch):
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
   path = tmp_path / "run.jsonl"
   with journal.Journal(path) as written:
     run_journals.begin(written)
@@ -41,11 +42,11 @@ def test_who_is_waited_for_is_told(tmp_path):
       run_journals.commit(written, step, 0, 1, 2, at=1.0 + step)
     summary = run_summary.RunSummary()
     summary.update(journal.read(path).records, age=55.0)
-    assert summary.waiting_for().startswith("replica 0, 1, 2, for 5")
+    assert summary.waiting_for() == "replica 0, 1, 2, for 55.0 s"
     missing = {"computing": [2], "reporting": [], "absent": []}
     written.write("stall", step=3, waited=10.0, missing=missing, time=13.0)
     summary.update(journal.read(path).records[-1:], age=45.0)
-    assert summary.waiting_for().startswith("replica 2, for 5")
+    assert summary.waiting_for() == "replica 2, for 55.0 s"
 
 
 def test_a_step_that_a_new_leader_repeats_counts_once():
