@@ -515,6 +515,8 @@ class SocketTransport(peers.Peers):
         if now >= link.until:
           self._end(link, "broken", "the handshake took too long")
         continue
+      # It is ahead if it was read just after an absence, which counts only now.
+      link.heard = min(link.heard, now - self._absent)
       silent = now - self._absent - link.heard
       gaps = self._gaps.get(link.peer)
       if gaps is not None:
