@@ -106,4 +106,4 @@ def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(hosts):
       process.communicate()
   assert running[0].returncode == 0, error
   # Long before it would be taken for lost; on a busy machine not at once.
-  assert float(output) < 10
+  assert float(output) < 30

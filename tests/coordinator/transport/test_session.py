@@ -1,6 +1,7 @@
 """Frames, without sockets: cut anywhere, changed, or made up."""
 
 import contextlib
+import types
 
 import numpy as np
 import pytest
@@ -244,19 +245,23 @@ def test_arrays_that_nobody_expects_are_bounded():
   assert len(other.events) == 100
 
 
-def test_progress_counts_bytes_and_idle_time():
+def test_progress_counts_bytes_and_idle_time(monkeypatch):
+  now = 100.0
+  clock = types.SimpleNamespace(monotonic=lambda: now)
+  monkeypatch.setattr(session, "time", clock)
   one, other = _sides()
   assert other.session.progress(1) is None
   other.session.expect(1, 10_000_000, None)
   one.read(other.written())
   one.session.send_array(1, bytes(10_000_000))
-  before = other.session.progress(1)
-  assert before.received == 0
+  now += 5.0
+  assert other.session.progress(1) == interface.Progress(0, 5.0)
   output = b"".join(one.session.output())
   other.read(output[:100_000])
+  now += 2.0
   after = other.session.progress(1)
   assert 0 < after.received < 100_000
-  assert after.idle <= before.idle + 1
+  assert after.idle == 2.0
 
 
 def test_a_large_message_is_written_as_it_is():

@@ -12,6 +12,7 @@ from optax_dist.coordinator.transport import (
   interface,
   sockets,
 )
+from tests.coordinator.transport import proxies
 
 SECRET = b"a secret of a test"
 
@@ -54,7 +55,9 @@ class World:
     self.kind = kind
     self._folder = folder
     self._limits = limits
+    self._proxies = []
     self._hub = in_process.Hub()
+    self._made = []
     self.all = {}
     self.events = {}
 
@@ -71,6 +74,7 @@ class World:
       if self.kind == "tls":
         options["certificates"] = certificates(self._folder)
       made = sockets.SocketTransport(name, **options)
+    self._made.append(made)
     self.all[name] = made
     self.events[name] = []
     return made
@@ -83,6 +87,11 @@ class World:
 
   def connect(self, one, other):
     self.all[one].connect(other, self.address(other))
+
+  def proxy(self, transport):
+    """A network before the port of a transport, which this world drives."""
+    self._proxies.append(proxies.Proxy(transport.port))
+    return self._proxies[-1]
 
   def pair(self):
     """Two connected transports, a and b."""
@@ -115,6 +124,8 @@ class World:
 
   def _turn(self):
     anything = []
+    for proxy in self._proxies:
+      proxy.carry()
     for name, transport in self.all.items():
       anything = transport.poll(0)
       self.events[name] += anything
@@ -136,10 +147,22 @@ class World:
     self.close()
 
   def close(self):
-    for transport in self.all.values():
+    for transport in self._made:
       transport.close()
+    for proxy in self._proxies:
+      proxy.close()
 
 
 def lost(world, name):
   """How this one lost its peers."""
   return [e.how for e in world.of(name, interface.PeerLost)]
+
+
+def give_up(world, transport, peer, reason):
+  """Ends the attempts to reach a peer once one has failed for a reason.
+
+  As the end of their time would, which some attempts need more of than others.
+  """
+  dial = transport._dials[peer]
+  world.run_until(lambda: reason in dial.reason)
+  dial.until = 0.0
