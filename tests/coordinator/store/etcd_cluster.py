@@ -32,10 +32,14 @@ class Cluster:
     self.endpoints = [f"127.0.0.1:{port}" for port in self._clients]
     self._folder, self._args = folder, args
     self._processes: dict[int, subprocess.Popen[bytes]] = {}
-    for index in range(count):
-      self.start(index)
-    for index in range(count):
-      self.wait(index)
+    try:
+      for index in range(count):
+        self.start(index)
+      for index in range(count):
+        self.wait(index)
+    except BaseException:
+      self.close()
+      raise
 
   @property
   def url(self) -> str:
@@ -80,7 +84,7 @@ class Cluster:
     request = urllib.request.Request(
       f"http://{self.endpoints[index]}/v3/{path}", json.dumps(body).encode()
     )
-    with urllib.request.urlopen(request, timeout=10.0) as answer:
+    with urllib.request.urlopen(request, timeout=60.0) as answer:
       return json.load(answer)
 
   def leader(self) -> int:

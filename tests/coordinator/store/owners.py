@@ -7,6 +7,8 @@ import waiting
 
 from optax_dist.coordinator.store import interface
 
+# For answers that come; a test that waits for none says for how long.
+_TIMEOUT, _PATIENCE = 200.0, 240.0
 _REQUESTS = {
   "put_if_absent": interface.PutIfAbsent,
   "put": interface.Put,
@@ -30,7 +32,7 @@ class Owner:
     self.events = []
     self.store = connect(self._woken.set)
 
-  def wait_for(self, found, seconds=90.0):
+  def wait_for(self, found, seconds=_PATIENCE):
     """Polls until `found(events)` is true, and returns that."""
     end = time.monotonic() + seconds
     while not (result := found(self.events)):
@@ -46,7 +48,7 @@ class Owner:
     ]
     return self.wait_for(losses)[0].reason
 
-  def wait_for_value(self, key, value, seconds=90.0):
+  def wait_for_value(self, key, value, seconds=_PATIENCE):
     """Asks again and again, until a key has a value."""
     waiting.until(
       lambda: self.get(key) == value,
@@ -69,14 +71,14 @@ class Owner:
     self._woken.clear()
     self.events += self.store.poll()
 
-  def begin(self, what, *args, timeout=60.0):
+  def begin(self, what, *args, timeout=_TIMEOUT):
     """Makes a request; returns its number."""
     self._number += 1
     request = _REQUESTS[what](self._number, *args)
     self.store.ask(request, timeout=timeout)
     return self._number
 
-  def answer(self, number, seconds=90.0):
+  def answer(self, number, seconds=_PATIENCE):
     """Waits for the answer to a request."""
 
     def found(events):
@@ -84,7 +86,7 @@ class Owner:
 
     return self.wait_for(found, seconds)[0]
 
-  def ask(self, what, *args, timeout=60.0):
+  def ask(self, what, *args, timeout=_TIMEOUT):
     """Makes a request, and waits for its answer."""
     return self.answer(self.begin(what, *args, timeout=timeout))
 

@@ -13,6 +13,7 @@ class Proxy:
   Attributes:
     address: host:port where it listens.
     swallows: whether what comes back from the server is dropped.
+    holds: whether it is kept until it isn't held any more.
     delay: seconds that everything takes on the way, in each direction.
     made: how many connections there were.
   """
@@ -23,6 +24,7 @@ class Proxy:
     self._listener = socket.create_server(("127.0.0.1", 0))
     self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
     self.swallows, self.delay, self.made = False, 0.0, 0
+    self.holds = False
     self._is_cut, self._closed = False, False
     self._lock = threading.Lock()
     self._open: set[socket.socket] = set()
@@ -48,21 +50,32 @@ class Proxy:
       ).start()
 
   def _forward(self, near, far):
-    with selectors.DefaultSelector() as selector, near, far:
-      selector.register(near, selectors.EVENT_READ, far)
-      selector.register(far, selectors.EVENT_READ, near)
-      with contextlib.suppress(OSError):
-        while True:
-          for key, _ in selector.select():
-            data = key.fileobj.recv(1 << 16)
-            if not data:
-              return
-            if self.delay:
-              time.sleep(self.delay)
-            if not (self.swallows and key.fileobj is far):
-              key.data.sendall(data)
+    with contextlib.suppress(OSError), near, far:
+      self._carry(near, far)
     with self._lock:
       self._open -= {near, far}
+
+  def _carry(self, near, far):
+    kept = b""
+    with selectors.DefaultSelector() as selector:
+      selector.register(near, selectors.EVENT_READ, far)
+      selector.register(far, selectors.EVENT_READ, near)
+      while True:
+        ready = selector.select(0.01 if kept else None)
+        if kept and not self.holds:
+          near.sendall(kept)
+          kept = b""
+        for key, _ in ready:
+          data = key.fileobj.recv(1 << 16)
+          if not data:
+            return
+          if self.delay:
+            time.sleep(self.delay)
+          back = key.fileobj is far
+          if back and (self.holds or kept):
+            kept += data  # What was kept goes first.
+          elif not (back and self.swallows):
+            key.data.sendall(data)
 
   def cut(self):
     """Resets all connections, and lets none be made."""

@@ -11,6 +11,10 @@ from optax_dist.coordinator.transport import interface as transports
 from optax_dist.coordinator.transport import sockets
 
 SECRET = b"0123456789abcdef"
+# With these, nobody is lost within the time of a test.
+PATIENT = transports.Limits(
+  heartbeat=0.1, silence=200.0, connect=100.0, handshake=100.0
+)
 QUICK = transports.Limits(
   heartbeat=0.1, silence=0.6, connect=0.5, handshake=1.0
 )
@@ -69,7 +73,7 @@ class Served:
     address: host:port where it listens.
   """
 
-  def __init__(self, quota=None, port=0, limits=QUICK):
+  def __init__(self, quota=None, port=0, limits=PATIENT):
     self._limits = limits
     self._transport = sockets.SocketTransport(
       wire.STORE,

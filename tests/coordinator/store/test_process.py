@@ -34,6 +34,7 @@ def test_it_serves_and_is_killed_and_its_clients_live_on():
     one = connect(store.address)
     assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
     os.kill(store.process.pid, signal.SIGKILL)
+    store.process.wait(60.0)
     answer = one.ask("put", "log/1", b"x", timeout=1.0)
     assert isinstance(answer, interface.Unknown)
     assert "put of 'log/1' at tcp://" in answer.reason
@@ -68,7 +69,7 @@ def test_its_command_line_says_where_it_is_and_nothing_else():
     env=os.environ | {process.SECRET_VARIABLE: SECRET.decode()},
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=240,
   )
   assert ended.stdout.startswith(process.READY)
   assert ended.stderr == ""
@@ -121,7 +122,7 @@ def test_it_ends_with_who_started_it_and_when_nobody_comes():
     "os._exit(1)\n"
   )
   ended = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    [sys.executable, "-c", code], capture_output=True, text=True, timeout=240
   )
   left_over.wait_for_end(int(ended.stdout))
 

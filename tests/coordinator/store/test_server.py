@@ -1,6 +1,7 @@
 """A store process among strangers, members that flood it, and bad requests."""
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
@@ -116,7 +117,9 @@ class _Rude:
   """A member of the job that speaks as no client does."""
 
   def __init__(self, store):
-    self.transport = sockets.SocketTransport("rude", secret=served.SECRET)
+    self.transport = sockets.SocketTransport(
+      "rude", secret=served.SECRET, limits=served.PATIENT
+    )
     self.transport.connect(wire.STORE, store.address)
     self.events = []
 
@@ -158,9 +161,7 @@ def test_a_member_that_sends_no_request_is_told_and_left(store, payload):
 
 def test_nobody_waits_for_a_client_that_reads_nothing():
   store = served.Served(
-    limits=transports.Limits(
-      heartbeat=0.1, silence=5.0, connect=1.0, max_queued=1 << 20
-    )
+    limits=dataclasses.replace(served.PATIENT, max_queued=1 << 20)
   )
   try:
     deaf, member = _Rude(store), store.owner()
