@@ -16,6 +16,7 @@ from optax_dist import coordinator
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.metrics import metric, prometheus, reporter
 from optax_dist.coordinator.runtime import endpoint
+from optax_dist.coordinator.transport import addresses
 
 ZEROS = np.zeros(1000, np.float32)
 
@@ -82,12 +83,18 @@ def test_a_run_reports_itself_while_it_goes_on(tmp_path):
     return replica.stats()
 
   stats = coordinator.run_embedded(
-    train, 2, optax.sgd(0.1), ZEROS, journal=path, metrics_port=0
+    train,
+    2,
+    optax.sgd(0.1),
+    ZEROS,
+    journal=path,
+    metrics_port=0,
+    stall_warning=100.0,
   )
   (found,) = seen
   assert found["step",] == found["steps_total",] == 6
   assert found["step_seconds_count",] == 5
-  assert 0 < found["step_seconds_sum",] < 30
+  assert found["step_seconds_sum",] > 0
   assert found["gradients_applied_total",] == 12
   assert found["staleness_count",] == found["staleness_bucket", "0"] == 12
   assert found["members",] == 2
@@ -120,15 +127,20 @@ def test_the_next_leader_goes_on(tmp_path, with_journal):
   world = endpoint.World()
   results = [runs.Result() for _ in range(3)]
   reporters = [reporter.Reporter(port=0) for _ in range(3)]
-  last = []
-  done = threading.Barrier(2)
+  last, ends = [], []
+  lock, done = threading.Lock(), threading.Barrier(2)
 
   def train(replica, result):
-    while replica.global_step < 12 or not faults.done:
+    while not ends or replica.global_step < ends[0]:
       grads, batch = runs.compute(replica, result.computed)
       result.computed += 1
       replica.step(grads, batch=batch)
       time.sleep(0.002)
+      with lock:
+        # A step that both have yet to take: one that ended before it would leave
+        # the other one to wait for it.
+        if faults.done and not ends:
+          ends.append(max(12, replica.global_step + 2))
     done.wait(60.0)
     if replica.is_leader:
       last.append(scrape(replica.metrics_url))
@@ -137,7 +149,15 @@ def test_the_next_leader_goes_on(tmp_path, with_journal):
   try:
     with runs.Faults({("computing", 0, 4): runs.kill}) as faults:
       replicas = [
-        runs.make(world, i, k=2, n=3, journal=path, metrics=reporters[i])
+        runs.make(
+          world,
+          i,
+          k=2,
+          n=3,
+          journal=path,
+          metrics=reporters[i],
+          leader_timeout=30.0,
+        )
         for i in range(3)
       ]
       threads = [runs.start(replicas[0], train, results[0])]
@@ -177,8 +197,9 @@ def test_a_port_in_use_is_named():
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_forked_child_does_not_keep_the_port():
-  server = prometheus.Server(list, "127.0.0.1", 0)
-  port = int(server.url.rpartition(":")[2].partition("/")[0])
+  # No other process is given it in between.
+  (port,) = addresses.free_ports()
+  server = prometheus.Server(list, "127.0.0.1", port)
   ready, go_on = os.pipe(), os.pipe()
   child = os.fork()
   if not child:

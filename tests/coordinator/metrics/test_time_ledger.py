@@ -110,13 +110,22 @@ def test_a_run_by_hand():
 def test_a_real_run_adds_up(tmp_path, k):
   zeros = np.zeros(3, np.float32)
   together = threading.Barrier(3)
+  stepped, late = threading.Event(), threading.Event()
 
   def train(replica):
     # Of a run of single steps, one that joins late might find only the end.
     together.wait(60.0)
+    if k == 1 and replica.replica == 2:
+      # Its first gradient is dropped: the others have taken a step before.
+      assert stepped.wait(60.0)
     while replica.global_step < 8 and not replica.finished:
       time.sleep(0.01 * (1 + replica.replica))
+      if k == 1 and replica.replica < 2 and replica.global_step:
+        stepped.set()
+        assert late.wait(60.0)
       replica.step(zeros)
+      if replica.replica == 2:
+        late.set()
     if not replica.finished:
       replica.finish()
 
@@ -129,12 +138,16 @@ def test_a_real_run_adds_up(tmp_path, k):
     journal=tmp_path / "run.jsonl",
     timeout=60.0,
   )
-  found = time_ledger.of(journal.read(tmp_path / "run.jsonl").records)
+  records = journal.read(tmp_path / "run.jsonl").records
+  found = time_ledger.of(records)
   _check(found)
   total = found.goodput().seconds
   assert total["useful"] > 0
   assert total["start"] > 0
-  assert (total["dropped"] > 0) == (k == 1)
+  drops = [r for r in records if r["kind"] == "drop"]
+  assert (total["dropped"] > 0) == bool(drops)
+  # With more gradients than replicas, one may come when there are enough.
+  assert k == 5 or bool(drops) == (k == 1)
 
 
 def test_a_simulation_has_the_same_categories(tmp_path):
