@@ -56,11 +56,13 @@ def test_one_that_was_dropped_where_it_came_is_not_lost(monkeypatch):
 
     dropped = []
     monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    gc.disable()  # No other thread collects meanwhile.
     gc.callbacks.append(collected)
     try:
       gc.collect()
     finally:
       gc.callbacks.remove(collected)
+      gc.enable()
     # Python only prints what is raised there.
     assert [one.exc_type for one in dropped] == [SystemExit]
     with pytest.raises(SystemExit):

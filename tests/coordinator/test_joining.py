@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import served
+import waiting
 
 from optax_dist import coordinator
 from optax_dist.coordinator import joining
@@ -105,7 +107,7 @@ def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
           secret=secret,
           journal=journal,
           replicas_to_aggregate=1,
-          timeout=20.0,
+          **_PATIENT,
         )
       )
     made[0].finish()
@@ -162,7 +164,7 @@ def test_what_can_not_be_is_refused_with_its_name(argument, error, said):
     )
 
 
-def test_who_waits_for_a_store_that_is_not_there_is_told_its_address(caplog):
+def test_who_waits_for_a_store_that_is_not_there_is_told_its_address():
   address = f"127.0.0.1:{addresses.free_ports()[0]}"
   with pytest.raises(coordinator.CoordinatorError) as caught:
     coordinator.join(
@@ -174,11 +176,49 @@ def test_who_waits_for_a_store_that_is_not_there_is_told_its_address(caplog):
       timeout=0.5,
       attempt_timeout=0.1,
       leader_timeout=0.1,
-      stall_warning=0.2,
     )
   assert f"tcp://{address}: no answer" in str(caught.value)
-  assert "Replica 1 has waited 0.2 s to be let in" in caplog.text
-  assert f"tcp://{address}: no answer" in caplog.text
+
+
+def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
+  """The store comes once that is done, however long it takes."""
+  warn = replicas.Replica._warn_of_waiting
+
+  def warn_of_no_answer(replica):
+    waiting.until(lambda: replica._driver._unanswered)
+    warn(replica)
+
+  monkeypatch.setattr(replicas.Replica, "_warn_of_waiting", warn_of_no_answer)
+  (port,) = addresses.free_ports()
+  address, stores = f"127.0.0.1:{port}", []
+  waits = "Replica 1 has waited 0.2 s to be let in"
+  warnings = lambda: [text for text in caplog.messages if waits in text]
+
+  def serve():
+    waiting.until(warnings)
+    stores.append(served.Served(port=port))
+
+  thread = threading.Thread(target=serve)
+  thread.start()
+  try:
+    coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      coordinator_address=address,
+      total_num_replicas=2,
+      replica=1,
+      secret=served.SECRET,
+      timeout=120.0,
+      attempt_timeout=0.2,
+      leader_timeout=2.0,
+      stall_warning=0.2,
+    ).close()
+  finally:
+    thread.join()
+    for store in stores:
+      store.close()
+  (text,) = warnings()
+  assert f"tcp://{address}: no answer" in text
 
 
 def test_integers_of_numpy_are_integers():

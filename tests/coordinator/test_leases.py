@@ -17,21 +17,29 @@ PARAMS = jnp.zeros(4)
 class Rounds:
   """What replicas compute on, and which rounds count."""
 
-  def __init__(self, replicas):
+  def __init__(self, replicas, slow=None):
+    self.slow = slow
     self.lock = threading.Lock()
     self.together = threading.Barrier(replicas, timeout=60.0)
+    # Set when the slow replica, if there is one, has computed its first round.
+    self.computed = threading.Event()
     self.counted = collections.Counter()
     self.reasons = collections.Counter()
 
-  def train(self, replica, slow=False):
+  def train(self, replica):
     found = []
     # Or some could be done before all are in.
     self.together.wait()
+    slow = replica.replica == self.slow
+    if self.slow is not None and not slow:
+      # Or they could be done before it has any samples.
+      assert self.computed.wait(60.0)
     for indices in replica.batches():
       assert len(indices) == 2
       found += indices.tolist()
       if slow and len(found) == 2 * PERIOD:
         # Between the last local step and its exchange others take a step.
+        self.computed.set()
         replica.wait_until_stale(60.0)
       outcome = replica.step(jnp.ones(4))
       # At the end of the data two may compute on the same: the first one counts,
@@ -88,9 +96,9 @@ def test_each_sample_is_in_one_exchange_that_counts(strategy, samples, mode):
 def test_a_round_that_is_dropped_returns_its_samples():
   """Two of three are enough; the third is slow, and its rounds are stale."""
   data = coordinator.Batches(80, 8, seed=3)
-  rounds = Rounds(3)
+  rounds = Rounds(3, slow=2)
   run(
-    lambda replica: rounds.train(replica, slow=replica.replica == 2),
+    rounds.train,
     3,
     coordinator.local_updates(communication_period=PERIOD),
     data,

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import dropped_signals
+import embedded_runs as runs
 import jax.numpy as jnp
 import optax
 import pytest
@@ -178,8 +179,7 @@ def test_one_that_waits_to_be_let_in_ends_at_once(dropped, monkeypatch, caplog):
   assert stopped.value.code == 128 + signal.SIGTERM
   assert "Replica 0 ends before it was let in" in caplog.text
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-  left = [t.name for t in threading.enumerate()]
-  assert not [name for name in left if name.startswith("optax-dist")]
+  assert not runs.coordinator_threads()
 
 
 _FORKS = """
@@ -188,7 +188,7 @@ import jax.numpy as jnp, optax
 from optax_dist import coordinator
 from optax_dist.coordinator.store import process
 
-signal.alarm(60)  # Should anything hang.
+signal.alarm(240)  # Should anything hang.
 secret = "a secret of enough bytes"
 with process.start(secret.encode(), port=0) as store:
   with coordinator.join(
@@ -199,7 +199,7 @@ with process.start(secret.encode(), port=0) as store:
     replica.step(jnp.ones(4))
     fork = multiprocessing.get_context("fork")
     begun = fork.Event()  # Python loses a signal that comes as it forks.
-    child = fork.Process(target=lambda: begun.set() or time.sleep(50))
+    child = fork.Process(target=lambda: begun.set() or time.sleep(240))
     child.start()
     begun.wait()
     child.terminate()
@@ -224,6 +224,6 @@ def test_what_is_forked_is_no_replica():
     env=os.environ | {"JAX_PLATFORMS": "cpu"},
     capture_output=True,
     text=True,
-    timeout=100.0,
+    timeout=280.0,
   )
   assert done.stdout.splitlines()[-1:] == ["well"], done.stderr

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import waiting
 
 from optax_dist import coordinator
 from optax_dist.coordinator import journal, strategies
@@ -515,10 +516,8 @@ def test_two_threads_can_not_use_a_replica_at_once():
       target=lambda: accepted.append(replica.step(jnp.ones(2)).accepted)
     )
     other.start()
-    while (
-      replica._in_use.thread is None
-    ):  # Then it waits for the other replica.
-      time.sleep(0.001)
+    # Then it waits for the other replica.
+    waiting.until(lambda: replica._in_use.thread is not None)
     with pytest.raises(RuntimeError, match="Two threads"):
       replica.step(jnp.ones(2))
     done.set()

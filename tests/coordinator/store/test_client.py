@@ -129,7 +129,7 @@ def test_a_slow_store_is_asked_for_much_at_a_time(store, way):
   before = len(one.events)
   numbers = [one.begin("put_if_absent", f"log/{k}", b"x") for k in range(150)]
   # The last one has come before any is answered.
-  two.wait_for_value("log/149", b"x")
+  two.wait_for_value("log/149", b"x", 60.0)
   assert one.wait_long(0.05) == one.events[before:] == []
   way.holds = False
   for number in numbers:
