@@ -19,6 +19,8 @@ from optax_dist.coordinator.launch.channel import Event
 from optax_dist.coordinator.launch.environment import variable
 
 _TAIL = 12
+# Seconds to wait at most for the stacks of a process.
+_STACKS = 3.0
 # Blocks of what it prints that are read at once, and of one that has ended: more
 # than a pipe can hold.
 _IN_A_ROW, _ALL = 4, 64
@@ -176,9 +178,15 @@ class Child:
     """The stacks of its threads, to show where it is."""
     if self.log is None:
       return ""
-    before = self.log.stat().st_size
+    before = size = self.log.stat().st_size
     self.signal(signal.SIGUSR1)
-    time.sleep(0.3)
+    end = time.monotonic() + _STACKS
+    while time.monotonic() < end and not self.has_ended():
+      time.sleep(0.15)
+      # A busy machine may not have let it begin yet, or end.
+      last, size = size, self.log.stat().st_size
+      if before < last == size:
+        break
     with self.log.open("rb") as file:
       file.seek(before)
       return file.read().decode(errors="replace")

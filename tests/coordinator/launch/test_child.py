@@ -21,6 +21,16 @@ print("told", told["x"])
 print("to err", file=sys.stderr)
 sys.exit(5)
 """
+# Its stacks come a while after they were asked for.
+_BUSY = """
+import signal, time
+def tell(*_):
+  time.sleep(0.6)
+  print("in a loop", flush=True)
+signal.signal(signal.SIGUSR1, tell)
+print("ready", flush=True)
+time.sleep(300)
+"""
 _PARENT = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
@@ -65,6 +75,18 @@ def test_what_an_earlier_one_printed_is_kept(tmp_path):
     # Its last words are its own.
     assert made.tail() == words
   assert log.read_text().split("\n") == ["why it failed", "well", ""]
+
+
+def test_where_a_process_is_that_the_machine_lets_wait(tmp_path):
+  log = tmp_path / "log"
+  made = child.Child("one", [sys.executable, "-S", "-c", _BUSY], log)
+  try:
+    until(lambda: "ready" in log.read_text())
+    assert made.where() == "in a loop\n"
+  finally:
+    made.kill()
+  # One that has ended says no more.
+  assert made.where() == ""
 
 
 @pytest.mark.parametrize("late", [False, True])
