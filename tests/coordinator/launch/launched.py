@@ -1,6 +1,7 @@
 """A launched replica for the tests: its arguments say what to do."""
 
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -15,6 +16,8 @@ def main() -> int:
   channel.say("pid", pid=os.getpid())
   replica, incarnation = channels.take_place(channel)
   channel.say("placed", replica=replica, incarnation=incarnation)
+  if what == "die":
+    wait_for_all(pathlib.Path(sys.argv[2]), replica)
   if what == "sleep":
     time.sleep(300)
   if what == "stop":
@@ -34,6 +37,13 @@ def main() -> int:
     train(channel)
   channel.say("finished")
   return 0
+
+
+def wait_for_all(folder: pathlib.Path, replica: int) -> None:
+  """Waits until both replicas have their places: the run may end then."""
+  (folder / str(replica)).touch()
+  while not all((folder / name).exists() for name in ("0", "1")):
+    time.sleep(0.01)
 
 
 def train(channel: channels.Channel) -> None:

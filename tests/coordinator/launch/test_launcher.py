@@ -34,7 +34,7 @@ def test_who_dies_is_started_again_by_a_spare(tmp_path):
   told = []
   made = _launcher(
     tmp_path,
-    "die",
+    f"die {tmp_path}",
     restarts=1,
     spares=1,
     on_event=lambda *event: told.append(event),

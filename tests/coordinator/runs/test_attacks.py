@@ -275,6 +275,7 @@ def test_an_interrupted_step_goes_on(job, width):
           wait.wait(60.0)
         replica.step(grads)
         number += 1
+      replica.finish()  # It may have been between two steps.
       done["print"] = replica.fingerprint()
 
   other = threading.Thread(target=slow, daemon=True)

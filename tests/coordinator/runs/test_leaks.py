@@ -9,6 +9,7 @@ import time
 import jax.numpy as jnp
 import optax
 import pytest
+from waiting import until
 
 from optax_dist import coordinator
 from optax_dist.coordinator.store import process as store_process
@@ -54,8 +55,7 @@ def test_thirty_rejoins_leave_no_descriptor_and_no_thread(inline_bytes, steps):
 
     def come_and_go(count, apart=0):
       for number in range(count):
-        while first.global_step < number * apart:
-          time.sleep(0.01)
+        until(lambda number=number: first.global_step >= number * apart)
         try:
           with coordinator.join(
             optax.sgd(0.1), _PARAMS, replica=1, **options

@@ -211,8 +211,7 @@ def test_who_joins_begins_with_the_own_optimizers_state_of_another(sound):
     began[me] = replica._local.opt_state
     if me == 2:
       joined.set()
-    while not replica.finished:
-      replica.step(gradient(replica.params, me), tokens=8)
+    while not replica.step(gradient(replica.params, me), tokens=8).finished:
       if replica.global_step >= 4:
         far.set()
         if joined.is_set() and not me:
@@ -338,7 +337,7 @@ def test_a_learner_dies_in_any_phase(phase, nth, victim):
 
 def test_a_learner_that_is_slow_is_left_out_and_carried(tmp_path):
   path = tmp_path / "run.jsonl"
-  rounds = [0, 0, 0]
+  rounds, carried = [0, 0, 0], threading.Event()
 
   def train(replica, result):
     me = replica.replica
@@ -351,9 +350,11 @@ def test_a_learner_that_is_slow_is_left_out_and_carried(tmp_path):
       time.sleep(0.0 if me == 2 else 0.004)
       outcome = replica.step(grads, tokens=8)
       rounds[me] = max(rounds) if me == 2 else outcome.global_step
+      if me == 2 and outcome.members:
+        carried.set()
       if outcome.finished:
         return replica.global_step
-      if me == 0 and replica.global_step >= 40:
+      if me == 0 and replica.global_step >= 40 and carried.is_set():
         replica.finish()
 
   results = runs.run(

@@ -6,6 +6,7 @@ import embedded_runs as runs
 import jax
 import jax.numpy as jnp
 import pytest
+from waiting import until
 
 
 @pytest.mark.parametrize("inline", [True, False])
@@ -13,16 +14,16 @@ def test_the_ledger_counts_the_whole_run(tmp_path, inline):
   """Two of three are needed; the leader is killed after a gradient's drop."""
   path = tmp_path / "journal.jsonl"
   world = runs.endpoint.World()
-  dropped_at = []
+  dropped_at, killed_at = [], []
   # Or two could make all steps before the third is in.
   together = threading.Barrier(3)
   broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), runs.PARAMS)
 
   def train(replica, result):
     together.wait(60.0)
-    # The leader continues until it is killed.
+    # The others continue until it is killed, and for a while.
     while not replica.finished and (
-      replica.replica == 0 or replica.global_step < 100
+      not killed_at or replica.global_step < killed_at[0] + 90
     ):
       grads, batch = runs.compute(replica, result.computed)
       if replica.replica == 1 and not dropped_at:
@@ -34,6 +35,7 @@ def test_the_ledger_counts_the_whole_run(tmp_path, inline):
       # A drop is in the log with the commit after it.
       late = dropped_at and outcome.global_step > dropped_at[0] + 1
       if replica.replica == 0 and late:
+        killed_at.append(outcome.global_step)
         raise runs.Killed
     replica.finish()
 
@@ -46,9 +48,7 @@ def test_the_ledger_counts_the_whole_run(tmp_path, inline):
   results = [runs.Result() for _ in range(3)]
   first = runs.make(world, 0, **options)
   threads = [runs.start(first, train, results[0])]
-  wait = threading.Event()
-  while not first.is_leader and not wait.wait(0.01):
-    pass
+  until(lambda: first.is_leader)
   threads += [
     runs.start(runs.make(world, i, **options), train, results[i])
     for i in (1, 2)

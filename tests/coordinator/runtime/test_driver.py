@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from waiting import until as wait_until
 
 from optax_dist.coordinator.aggregation import encoder
 from optax_dist.coordinator.protocol import effects as fx
@@ -49,8 +50,8 @@ def driven():
     apply=lambda state, mean, parts: state,
     inline=False,
     journal=journal_lines.JournalLines(None, {}),
-    attempt_timeout=5.0,
-    store_timeout=5.0,
+    attempt_timeout=60.0,
+    store_timeout=60.0,
   )
   yield one, core
   one.close()
@@ -102,7 +103,9 @@ def test_it_says_what_the_core_waits_for(driven):
   one, _ = driven
   assert one.missing() == "does not answer"
   one.start()
-  assert one.missing() == "says that it waits for the end of the script"
+  # It leaves the event loop a second to answer.
+  told = wait_until(lambda: (x := one.missing()) != "does not answer" and x)
+  assert told == "says that it waits for the end of the script"
 
 
 @pytest.mark.parametrize("publishes", [False, True])

@@ -22,7 +22,7 @@ from optax_dist.coordinator.runtime import endpoint, states
 from optax_dist.coordinator.runtime import group as groups
 
 SIZE = 2
-PATIENT = {"timeout": 60.0, "attempt_timeout": 20.0, "leader_timeout": 2.0}
+PATIENT = {"timeout": 60.0, "attempt_timeout": 20.0, "leader_timeout": 10.0}
 OPT = optax.sgd(0.1, momentum=0.9)
 SYNC = strategies.SyncReplicas(OPT, strategies.Quorum(1, 1))
 

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import threading
+import time
 
 import numpy as np
 import optax
@@ -78,9 +79,10 @@ def test_a_step_that_ends_while_it_is_moved_has_ended():
 
 
 def test_the_watched_thread_comes_first_in_the_stacks():
-  event = threading.Event()
+  event, inside = threading.Event(), threading.Barrier(4, timeout=60.0)
 
   def blocked():
+    inside.wait()
     event.wait(120.0)
 
   threads = [
@@ -89,6 +91,7 @@ def test_the_watched_thread_comes_first_in_the_stacks():
   ]
   for thread in threads:
     thread.start()
+  inside.wait()
   text = watchdog.stacks(threads[1].ident)
   event.set()
   assert text.startswith("Thread thread 1:\n")
@@ -158,7 +161,9 @@ def test_the_others_go_on_without_one_that_is_stuck(leads, tmp_path, capfd):
   released = threading.Event()
   steps = []
 
-  def blocked_data_loader():
+  def blocked_data_loader(replica):
+    # Other steps have an hour, however slow this machine is.
+    replica._watchdog.steps.begin(time.monotonic() - 5000.0)
     released.wait(120.0)
 
   def train(replica):
@@ -166,7 +171,7 @@ def test_the_others_go_on_without_one_that_is_stuck(leads, tmp_path, capfd):
     while replica.global_step < 3:
       replica.step(ones)
     if replica.is_leader == leads:
-      blocked_data_loader()
+      blocked_data_loader(replica)
       replica.step(ones)
     try:
       while replica.global_step < 8:
@@ -185,7 +190,7 @@ def test_the_others_go_on_without_one_that_is_stuck(leads, tmp_path, capfd):
       optax.sgd(0.1),
       np.ones(4, np.float32),
       lower_on_loss=True,
-      step_timeout=3.0,
+      step_timeout=3600.0,
       journal=path,
     )
   assert steps == [8]
@@ -195,5 +200,5 @@ def test_the_others_go_on_without_one_that_is_stuck(leads, tmp_path, capfd):
   reason = re.match(
     r"stuck: its step has taken (\d+\.\d) s", told["stuck"]["reason"]
   )
-  assert float(reason[1]) >= 3.0
+  assert float(reason[1]) > 3600.0
   assert told["lost"]["replica"] == told["stuck"]["replica"]
