@@ -45,6 +45,8 @@ def _train_embedded(path, plan, k, late=0, spoilt=(), **settings):
       result.computed += 1
       result.outcomes.append(replica.step(grads, batch=batch))
       result.prints[replica.global_step] = replica.fingerprint()
+      if result.outcomes[-1].finished:
+        return  # With all given up at once, it may end early.
     replica.finish()
 
   path.unlink(missing_ok=True)
