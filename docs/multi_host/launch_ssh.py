@@ -30,28 +30,28 @@ def main() -> int:
   # SIGTERM is for the same as Ctrl-C.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   processes = []
-  for rank, host in enumerate(hosts):
-    options = ["--nodes", len(hosts), "--node-rank", rank]
-    options += ["--address", f"{hosts[0]}:29300", *rest]
-    command = REMOTE.format(
-      folder=shlex.quote(os.getcwd()), options=shlex.join(map(str, options))
-    )
-    process = subprocess.Popen(
-      ["ssh", host, command],
-      stdin=subprocess.PIPE,
-      text=True,
-      start_new_session=True,  # Ctrl-C is not for ssh.
-    )
-    process.stdin.write(secret + "\n")
-    process.stdin.flush()
-    processes.append(process)
   try:
+    for rank, host in enumerate(hosts):
+      options = ["--nodes", len(hosts), "--node-rank", rank]
+      options += ["--address", f"{hosts[0]}:29300", *rest]
+      command = REMOTE.format(
+        folder=shlex.quote(os.getcwd()), options=shlex.join(map(str, options))
+      )
+      process = subprocess.Popen(
+        ["ssh", host, command],
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is not for ssh.
+      )
+      processes.append(process)
+      process.stdin.write(secret + "\n")
+      process.stdin.flush()
     codes = [process.wait() for process in processes]
   except KeyboardInterrupt:
     for process in processes:
       process.stdin.close()
     codes = [process.wait() for process in processes]
-  return max(codes, key=abs)
+  return max(codes, key=abs, default=130)
 
 
 if __name__ == "__main__":

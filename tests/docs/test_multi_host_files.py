@@ -4,6 +4,8 @@ srun, ssh and Ray are stand-ins; the JobSet is checked against its schema.
 """
 
 import argparse
+import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -43,7 +45,7 @@ with open(name + ".new", "w") as file:
   json.dump([sys.argv[1:], told, os.getcwd()], file)
 os.rename(name + ".new", name)
 if "--wait" in sys.argv:
-  time.sleep(60)
+  time.sleep(600)
 """
 _SRUN = """\
 #!/bin/sh
@@ -164,7 +166,7 @@ def test_slurm(place, monkeypatch):
   process = _start(
     place, "bash", _FILES / "launch_slurm.sh", SLURM_JOB_ID="4111"
   )
-  assert process.wait(60) == 0
+  assert process.wait(300) == 0
   found = []
   for arguments, told, _ in _told(place):
     secret = told.pop("secret in the file")
@@ -193,7 +195,7 @@ def test_ssh(place):
     *(sys.executable, _FILES / "launch_ssh.py", *hosts, "--"),
     *("--replicas-to-aggregate", "2", "train.py", "--name", "it's a run"),
   )
-  assert process.wait(60) == 0
+  assert process.wait(300) == 0
   assert sorted((place / "hosts").read_text().split()) == hosts
   told = _told(place)
   found = sorted(
@@ -216,8 +218,33 @@ def test_ssh_stops_all_hosts(place):
   )
   waiting.until(lambda: len(_told(place)) >= 2)
   process.send_signal(signal.SIGTERM)
-  assert process.wait(60) == 143
+  assert process.wait(300) == 143
   assert (place / "stopped").read_text() == "xx"
+
+
+def test_ssh_stops_the_hosts_that_it_has_started_so_far(monkeypatch):
+  class Process:
+    """A host that ends with its standard input; Ctrl-C comes at the second."""
+
+    def __init__(self, command, **_):
+      if command[1] == "host1":
+        raise KeyboardInterrupt
+      self.stdin = io.StringIO()
+
+    def wait(self):
+      assert self.stdin.closed
+      return 143
+
+  path = _FILES / "launch_ssh.py"
+  spec = importlib.util.spec_from_file_location("launch_ssh", path)
+  program = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(program)
+  monkeypatch.setattr(subprocess, "Popen", Process)
+  monkeypatch.setattr(signal, "signal", lambda *_: None)
+  monkeypatch.setattr(
+    sys, "argv", ["launch_ssh.py", "host0", "host1", "--", "train.py"]
+  )
+  assert program.main() == 143
 
 
 def test_ray(place):
@@ -232,7 +259,7 @@ def test_ray(place):
     *("--output", "/shared/run", "--resume", "train.py"),
     PYTHONPATH=str(place),
   )
-  assert process.wait(60) == 0
+  assert process.wait(300) == 0
   found = [_job(arguments, environ) for arguments, environ, _ in _told(place)]
   _check_hosts(found, 3)
   assert found[0][0].node.address == "10.0.0.7:29300"
