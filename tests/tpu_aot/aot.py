@@ -22,6 +22,8 @@ pytest.importorskip(
 )
 # There is no TPU machine whose metadata could be asked for.
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+# Nor one that two processes could not share, such as these tests run twice.
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 AXIS = "data"
 _COLLECTIVES = (
