@@ -16,6 +16,7 @@ import inspect
 import os
 import pathlib
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from typing import Any
 
 HOST = "127.0.0.1"
 # Seconds until all processes are there: they import JAX on a busy machine.
-_BEGINNING = 150.0
+_BEGINNING = 300.0
 
 
 class ProcessError(RuntimeError):
@@ -53,7 +54,7 @@ def run(
   *args: Any,
   processes: int,
   devices: int = 1,
-  timeout: float = 60.0,
+  timeout: float = 300.0,
 ) -> list[Any]:
   """Calls ``fn(*args)`` in ``processes`` JAX processes at once.
 
@@ -76,7 +77,10 @@ def run(
 
   deadline = time.time() + _BEGINNING
   (port,) = addresses.free_ports()
-  with tempfile.TemporaryDirectory() as folder:
+  with tempfile.TemporaryDirectory() as folder, socket.socket() as reserved:
+    # Nobody else takes it until it is listened on; gRPC shares it.
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind((HOST, port))
     homes = [pathlib.Path(folder) / str(i) for i in range(processes)]
     children: list[subprocess.Popen] = []
     try:
@@ -131,7 +135,7 @@ def _wait(
 ) -> None:
   """Waits for all; once one has failed, no longer for the others."""
   # A process ends itself at the deadline, with a traceback: leave it the time.
-  end = deadline + 2.0
+  end = deadline + 20.0
   while time.time() < end:
     codes = [child.poll() for child in children]
     if None not in codes:

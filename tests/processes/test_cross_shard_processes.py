@@ -143,9 +143,7 @@ def _own_replicas(x):
 def stacked(request):
   """Returns a function from a case to all replicas' results, stacked."""
   processes, devices = request.param
-  results = launch.run(
-    _everything, processes=processes, devices=devices, timeout=120
-  )
+  results = launch.run(_everything, processes=processes, devices=devices)
 
   def get(*case):
     parts = [result[case] for result in results]

@@ -3,6 +3,8 @@
 import faulthandler
 import os
 import pathlib
+import pickle
+import socket
 import time
 
 import jax
@@ -62,10 +64,21 @@ def test_every_process_answers_and_listens_on_loopback_only():
       assert address.endswith("0100007F"), addresses
 
 
+def test_nobody_else_gets_its_port(monkeypatch):
+  def start(home, devices):
+    port = pickle.loads((home / "job").read_bytes()).port
+    with socket.socket() as other:
+      other.bind((launch.HOST, port))
+
+  monkeypatch.setattr(launch, "_start", start)
+  with pytest.raises(OSError, match="in use"):
+    launch.run(_who, "x", processes=1)
+
+
 def test_the_output_of_a_process_that_fails_is_shown():
   # The other one would sleep on.
   with pytest.raises(launch.ProcessError) as info:
-    launch.run(_one_fails, processes=2, timeout=120)
+    launch.run(_one_fails, processes=2)
   assert "Process 1 of 2 ended with exit code 1" in str(info.value)
   assert "ValueError: the cause" in str(info.value)
   assert "Process 0 of 2 was still running and was killed" in str(info.value)

@@ -25,7 +25,7 @@ def _train():
 
 
 def test_the_program_learns_the_same_on_every_process():
-  results = launch.run(_train, processes=2, devices=2, timeout=120)
+  results = launch.run(_train, processes=2, devices=2)
   for own, loss, counts in results:
     assert counts == (2, 4)
     assert loss < 1.0  # From 2.3.
