@@ -69,7 +69,7 @@ def _run(name, folder):
     env=_environment(folder),
     capture_output=True,
     text=True,
-    timeout=240,
+    timeout=600,
   )
 
 
@@ -87,7 +87,7 @@ class _Terminal:
         stderr=subprocess.STDOUT,
       )
 
-  def wait_for(self, pattern, count=1, seconds=120.0):
+  def wait_for(self, pattern, count=1, seconds=300.0):
     end = time.monotonic() + seconds
     while len(found := re.findall(pattern, self.text)) < count:
       assert time.monotonic() < end, self.text
@@ -124,7 +124,7 @@ def test_a_kill_a_stop_and_a_resume(place):
   try:
     one.wait_for(joins, 3)
     path = place / "runs/second/journal.jsonl"
-    until(lambda: '"commit"' in path.read_text())
+    until(lambda: path.exists() and '"commit"' in path.read_text())
     done = _run("kill", place)
     assert done.returncode == 0, done.stderr
     replica, step = one.wait_for(joins, 4)[3]
@@ -183,10 +183,18 @@ def test_a_kill_in_a_replica_of_two_processes(place):
       s for s in re.findall(steps, one.text) if s[3] == "2" and int(s[1]) > back
     ]
     both = lambda: {who for who, *_ in together()} == {"0", "1"}
-    until(both, lambda: one.text, 120.0)
+    until(both, lambda: one.text, 300.0)
     found = re.findall(steps, one.text)
-    # It was alone meanwhile, and has learned something (4.56 is nothing).
-    assert "0" in {who for who, _, _, of in found if of == "1"}
+    # The other one went on alone meanwhile.
+    path = place / "runs/groups/journal.jsonl"
+    alone = [
+      record["step"]
+      for record in journal.read(path).records
+      if record["kind"] == "commit"
+      and [member["replica"] for member in record["members"]] == [0]
+    ]
+    assert [s for s in alone if max(int(at) for _, at in began) < s <= back]
+    # It has learned something (4.56 is nothing).
     assert float(found[-1][2]) < 4.3
     one.process.send_signal(signal.SIGINT)
     assert one.process.wait(120.0) == 130, one.text
@@ -218,7 +226,7 @@ def test_two_machines(place):
         )
       )
     for host, one in enumerate(both):
-      assert one.process.wait(120.0) == 0, one.text
+      assert one.process.wait(300.0) == 0, one.text
       assert re.findall(r"\[replica (\d)\] step 300, loss", one.text) == [
         str(host)
       ]

@@ -24,7 +24,7 @@ def run(name, *arguments, devices=2):
     env=environment,
     capture_output=True,
     text=True,
-    timeout=240,
+    timeout=600,
   )
   assert done.returncode == 0, done.stderr
   return done.stdout
@@ -45,7 +45,7 @@ def launched(folder, flags, name, arguments):
     env=environment,
     capture_output=True,
     text=True,
-    timeout=240,
+    timeout=600,
   )
   assert done.returncode == 0, done.stdout + done.stderr
   return done.stdout
@@ -93,6 +93,7 @@ def test_launched_k_of_n(tmp_path):
     [
       *(sys.executable, "-m", "optax_dist", "launch", "--output", tmp_path),
       *("--replicas", "3", "--replicas-to-aggregate", "2"),
+      *("--grace", "240"),
       *(_FOLDER / "launched_k_of_n.py", "--steps", "1000000"),
       *("--save-every", "50"),
     ],
@@ -117,7 +118,7 @@ def test_launched_k_of_n(tmp_path):
           process.send_signal(signal.SIGTERM)
       if found := re.match(r"\[replica (\d)\] step (\d+), loss", line):
         ended[int(found[1])] = int(found[2])
-    assert process.wait(120) == 128 + signal.SIGTERM
+    assert process.wait(300) == 128 + signal.SIGTERM
   finally:
     process.kill()
     process.wait()
@@ -140,7 +141,9 @@ def test_each_example_has_its_test(path):
 def test_launched_k_of_n_learns(tmp_path):
   flags = ["--replicas", "3", "--replicas-to-aggregate", "2"]
   printed = launched(tmp_path, flags, "launched_k_of_n.py", ["--steps", "60"])
-  assert max(numbers(r"step 60, loss ([\d.]+)", printed)) < 0.6
+  # Those of the last step; one that is late prints that of an earlier step.
+  # Before the first step it is 0.36 or more, whatever the batch.
+  assert min(numbers(r"step 60, loss ([\d.]+)", printed)) < 0.2
 
 
 def test_sharded_transformer_groups(tmp_path):

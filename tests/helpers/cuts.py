@@ -190,7 +190,7 @@ class Run:
       )
     )
 
-  def wait_for_all(self, after, seconds=90.0):
+  def wait_for_all(self, after, seconds=240.0):
     """Waits until each has taken a step since, together with all others."""
     everyone = list(range(self.count))
     together = lambda one: any(
@@ -280,11 +280,11 @@ class Run:
     for one in self.replicas:
       one.process.stdin.write(b"\n")
       one.process.stdin.flush()
-    self.wait(lambda: all(one.result for one in self.replicas), "no end", 90.0)
+    self.wait(lambda: all(one.result for one in self.replicas), "no end", 240.0)
     self.wait(
       lambda: all(one.process.poll() == 0 for one in self.replicas),
       "processes don't end",
-      60.0,
+      240.0,
     )
     lines = self.journal.read_text().splitlines()
     records = list(filter(journal.Once(), map(json.loads, lines)))

@@ -3,7 +3,7 @@
 import time
 
 
-def until(ready, told=lambda: "it did not come in time", seconds=60.0):
+def until(ready, told=lambda: "it did not come in time", seconds=180.0):
   """Waits until `ready()` is true; returns what it is.
 
   Args:

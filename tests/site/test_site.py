@@ -27,10 +27,7 @@ def site(tmp_path_factory):
 
 
 # Sphinx and its extensions warn about each other.
-pytestmark = [
-  pytest.mark.filterwarnings("default"),
-  pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def _links(page):
