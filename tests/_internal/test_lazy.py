@@ -49,7 +49,7 @@ def test_what_is_public_is_listed_before_it_is_used():
     "import optax_dist as o; assert {*o.__all__} <= {*dir(o)};"
     "assert {'coordinator', 'ledger', 'simulate'} <= {*o.__all__}"
   )
-  subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+  subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_a_module_needs_no_import_of_its_own():
@@ -77,4 +77,4 @@ def test_what_needs_no_jax_does_not_import_it(module):
   code = (
     f"import sys, {module}; assert not {{'jax', 'optax'}} & {{*sys.modules}}"
   )
-  subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+  subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -14,7 +14,7 @@ _SLOW = ("flax", "matplotlib", "rich", "sklearn")
 
 def _python(*args, **kwargs):
   return subprocess.run(
-    [sys.executable, *args], timeout=120, text=True, **kwargs
+    [sys.executable, *args], timeout=300, text=True, **kwargs
   )
 
 
@@ -110,7 +110,7 @@ def test_a_reader_that_has_gone_is_no_traceback():
 def test_closed_streams_are_no_traceback(closed):
   program = f"{sys.executable} -m optax_dist --version {closed}"
   done = subprocess.run(
-    ["sh", "-c", program], timeout=120, text=True, capture_output=True
+    ["sh", "-c", program], timeout=300, text=True, capture_output=True
   )
   assert done.returncode == 0
   assert not done.stderr
@@ -146,6 +146,6 @@ def test_closed_streams_leave_their_numbers_to_nobody():
     " for n in range(3)))"
   )
   done = subprocess.run(
-    ["sh", "-c", f'{sys.executable} -c "{script}" <&- >&- 2>&-'], timeout=120
+    ["sh", "-c", f'{sys.executable} -c "{script}" <&- >&- 2>&-'], timeout=300
   )
   assert done.returncode == 0

@@ -68,7 +68,7 @@ def test_a_launched_job_is_reported(tmp_path, keeps):
     assert "optax_dist_steps_total 2.0" in text
     assert "optax_dist_step_seconds_sum 2.0" in text
     sign.touch()
-    assert job.wait(120) == 0
+    assert job.wait(300) == 0
   finally:
     job.kill()
     job.communicate()

@@ -60,7 +60,7 @@ def _launch(**variables):
     env=os.environ | variables,
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=300,
   )
   assert done.returncode == 0, done.stderr
   return _told(done.stdout)

@@ -118,7 +118,7 @@ def test_it_gives_up_with_the_last_words_and_the_code(
   # The others continue until the launcher ends them.
   script = ("--", sys.executable, _LIGHT, "fail", "0")
   if replicas > 1:
-    sleep = "[ $OPTAX_DIST_REPLICA = 0 ] || exec sleep 60; exec $0 $1 fail 0"
+    sleep = "[ $OPTAX_DIST_REPLICA = 0 ] || exec sleep 600; exec $0 $1 fail 0"
     script = ("--", "sh", "-c", sleep, sys.executable, _LIGHT)
   assert _launch(*flags, *script) == 9
   err = capfd.readouterr().err
@@ -150,7 +150,7 @@ class _Started:
     )
     self.text = ""
 
-  def until(self, words, count=1, seconds=90.0):
+  def until(self, words, count=1, seconds=180.0):
     end = time.monotonic() + seconds
     while self.text.count(words) < count:
       left = end - time.monotonic()
@@ -191,14 +191,14 @@ def test_sigterm_is_passed_on_and_waited_for(start):
   one.until("sleeps", 2)
   one.process.send_signal(signal.SIGTERM)
   one.until("leaves", 2)
-  assert one.process.wait(60.0) == 143
+  assert one.process.wait(180.0) == 143
 
 
 def test_other_signals_are_passed_on_too(start):
   one = start("--replicas", "2", *_NO_STORE, _LIGHT, "user-signal")
   one.until("sleeps", 2)
   one.process.send_signal(signal.SIGUSR1)
-  assert one.process.wait(60.0) == 0
+  assert one.process.wait(180.0) == 0
   one.until("leaves", 2)
 
 
@@ -221,7 +221,7 @@ def test_nothing_is_left_behind(start, signals, flags, code):
     one.process.send_signal(number)
     if number != signals[-1]:
       one.until("hears", 2)  # The first of two is taken by itself.
-  assert one.process.wait(60.0) == code
+  assert one.process.wait(180.0) == code
   one.check_nothing_is_left(groups)
 
 

@@ -50,7 +50,7 @@ class _Job:
           # Loopback has many addresses: one for each host.
           *("--local-addr", f"127.0.0.{rank + 2}"),
           *("--processes-per-replica", "2", "--min-replicas", "1"),
-          *("--host-timeout", "30", "--", sys.executable, "-c", _PROGRAM),
+          *("--host-timeout", "120", "--", sys.executable, "-c", _PROGRAM),
         ],
         stdout=out,
         stderr=subprocess.STDOUT,
@@ -69,7 +69,7 @@ class _Job:
       found[:] = re.findall(_START, self.text(rank))
       return len(found) >= count
 
-    until(are_there, lambda: [self.text(r) for r in self._logs], 120.0)
+    until(are_there, lambda: [self.text(r) for r in self._logs], 180.0)
     assert len(found) == count
     _, _, number, address, pid = found[-1]
     return int(number), address, int(pid)
@@ -112,14 +112,14 @@ def test_a_replica_starts_again_on_all_of_its_hosts(job):
   wait_for_end(again[1][2])
   # A host that is to end takes the replica with it, on the others as well.
   job.launchers[3].terminate()
-  assert job.launchers[3].wait(60.0) == 143, job.text(3)
-  assert job.launchers[2].wait(60.0) == 0, job.text(2)
+  assert job.launchers[3].wait(180.0) == 143, job.text(3)
+  assert job.launchers[2].wait(180.0) == 0, job.text(2)
   # All the time nothing has happened to the other one.
   assert [job.starts(rank, 1) for rank in (0, 1)] == first[:2]
   assert all(is_running(pid) for _, _, pid in first[:2])
   # Nor is anything left when the first host ends, with the store.
   job.launchers[0].terminate()
-  assert job.launchers[0].wait(60.0) == 143, job.text(0)
-  assert job.launchers[1].wait(60.0) == 0, job.text(1)
+  assert job.launchers[0].wait(180.0) == 143, job.text(0)
+  assert job.launchers[1].wait(180.0) == 0, job.text(1)
   assert not any(is_running(pid) for _, _, pid in first[:2])
   assert not any("Traceback" in job.text(rank) for rank in range(4))

@@ -22,7 +22,7 @@ def _join_with_all(*args, **options):
   (folder / str(joined.replica)).touch()
   # Those of an earlier process of a replica stay.
   wanted = int(os.environ["PATIENT_REPLICAS"])
-  waiting.until(lambda: len(os.listdir(folder)) == wanted, seconds=120.0)
+  waiting.until(lambda: len(os.listdir(folder)) == wanted, seconds=300.0)
   return joined
 
 

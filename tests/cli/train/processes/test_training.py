@@ -140,7 +140,7 @@ def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
   command = [sys.executable, "-m", "optax_dist", "train"]
   command += ["--output", str(tmp_path), *_QUICK, *_SYNC]
   # They are not through by the time that they are seen to have saved.
-  command += ["--epochs", "500", "--checkpoint-every", "5"]
+  command += ["--epochs", "9999", "--checkpoint-every", "5"]
   process = subprocess.Popen(
     command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
   )
@@ -148,10 +148,10 @@ def test_when_the_store_is_killed_it_can_be_resumed(tmp_path, capsys):
     folder = tmp_path / "checkpoints"
     waiting.until(
       lambda: checkpoints.steps(folder) or process.poll() is not None,
-      seconds=120.0,
+      seconds=300.0,
     )
     os.kill(_store_of(process.pid), signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
   finally:
     process.kill()
     process.wait()
@@ -203,7 +203,7 @@ def test_a_resumed_one_ends_as_one_that_was_not_interrupted(tmp_path, capsys):
 
 def test_sigterm_says_how_to_go_on(tmp_path):
   command = [sys.executable, "-m", "optax_dist", "train"]
-  command += ["--output", str(tmp_path), *_QUICK, *_SYNC, "--epochs", "500"]
+  command += ["--output", str(tmp_path), *_QUICK, *_SYNC, "--epochs", "9999"]
   process = subprocess.Popen(
     [*command, "--checkpoint-every", "5"], stderr=subprocess.PIPE, text=True
   )
@@ -211,10 +211,10 @@ def test_sigterm_says_how_to_go_on(tmp_path):
     folder = tmp_path / "checkpoints"
     waiting.until(
       lambda: checkpoints.steps(folder) or process.poll() is not None,
-      seconds=120.0,
+      seconds=300.0,
     )
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
   finally:
     process.kill()
     process.wait()
