@@ -3,7 +3,6 @@
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 
@@ -27,27 +26,6 @@ def run(name, *arguments, devices=2):
     timeout=600,
   )
   assert done.returncode == 0, done.stderr
-  return done.stdout
-
-
-def launched(folder, flags, name, arguments):
-  """Returns what an example prints that `optax-dist launch` starts."""
-  program = "from optax_dist.cli.main import main; raise SystemExit(main())"
-  environment = os.environ | {
-    "JAX_NUM_CPU_DEVICES": "1",
-    "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": str(_FOLDER.parent),
-  }
-  output = ["--output", str(folder / "job")]
-  command = [sys.executable, "-c", program, "launch", *flags, *output]
-  done = subprocess.run(
-    [*command, str(_FOLDER / name), *arguments],
-    env=environment,
-    capture_output=True,
-    text=True,
-    timeout=600,
-  )
-  assert done.returncode == 0, done.stdout + done.stderr
   return done.stdout
 
 
@@ -87,74 +65,11 @@ def test_port_from_tensorflow1():
   assert numbers(r"test accuracy ([\d.]+)", printed)[-1] > 0.8
 
 
-def test_launched_k_of_n(tmp_path):
-  """With a replica that is killed, and comes back; then all are stopped."""
-  process = subprocess.Popen(
-    [
-      *(sys.executable, "-m", "optax_dist", "launch", "--output", tmp_path),
-      *("--replicas", "3", "--replicas-to-aggregate", "2"),
-      *("--grace", "240"),
-      *(_FOLDER / "launched_k_of_n.py", "--steps", "1000000"),
-      *("--save-every", "50"),
-    ],
-    env=os.environ
-    | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_FOLDER.parent)},
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-  joined, ended = [], {}
-  try:
-    for line in process.stdout:
-      if found := re.match(
-        r"\[replica (\d)\] process (\d+) joins at.* (\d+)", line
-      ):
-        joined.append([int(text) for text in found.groups()])
-        # Not before all are there: one that was not let in leaves no step.
-        if len(joined) == 3:
-          os.kill(
-            next(pid for who, pid, _ in joined if who == 1), signal.SIGKILL
-          )
-        elif len(joined) == 4:
-          process.send_signal(signal.SIGTERM)
-      if found := re.match(r"\[replica (\d)\] step (\d+), loss", line):
-        ended[int(found[1])] = int(found[2])
-    assert process.wait(300) == 128 + signal.SIGTERM
-  finally:
-    process.kill()
-    process.wait()
-    process.stdout.close()
-  # Each has left gracefully, after a step.
-  assert sorted(ended) == [0, 1, 2]
-  assert sorted(who for who, _, _ in joined) == [0, 1, 1, 2]
-  who, _, step = joined[-1]
-  assert who == 1
-  assert ended[1] >= step
-  saved = [int(p.name[5:]) for p in (tmp_path / "checkpoints").glob("step-*")]
-  assert all(step % 50 == 0 and step <= max(ended.values()) for step in saved)
-
-
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.py")), ids=str)
 def test_each_example_has_its_test(path):
-  assert f'"{path.name}"' in pathlib.Path(__file__).read_text("utf-8")
-
-
-def test_launched_k_of_n_learns(tmp_path):
-  flags = ["--replicas", "3", "--replicas-to-aggregate", "2"]
-  printed = launched(tmp_path, flags, "launched_k_of_n.py", ["--steps", "60"])
-  # Those of the last step; one that is late prints that of an earlier step.
-  # Before the first step it is 0.36 or more, whatever the batch.
-  assert min(numbers(r"step 60, loss ([\d.]+)", printed)) < 0.2
-
-
-def test_sharded_transformer_groups(tmp_path):
-  size = ["--width", "16", "--layers", "1", "--context", "16"]
-  printed = launched(
-    tmp_path,
-    ["--replicas", "2", "--processes-per-replica", "2", "--min-replicas", "1"],
-    "sharded_transformer_groups.py",
-    [*size, "--steps", "40", "--save-every", "20"],
+  here = pathlib.Path(__file__).read_text("utf-8")
+  # Those for the launcher are run as on this page, by the test of its name.
+  page = _FOLDER.parent / "docs" / "first_launch.md"
+  assert (
+    f'"{path.name}"' in here or f"examples/{path.name} " in page.read_text()
   )
-  losses = numbers(r"loss ([\d.]+)", printed)
-  # One that has learned nothing has 4.56, for there are 96 characters.
-  assert max(losses) < 4.3, losses
-  assert (tmp_path / "job" / "checkpoints" / "step-00000020").is_dir()

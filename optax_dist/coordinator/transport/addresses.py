@@ -9,6 +9,7 @@ whether two processes share a host is tested, never guessed.
 from __future__ import annotations
 
 import collections
+import errno
 import ipaddress
 import os
 import random
@@ -220,8 +221,9 @@ def _keep(port: int) -> bool:
   with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
     try:
       name.bind(f"\0optax-dist-port-{port}")
-    except OSError:
-      return False
+    except OSError as error:
+      # Where such names are not allowed, as in some sandboxes, none is kept.
+      return error.errno != errno.EADDRINUSE
     _kept.append(name.detach())
   if len(_kept) > _KEPT:
     os.close(_kept.popleft())

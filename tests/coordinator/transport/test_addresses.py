@@ -156,3 +156,14 @@ def test_a_port_for_later_is_given_once(monkeypatch):
   # Each takes a descriptor.
   addresses.free_ports(addresses._KEPT + 1)
   assert len(addresses._kept) == addresses._KEPT
+
+
+def test_a_sandbox_without_names_of_sockets_has_ports_for_later(monkeypatch):
+  class Refusing(socket.socket):
+    def bind(self, address):
+      if self.family == socket.AF_UNIX:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+      super().bind(address)
+
+  monkeypatch.setattr(socket, "socket", Refusing)
+  assert len(addresses.free_ports(3)) == 3
