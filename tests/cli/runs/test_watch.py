@@ -2,11 +2,11 @@
 
 import json
 import threading
-import time
 
 import matplotlib.image
 import pytest
 import run_journals
+import waiting
 
 from optax_dist.cli import main
 from optax_dist.coordinator import journal
@@ -40,9 +40,14 @@ def test_deadlines_are_shown(path, capsys):
   assert "12 s" in row
 
 
-def test_it_follows_a_run_until_its_end(tmp_path):
+def test_it_follows_a_run_until_its_end(tmp_path, capsys):
   path = tmp_path / "run.jsonl"
-  codes = []
+  codes, said = [], []
+
+  def is_shown(words):
+    said.extend(capsys.readouterr())
+    return words in "".join(said)
+
   with journal.Journal(path) as written:
     run_journals.begin(written)
     follower = threading.Thread(
@@ -50,12 +55,13 @@ def test_it_follows_a_run_until_its_end(tmp_path):
     )
     follower.start()
     try:
-      time.sleep(0.5)
-      assert follower.is_alive()
+      waiting.until(lambda: is_shown("step 0 "), lambda: said)
+      run_journals.commit(written, 0, 0, 1, 2, at=1.0)
     finally:
-      written.write("finish", step=0, reason="finished")
+      written.write("finish", step=1, reason="finished")
       follower.join(60.0)
   assert codes == [0]
+  assert is_shown("step 1 "), said
 
 
 def test_bad_lines_are_counted(path, capsys):
