@@ -16,7 +16,6 @@ import inspect
 import os
 import pathlib
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -77,10 +76,7 @@ def run(
 
   deadline = time.time() + _BEGINNING
   (port,) = addresses.free_ports()
-  with tempfile.TemporaryDirectory() as folder, socket.socket() as reserved:
-    # Nobody else takes it until it is listened on; gRPC shares it.
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    reserved.bind((HOST, port))
+  with tempfile.TemporaryDirectory() as folder:
     homes = [pathlib.Path(folder) / str(i) for i in range(processes)]
     children: list[subprocess.Popen] = []
     try:
