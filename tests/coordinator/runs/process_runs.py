@@ -18,7 +18,7 @@ from optax_dist.coordinator.store import process as store_process
 from optax_dist.simulate.replay.run import replay_run
 
 # No wait of a test lasts longer, and none of a replica longer than TIMEOUT.
-DEADLINE = 90.0
+DEADLINE = 150.0
 TIMEOUT = 60.0
 CONTINUE = signal.SIGCONT
 _PROGRAM = str(pathlib.Path(__file__).with_name("training_process.py"))
