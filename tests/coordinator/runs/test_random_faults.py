@@ -75,7 +75,7 @@ def test_random_faults(seed, tmp_path):
     "fingerprint_every": 1,
     "timeout": 20.0,
     # One that comes after the end waits for several of these.
-    "leader_timeout": 2.0,
+    "leader_timeout": 3.0,
     "quorum": {
       "max_staleness": rng.choice([0, 0, 2]),
       "lower_on_loss": not ends,
