@@ -173,7 +173,8 @@ def test_who_waits_for_a_store_that_is_not_there_is_told_its_address():
       coordinator_address=address,
       total_num_replicas=2,
       replica=1,
-      timeout=0.5,
+      # Its first request has failed by then, though the machine stalls.
+      timeout=3.0,
       attempt_timeout=0.1,
       leader_timeout=0.1,
     )
