@@ -164,15 +164,23 @@ def test_what_can_not_be_is_refused_with_its_name(argument, error, said):
     )
 
 
+def _join_at(address, **options):
+  """Joins as the second of two replicas."""
+  return coordinator.join(
+    optax.sgd(0.1),
+    jnp.zeros(2),
+    coordinator_address=address,
+    total_num_replicas=2,
+    replica=1,
+    **options,
+  )
+
+
 def test_who_waits_for_a_store_that_is_not_there_is_told_its_address():
   address = f"127.0.0.1:{addresses.free_ports()[0]}"
   with pytest.raises(coordinator.CoordinatorError) as caught:
-    coordinator.join(
-      optax.sgd(0.1),
-      jnp.zeros(2),
-      coordinator_address=address,
-      total_num_replicas=2,
-      replica=1,
+    _join_at(
+      address,
       # Its first request has failed by then, though the machine stalls.
       timeout=3.0,
       attempt_timeout=0.1,
@@ -202,12 +210,8 @@ def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
   thread = threading.Thread(target=serve)
   thread.start()
   try:
-    coordinator.join(
-      optax.sgd(0.1),
-      jnp.zeros(2),
-      coordinator_address=address,
-      total_num_replicas=2,
-      replica=1,
+    _join_at(
+      address,
       secret=served.SECRET,
       timeout=120.0,
       attempt_timeout=0.2,
