@@ -20,6 +20,7 @@ _TO_LEADER = (
   msg.Arrive,
   msg.Done,
   msg.Failed,
+  msg.InProgress,
   msg.Applied,
   msg.NeedsSnapshot,
   msg.Leave,
