@@ -368,10 +368,7 @@ class World:
       process.backlog.append((self.catch_up, (process,)))
       return
     while process.inbox and process.alive and process.busy_until <= self.now:
-      given = ins.together(process.inbox)[0]
-      many = len(given.received) if isinstance(given, ins.Arrivals) else 1
-      del process.inbox[:many]
-      self.give(process, given)
+      self.give(process, process.inbox.pop(0))
 
   def set_timer(self, process: Process) -> None:
     due = process.node.deadline()

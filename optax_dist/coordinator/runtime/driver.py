@@ -378,8 +378,8 @@ class Driver:
         self._take_answers()
       if self._inputs:
         given, self._inputs = self._inputs, collections.deque()
-        for one in inputs.together(given):
-          self._step(one)
+        for input_ in given:
+          self._step(input_)
         continue
       if self._closing:
         break

@@ -204,9 +204,6 @@ class Follower:
         pass
       case ins.Received(peer, message):
         self._receive(peer, message, now)
-      case ins.Arrivals(received):
-        for one in received:  # It is no longer leader.
-          self._receive(one.peer, one.message, now)
       case ins.Malformed(peer, error):
         self._out.append(fx.Log("warning", f"{peer} sent nonsense: {error}"))
         self._out.append(fx.Send(peer, msg.Rejected(error)))

@@ -140,8 +140,6 @@ class Leader:
     self._view = view
     self._out: list[Effect] = []
     self._now, self._due = 0.0, math.inf
-    # Whether the input was an accepted gradient without further consequences.
-    self._plain = False
     self._log = LogWriter(view.term, position + 1, count)
     self._trimmer = Trimmer(config.block, count)
     self._publisher = Publisher(position, record, config.block)
@@ -227,13 +225,9 @@ class Leader:
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects, in order."""
-    if isinstance(input_, ins.Arrivals):
-      return self._arrive_together(input_.received, now)
-    self._now, self._plain = now, False
+    self._now = now
     if not self.over:
       self._handle(input_)
-    if self._plain and now < self._due:
-      return []
     return self._finish_step()
 
   def resign(self) -> list[Effect]:
@@ -515,7 +509,7 @@ class Leader:
       self._note_removed(old, False, "replaced")
       self._dismiss(old.member.incarnation)
       self._step(quorum.Lost(member.replica, old.member.incarnation))
-      self._take_back(old.member.incarnation)
+      self._reclaim(old.member.incarnation)
     self._expected.pop(member.replica, None)
     self._next_incarnation += 1
     self._roster.add(MemberState(member))
@@ -545,7 +539,7 @@ class Leader:
     self._note_removed(state, left, reason)
     self._dismiss(incarnation)
     self._step(self._departure(left)(replica, incarnation))
-    self._take_back(incarnation)
+    self._reclaim(incarnation)
     self._members_changed()
     if not self._arrivals:
       self._waiting_since = None
@@ -571,7 +565,7 @@ class Leader:
       self._lender.need(self._quorum)
       self._tell_leases()
 
-  def _take_back(self, incarnation: Incarnation) -> None:
+  def _reclaim(self, incarnation: Incarnation) -> None:
     """Returns the samples of a removed member to the pool."""
     if self._lender is None:
       return
@@ -595,15 +589,6 @@ class Leader:
       samples = sum(stop - start for start, stop in lease.spans)
       count = samples // self._lender.state.unit
       self._say(state, msg.Asked(inside, count, lease.spans))
-
-  def _take_in(self, incarnation: Incarnation, message: msg.Arrive) -> bool:
-    """Accepts a gradient's samples; returns whether more were leased for it."""
-    assert self._lender is not None
-    self._lender.accept(incarnation, message.data)
-    leased = bool(self._lender.untold)
-    if leased:
-      self._tell_leases()
-    return leased
 
   def _lend(self, tokens: dict[ReplicaId, int]) -> None:
     """Leases samples with tokens."""
@@ -806,97 +791,9 @@ class Leader:
       replica, local_step, finite, incarnation, message.count
     )
     self._quorum, decisions = quorum.step(self._quorum, event)
-    if (
-      len(decisions) == 2
-      and type(decisions[0]) is quorum.Accept
-      and type(decisions[1]) is quorum.Wait
-      and self._rounds is None
-    ):
-      self._arrivals[incarnation] = arrival
-      leased = self._lender is not None and self._take_in(incarnation, message)
-      # Of hundreds of gradients, all but one are like this.
-      ending = self._ending is not None
-      self._plain = not (ending or leased or self._roster.waiting())
-      if self._waiting_since is None:
-        self._waiting_since, self._warned = self._now, 0.0
-        # None of the other waits has changed.
-        soon = min(self._config.stall_warning, self._config.timeout)
-        self._due = min(self._due, self._now + soon)
-      return
     self._arriving = (incarnation, arrival)
     self._decide(event, decisions)
     self._arriving = None
-
-  def _arrive_together(
-    self, received: Sequence[ins.Received], now: float
-  ) -> list[Effect]:
-    """Processes consecutive gradients."""
-    effects: list[Effect] = []
-    start = 0
-    while start < len(received):
-      taken = 0
-      if self._takes_many(now):
-        self._now = now
-        taken = self._take_many(received[start:])
-      if not taken:
-        # It isn't a plain one, or it completes the step, or starts the wait.
-        effects += self.step(received[start], now)
-      start += max(1, taken)
-    return effects
-
-  def _takes_many(self, now: float) -> bool:
-    """Whether a gradient that completes nothing has no further consequences."""
-    return (
-      not self.over
-      and now < self._due
-      and self._waiting_since is not None
-      and self._ending is None
-      and self._lender is None
-      and self._rounds is None
-      and not self._config.alone
-      and not self._roster.waiting()
-    )
-
-  def _take_many(self, received: Sequence[ins.Received]) -> int:
-    """Accepts the first gradients, while `_arrive` would call them `_plain`.
-
-    Returns:
-      Their number.
-    """
-    rules, expected = self._quorum, self._config.inline_bytes or 0
-    step, most = rules.step, quorum.needed(rules) - 1 - rules.gathered
-    incarnations: dict[ReplicaId, int | None] = {}
-    states: list[MemberState] = []
-    for one in received[: max(0, most)]:
-      state, message = self._roster.of_process(one.peer), one.message
-      assert isinstance(message, msg.Arrive)
-      if (
-        state is None
-        or message.sequence <= state.sequence
-        or message.local_step != step
-        or message.total != 1
-        or message.count != 1
-        or not message.finite
-        or len(message.payload) != expected
-        or state.member.replica in incarnations
-      ):
-        break
-      incarnations[state.member.replica] = state.member.incarnation
-      states.append(state)
-    if len(states) < 2:
-      return 0
-    found = quorum.take_in(rules, incarnations)
-    if found is None:
-      return 0
-    self._quorum = found
-    for state, one in zip(states, received, strict=False):
-      message = one.message
-      assert isinstance(message, msg.Arrive)
-      state.sequence = message.sequence
-      if not state.needs and state.applied < message.applied:
-        state.applied = message.applied
-      self._arrivals[state.member.incarnation] = _Arrival(message, self._now)
-    return len(states)
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
@@ -960,7 +857,7 @@ class Leader:
           incarnation, arrival = self._arriving
           self._arrivals[incarnation] = arrival
           if self._lender is not None:
-            self._take_in(incarnation, arrival.message)
+            self._lender.accept(incarnation, arrival.message.data)
           if self._rounds is not None:
             self._begin_round(self._rounds, arrival.message)
           # A contribution before the turn of its round waits for no one.
