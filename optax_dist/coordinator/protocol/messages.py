@@ -60,6 +60,7 @@ class Hello:
     has_state: whether its state is that of the run at `step`.
     call: number of this request; the answer repeats it.
     lease: samples that it computes on, or whose gradient has no answer yet.
+    store_delay: seconds that the store takes to answer it; 0.0 if unknown.
   """
 
   version: int
@@ -72,6 +73,7 @@ class Hello:
   has_state: bool
   call: Natural
   lease: Spans = ()
+  store_delay: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -340,6 +342,14 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TakeOver:
+  """The leader hands its role to the receiver, which is nearer to the store.
+
+  The receiver has all records, and claims leadership at once.
+  """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Call:
   """Others have contributed to the round of this step: contribute now.
 
@@ -470,6 +480,7 @@ Message: TypeAlias = (
   | Abandoned
   | Dropped
   | Asked
+  | TakeOver
   | Call
   | Serve
   | Fetch

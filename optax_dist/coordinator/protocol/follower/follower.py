@@ -47,6 +47,7 @@ from optax_dist.coordinator.protocol.log import (
   Count,
   FellOff,
   LogRead,
+  StoreDelay,
 )
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.ledger import Progress, Spans
@@ -86,6 +87,7 @@ class Follower:
     self.applier = Applier(config, self.session, self._out)
     self.applier.tell = self._tell
     self._search = Search(config, count)
+    self._store_delay = StoreDelay()
     # The next position; and whether the view has all that is before it.
     self._position, self._complete = -1, False
     # The process whose stream of the log it reads; which one was asked, and
@@ -138,6 +140,7 @@ class Follower:
     if not self.over:
       self._proceed(now)
     effects, self._out[:] = self._out[:], []
+    self._store_delay.asked(effects, now)
     return effects
 
   def _serve_after_the_end(self, received: ins.Received) -> None:
@@ -210,11 +213,13 @@ class Follower:
       case ins.PeerLost(peer, how, reason):
         self._lose_peer(peer, how, reason, now)
       case ins.PutAnswered():
+        self._store_delay.answered(input_, now)
         if input_.request == self._run_request:
           self._get_run()
         else:
           self._searched(*self._search.put_answered(input_, now), now=now)
       case ins.GetAnswered():
+        self._store_delay.answered(input_, now)
         self._store_silent = not input_.known
         if input_.request == self._run_request:
           self._run_found(input_, now)
@@ -340,6 +345,7 @@ class Follower:
       self.applier.sound,
       self._calls,
       self._lease,
+      self._store_delay.shortest,
     )
     self._out.append(fx.Send(process, hello))
 
@@ -482,6 +488,8 @@ class Follower:
           self._out += self.session.asked_for_more(sequence, count)
         else:
           self._ask(count)
+      case msg.TakeOver():
+        self._out += self._search.take_over(self._situation())
       case msg.Call(step):
         self._out.append(fx.Called(step))
       case msg.Serve():
@@ -553,6 +561,15 @@ class Follower:
     self._proposed = None
     self._search.heard(now)
     self.view.apply(position, record)
+    if self._complete and self.view.broken:
+      # No leader of this version has put it. Going on without that step, this
+      # replica would differ from the others without a word.
+      self._fail(
+        "CoordinatorError",
+        f"The log of the run is damaged: {self.view.broken}. Resume from a"
+        " checkpoint, with a store or run name of its own.",
+      )
+      return
     self._tell_progress(self.view.latest)
     for entry in record.entries:
       self._entry(position, record, entry, now)

@@ -217,6 +217,15 @@ class Search:
       effects.append(Get(self._hint_request, LEADER_KEY))
     return effects
 
+  def take_over(self, situation: Situation) -> list[Effect]:
+    """Claims leadership that the leader hands over.
+
+    If the leader puts another record first, nothing has happened.
+    """
+    if not self.idle:
+      return []
+    return [self._begin_claim(situation, fresh=False)]
+
   def pause(self, now: float) -> None:
     """Asks the store again after a pause."""
     self._look_at = now + self._limits.pace / 8
@@ -361,7 +370,7 @@ class Search:
       self.pause(now)
       return [], []
     # Another process was faster; the log tells which.
-    self._claim, self._at_end, self._behind = None, False, True
+    self._claim, self._at_end, self._behind = None, False, self.active
     self._look_at = self._heard = now
     return [], []
 

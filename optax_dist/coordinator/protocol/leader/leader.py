@@ -62,6 +62,9 @@ _MAX_LAG_AFTER_SNAPSHOT = 32
 _ASK_LAG = 4
 # Attempts in a row that may fail between the same two replicas.
 _STRIKES = 3
+# A member that is so much nearer to the store, in seconds and as a part of this
+# leader's own distance, becomes leader: each step waits for the store.
+_NEARER, _NEARER_PART = 0.005, 0.5
 # Heartbeats to the store between journal lines about deadlines.
 _BEATS = 8
 # Messages after which a member waits as before.
@@ -174,6 +177,8 @@ class Leader:
     self._warned = 0.0
     self._ending: float | None = None
     self._ended = False
+    # The member to which leadership is to be handed.
+    self._successor: Incarnation | None = None
     self._reason_of_end = "all replicas have left"
     self._lacking_since: float | None = None
     self._has_lost = False
@@ -451,6 +456,8 @@ class Leader:
       self._send(peer, msg.NotLeader("it has read more than this leader put"))
       return
     state = self._roster.of_process(peer)
+    if state is not None:
+      state.store_delay = hello.store_delay
     known = state is not None and state.member.incarnation == hello.incarnation
     if state is not None and known and not state.is_connected:
       self._come(state, peer, hello)
@@ -478,12 +485,44 @@ class Leader:
     incarnation = self._next_incarnation
     self._stream(peer, hello, incarnation)
     self._admit(Member(incarnation, hello.replica, peer, hello.address))
+    self._roster[incarnation].store_delay = hello.store_delay
+    self._look_for_successor()
 
   def _come(self, state: MemberState, peer: Process, hello: msg.Hello) -> None:
     """Handles a member that connects to this leader, possibly again."""
     state.comes(hello.step if hello.has_state else -1)
     self._roster.changed()
     self._stream(peer, hello, state.member.incarnation)
+    self._look_for_successor()
+
+  def _look_for_successor(self) -> None:
+    """Finds a member that is much nearer to the store than this process."""
+    own = self._roster.of_process(self._config.process)
+    if own is None:
+      return
+    most = min(own.store_delay - _NEARER, own.store_delay * _NEARER_PART)
+    near = [s for s in self._roster if 0.0 < s.store_delay <= most]
+    key = lambda s: (s.store_delay, s.member.incarnation)
+    self._successor = None
+    if near:
+      self._successor = min(near, key=key).member.incarnation
+
+  def _hand_over(self) -> None:
+    """Hands leadership to the successor, while there is nothing to lose.
+
+    It claims leadership like any replica, so if this leader puts a record
+    first, everything goes on as before.
+    """
+    idle = not (self._arrivals or self._attempt or self._log.pending)
+    if self._successor is None or not idle or self._ending is not None:
+      return
+    state = self._roster.get(self._successor)
+    if state is None or state.leaving is not None or state.needs:
+      self._successor = None
+    # An inline mean is in the log, where the successor has read it.
+    elif self._config.inline or state.has(self._quorum.step):
+      self._successor = None
+      self._say(state, msg.TakeOver())
 
   def _has_left(self, hello: msg.Hello) -> bool:
     """Whether it was allowed to leave, and has yet to read the record of it."""
@@ -538,11 +577,29 @@ class Leader:
     self._log.add(Removed(incarnation, left, reason))
     self._note_removed(state, left, reason)
     self._dismiss(incarnation)
-    self._step(self._departure(left)(replica, incarnation))
+    if self._roster or left or not self._config.lower_on_loss:
+      self._step(self._departure(left)(replica, incarnation))
+    else:
+      self._last_is_lost(replica, incarnation, reason)
     self._reclaim(incarnation)
     self._members_changed()
     if not self._arrivals:
       self._waiting_since = None
+
+  def _last_is_lost(
+    self, replica: ReplicaId, incarnation: Incarnation, reason: str
+  ) -> None:
+    """No member is left, and the last one did not leave by its own wish.
+
+    A loss may lower the quorum, but nobody is left to take the other steps.
+    """
+    self._step(quorum.Lost(replica, incarnation))
+    step = self._quorum.step
+    if step > self._view.origin_step:
+      self._give_up(
+        f"All replicas are lost, the last one, {replica!r}, after step"
+        f" {step - 1}: {reason}. Restart from a checkpoint."
+      )
 
   def _departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
     """How the departure of a replica counts for the quorum."""
@@ -684,12 +741,23 @@ class Leader:
         lost = self._has_lost or not all(self._view.departed.values())
         waited = self._now - self._lacking_since
         if not lost or waited >= self._config.timeout:
-          self._give_up(
-            f"Step {step - 1} was committed by replicas that are "
-            "all gone; nobody holds its parameters. Restart from a checkpoint."
-          )
+          self._give_up(self._lost_state())
         return
     self._lacking_since = None
+
+  def _lost_state(self) -> str:
+    """Why no member has the parameters."""
+    step = self._quorum.step
+    if step == self._view.origin_step:
+      return (
+        "The replica whose initial parameters the run began from is gone before"
+        " the first step, and the others began from different ones. Start the"
+        " run again."
+      )
+    return (
+      f"Step {step - 1} was committed by replicas that are all gone; nobody"
+      " holds its parameters. Restart from a checkpoint."
+    )
 
   def _serve(self, server: MemberState, state: MemberState) -> None:
     at_least = self._quorum.step + (self._attempt is not None)
@@ -1360,6 +1428,7 @@ class Leader:
       self._serve_snapshots()
       self._let_go()
       self._end()
+      self._hand_over()
     if now >= self._beat_at:
       self._beat_at = now + self._limits.pace / 4
       self._beats += 1

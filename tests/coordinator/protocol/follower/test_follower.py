@@ -652,3 +652,71 @@ def test_one_that_aborts_says_so_and_is_silent():
   driven.record(Removed(ME, False, "it has raised"))
   driven.pass_time(600.0)
   assert len(driven.did) == 1
+
+
+# A log that no leader of this version has written.
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_a_commit_that_does_not_follow_the_last_one_ends_the_replica(step):
+  """Otherwise it would differ from the others from then on."""
+  driven = Driven().join()
+  driven.record(commit(0), commit(1))
+  assert driven.steps() == [1, 2]
+  driven.record(commit(step))
+  (fail,) = driven.done(fx.Fail)
+  assert fail.error == "CoordinatorError"
+  assert f"commits step {step}, and the next one is 2" in fail.reason
+  assert driven.follower.over
+  assert driven.steps() == [1, 2]
+
+
+# Leadership that is handed over.
+
+
+def test_a_replica_that_is_nearer_to_the_store_takes_over():
+  driven = Driven().join()
+  driven.hear(msg.TakeOver())
+  (put,) = driven.done(fx.Put)
+  (claim,) = put.value.entries
+  assert (claim.term, claim.leader, claim.fresh) == (1, "p1", False)
+  assert driven.follower.elected is not None
+  assert driven.follower.elected[1] == put.value
+
+
+def test_a_leader_that_puts_another_record_first_stays_leader():
+  driven = Driven().join()
+  position = driven.put(commit(0))
+  driven.hear(msg.TakeOver())
+  assert driven.follower.elected is None
+  driven.hear(msg.Recorded(position, Record(0, (commit(0),))))
+  assert driven.steps() == [1]
+  driven.submit(0, step=1)
+  assert driven.sent(msg.Arrive, "p0")
+  driven.pass_time(driven.config.deadlines.pace)
+  assert len(driven.done(fx.Put)) == 1
+
+
+def test_only_the_leader_hands_over():
+  driven = Driven().join()
+  driven.hear(msg.TakeOver(), peer="p2")
+  assert driven.done(fx.Put) == []
+
+
+def test_its_distance_to_the_store_is_that_of_the_fastest_answer():
+  driven = Driven()
+  follower, now = driven.follower, 0.0
+  effects = follower.step(ins.Started("mine"), now)
+  for delay in (0.3, 0.1, 0.2):
+    now += delay
+    answer = _asked(effects, fx.Get)
+    value = driven.store.get(answer.key)
+    effects = follower.step(ins.GetAnswered(answer.request, True, value), now)
+    found = [
+      e.message
+      for e in effects
+      if isinstance(e, fx.Send) and isinstance(e.message, msg.Hello)
+    ]
+    if found:
+      break
+  assert found[0].store_delay == pytest.approx(0.1)

@@ -76,14 +76,29 @@ class Driven:
     self.give(ins.Received(peer, message))
 
   def hello(
-    self, peer, incarnation=-1, agreement=None, version=1, replica=None
+    self,
+    peer,
+    incarnation=-1,
+    agreement=None,
+    version=1,
+    replica=None,
+    **changes,
   ):
     agreement = self.config.agreement if agreement is None else agreement
     replica = int(peer[1]) if replica is None else replica
     self.say(
       peer,
       msg.Hello(
-        version, agreement, replica, f"at {peer}", incarnation, -1, 0, True, 1
+        version,
+        agreement,
+        replica,
+        f"at {peer}",
+        incarnation,
+        -1,
+        0,
+        True,
+        1,
+        **changes,
       ),
     )
 
@@ -751,3 +766,85 @@ def test_at_the_end_nobody_joins():
   driven.say("p0", msg.Finish("enough"))
   driven.hello("p2")
   assert driven.sent_to("p2", msg.Welcome)[-1].incarnation == -1
+
+
+# Leadership goes to the replica nearest to the store.
+
+
+def _near_and_far(*delays, **options):
+  """Members 0 (this process), 1 and so on, with distances to the store."""
+  driven = Driven(inline_bytes=1, total_num_replicas=len(delays), **options)
+  driven.hello("p0", incarnation=0, store_delay=delays[0])
+  for index, delay in enumerate(delays[1:], 1):
+    driven.hello(f"p{index}", store_delay=delay)
+    driven.say(f"p{index}", msg.Applied(0))
+  return driven
+
+
+def _successors(driven):
+  return [p for p, m in driven.sent if isinstance(m, msg.TakeOver)]
+
+
+def test_the_member_nearest_to_the_store_becomes_leader():
+  driven = _near_and_far(0.1, 0.05)
+  assert _successors(driven) == ["p1"]
+
+
+@pytest.mark.parametrize(
+  "delays",
+  [
+    (0.1, 0.06),  # Not half as far.
+    (0.004, 0.001),  # Milliseconds that a busy machine takes, too.
+    (0.1, 0.0),  # Unknown.
+    (0.0, 0.1),
+    (0.1, -1.0),  # Nonsense.
+  ],
+)
+def test_leadership_stays_where_it_is(delays):
+  assert _successors(_near_and_far(*delays)) == []
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_leadership_moves_while_nothing_is_in_flight(inline):
+  driven = Driven(inline_bytes=1 if inline else None)
+  payload = b"g" if inline else b""
+  driven.hello("p0", incarnation=0, store_delay=0.1)
+  driven.arrive("p0", payload=payload)
+  driven.hello("p1", store_delay=0.01)
+  driven.say("p1", msg.Applied(0))
+  assert _successors(driven) == []
+  driven.arrive("p1", payload=payload)
+  if not inline:
+    assert _successors(driven) == []
+    attempt = driven.sent_to("p1", msg.Attempt)[-1].attempt
+    for peer in ("p0", "p1"):
+      driven.say(peer, msg.Done(attempt))
+  assert len(driven.logged(Committed)) == 1
+  assert _successors(driven) == ["p1"]
+
+
+# Losses of all.
+
+
+@pytest.mark.parametrize("how", ["an exception", "left"])
+def test_a_run_ends_well_only_if_its_last_replica_leaves_by_its_own_wish(how):
+  driven = inline(lower_on_loss=True)
+  for peer in ("p0", "p1"):
+    driven.arrive(peer, payload=b"g")
+  driven.give(ins.PeerLost("p1", "silent", "not a byte came for 5.0 s"))
+  assert driven.logged(Ended) == []  # The other one goes on.
+  driven.say("p0", msg.Leave(how != "left", how))
+  (end,) = driven.logged(Ended)
+  if how == "left":
+    assert (end.error, end.reason) == ("", "all replicas have left")
+  else:
+    assert end.error == "CoordinatorError"
+    assert "All replicas are lost, the last one, 0, after step 0" in end.reason
+    assert "an exception" in end.reason
+
+
+def test_a_run_without_a_step_can_begin_again_after_the_loss_of_all():
+  driven = inline(lower_on_loss=True)
+  driven.give(ins.PeerLost("p1", "broken", "reset"))
+  driven.say("p0", msg.Leave(True, "an exception"))
+  assert driven.logged(Ended) == []
