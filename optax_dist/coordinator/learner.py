@@ -178,9 +178,7 @@ class Learner(Replica):
     seconds = self._computed / max(1, len(self._batches))
     work = Work(given.tokens, given.steps, seconds, given.late, given.begins)
     batches = ",".join(self._batches)
-    self._submission.add(
-      self._handover, given.payload, batches, self._computed
-    )
+    self._submission.add(self._handover, given.payload, batches, self._computed)
     self._submit(work)
     self._computed = 0.0
     self._batches.clear()
@@ -195,7 +193,9 @@ class Learner(Replica):
       )
       for index, leaf in enumerate(payload[1:], 1):
         self._encoder.correct(index, leaf, out)
-      self._feedback.left_out(np.asarray(kept), self._submission.sequence, fragment)
+      self._feedback.left_out(
+        np.asarray(kept), self._submission.sequence, fragment
+      )
     return finite
 
   def _to_pack(self) -> None:

@@ -28,7 +28,7 @@ from optax_dist.coordinator import (
   strategies,
 )
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import packing, wire_formats
+from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.metrics import replica_numbers, reporter
 from optax_dist.coordinator.metrics.metric import Metric
@@ -793,7 +793,8 @@ class Replica:
       self.save_soon()
     decided = bool(outcome.members or outcome.reason)
     leaves = told.is_time(
-      save=outcome.save is not None, settled=decided and not self._submission.gradients
+      save=outcome.save is not None,
+      settled=decided and not self._submission.gradients,
     )
     if not self._handover.agree(leaves):
       return outcome
@@ -1009,7 +1010,7 @@ class Replica:
   def _wait_for_submission(self) -> None:
     waits = lambda: self._submission.waits(self._handover)
     while what := waits():
-      self._wait(lambda: waits() != what, what)  # noqa: B023
+      self._wait(lambda: waits() != what, what)
 
   def _end(self, reason: str, more: int = 0) -> Outcome:
     """Drops what was computed, and continues from the current parameters."""

@@ -815,7 +815,6 @@ class Driver:
       answer: the answer to a submission.
       **fields: fields of the handover.
     """
-
     before = self._states.before
 
     def change(seen: handover.Handover) -> None:
