@@ -697,9 +697,8 @@ class Replica:
     if payload is None:
       return self._outcome("", accepted=True)
     seconds, self._computed = self._computed, 0.0
-    if one.add(seen, payload, text, seconds):
-      return self._send()
-    return self._outcome("", accepted=True)
+    one.add(seen, payload, text, seconds)
+    return self._conclude() or self._outcome("", accepted=True)
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -716,8 +715,8 @@ class Replica:
     """Gives up the current computation."""
     one, seen = self._submission, self._handover
     self._settle(one.supersede(seen))
-    if one.abandon(seen):
-      return self._send()
+    if one.abandon(seen) and (outcome := self._conclude()):
+      return outcome
     if not one.gradients and seen.published.step > one.base.step:
       return self._end("abandoned", 1)
     # The gradients already in the sum are still valid.
@@ -904,13 +903,6 @@ class Replica:
     self._sent, self._waited = now, 0.0
     return made.pack()
 
-  def _send(self) -> Outcome:
-    """Submits the sum, and waits for its outcome."""
-    self._submit()
-    outcome = self._conclude()
-    assert outcome is not None
-    return outcome
-
   def _submit(self, work: Work | None = None) -> None:
     """Submits the sum, or reports stale gradients."""
     one = self._submission
@@ -993,13 +985,13 @@ class Replica:
           ) from None
 
   def _conclude(self) -> Outcome | None:
-    """Waits for the outcome of what is submitted; None if nothing is.
+    """Submits a complete sum and waits for its outcome; None without one.
 
-    It is also called after a call that was interrupted.
+    Also what a call that was interrupted has left.
     """
     one, start = self._submission, time.monotonic()
     if one.is_complete:
-      return self._end("lost")
+      self._submit()
     if one.pending < 0:
       return None if one.ended is None else self._go_on()
     self._wait_for_submission()

@@ -3,7 +3,7 @@
     training loop                  Submission                       event loop
 
     draw       -> samples of the next gradient            <-  leases
-    add        -> whether the sum is complete             <-  gradients asked for
+    add        -> whether the sum `is_complete`           <-  gradients asked for
     submit     ->                              Submitted  ->
     waits      -> what it waits for, "" for nothing       <-  answers, admissions
     conclude   -> the Result in `ended`
@@ -127,8 +127,7 @@ class Submission:
     total: the sum; None without one, or where a stale gradient is reported.
     gradients: the gradients in the sum, including a partial one.
     drawn: the samples of the gradient that is computed; None: none are drawn.
-    is_complete: whether the sum is to be submitted; it stays true if the call
-      that should have done it was interrupted.
+    is_complete: whether the sum is to be submitted.
     ended: what has become of the last sum, until `resume`.
     counts: gradients by outcome.
   """
@@ -220,8 +219,8 @@ class Submission:
 
   def add(
     self, seen: Seen, part: Any, batch: str, seconds: float | None
-  ) -> bool:
-    """Adds a gradient to the sum; returns whether to submit it now."""
+  ) -> None:
+    """Adds a gradient to the sum, which may make it complete."""
     late, total = self.is_late(seen), None
     if not late:
       total = part if self.total is None else self._add(self.total, part)
@@ -229,19 +228,17 @@ class Submission:
     added = len(self.gradients) - self._sent
     more = bool(self._left) if self._samples else added < seen.asked
     self.is_complete = late or not more
-    return self.is_complete
 
   def abandon(self, seen: Seen) -> bool:
-    """Gives up what is computed if it is late; returns whether to submit that.
+    """Gives up what is computed; returns whether it is late, and to be reported.
 
     Its samples stay leased, and come again.
     """
-    if not self.is_late(seen):
-      return False
-    # How long it would have taken is unknown.
-    self._append(None, Gradient("null", None, ()))
-    self.is_complete = True
-    return True
+    if self.is_late(seen):
+      # How long it would have taken is unknown.
+      self._append(None, Gradient("null", None, ()))
+      self.is_complete = True
+    return self.is_complete
 
   def _append(self, total: Any, gradient: Gradient) -> None:
     self.total, self._round = total, []
@@ -303,8 +300,9 @@ class Submission:
       if reason == Reason.FINISHED:
         return "for the end of the run"
       if (
-        reason == Reason.STALE
-        and not (resolved is not None and resolved.apart)
+        resolved is not None
+        and resolved.reason == Reason.STALE
+        and not resolved.apart
         and seen.published.step <= self.base.step
         and seen.admission == self.admission
       ):
