@@ -248,9 +248,9 @@ class GroupChecker(Checker):
     if outcome != theirs:
       self.fail("A7", f"{process.name} is told {outcome}, process 0 {theirs}")
 
-  def counts(self, process: Any, computed: int, counts: dict[str, int]) -> None:
+  def counts(self, process: Any, computed: int, told: Any) -> None:
     if not process.rank:
-      super().counts(process, computed, counts)
+      super().counts(process, computed, told)
 
   def no_deadline(self, process: Any) -> None:
     # A companion waits for process 0, and ends with it.

@@ -292,8 +292,9 @@ class Checker:
     elif commit is not None and outcome.reason not in ("lost", "superseded"):
       self.fail("A7", f"{key} counts, and is told {outcome.reason!r}")
 
-  def counts(self, process: Any, computed: int, counts: dict[str, int]) -> None:
+  def counts(self, process: Any, computed: int, told: Any) -> None:
     """What a training loop was told of its gradients, all in all."""
+    counts = dict(told)
     if sum(counts.values()) != computed:
       self.fail(
         "A7", f"{process.name} is told {counts} of {computed} gradients"

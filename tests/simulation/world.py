@@ -1089,9 +1089,8 @@ class World:
     self.say(f"{process.name} is over: {how} {process.error or ''}")
     process.submission.end(process, "finished")
     if self.checker is not None:
-      self.checker.counts(
-        process, process.computed, dict(process.submission.counts)
-      )
+      counts = tuple(sorted(process.submission.counts.items()))
+      self.checker.counts(process, process.computed, counts)
       self.checker.ended(process)
     # A moment later it closes its transport, and ends.
     self.at(self.now + 0.05, self.quit, process)
