@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,6 @@ from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.protocol.entries import Work
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import group as groups
-from optax_dist.coordinator.submission import has_counted
 
 
 def replica_for(strategy: strategies.Strategy) -> type[Replica]:
@@ -84,10 +83,6 @@ class Learner(Replica):
     self._driver.lend(lent)
     return local._replace(opt_state=lent)
 
-  @property
-  def _max_staleness(self) -> int | None:
-    return None
-
   @functools.cached_property
   def _batches(self) -> list[str]:
     """The batches of its own steps since the last contribution."""
@@ -103,19 +98,15 @@ class Learner(Replica):
     return self._catch_up()
 
   def _over(self, gradients: int) -> Outcome | None:
+    one, seen = self._submission, self._handover
+    admission = seen.admission
+    if admission != one.admission and not self._has_finished():
+      # Its local state is as good as before.
+      one.end(seen, "lost")
+      self._concluded(admission)
+      if self._feedback is not None:
+        self._feedback.lose()
     return super()._over(0)  # What was not submitted is no contribution.
-
-  def _handle_readmission(self, gradients: int) -> Outcome | None:
-    # Its local state is as good as before.
-    one = self._submission
-    admission = self._handover.admission
-    one.end(self._handover, "lost")
-    assert one.ended is not None
-    self._settle(one.ended.settled)
-    one.resume(admission, one.base)
-    if self._feedback is not None:
-      self._feedback.lose()
-    return None
 
   def _conclude(self) -> Outcome | None:
     return None  # It does not wait.
@@ -131,14 +122,15 @@ class Learner(Replica):
       # Even if there is an answer: the merged state is still being computed.
       self._begin()
       return told
-    merged = False
     if resolved:
       one.conclude(seen)
-      told, merged = self._concluded()
+      told = self._concluded(one.admission)
     if one.pending < 0:
       if published.step > one.base.step:
         self._pinned = published.get()
-        self._local = self._learning.take_in(self._pinned, self._local, merged)
+        self._local = self._learning.take_in(
+          self._pinned, self._local, resolved and told.accepted
+        )
         one.resume(one.admission, published)
       newest = seen.published.step == one.base.step
       called = seen.called == one.base.step
@@ -151,20 +143,19 @@ class Learner(Replica):
     self._begin()
     return told._replace(global_step=one.base.step)
 
-  def _concluded(self) -> tuple[Outcome, bool]:
-    """Handles a contribution's outcome; also returns whether it was merged."""
-    one = self._submission
-    assert one.ended is not None
-    reason, resolved, settled, _ = one.ended
-    assert resolved is not None
-    self._settle(settled)
-    one.resume(one.admission, one.base)
+  def _concluded(self, admission: int) -> Outcome:
+    """Handles a contribution's outcome."""
+    one, result = self._submission, self._submission.ended
+    assert result is not None
+    self._settle()
+    one.resume(admission, one.base)
     self._handover.forget(one.sequence)
-    if reason == quorum.Reason.NON_FINITE:
+    if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
       self._local = self._learning.local(self._pinned)
-    told = self._outcome(reason, accepted=not reason)
-    return told._replace(members=resolved.members), not reason
+    members = () if result.applied is None else result.applied.members
+    told = self._outcome(result.reason, accepted=result.applied is not None)
+    return told._replace(members=members)
 
   def _give(self, called: bool) -> None:
     """Submits a contribution to the open round."""
@@ -205,10 +196,9 @@ class Learner(Replica):
   def _sizes(self) -> Sequence[int]:
     return self._learning.sizes(self._learning.fragment(self._local))
 
-  def _settle(self, settled: Iterable[Resolved]) -> None:
+  def _keep_residual(self, resolved: Resolved) -> None:
     if self._feedback is not None:
-      for resolved in settled:
-        self._feedback.settle(resolved.sequence, has_counted(resolved))
+      self._feedback.settle(resolved.sequence, resolved.counted)
 
 
 def _is_finite(tree: Any) -> bool:

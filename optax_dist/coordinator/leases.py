@@ -14,42 +14,33 @@ _BLOCKS = 4
 _OTHERS = 2048
 
 
-def samples_of_a_step(data: ledger.Batches, unit: int, period: int) -> int:
-  """How many samples a gradient or local step is computed on.
-
-  Args:
-    data: the data set and how it is split into batches.
-    unit: samples in what is submitted as one gradient.
-    period: local steps per submission.
-
-  Raises:
-    ValueError: the local steps don't divide the samples evenly.
-  """
-  if unit % period:
-    steps = data.global_batch // unit * period
-    raise ValueError(
-      f"global_batch must be a multiple of the {steps} local steps of a round"
-      f" (communication_period is {period}), got {data.global_batch}."
-    )
-  return unit // period
-
-
 class Indices:
   """The indices of the samples in spans.
 
   Attributes:
     data: the data set and how it is split into batches.
+    samples: how many a gradient, or local step, is computed on.
   """
 
-  def __init__(self, data: ledger.Batches, samples: int):
+  def __init__(self, data: ledger.Batches, unit: int, period: int):
     """Creates the indices.
 
     Args:
       data: the data set and how it is split into batches.
-      samples: how many are asked for at a time.
+      unit: samples in what is submitted as one gradient.
+      period: local steps per submission.
+
+    Raises:
+      ValueError: the local steps don't divide the samples evenly.
     """
-    self.data = data
-    self._apart = data.global_batch - samples > _OTHERS
+    if unit % period:
+      steps = data.global_batch // unit * period
+      raise ValueError(
+        f"global_batch must be a multiple of the {steps} local steps of a round"
+        f" (communication_period is {period}), got {data.global_batch}."
+      )
+    self.data, self.samples = data, unit // period
+    self._apart = data.global_batch - self.samples > _OTHERS
     self._blocks: dict[int, np.ndarray] = {}
 
   def __call__(self, spans: Spans) -> np.ndarray:

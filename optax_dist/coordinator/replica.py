@@ -10,7 +10,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ from optax_dist.coordinator.runtime import (
   watchdog,
 )
 from optax_dist.coordinator.runtime import group as groups
-from optax_dist.coordinator.submission import Submission, has_counted
+from optax_dist.coordinator.submission import Submission
 
 __all__ = ["Outcome", "Replica"]
 
@@ -190,17 +190,16 @@ class Replica:
     self._handover = self._driver.handover
     add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
     self._indices: leases.Indices | None = None
-    samples = 0
     if data is not None:
       unit = data.unit(strategy.quorum.replicas_to_aggregate)
       assert strategy.period is not None
-      samples = leases.samples_of_a_step(data, unit, strategy.period)
-      self._indices = leases.Indices(data, samples)
+      self._indices = leases.Indices(data, unit, strategy.period)
+    waits = strategy.rules is None
     self._submission = Submission(
       self._handover.published,
       add,
-      max_staleness=self._max_staleness,
-      samples=samples,
+      max_staleness=strategy.quorum.max_staleness if waits else None,
+      samples=0 if self._indices is None else self._indices.samples,
     )
     self._pinned = shared
     # The last step announced, and its state until the next outcome.
@@ -249,11 +248,6 @@ class Replica:
         f" {self._strategy.name!r} does not add them up as they are. Use"
         " mean_wire='bfloat16' or 'float32', or decoupled_diloco(merge='mean')."
       )
-
-  @property
-  def _max_staleness(self) -> int | None:
-    """As in `Submission`."""
-    return self._strategy.quorum.max_staleness
 
   @property
   def _mean_wire(self) -> str:
@@ -619,15 +613,11 @@ class Replica:
     while True:
       if self._over(0) is not None and (self._left or self.finished):
         return None
-      self._settle(one.supersede(seen))
       spans = one.draw(seen)
-      if spans is None:
-        self._wait(lambda: one.can_draw(seen), "for samples to compute on")
-      elif one.is_fresh() and seen.published.step > one.base.step:
-        # Compute on the newest parameters.
-        self._end("")
-      else:
+      if spans is not None:
         return spans
+      if one.ended is None:
+        self._wait(lambda: one.can_draw(seen), "for samples to compute on")
 
   # Called by the training loop.
 
@@ -693,11 +683,9 @@ class Replica:
       self._pinned, self._local, grads
     )
     one.keep_drawn()
-    self._settle(one.supersede(seen))
-    if payload is None:
-      return self._outcome("", accepted=True)
-    seconds, self._computed = self._computed, 0.0
-    one.add(seen, payload, text, seconds)
+    if payload is not None:
+      seconds, self._computed = self._computed, 0.0
+      one.add(seen, payload, text, seconds)
     return self._conclude() or self._outcome("", accepted=True)
 
   def abandon(self) -> Outcome:
@@ -714,15 +702,11 @@ class Replica:
   def _catch_up(self) -> Outcome:
     """Gives up the current computation."""
     one, seen = self._submission, self._handover
-    self._settle(one.supersede(seen))
-    if one.abandon(seen) and (outcome := self._conclude()):
-      return outcome
-    if not one.gradients and seen.published.step > one.base.step:
-      return self._end("abandoned", 1)
-    # The gradients already in the sum are still valid.
-    one.count("abandoned", 1)
-    self._begin()
-    return self._outcome("abandoned")
+    one.abandon(seen)
+    outcome = self._conclude()
+    if outcome is None:
+      self._begin()
+    return outcome or self._outcome("abandoned")
 
   def wait_until_stale(self, timeout: float) -> bool:
     """Waits until the current gradient is stale, or the run ends.
@@ -855,17 +839,9 @@ class Replica:
     # An interrupted call has left it; on what it was computed is past now.
     if self._conclude() is not None and gradients:
       return self._end("finished" if self._has_finished() else "stale", 1)
-    if self._has_finished():
-      return self._end("finished", gradients)
-    if self._handover.admission != one.admission:
-      return self._handle_readmission(gradients)
+    if one.expire(self._handover, gradients):
+      return self._go_on()
     return None
-
-  def _handle_readmission(self, gradients: int) -> Outcome | None:
-    """It was declared dead and readmitted: its work so far is worthless."""
-    outcome = self._end("lost", gradients)
-    self._encoder.lose()  # The outcome of what was in flight is unknown.
-    return outcome
 
   def _begin(self) -> None:
     """Starts or resumes timing the computation."""
@@ -905,6 +881,7 @@ class Replica:
 
   def _submit(self, work: Work | None = None) -> None:
     """Submits the sum, or reports stale gradients."""
+    self._settle()
     one = self._submission
     finite, memory, payload, writer = True, None, b"", None
     if one.total is None:
@@ -1015,7 +992,9 @@ class Replica:
     if result is None:
       self._begin()
       return self._outcome("", accepted=True)
-    self._settle(result.settled)
+    self._settle()
+    if result.reason == "lost":
+      self._encoder.lose()  # What is in flight has no known outcome.
     applied, self._computed = result.applied, 0.0
     if applied is not None:
       before = self._handover.before(applied.sequence).get()
@@ -1043,10 +1022,13 @@ class Replica:
     self._submission.resume(admission, published)
     self._handover.forget(self._submission.sequence)
 
-  def _settle(self, settled: Iterable[Resolved]) -> None:
+  def _settle(self) -> None:
     """Keeps the residuals of submissions that counted."""
-    for resolved in settled:
-      self._encoder.settle(resolved.sequence, has_counted(resolved))
+    while self._submission.settled:
+      self._keep_residual(self._submission.settled.pop(0))
+
+  def _keep_residual(self, resolved: Resolved) -> None:
+    self._encoder.settle(resolved.sequence, resolved.counted)
 
   def _outcome(
     self, reason: str, accepted: bool = False, finished: bool = False

@@ -38,20 +38,11 @@ from optax_dist.ledger import spans as sp
 from optax_dist.quorum import Reason
 
 
-class Base(Protocol):
-  """A state of the run; only its step is read here."""
-
-  @property
-  def step(self) -> int:
-    """Committed steps that it includes."""
-    ...
-
-
 class Seen(Protocol):
   """What the event loop has notified the training loop of, until now.
 
   Attributes:
-    published: the state that all replicas share.
+    published: the state that all replicas share; its `step` is read here.
     admission: number of times the replica was admitted; 0 before the first.
     suspended: whether the replica is currently not a member.
     asked: how many gradients to sum into a submission.
@@ -60,20 +51,13 @@ class Seen(Protocol):
     incarnation: of the membership; -1 before the first.
   """
 
-  @property
-  def published(self) -> Base: ...
-  @property
-  def admission(self) -> int: ...
-  @property
-  def suspended(self) -> bool: ...
-  @property
-  def asked(self) -> int: ...
-  @property
-  def finished(self) -> str | None: ...
-  @property
-  def lease(self) -> tuple[Incarnation, Spans]: ...
-  @property
-  def incarnation(self) -> Incarnation: ...
+  published: Any
+  admission: int
+  suspended: bool
+  asked: int
+  finished: str | None
+  lease: tuple[Incarnation, Spans]
+  incarnation: Incarnation
 
   def answer(self, sequence: int) -> Taken | Resolved | None:
     """The answer to a submission, if there is one."""
@@ -99,20 +83,15 @@ class Result(NamedTuple):
 
   Attributes:
     reason: why it was dropped, a value of `quorum.Reason`; "" otherwise.
-    resolved: the outcome of what was pending, if there is one.
-    settled: that outcome, and the separate one of a partial sum before it.
+    applied: its outcome, if it is part of a commit.
+    behind: whether the leader found it stale, as it would the next gradient.
     forgets: whether it has samples, which other replicas get if it was dropped.
   """
 
   reason: str
-  resolved: Resolved | None
-  settled: tuple[Resolved, ...]
+  applied: Resolved | None
+  behind: bool
   forgets: bool
-
-  @property
-  def applied(self) -> Resolved | None:
-    """The outcome, if it is part of a commit."""
-    return None if self.reason else self.resolved
 
 
 class Submission:
@@ -129,12 +108,13 @@ class Submission:
     drawn: the samples of the gradient that is computed; None: none are drawn.
     is_complete: whether the sum is to be submitted.
     ended: what has become of the last sum, until `resume`.
+    settled: outcomes since the caller last removed them, in order.
     counts: gradients by outcome.
   """
 
   def __init__(
     self,
-    base: Base,
+    base: Any,
     add: Callable[[Any, Any], Any],
     *,
     max_staleness: int | None,
@@ -156,6 +136,7 @@ class Submission:
     self.drawn: Spans | None = None
     self.is_complete = False
     self.ended: Result | None = None
+    self.settled: list[Resolved] = []
     self.counts: dict[str, int] = {"applied": 0}
     self._add, self._max_staleness = add, max_staleness
     self._samples = samples
@@ -169,7 +150,12 @@ class Submission:
   # Samples.
 
   def draw(self, seen: Seen) -> Spans | None:
-    """The samples to compute on; None if none are leased for now."""
+    """The samples to compute on; None if none are leased, or the sum ends."""
+    self._supersede(seen)
+    if not (self.gradients or self._round) and self._is_behind(seen):
+      # Compute on the newest parameters.
+      self.end(seen, "")
+      return None
     if self.drawn is None:
       if len(self.gradients) == self._sent and not self._round:
         self._left = _leased(seen)
@@ -186,10 +172,6 @@ class Submission:
       or self._resolved(seen, self.partial) is not None
     )
 
-  def is_fresh(self) -> bool:
-    """Whether nothing was computed on `base` yet."""
-    return not (self.gradients or self._round)
-
   def keep_drawn(self) -> None:
     """Adds the drawn samples to those of the next gradient."""
     if self.drawn is not None:
@@ -203,24 +185,23 @@ class Submission:
     most = self._max_staleness
     return most is not None and seen.published.step - self.base.step > most
 
-  def supersede(self, seen: Seen) -> tuple[Resolved, ...]:
+  def _is_behind(self, seen: Seen) -> bool:
+    return seen.published.step > self.base.step
+
+  def _supersede(self, seen: Seen) -> None:
     """Drops what was added to a partial sum that was decided in the meantime.
 
     Gradients can't be removed from a sum.
-
-    Returns:
-      The outcome of the partial sum, if there is one.
     """
-    if self.pending >= 0 or self._resolved(seen, self.partial) is None:
-      return ()
-    settled = self._close(seen, Reason.SUPERSEDED.value)
-    self._clear()
-    return settled
+    if self._resolved(seen, self.partial) is not None:
+      self._close(seen, Reason.SUPERSEDED.value)
+      self._clear()
 
   def add(
     self, seen: Seen, part: Any, batch: str, seconds: float | None
   ) -> None:
     """Adds a gradient to the sum, which may make it complete."""
+    self._supersede(seen)
     late, total = self.is_late(seen), None
     if not late:
       total = part if self.total is None else self._add(self.total, part)
@@ -229,16 +210,18 @@ class Submission:
     more = bool(self._left) if self._samples else added < seen.asked
     self.is_complete = late or not more
 
-  def abandon(self, seen: Seen) -> bool:
-    """Gives up what is computed; returns whether it is late, and to be reported.
-
-    Its samples stay leased, and come again.
-    """
+  def abandon(self, seen: Seen) -> None:
+    """Gives up what is computed; its samples stay leased, and come again."""
+    self._supersede(seen)
     if self.is_late(seen):
       # How long it would have taken is unknown.
       self._append(None, Gradient("null", None, ()))
       self.is_complete = True
-    return self.is_complete
+    elif not self.gradients and self._is_behind(seen):
+      self.end(seen, Reason.ABANDONED.value, 1)
+    else:
+      # The gradients already in the sum are still valid.
+      self.count(Reason.ABANDONED.value, 1)
 
   def _append(self, total: Any, gradient: Gradient) -> None:
     self.total, self._round = total, []
@@ -296,17 +279,13 @@ class Submission:
       if apart and self._resolved(seen, self.partial) is None:
         return "for the commit of its partial sum"
     elif self.ended is not None:
-      reason, resolved = self.ended.reason, self.ended.resolved
-      if reason == Reason.FINISHED:
+      if self.ended.reason == Reason.FINISHED:
         return "for the end of the run"
       if (
-        resolved is not None
-        and resolved.reason == Reason.STALE
-        and not resolved.apart
-        and seen.published.step <= self.base.step
+        self.ended.behind
+        and not self._is_behind(seen)
         and seen.admission == self.admission
       ):
-        # The next gradient on these parameters would be stale as well.
         return "for newer parameters than its stale gradient's"
       if seen.suspended:
         # Every gradient on the state it has now would be worthless.
@@ -329,17 +308,34 @@ class Submission:
       reason: why what has no outcome is dropped.
       more: gradients that are dropped without having been in the sum.
     """
-    resolved = self._resolved(seen, self.pending)
+    pending = self._resolved(seen, self.pending)
     forgets = bool(self._round) or any(g.data for g in self.gradients)
-    settled = self._close(seen, reason)
+    self._close(seen, reason)
     self.count(reason, more)
-    if resolved is not None and not more:
-      reason = resolved.reason
+    applied, behind = None, False
+    if pending is not None:
+      reason = reason if more else pending.reason
+      applied = None if reason else pending
+      behind = pending.reason == Reason.STALE and not pending.apart
     self._clear()
     self._round = []
-    self.ended = Result(reason, resolved, settled, forgets)
+    self.ended = Result(reason, applied, behind, forgets)
 
-  def resume(self, admission: int, base: Base) -> None:
+  def expire(self, seen: Seen, more: int = 0) -> bool:
+    """Ends the sum if it can't be submitted any more; returns whether it is so.
+
+    Args:
+      seen: what was notified.
+      more: as in `end`.
+    """
+    if seen.finished is not None:
+      self.end(seen, Reason.FINISHED.value, more)
+    elif seen.admission != self.admission:
+      # It was declared dead and readmitted: its work so far is worthless.
+      self.end(seen, Reason.LOST.value, more)
+    return self.ended is not None
+
+  def resume(self, admission: int, base: Any) -> None:
     """Begins another sum, on this state and in this admission."""
     self.admission, self.base, self.ended = admission, base, None
 
@@ -349,7 +345,7 @@ class Submission:
       reason = reason or "applied"
       self.counts[reason] = self.counts.get(reason, 0) + gradients
 
-  def _close(self, seen: Seen, reason: str) -> tuple[Resolved, ...]:
+  def _close(self, seen: Seen, reason: str) -> None:
     """Counts all gradients: by their outcome, or this reason without one."""
     partial = self._resolved(seen, self.partial)
     pending = self._resolved(seen, self.pending)
@@ -358,7 +354,7 @@ class Submission:
       rest -= self._sent
       self.count(partial.reason, self._sent)
     self.count(reason if pending is None else pending.reason, rest)
-    return tuple(r for r in (partial, pending) if r is not None)
+    self.settled += [r for r in (partial, pending) if r is not None]
 
   def _resolved(self, seen: Seen, sequence: int) -> Resolved | None:
     answer = seen.answer(sequence) if sequence >= 0 else None
@@ -368,12 +364,6 @@ class Submission:
     self.pending = self.partial = -1
     self.total, self.gradients, self._sent = None, [], 0
     self.drawn, self._left, self.is_complete = None, (), False
-
-
-def has_counted(resolved: Resolved) -> bool | None:
-  """Whether a submission was committed; None if unknown."""
-  lost = resolved.reason == Reason.LOST
-  return None if lost else not resolved.reason
 
 
 def _leased(seen: Seen) -> Spans:

@@ -1157,17 +1157,12 @@ class World:
   def begin_gradient(self, process: Process, seen: Process) -> None:
     """Begins to compute a gradient, on samples if they are leased."""
     one = process.submission
-    if self.setting.data is not None:
-      one.supersede(seen)
-      if seen.admission != one.admission:
-        one.end(seen, "lost")
-      elif one.draw(seen) is None:
-        return
-      elif one.is_fresh() and seen.published.step > one.base.step:
-        one.end(seen, "")
+    if self.setting.data is not None and (
+      one.expire(seen) or one.draw(seen) is None
+    ):
       if one.ended is not None:
         self.at(self.now, self.next_gradient, process)
-        return
+      return
     self.compute(process)
 
   def compute(self, process: Process) -> None:
@@ -1199,31 +1194,18 @@ class World:
       return
     in_hand, process.in_hand = process.in_hand, False
     if in_hand and not one.gradients:
-      self.drop(process, seen, "stale")
-    elif seen.admission != one.admission:
-      self.drop(process, seen, "lost")
+      process.computed += 1
+      one.end(seen, "stale", 1)
+    elif one.expire(seen, 1):
+      process.computed += 1
     elif mishap == "is abandoned":
-      one.supersede(seen)
-      if one.abandon(seen):
-        process.computed += 1
-        self.submit(process)
-      else:
-        self.drop(process, seen, "abandoned")
+      process.computed += 1
+      one.abandon(seen)
     else:
       one.keep_drawn()
-      one.supersede(seen)
       process.local_steps += 1
       if process.local_steps % self.setting.local_steps == 0:
         self.add(process, seen, mishap)
-
-  def drop(self, process: Process, seen: Process, reason: str) -> None:
-    one = process.submission
-    process.computed += 1
-    newer = seen.published.step > one.base.step
-    if reason == "abandoned" and (one.gradients or not newer):
-      one.count(reason, 1)
-    else:
-      one.end(seen, reason, 1)
 
   def add(self, process: Process, seen: Process, mishap: str) -> None:
     process.computed += 1
