@@ -410,6 +410,11 @@ class Resolved:
   staleness: int = 0
   apart: bool = False
 
+  @property
+  def counted(self) -> bool | None:
+    """Whether it was part of a commit; None if unknown."""
+    return None if self.reason == "lost" else not self.reason
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Left:

@@ -661,8 +661,8 @@ class Driver:
         self._change(asked=count)
       case fx.Called(step):
         self._change(called=step)
-      case fx.Taken(sequence, count):
-        self._change((sequence, effect), asked=count)
+      case fx.Taken(_, count):
+        self._change(effect, asked=count)
       case fx.Left():
         self._change(left=True)
       case fx.Finished(_, reason):
@@ -807,21 +807,22 @@ class Driver:
 
   def _change(
     self,
-    answer: tuple[int, handover.Outcome | fx.Taken] | None = None,
+    answer: handover.Answer | None = None,
     **fields: typing.Any,
   ) -> None:
     """Changes what the training loop sees, and may continue with.
 
     Args:
-      answer: the sequence number of a submission, and its answer.
+      answer: the answer to a submission.
       **fields: fields of the handover.
     """
+    before = self._states.before
 
     def change(seen: handover.Handover) -> None:
       for name, value in fields.items():
         setattr(seen, name, value)
       if answer is not None:
-        seen.resolve(*answer)
+        seen.resolve(answer, before)
 
     self._write_rest()
     self.handover.change(change)
@@ -832,8 +833,7 @@ class Driver:
     for sequence in [s for s in self._gradients if s <= resolved.sequence]:
       if sequence == resolved.sequence or not resolved.apart:
         self._gradients.pop(sequence).resolve()
-    outcome = handover.Outcome(resolved, self._states.before)
-    self._change((resolved.sequence, outcome))
+    self._change(resolved)
 
   def _take_fingerprint(self, step: int, state: states.State) -> None:
     taken = lambda digest: self._inputs.append(

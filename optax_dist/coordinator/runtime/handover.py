@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -17,18 +16,7 @@ _SLICE = 2.0
 # Steps whose progress is kept, besides those that the training loop holds.
 _KEPT = 256
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-  """The outcome of a submission.
-
-  Attributes:
-    resolved: the protocol's outcome.
-    before: the state before the commit that included it.
-  """
-
-  resolved: effects.Resolved
-  before: State
+Answer = effects.Taken | effects.Resolved
 
 
 class Handover:
@@ -73,7 +61,8 @@ class Handover:
     self.held: Callable[[], Sequence[int]] = tuple
     self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()
-    self._outcomes: dict[int, Outcome | effects.Taken] = {}
+    # Each with the state before the latest commit.
+    self._answers: dict[int, tuple[Answer, State]] = {}
 
   # Called by the event loop.
 
@@ -86,9 +75,14 @@ class Handover:
     with self._changed:
       self._changed.notify_all()
 
-  def resolve(self, sequence: int, outcome: Outcome | effects.Taken) -> None:
-    """Stores the answer to a submission; `tell` follows."""
-    self._outcomes[sequence] = outcome
+  def resolve(self, answer: Answer, before: State) -> None:
+    """Stores the answer to a submission; `tell` follows.
+
+    Args:
+      answer: the answer.
+      before: the state before the commit that included the submission.
+    """
+    self._answers[answer.sequence] = answer, before
 
   def lend(self, incarnation: int, spans: Spans) -> None:
     """A membership computes on these samples next; `tell` follows."""
@@ -138,10 +132,17 @@ class Handover:
         self._changed.wait_for(predicate, min(left, _SLICE / 2))
     return clock.now() - start
 
-  def outcome(self, sequence: int) -> Outcome | effects.Taken | None:
+  def answer(self, sequence: int) -> Answer | None:
     """The answer to a submission, if there is one."""
-    return self._outcomes.get(sequence)
+    found = self._answers.get(sequence)
+    return None if found is None else found[0]
 
-  def take(self, sequence: int) -> Outcome | effects.Taken | None:
-    """Removes and returns the answer."""
-    return self._outcomes.pop(sequence, None)
+  def before(self, sequence: int) -> State:
+    """The state before the commit that included a submission."""
+    return self._answers[sequence][1]
+
+  def forget(self, first: int) -> None:
+    """Forgets the answers to the submissions before this one."""
+    for sequence in list(self._answers):
+      if sequence < first:
+        del self._answers[sequence]

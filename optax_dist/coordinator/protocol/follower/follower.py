@@ -485,7 +485,10 @@ class Follower:
         if lease:
           self._leased(lease, more=sequence >= 0)
         if sequence >= 0:
-          self._out += self.session.asked_for_more(sequence, count)
+          taken = self.session.asked_for_more(sequence, count)
+          self._out += taken
+          # The training loop sums as many from now on.
+          self._asked = count if taken else self._asked
         else:
           self._ask(count)
       case msg.TakeOver():

@@ -995,7 +995,10 @@ class Leader:
     lease: Spans = ()
     if self._lender is not None:
       lease = self._lend_again(incarnation, arrival, drop, asked)
-    if state is not None and arrival is not None:
+    # That the run has finished is told by the log alone: until it says so, the
+    # next leader may go on.
+    ends = drop.reason is quorum.Reason.FINISHED
+    if state is not None and arrival is not None and not ends:
       message = arrival.message
       added = self._arriving is not None and self._arriving[1] is arrival
       whole = not added or message.count == message.total
