@@ -17,7 +17,7 @@ FAULTS = (
     "      inside = self.data(incarnation)\n"
     "      mine = ledger.Held(message.data, inside)\n"
     "      held = self.state.held | {incarnation: mine}\n"
-    "      self.state = self.state._replace(held=held)\n",
+    "      self._state = self.state._replace(held=held)\n",
   ),
   (
     "what is committed is not in what a replica starts with",
