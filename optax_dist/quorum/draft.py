@@ -129,7 +129,8 @@ class Draft:
     while (
       self.attempt is None and not self.finished and self.gathered
     ) and self.gathered >= self.quorum():
-      if self.config.window and self.working and not self.closed:
+      open_ = self.config.window and not self.closed
+      if open_ and self.working and not self.excess(1):
         return  # More may come.
       self.start()
       if self.config.two_phase:
