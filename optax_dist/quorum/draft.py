@@ -78,7 +78,7 @@ class Draft:
   def quota(self, replica: ev.Replica) -> int:
     if not self.shared:
       return 1
-    needed, sharers = self.quorum(), max(1, self.live + self.awaited)
+    needed, sharers = self.quorum(), self.live + self.awaited
     if not self.config.exact:
       return -(-needed // sharers)
     if self._ranks is None:

@@ -7,6 +7,7 @@ import collections
 import copy
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 # What each operator becomes: its boundary moved, and its opposite.
 _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -63,6 +64,8 @@ def mutants(source: str) -> Iterator[Mutant]:
   seen: collections.Counter[str] = collections.Counter()
   for where, path, node in _nodes(tree):
     for new in _replacements(node):
+      if isinstance(new, ast.Pass) and not _is_in_function(tree, path):
+        continue  # Importing the module would fail, or nothing change.
       name = f"{where}: {_text(node)} -> {_text(new)}"
       seen[name] += 1
       if seen[name] > 1:
@@ -109,6 +112,16 @@ def _is_left_alone(node: ast.AST, field: str) -> bool:
   if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import):
     return True
   return field in ("annotation", "returns", "decorator_list", "bases")
+
+
+def _is_in_function(tree: ast.Module, path: _Path) -> bool:
+  node: Any = tree
+  for field, place in path[:-1]:
+    node = getattr(node, field)
+    node = node if place is None else node[place]
+    if isinstance(node, ast.FunctionDef):
+      return True
+  return False
 
 
 def _replaced(tree: ast.Module, path: _Path, new: ast.AST) -> ast.Module:

@@ -107,6 +107,52 @@ def holds_of_reason(reason, event, before, record, same):
   return False
 
 
+def test_a_sum_stands_or_falls_as_a_whole():
+  seen = 0
+
+  def holds(event, before, decisions, after):
+    nonlocal seen
+    drops = of(decisions, quorum.Drop)
+    if not isinstance(event, quorum.Arrive) or before.finished or not drops:
+      return
+    held = before.inside.get(event.replica)
+    if drops[0].reason in (Reason.NON_FINITE, Reason.OVER_QUOTA) and held:
+      seen += 1
+      record = before.replicas[event.replica]
+      full = before.config.exact and before.gathered + event.count > (
+        quorum.needed(before)
+      )
+      continues = held.local_step == event.local_step
+      if continues and (drops[0].reason == Reason.NON_FINITE or full):
+        assert drops[1:] == [
+          quorum.Drop(
+            event.replica, held.local_step, Reason.SUPERSEDED, held.count
+          )
+        ]
+        assert event.replica not in after.inside
+        # All of it is to be computed again, and no step that counted before.
+        asked = after.replicas[event.replica].asked
+        exact = before.config.exact
+        assert asked == record.asked + held.count or exact
+        assert after.replicas[event.replica].counted == held.local_step - 1
+      else:
+        assert after.inside[event.replica] == held
+
+  check(holds)
+  assert seen > 20
+
+
+def test_one_gradient_per_replica_and_step_counts():
+  for seed in range(300):
+    counted = set()
+    for *_, decisions, after in random_history(seed, "any"):
+      for commit in of(decisions, quorum.Commit):
+        for m in commit.members:
+          key = (m.replica, m.incarnation, m.local_step)
+          assert key not in counted, (seed, commit)
+          counted.add(key)
+
+
 def test_what_was_asked_for_is_accepted():
   def holds(event, before, decisions, after):
     if not isinstance(event, quorum.Arrive) or before.finished:
