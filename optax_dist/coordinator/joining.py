@@ -141,7 +141,7 @@ def join(
     JoinRefused: the job differs in parameters, optimizer, strategy or wire.
     CoordinatorError: there is no answer within `timeout` seconds and the time
       in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
-    SystemExit: SIGTERM came before it was let in, with `on_sigterm`.
+    SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
   """
   launched = Environment.read()
   if store is None and coordinator_address is None:
@@ -253,7 +253,8 @@ def join(
       made.start()
     except SystemExit:
       _log.warning(
-        "Replica %r ends before it was let in: a signal told it to.", number
+        "Replica %r ends before it has joined the run: it got a signal.",
+        number,
       )
       raise
     if preempted is not None:

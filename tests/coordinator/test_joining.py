@@ -1,5 +1,6 @@
 """`join`, as a user calls it."""
 
+import socket
 import threading
 
 import jax.numpy as jnp
@@ -189,6 +190,60 @@ def test_who_waits_for_a_store_that_is_not_there_is_told_its_address():
   assert f"tcp://{address}: no answer" in str(caught.value)
 
 
+# The deadline of the store's first answer; requests end well before.
+_IMPATIENT = {"timeout": 3.0, "attempt_timeout": 0.1, "leader_timeout": 0.1}
+_NO_STORE = (
+  "Replica 1 has waited 3.0 s for the job's store, which has not answer"
+)
+
+
+def test_a_silent_stranger_at_the_stores_address_is_named_at_the_timeout():
+  with socket.create_server(("127.0.0.1", 0)) as stranger:
+    address = f"127.0.0.1:{stranger.getsockname()[1]}"
+    with pytest.raises(coordinator.CoordinatorError) as caught:
+      _join_at(address, **_IMPATIENT)
+  said = str(caught.value)
+  assert said.startswith(_NO_STORE)
+  assert f"what listens at {address} is not 'store' of this job" in said
+  assert "died" not in said
+
+
+def test_a_stranger_that_talks_is_not_the_jobs_store():
+  with socket.create_server(("127.0.0.1", 0)) as stranger:
+    address = f"127.0.0.1:{stranger.getsockname()[1]}"
+
+    def talk():
+      with stranger.accept()[0] as caller:
+        caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        caller.recv(1000)
+
+    threading.Thread(target=talk, daemon=True).start()
+    with pytest.raises(coordinator.CoordinatorError, match="not this job's"):
+      _join_at(address, **_PATIENT)
+
+
+def test_a_store_whose_name_is_unknown_is_named_at_the_timeout(monkeypatch):
+  known = socket.getaddrinfo
+
+  def look_up(host, *rest, **options):
+    if host == "stor.example":
+      raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return known(host, *rest, **options)
+
+  monkeypatch.setattr(socket, "getaddrinfo", look_up)
+  with pytest.raises(coordinator.CoordinatorError) as caught:
+    _join_at(
+      "stor.example:29300",
+      bind="127.0.0.1",
+      secret=served.SECRET,
+      **_IMPATIENT,
+    )
+  said = str(caught.value)
+  assert said.startswith(_NO_STORE)
+  assert "the name 'stor.example' can't be resolved" in said
+  assert "advertise" not in said
+
+
 def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
   """The store comes once that is done, however long it takes."""
   warn = replicas.Replica._warn_of_waiting
@@ -200,7 +255,7 @@ def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
   monkeypatch.setattr(replicas.Replica, "_warn_of_waiting", warn_of_no_answer)
   (port,) = addresses.free_ports()
   address, stores = f"127.0.0.1:{port}", []
-  waits = "Replica 1 has waited 0.2 s to be let in"
+  waits = "Replica 1 has not joined the run after 0.2 s. It waits for the job's"
   warnings = lambda: [text for text in caplog.messages if waits in text]
 
   def serve():
