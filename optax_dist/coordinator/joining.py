@@ -157,9 +157,17 @@ def join(
   elif replicas_to_aggregate is None:
     replicas_to_aggregate = launched.replicas_to_aggregate or total
   _check_sums(data, total, replicas_to_aggregate)
+  most = min(replicas_to_aggregate, total)
+  lowers = (launched.min_replicas or most) < most
   if lower_on_loss is None:
-    fewest = launched.min_replicas or replicas_to_aggregate
-    lower_on_loss = fewest < min(replicas_to_aggregate, total)
+    lower_on_loss = lowers
+  elif lowers and not lower_on_loss and number == 0:
+    _log.warning(
+      "lower_on_loss=False defeats --min-replicas %d: a step needs %d replicas, and"
+      " waits for those that are lost. Leave lower_on_loss out, or"
+      " --min-replicas.",
+      *(launched.min_replicas, most),
+    )
   settings.setdefault("journal", launched.journal)
   settings.setdefault("run", launched.run or "")
   settings.setdefault("step_timeout", launched.step_timeout)

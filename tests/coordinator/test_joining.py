@@ -89,6 +89,27 @@ def test_what_is_not_passed_is_taken_from_the_environment(
   assert (run["replicas_to_aggregate"], run["total_num_replicas"]) == (2, 2)
 
 
+def test_a_script_that_defeats_min_replicas_is_warned(monkeypatch, caplog):
+  told = Environment(
+    num_replicas=3, replica=0, replicas_to_aggregate=2, min_replicas=1
+  )
+  for name, value in told.variables().items():
+    monkeypatch.setenv(name, value)
+  for lower_on_loss in (None, True, False):
+    assert not caplog.messages
+    # It ends there: there is no such strategy.
+    with pytest.raises(TypeError, match="strategy"):
+      coordinator.join(
+        optax.sgd(0.5),
+        jnp.zeros(2),
+        coordinator_address="127.0.0.1:1",
+        lower_on_loss=lower_on_loss,
+        strategy="none",
+      )
+  (text,) = caplog.messages
+  assert "lower_on_loss=False defeats --min-replicas 1: a step needs 2" in text
+
+
 def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
   tmp_path, monkeypatch
 ):

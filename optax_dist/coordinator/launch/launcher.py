@@ -354,9 +354,8 @@ class Launcher:
         for process in self._groups[replica].processes:
           process.signal(number)
       case spread.ReplicaEnded(replica, start, code, words, tail):
-        if code and self._over_since is None:
-          self._lose(replica, start, code, f"ended, for {words}", tail)
-        self._step(supervisor.ReplicaEnded(replica, code))
+        ending = f"ended, because {words}"
+        self._replica_ended(replica, start, code, ending, tail)
       case spread.CannotStart(replica, words):
         self._settled.add(replica)
         trouble = self._board.trouble if self._board is not None else ""
@@ -558,7 +557,6 @@ class Launcher:
     else:
       code, ending = failed.popen.returncode, failed.ending()
       tail = failed.tail()
-      _log.info("%s %s", failed.name, ending)
     if self._is_shared(replica):
       if failed is not None:
         ending = f"{failed.name} on host {self._node.rank} {ending}"
@@ -566,23 +564,30 @@ class Launcher:
         spread.PartEnded(replica, code, ending, tail[-_LONGEST_TAIL:])
       )
       return
-    if code and self._over_since is None:
-      self._lose(replica, group.restarts, code, ending, tail)
-    self._step(supervisor.ReplicaEnded(replica, code))
+    self._replica_ended(replica, group.restarts, code, ending, tail)
 
-  def _lose(
+  def _replica_ended(
     self, replica: int, restarts: int, code: int, ending: str, tail: str
   ) -> None:
-    self._losses.append(
-      Loss(
-        replica,
-        restarts,
-        ending,
-        tail,
-        time.monotonic() - self._start,
-        supervisor.exit_code(code),
+    if code == -signal.SIGKILL and not self._supervisor.has_struck(replica):
+      # The kernel leaves no other trace in the output of the process.
+      ending += " (out of memory?)"
+    if code and self._over_since is None:
+      seconds = time.monotonic() - self._start
+      shells = supervisor.exit_code(code)
+      self._losses.append(
+        Loss(replica, restarts, ending, tail, seconds, shells)
       )
-    )
+    self._step(supervisor.ReplicaEnded(replica, code))
+    follows = self._supervisor.outlook(replica, code, time.monotonic())
+    if follows:
+      self._say(f"replica {replica} {ending}; {follows}")
+
+  def _say(self, line: str) -> None:
+    if self._echo is not None:
+      self._echo("launch", line, True)
+    else:
+      _log.info("%s", line)
 
   def _kill(self, process: child.Child) -> None:
     if process.popen.returncode is None:
@@ -634,25 +639,48 @@ class Launcher:
       process.signal(number)
 
   def _error(self, what: str) -> LaunchError:
-    # The first replica to die without a replacement is the cause.
     final = {}
     for loss in self._losses:
       if loss.restarts == self._supervisor.restarts_of(loss.replica):
         final[loss.replica] = loss
     if not final:  # It never started, or another host reports it.
       return LaunchError("", f"{what}.")
-    by_itself = [x for x in final.values() if "exit code" not in x.ending]
-    first = (by_itself or list(final.values()))[0]
-    name = f"replica {first.replica}"
-    told = f"{what}: {name} {first.ending} after {first.seconds:.1f} s."
-    if first.tail:
-      told += f" Its last words:\n{first.tail}"
+    cause = self._cause(list(final))
+    name = f"replica {cause.replica}"
+    told = f"{what}: {name} {cause.ending} after {cause.seconds:.1f} s."
+    if cause.tail:
+      told += f" The last lines of its output:\n{cause.tail}"
     for loss in final.values():
-      if loss is not first:
-        told += f"\nreplica {loss.replica} {loss.ending}."
+      if loss is cause:
+        continue
+      told += f"\nreplica {loss.replica} {loss.ending}"
+      again = loss.restarts - cause.restarts
+      if loss.replica == cause.replica:
+        last = loss.tail.rpartition("\n")[2]
+        told += f" after {again} more start{'s' * (again > 1)}: {last}"
+      told += "" if told.endswith(".") else "."
     if not self._groups:
       told += "\nTo go on, start the job again from its last checkpoint."
-    return LaunchError(name, told, first.code)
+    return LaunchError(name, told, cause.code)
+
+  def _cause(self, replicas: Sequence[int]) -> Loss:
+    """The first of the failures because of which the run can't continue.
+
+    What replicas raise after a restart often follows from the first error: the
+    run is over, or its store is gone.
+    """
+    firsts = []
+    for replica in replicas:
+      mine = [loss for loss in self._losses if loss.replica == replica]
+      in_a_row = self._supervisor.failures_of(replica)
+      firsts.append(mine[-in_a_row:][0])
+    first = min(firsts, key=lambda loss: loss.seconds)
+    # A replica that was killed makes others fail at nearly the same time.
+    for loss in firsts:
+      killed = loss.seconds - first.seconds < 1.0 and loss.code > 128
+      if killed and first.code <= 128:
+        return loss
+    return first
 
   def _check_store(self) -> None:
     if self._store is None or self._over_since is not None:

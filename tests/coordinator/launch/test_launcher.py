@@ -43,7 +43,7 @@ def test_who_dies_is_started_again_by_a_spare(tmp_path):
   assert report.restarts == 1
   [loss] = report.losses
   assert (loss.replica, loss.restarts) == (1, 0)
-  assert loss.ending == "was ended by SIGKILL"
+  assert loss.ending == "was ended by SIGKILL (out of memory?)"
   placed = [(r, i) for r, i, event in told if event["event"] == "placed"]
   assert sorted(placed) == [(0, 0), (1, 0), (1, 1)]
   assert made.store.process.returncode is not None

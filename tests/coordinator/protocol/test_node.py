@@ -237,6 +237,17 @@ def test_who_comes_again_before_it_reads_that_it_has_left_is_no_member():
   assert cluster.done("p0", fx.Publish)
 
 
+def test_a_loss_below_the_quorum_is_reported_as_what_it_is():
+  """No step has taken long, and a launcher restarts the replica by itself."""
+  cluster = Cluster(2)
+  cluster.kill("p1")
+  (log,) = [e for e in cluster.done("p0", fx.Log) if "step 0" in e.text]
+  assert log.text == (
+    "step 0 needs 2 replicas and 1 can contribute; missing: 1; the step waits"
+    " until they have joined again."
+  )
+
+
 def test_a_submission_of_an_old_admission_is_lost():
   cluster = Cluster(2)
   cluster.submit("p1", 0, 0, admission=0)

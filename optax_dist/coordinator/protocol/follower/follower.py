@@ -500,7 +500,7 @@ class Follower:
       case msg.Stalled(step, waited, missing):
         self._missing = missing
         text = f"step {step} has taken {waited:.1f} s so far: {missing}"
-        self._out.append(fx.Log("warning", text))
+        self._out.append(fx.Log("warning", text if waited else missing))
       case _:
         text = f"a leader doesn't say {type(message).__name__}"
         self._out.append(fx.Send(self._leader, msg.Rejected(text)))
