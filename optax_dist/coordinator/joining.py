@@ -503,8 +503,13 @@ def _say_goodbye(
     metrics.close()
   if preempted is not None:
     preempted.remove()
-  if line is not None and replica.finished and not replica.has_left:
+  if line is None or replica.has_left:
+    return
+  if replica.finished:
     line.say("finished")
+  elif replica.failure is not None:
+    # A program that catches the error may exit with code 0.
+    line.say("failed", reason=str(replica.failure))
 
 
 def _end(reason: str) -> None:

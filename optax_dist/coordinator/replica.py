@@ -474,6 +474,11 @@ class Replica:
     return self._handover.leads
 
   @property
+  def failure(self) -> BaseException | None:
+    """The error that ended this replica's part in the run; None for none."""
+    return self._handover.failure
+
+  @property
   def finished(self) -> bool:
     """Whether the run is over, or this replica has left it.
 

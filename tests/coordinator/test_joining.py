@@ -1,5 +1,6 @@
 """`join`, as a user calls it."""
 
+import contextlib
 import socket
 import threading
 
@@ -14,6 +15,7 @@ from optax_dist import coordinator
 from optax_dist.coordinator import joining
 from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator import replica as replicas
+from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.store import process
 from optax_dist.coordinator.transport import addresses
@@ -300,6 +302,34 @@ def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
       store.close()
   (text,) = warnings()
   assert f"tcp://{address}: no answer" in text
+
+
+def test_the_launcher_is_told_of_an_error_that_the_program_catches(monkeypatch):
+  said = []
+
+  class Line:
+    def say(self, event, **fields):
+      said.append((event, fields))
+
+  monkeypatch.setattr(channel, "current", Line)
+  with contextlib.closing(served.Served()) as store:
+    replica = coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      coordinator_address=store.address,
+      secret=served.SECRET,
+      total_num_replicas=1,
+      replica=0,
+      **_PATIENT,
+    )
+  waiting.until(lambda: replica.failure)
+  with pytest.raises(coordinator.CoordinatorError):
+    replica.step(jnp.ones(2))
+  replica.close()
+  joined, failed = said
+  assert joined == ("joined", {"step": 0})
+  assert failed[0] == "failed"
+  assert "store is lost" in failed[1]["reason"]
 
 
 def test_integers_of_numpy_are_integers():

@@ -202,6 +202,8 @@ class Launcher:
     self._spares: list[child.Child] = []
     self._everyone: list[child.Child] = []
     self._losses: list[Loss] = []
+    # Why replicas had to stop before the end of the run, by replica.
+    self._failures: dict[int, str] = {}
     self._to_continue: list[tuple[float, child.Child]] = []
     self._store: store_process.StoreProcess | None = None
     self._watcher: watcher.Watcher | None = None
@@ -406,6 +408,13 @@ class Launcher:
           for process in self._groups[replica].processes:
             process.kill()
         case supervisor.JobEnded(code):
+          if not code and self._failures and self._over_since is None:
+            replica, reason = min(self._failures.items())
+            raise LaunchError(
+              f"replica {replica}",
+              f"The run has failed, though all replicas ended with exit code 0:"
+              f" replica {replica}: {reason}",
+            )
           self._code = code
         case supervisor.GiveUpRun(reason):
           raise self._error(reason)
@@ -609,7 +618,10 @@ class Launcher:
       case "fault":
         self._step(supervisor.Struck(replica))
       case "joined":
+        self._failures.pop(replica, None)
         self._step(supervisor.Joined(replica))
+      case "failed":
+        self._failures[replica] = str(event["reason"])
       case "finished":
         self._run_is_over()
         self._agree(spread.RunOver())

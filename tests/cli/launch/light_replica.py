@@ -62,6 +62,8 @@ def main():
     case ["die-once", sign]:
       _end_together(sign, replica == 1)
       print("ends")
+    case ["fail-quietly"]:
+      line.sendall(b'{"event": "failed", "reason": "all were removed"}\n')
     case ["fail-late"]:
       line.sendall(b'{"event": "joined"}\n')
       # By the one that fails: if the other one came first and said so, this one

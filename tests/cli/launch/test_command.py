@@ -153,6 +153,14 @@ sys.exit("ValueError: no data" if first else "RunFinished: the run has ended")
   assert "exit code 1 after 2 more starts: RunFinished: the run has" in final
 
 
+def test_a_run_that_failed_is_an_error_though_its_programs_hide_it(capfd):
+  assert _launch("--replicas", 2, *_NO_STORE, _LIGHT, "fail-quietly") == 1
+  assert (
+    "The run has failed, though all replicas ended with exit code 0: rep"
+    in (capfd.readouterr().err)
+  )
+
+
 def test_a_failure_after_the_run_is_the_jobs(capfd):
   assert _launch("--replicas", 2, *_NO_STORE, _LIGHT, "fail-late") == 4
   assert "[launch] replica 1 ended with exit code 4; the run was over, and" in (
