@@ -155,6 +155,19 @@ class Launcher:
       for p in self._node.places(replicas, processes, nodes_per_replica)
     }
     hosted = list(self._places)
+    self._settings = (
+      ("--nodes", str(self._node.count)),
+      ("--replicas", str(replicas)),
+      ("--processes-per-replica", str(processes)),
+      ("--nodes-per-replica", str(nodes_per_replica)),
+      *(
+        (flag, str(value))
+        for flag, value in (
+          ("--replicas-to-aggregate", told and told.replicas_to_aggregate),
+          ("--min-replicas", told and told.min_replicas),
+        )
+      ),
+    )
     self._shared = [p for p in self._places.values() if len(p.hosts) > 1]
     followed = [
       p.replica for p in self._shared if p.hosts[0] != self._node.rank
@@ -193,7 +206,7 @@ class Launcher:
     self._spread: spread.Spread | None = None
     self._board: board.Board | None = None
     self._agreed: collections.deque[spread.Effect] = collections.deque()
-    self._agreeing = False
+    self._agreeing = self._said_trouble = False
     self._settled: set[int] = set(followed)
     # In random order, since the launchers of a host would collide.
     ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
@@ -283,25 +296,30 @@ class Launcher:
       if node.rank == 0:
         assert told.secret is not None
         bind, port = node.listens_at()
+        at = None if address is None else addresses.parse(address)[-1].host
         self._store = store_process.start(
-          told.secret.encode(), bind=bind, port=port
+          told.secret.encode(), bind=bind, port=port, advertise=at
         )
         self._watcher.add(self._store.process.pid)
         address = address or self._store.address.partition(",")[0]
       self._told = dataclasses.replace(told, coordinator_address=address)
-    if self._shared:
+    if self._node.count > 1:
       self._begin_to_agree()
     self._execute(self._supervisor.start(time.monotonic()))
 
   def _begin_to_agree(self) -> None:
-    """Connects to the launchers with which it shares replicas."""
+    """Connects to the launchers of other hosts."""
     assert self._told.secret is not None
+    node = self._node
     self._spread = spread.Spread(
-      self._node.rank,
+      node.rank,
       secrets.token_hex(8),
       self._shared,
       self._patience,
       time.monotonic(),
+      [0] if node.rank else range(1, node.count),
+      self._settings,
+      f"{socket.gethostname()}, process {os.getpid()}",
     )
     self._board = board.Board(
       self._where(),
@@ -368,10 +386,7 @@ class Launcher:
         )
       case spread.RunOverElsewhere():
         self._run_is_over()
-      case spread.Clash(words):
-        if self._board is not None:
-          self._board.close(0.0)  # Its place is the other launcher's.
-          self._board = None
+      case spread.Refused(words):
         raise LaunchError("", words)
 
   def _leave(self, words: str) -> None:
@@ -387,8 +402,9 @@ class Launcher:
         self._spread.step(given, now)
       if replica not in self._settled:
         self._spread.step(spread.NoMoreStarts(replica, words), now)
-    made.publish(self._spread.notice)
-    made.close(_LAST_WORDS)
+    if self._spread.writes:
+      made.publish(self._spread.notice)
+    made.close(_LAST_WORDS if made.reached else 0.0)
     if self._store is not None and (words or self._code):
       self._store.drain(_LAST_WORDS)  # Other hosts still have to read it.
 
@@ -522,7 +538,9 @@ class Launcher:
         self._look_at(replica, group)
     if self._board is not None and self._spread is not None:
       self._agree(spread.Tick())
-      self._board.publish(self._spread.notice)
+      if self._spread.writes:
+        self._board.publish(self._spread.notice)
+      self._check_reach(self._board)
       for host, notice in self._board.poll():
         self._agree(spread.Heard(host, notice))
     for process in list(self._spares):
@@ -693,6 +711,28 @@ class Launcher:
       if killed and first.code <= 128:
         return loss
     return first
+
+  def _check_reach(self, notices: board.Board) -> None:
+    """Says what a launcher of several hosts waits for, and until when."""
+    if notices.reached or not notices.trouble:
+      return
+    waited = time.monotonic() - self._start
+    late = waited >= self._patience.meet
+    if self._said_trouble and not late:
+      return
+    self._said_trouble = True
+    words = f"The store of the job does not answer: {notices.trouble}."
+    if self._store is not None:
+      words += (
+        " This is host 0, which has started it: --address must lead here."
+      )
+    elif self._told.store is None:
+      words += " The launcher of host 0 (--node-rank 0) starts it at --address."
+    if late:
+      raise LaunchError(
+        "the store", f"{words} It was waited for {waited:.0f} s."
+      )
+    self._say(words)
 
   def _check_store(self) -> None:
     if self._store is None or self._over_since is not None:
