@@ -145,7 +145,7 @@ def test_a_sum_stands_or_falls_as_a_whole():
 def test_one_gradient_per_replica_and_step_counts():
   for seed in range(300):
     counted = set()
-    for *_, decisions, after in random_history(seed, "any"):
+    for *_, decisions, _after in random_history(seed, "any"):
       for commit in of(decisions, quorum.Commit):
         for m in commit.members:
           key = (m.replica, m.incarnation, m.local_step)
