@@ -14,7 +14,7 @@ import pytest
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint
 from optax_dist.coordinator import journal as journals
-from optax_dist.simulate.replay.run import replay_run
+from optax_dist.simulate import replay_run
 
 PARAMS = jnp.zeros(4)
 
