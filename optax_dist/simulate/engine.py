@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -66,24 +66,14 @@ class Writer(Protocol):
     """Appends a record."""
 
 
-class _ComputingTimes:
-  """The computing times of one replica; equal for equal seeds."""
-
-  def __init__(
-    self, host: Latency, seed: np.random.SeedSequence, local_steps: int
-  ):
-    self._host, self._local_steps = host, local_steps
-    self._rng = np.random.Generator(np.random.SFC64(seed))
-    self._row: list[float] = []
-
-  def next(self) -> float:
-    """The seconds of the next contribution."""
-    if not self._row:
-      row = self._host.draw(self._rng, _ROW * self._local_steps)
-      if self._local_steps > 1:
-        row = row.reshape(_ROW, self._local_steps).sum(axis=1)
-      self._row = row[::-1].tolist()
-    return self._row.pop()
+def _computing_times(
+  host: Latency, seed: np.random.SeedSequence, local_steps: int
+) -> Iterator[float]:
+  """The seconds of a replica's contributions; equal for equal seeds."""
+  rng = np.random.Generator(np.random.SFC64(seed))
+  while True:
+    row = host.draw(rng, _ROW * local_steps)
+    yield from row.reshape(_ROW, local_steps).sum(axis=1).tolist()
 
 
 class _Replica:
@@ -92,7 +82,7 @@ class _Replica:
   All of its time is in exactly one period: it computes, waits, or is down.
 
   Attributes:
-    times: draws its computing times.
+    times: its computing times.
     period: "computing" (from its token on), "waiting" or "down".
     since: when the period began, or up to when its time is accounted for.
     start: when it has the parameters for its token, and starts to compute.
@@ -103,7 +93,7 @@ class _Replica:
     accepted: seconds by cause of its accepted gradients that are in no step yet.
   """
 
-  def __init__(self, times: _ComputingTimes):
+  def __init__(self, times: Iterator[float]):
     self.times = times
     self.period, self.since, self.start = "waiting", 0.0, 0.0
     self.silent = False
@@ -146,7 +136,7 @@ class _Engine:
     of_hosts, *seeds = np.random.SeedSequence(seed).spawn(replicas + 1)
     hosts = latency.hosts(replicas, np.random.default_rng(of_hosts))
     self.replicas = [
-      _Replica(_ComputingTimes(host, of_host, strategy.local_steps))
+      _Replica(_computing_times(host, of_host, strategy.local_steps))
       for host, of_host in zip(hosts, seeds, strict=True)
     ]
     self.state = quorum.init(
@@ -157,6 +147,13 @@ class _Engine:
       lower_on_leave=failures is not None and failures.lowers,
     )
     self.finished = False
+    self.handlers: dict[type, Callable[[Any], None]] = {
+      quorum.Accept: self.accept,
+      quorum.Commit: self.commit,
+      quorum.Drop: self.drop,
+      quorum.Finished: self.finish,
+      quorum.Token: self.begin,
+    }
     self.leader, self.no_leader_until = 0, 0.0
     self.now = self.ready = 0.0
     # When, which replica, what, and the number of its computation.
@@ -250,23 +247,17 @@ class _Engine:
     before = self.state.step
     self.state, decisions = quorum.step(self.state, event)
     for decision in decisions:
-      # Quicker than `match`, for each of them.
-      kind: type = type(decision)
-      if kind is quorum.Accept:
-        self.accept(decision)  # type: ignore[arg-type]
-      elif kind is quorum.Token:
-        self.begin(decision)  # type: ignore[arg-type]
-      elif kind is quorum.Commit:
-        self.commit(decision)  # type: ignore[arg-type]
-      elif kind is quorum.Drop:
-        self.drop(decision)  # type: ignore[arg-type]
-      elif kind is quorum.Finished:
-        self.finished = True
+      handler = self.handlers.get(type(decision))
+      if handler is not None:
+        handler(decision)
     if self.strategy.cancel and self.state.step > before:
       oldest = self.state.step - self.strategy.max_staleness
       for number, replica in enumerate(self.replicas):
         if replica.period == "computing" and replica.local_step < oldest:
           self.arrive(number)
+
+  def finish(self, finished: quorum.Finished) -> None:
+    self.finished = True
 
   def begin(self, token: quorum.Token) -> None:
     assert isinstance(token.replica, int)
@@ -279,7 +270,7 @@ class _Engine:
     replica.computations += 1
     replica.start = max(self.now, self.ready)
     if not replica.silent:
-      seconds = sum(replica.times.next() for _ in range(token.count))
+      seconds = sum(next(replica.times) for _ in range(token.count))
       arrival = replica.start + seconds, token.replica, _ARRIVE
       heapq.heappush(self.events, (*arrival, replica.computations))
 

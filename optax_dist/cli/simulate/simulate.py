@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import Any
 
 from optax_dist.cli import errors, installed, output_files, parser
@@ -13,10 +12,8 @@ from optax_dist.cli.simulate import latency_source
 _DESCRIPTION = """\
 Simulates replicas that train together, in virtual time, and reports how many steps
 they would take, how much work would be dropped, and how time would be spent. The
-rules are the coordinator's own. With a journal and no --strategy, the recorded run
-is simulated, and its pace shown next to the simulation's."""
-
-_NAMES = ("sync", "async", "bounded-staleness", "elastic", "local-updates")
+rules are the coordinator's own. With a journal and no --backups, the recorded run is
+simulated, and its pace shown next to the simulation's."""
 
 
 def add_parser(commands) -> None:
@@ -30,28 +27,12 @@ def add_parser(commands) -> None:
   )
   add = command.add_argument
   add(
-    "--strategy",
-    metavar="NAME",
-    nargs="+",
-    choices=_NAMES,
-    help=f"one or more of {', '.join(_NAMES)} (default: all)",
-  )
-  add(
     "--backups",
     metavar="B",
     nargs="+",
     type=parser.whole_number(0),
-    default=[0],
-    help="for sync: replicas that a step does not wait for; several numbers to"
-    " compare (default: 0)",
-  )
-  parser.add_number(
-    command,
-    "--communication-period",
-    "N",
-    parser.whole_number(1),
-    default=10,
-    help="for elastic and local-updates: local steps between communications",
+    help="replicas that a step does not wait for; several numbers to compare"
+    " (default: those of the journal, else 0)",
   )
   add(
     "--failures",
@@ -67,8 +48,7 @@ def add_parser(commands) -> None:
     "N",
     parser.whole_number(1),
     default=1000,
-    help="steps of sync; the others continue until as many gradients have been"
-    " applied",
+    help="steps to simulate",
   )
 
 
@@ -80,31 +60,28 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist import simulate
   from optax_dist.cli import bar
 
-  again = recorded is not None and args.strategy is None
-  chosen = _strategies(args)
-  if recorded is not None and again:
-    chosen = [recorded.strategy._replace(max_staleness=args.max_staleness)]
+  chosen = _strategies(args, recorded)
+  if recorded is not None and args.backups is None:
     args.failures = args.failures or recorded.failures
-  budget = args.steps * args.replicas
-  steps = [max(1, budget // s.replicas_to_aggregate) for s in chosen]
   timings = []
   title = f"{args.replicas} replicas, {latency}"
-  with bar.bar(f"simulating {args.replicas} replicas", sum(steps)) as shown:
+  what = f"simulating {args.replicas} replicas"
+  with bar.bar(what, len(chosen)) as shown:
     for i, strategy in enumerate(chosen):
       try:
         timing = simulate.simulate_timing(
           strategy,
           latency,
           args.replicas,
-          steps=steps[i],
+          steps=args.steps,
           seed=args.seed,
           communication=args.communication,
           failures=args.failures,
-          progress=_from(shown, sum(steps[:i])),
         )
       except ValueError as error:
         raise errors.CommandError(f"{strategy.name}: {error}") from error
       timings.append(timing)
+      shown(i + 1)
   _show(title, timings)
   report: dict[str, Any] = {
     "latency": str(latency),
@@ -112,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     "simulations": [timing.report() for timing in timings],
   }
   if recorded is not None and recorded.steps_per_second is not None:
-    report |= _compare(args, recorded, chosen[0], again)
+    report |= _compare(args, recorded, chosen[0])
   if args.json:
     output_files.write_json(args.json, report)
   output_files.tell(args.json)
@@ -124,27 +101,21 @@ def _show(title: str, timings: list) -> None:
   from optax_dist.cli import tables
 
   shown = tables.table(title)
-  shown.add_column("strategy", no_wrap=True)
-  # The same categories as in `optax-dist report`, without those that are zero
-  # everywhere, and without the unfinished time at the end.
-  found = [timing.goodput() for timing in timings]
-  categories = ["useful", "waiting", "dropped"]
-  categories += [
-    category
-    for category in ("exchanging", "recovery")
-    if any(one.seconds[category] > 0 for one in found)
-  ]
+  shown.add_column("", no_wrap=True)
+  # Some of those of `optax-dist report`; the unfinished end is not shown.
+  categories = ("useful", "waiting", "exchanging", "dropped", "recovery")
   columns = ("steps/s", "gradients/s", "gradients dropped", "staleness")
-  for name in (*columns, *categories):
+  for name in columns + categories:
     shown.add_column(name, justify="right")
-  for timing, one in zip(timings, found, strict=True):
+  for timing in timings:
+    goodput = timing.goodput()
     shown.add_row(
       timing.strategy.name,
       f"{timing.steps_per_second:.4g}",
       f"{timing.gradients_per_second:.4g}",
       f"{timing.dropped_share:.1%}",
       f"{timing.mean_staleness:.3g}",
-      *(f"{one.share(category):.1%}" for category in categories),
+      *(f"{goodput.share(category):.1%}" for category in categories),
     )
   tables.show(shown)
   print("the columns after 'staleness' are shares of the replicas' time")
@@ -156,9 +127,7 @@ def _show(title: str, timings: list) -> None:
       )
 
 
-def _compare(
-  args: argparse.Namespace, recorded, strategy, again: bool
-) -> dict[str, Any]:
+def _compare(args: argparse.Namespace, recorded, strategy) -> dict[str, Any]:
   """Prints the recorded and the predicted pace, with its uncertainty."""
   from optax_dist import simulate
   from optax_dist.coordinator import journal
@@ -179,7 +148,7 @@ def _compare(
     "prediction": predicted._asdict(),
   }
   error = ""
-  if again and args.replicas == recorded.replicas:
+  if args.backups is None and args.replicas == recorded.replicas:
     error = f", {predicted.steps_per_second / measured - 1:+.1%}"
   print(f"recorded: {measured:.4g} steps/s; predicted: {predicted}{error}")
   records = journal.read(args.journal).records
@@ -190,35 +159,28 @@ def _compare(
   return report
 
 
-def _strategies(args: argparse.Namespace) -> list:
+def _strategies(args: argparse.Namespace, recorded) -> list:
   """The strategies to simulate, or an error if the arguments do not fit."""
   from optax_dist import simulate
 
-  n, period = args.replicas, args.communication_period
-  if max(args.backups) >= n:
+  if args.backups is None and recorded is not None:
+    strategy = recorded.strategy._replace(cancel=args.cancel)
+    return [strategy._replace(max_staleness=args.max_staleness)]
+  n, backups = args.replicas, args.backups or [0]
+  if max(backups) >= n:
     raise errors.CommandError(
-      f"--backups {max(args.backups)} leaves none of --replicas {n} to wait for"
+      f"--backups {max(backups)} leaves none of --replicas {n} to wait for"
     )
-  sync = [
+  strategies = [
     simulate.sync_replicas(
       n - b, max_staleness=args.max_staleness, cancel=args.cancel
-    )._replace(name=f"sync, {b} backups")
-    for b in dict.fromkeys(args.backups)
+    )
+    for b in backups
   ]
-  strategies = {
-    "sync": sync,
-    "async": [simulate.asynchronous()],
-    # By default, gradients may be as stale as one round of all replicas.
-    "bounded-staleness": [simulate.bounded_staleness(args.max_staleness or n)],
-    "elastic": [simulate.elastic_average(period)],
-    "local-updates": [simulate.local_updates(n, period)],
-  }
-  names = dict.fromkeys(args.strategy or _NAMES)
-  return [strategy for name in names for strategy in strategies[name]]
-
-
-def _from(shown: Callable[[float], None], begun: int) -> Callable[[int], None]:
-  return lambda done: shown(begun + done)
+  return [
+    strategy._replace(name=f"{b} backups")
+    for b, strategy in zip(backups, strategies, strict=True)
+  ]
 
 
 def _failures(text: str):

@@ -1,6 +1,7 @@
 """``optax-dist simulate`` and ``plan``, as a user meets them."""
 
 import json
+import re
 
 import pytest
 
@@ -23,24 +24,19 @@ def _recorded(path, steps=300, n=4, k=3, **options):
   return str(path)
 
 
-def test_all_strategies_are_in_one_table(tmp_path, capsys):
+def test_numbers_of_backups_are_compared_in_one_table(tmp_path, capsys):
   figures = tmp_path / "out.json"
   argv = ["simulate", "--latency", "slow-hosts:0.25,3,gamma:4,0.25"]
   argv += ["--replicas", "8", "--backups", "0", "2", "--steps", "200"]
   argv += ["--communication", "0.1", "--json", str(figures)]
   assert main.main(argv) == 0
   printed = capsys.readouterr().out
-  for name in ("sync, 0 backups", "sync, 2 backups", "asynchronous", "elastic"):
+  for name in ("0 backups", "2 backups", "exchanging"):
     assert name in printed
-  simulations = json.loads(figures.read_text())["simulations"]
-  assert len(simulations) == 6
-  of = {s["strategy"]["name"]: s for s in simulations}
-  assert (
-    of["sync, 2 backups"]["steps_per_second"]
-    > (of["sync, 0 backups"]["steps_per_second"])
-  )
-  # The same number of gradients for each.
-  assert sum(of["asynchronous"]["per_replica"]["applied"]) == 1600
+  none, two = json.loads(figures.read_text())["simulations"]
+  assert two["steps_per_second"] > none["steps_per_second"]
+  assert none["dropped_share"] == 0.0 < two["dropped_share"]
+  assert sum(two["per_replica"]["applied"]) == 200 * 6
   before = figures.read_bytes()
   assert main.main(argv) == 0
   assert figures.read_bytes() == before
@@ -66,26 +62,32 @@ def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
     report["recorded_steps_per_second"], rel=0.1
   )
   assert abs(report["held_out"]["error"]) < 0.15
+  # Another number of gradients has a prediction, and nothing to compare with.
+  assert main.main([*argv, "--backups", "0"]) == 0
+  last = capsys.readouterr().out.splitlines()[-2]
+  assert "; predicted: " in last
+  assert not last.endswith("%")
 
 
 def test_time_of_failures_is_in_the_table(capsys):
-  argv = ["simulate", "--latency", "constant:1", "--strategy", "sync"]
+  argv = ["simulate", "--latency", "constant:1"]
   assert main.main([*argv, "--steps", "200", "--failures", "0.05,4"]) == 0
   printed = capsys.readouterr().out
   assert "recovery" in printed
+  assert re.search(r"0 backups .* [1-9]\d\.\d%", printed)
   assert "stopped" not in printed
 
 
 def test_simulation_that_stopped_early_says_so(tmp_path, capsys):
   argv = ["simulate", "--latency", "constant:1", "--replicas", "2"]
-  argv += ["--strategy", "sync", "--failures", "0.01,inf", "--steps", "20000"]
+  argv += ["--failures", "0.01,inf", "--steps", "20000"]
   figures = tmp_path / "out.json"
   assert main.main([*argv, "--json", str(figures)]) == 0
   printed = capsys.readouterr().out
   (found,) = json.loads(figures.read_text())["simulations"]
   assert found["steps"] < found["steps_asked"] == 20_000
   assert (
-    f"sync, 0 backups: stopped after {found['steps']} of 20,000 steps, since too"
+    f"0 backups: stopped after {found['steps']} of 20,000 steps, since too"
     " few replicas were left" in printed
   )
 
@@ -103,8 +105,8 @@ def test_simulation_that_stopped_early_says_so(tmp_path, capsys):
     (["--latency", "constant:1", "--failures", "1"], "must be RATE,DOWNTIME"),
     (["--latency", "constant:1", "--failures", "1,0"], "above 0, got '0'"),
     (
-      ["--latency", "constant:9", "--failures", "99,inf", "--strategy", "sync"],
-      "sync, 0 backups: no step is ever taken",
+      ["--latency", "constant:9", "--failures", "99,inf"],
+      "0 backups: no step is ever taken",
     ),
     (["--latency", "constant:1", "--json", "."], "can't write ."),
   ],
