@@ -9,11 +9,11 @@ from scipy import stats
 
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
-from optax_dist.simulate.faults import Fault
-from optax_dist.simulate.turns import Turn
+from optax_dist.simulate.computations import Computation
+from optax_dist.simulate.losses import Loss
 
 _FEW_STEPS = 30
-_FEW_FAULTS = 10
+_FEW_LOSSES = 10
 # Utilization of a host's cores above which replicas slow each other down.
 _BUSY = 0.8
 # Other programs per core above which they determine how fast replicas are.
@@ -22,16 +22,16 @@ _LOADED = 2.0
 
 def of(
   records: Sequence[journal.Record],
-  found: Sequence[Turn],
-  faults: Sequence[Fault],
+  computations: Sequence[Computation],
+  losses: Sequence[Loss],
   cancelled: bool,
 ) -> tuple[str, ...]:
   """The doubts about predictions from a journal.
 
   Args:
     records: the records from `journal.read`.
-    found: its computations.
-    faults: its losses of replicas.
+    computations: its computations.
+    losses: its losses of replicas.
     cancelled: whether computations were aborted.
 
   Returns:
@@ -45,30 +45,30 @@ def of(
       " how the times of computing vary"
     )
   counts: dict[Replica, int] = {}
-  for turn in found:
-    counts[turn.replica] = counts.get(turn.replica, 0) + 1
+  for computation in computations:
+    counts[computation.replica] = counts.get(computation.replica, 0) + 1
   joined = {r["replica"] for r in records if r["kind"] == "join"}
   unknown = sorted(map(str, joined - set(counts)))
   if unknown:
     lines.append(
       f"no time of computing of replica {', '.join(unknown)}, which did join"
     )
-  if any(turn.compiled is None for turn in found):
+  if any(computation.compiled is None for computation in computations):
     lines.append(
       "no timings: compiling can't be distinguished from computing, so the first times"
       " of each replica may be too long"
     )
-  if 0 < len(faults) < _FEW_FAULTS:
+  if 0 < len(losses) < _FEW_LOSSES:
     low, high = stats.chi2.ppf(
-      [0.025, 0.975], [2 * len(faults), 2 * len(faults) + 2]
+      [0.025, 0.975], [2 * len(losses), 2 * len(losses) + 2]
     )
-    n = len(faults)
-    told = "1 loss tells" if n == 1 else f"{n} losses tell"
+    n = len(losses)
+    which = "1 loss tells" if n == 1 else f"{n} losses tell"
     lines.append(
-      f"too few failures: {told} the time between failures from"
+      f"too few failures: {which} the time between failures from"
       f" {2 * n / high:.2g} to {2 * n / low:.2g} times"
     )
-  longest = max(faults, key=lambda fault: fault.length, default=None)
+  longest = max(losses, key=lambda loss: loss.length, default=None)
   if longest is not None and not longest.ended:
     lines.append(
       f"replica {longest.replica} was not back when the journal ended: it may be"
@@ -97,11 +97,11 @@ def _crowded(records: Sequence[journal.Record]) -> list[str]:
     if record["kind"] == "join" and record.get("address"):
       host_of[record["replica"]] = record["address"].rpartition(":")[0]
     members = record["members"] if record["kind"] == "commit" else ()
-    for one in members:
-      told = one.get("timings")
-      if told is not None and told["sent"] > told["start"]:
-        share = told["cpu"] / (told["sent"] - told["start"])
-        shares.setdefault(one["replica"], []).append(share)
+    for member in members:
+      timings = member.get("timings")
+      if timings is not None and timings["sent"] > timings["start"]:
+        share = timings["cpu"] / (timings["sent"] - timings["start"])
+        shares.setdefault(member["replica"], []).append(share)
   by_host: dict[str, list[float]] = {}
   for replica, values in shares.items():
     if replica in host_of:
@@ -125,6 +125,6 @@ def _crowded(records: Sequence[journal.Record]) -> list[str]:
   if loads and max(loads) - busy > _LOADED * cores:
     lines.append(
       f"outside the model: a load of {max(loads):.1f} on {cores} cores, most of it"
-      " not the replicas'; when others work less, or more, all takes another time"
+      " not the replicas'; with another load, all takes another time"
     )
   return lines

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optax_dist.coordinator import journal
-from optax_dist.simulate import turns
+from optax_dist.simulate import computations
 from optax_dist.simulate.engine import simulate_timing
 from optax_dist.simulate.recorded import Recorded, from_journal
 from optax_dist.simulate.strategy import Strategy
@@ -189,12 +189,12 @@ def held_out(
   parts = journal.segments(records)
   if not parts:
     return None
-  part = max(parts, key=lambda part: len(turns.ends(part)))
+  part = max(parts, key=lambda part: len(computations.ends(part)))
   at = [i for i, r in enumerate(part) if r["kind"] in ("commit", "exchange")]
   if len(at) < 20:
     return None
   middle = at[len(at) // 2]
-  ends = turns.ends(part)[len(at) // 2 :]
+  ends = computations.ends(part)[len(at) // 2 :]
   if ends[-1] <= ends[0]:
     return None
   first = from_journal(part[: middle + 1])

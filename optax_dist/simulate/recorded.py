@@ -10,10 +10,11 @@ import numpy as np
 
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
-from optax_dist.simulate import doubts, turns
-from optax_dist.simulate import faults as all_faults
+from optax_dist.simulate import computations, doubts
 from optax_dist.simulate import strategy as strategies
+from optax_dist.simulate.computations import Computation
 from optax_dist.simulate.engine import Failures
+from optax_dist.simulate.losses import Loss, Losses, downtimes, losses_in
 from optax_dist.simulate.recording import Recording
 from optax_dist.simulate.strategy import Strategy
 
@@ -35,7 +36,7 @@ class Recorded(NamedTuple):
       once all replicas had begun; None if it has fewer than two steps.
     steps: number of steps in it.
     failures: failures of replicas; None if there were none.
-    faults: each of them, with its cause and length.
+    losses: each of them, with its cause and length.
     doubts: why predictions from it may be wrong, one line each.
   """
 
@@ -46,7 +47,7 @@ class Recorded(NamedTuple):
   steps_per_second: float | None
   steps: int = 0
   failures: Failures | None = None
-  faults: tuple[all_faults.Fault, ...] = ()
+  losses: tuple[Loss, ...] = ()
   doubts: tuple[str, ...] = ()
 
 
@@ -71,21 +72,21 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
       " gradients make a step."
     )
   parts = [part for part in journal.segments(records) if part]
-  found = [list(turns.of(part)) for part in parts]
-  every = [turn for part in found for turn in part]
+  by_part = [list(computations.of(part)) for part in parts]
+  every = [computation for part in by_part for computation in part]
   if not every:
     raise ValueError(
       "the journal has no times of computing: no commit, drop or exchange in it"
       " has a 'compute'."
     )
   communication = _communication(every)
-  latency = _recording(parts, found, communication)
-  usual = float(np.percentile([turn.compute for turn in every], 95))
-  losses = [all_faults.of(part, usual) for part in parts]
+  latency = _recording(parts, by_part, communication)
+  usual = float(np.percentile([c.compute for c in every], 95))
+  losses = [losses_in(part, usual) for part in parts]
   paces = [_pace(part) for part in parts]
   pace, steps = max(paces, key=lambda pace: pace[1])
   strategy = _strategy(runs[-1], records)
-  faults = tuple(fault for part in losses for fault in part.faults)
+  each = tuple(loss for part in losses for loss in part.each)
   return Recorded(
     latency,
     len(latency.latencies),
@@ -94,41 +95,43 @@ def from_journal(records: Sequence[journal.Record]) -> Recorded:
     pace,
     steps,
     _failures(losses, bool(runs[-1].get("lower_on_loss"))),
-    faults,
-    doubts.of(records, every, faults, strategy.cancel),
+    each,
+    doubts.of(records, every, each, strategy.cancel),
   )
 
 
-def _communication(found: Sequence[turns.Turn]) -> float:
-  after = [t.delay for t in found if t.after_commit and t.delay is not None]
+def _communication(every: Sequence[Computation]) -> float:
+  after = [c.delay for c in every if c.after_commit and c.delay is not None]
   return max(0.0, float(np.median(after))) if after else 0.0
 
 
 def _recording(
   parts: Sequence[Sequence[journal.Record]],
-  found: Sequence[Sequence[turns.Turn]],
+  by_part: Sequence[Sequence[Computation]],
   communication: float,
 ) -> Recording:
   starts: dict[Replica, list[float]] = {}
   times: dict[Replica, list[float]] = {}
   marks: list[float] = []
   offset = 0.0
-  for part, of_part in zip(parts, found, strict=True):
-    for turn in of_part:
+  for part, of_part in zip(parts, by_part, strict=True):
+    for computation in of_part:
       # How much later, or earlier, it began than the simulation assumes.
       late = 0.0
-      if turn.delay is not None and turn.since is not None:
-        expected = turn.since
-        if turn.ready is not None:
-          expected = max(expected, turn.ready + communication)
-        late = turn.since + turn.delay - expected
-      total = turn.compute + late
-      each = max(_LEAST, total / turn.gradients)
-      began = turn.arrived - total
-      at = starts.setdefault(turn.replica, [])
-      for i in range(turn.gradients):
+      if computation.delay is not None and computation.since is not None:
+        expected = computation.since
+        if computation.ready is not None:
+          expected = max(expected, computation.ready + communication)
+        late = computation.since + computation.delay - expected
+      total = computation.compute + late
+      each = max(_LEAST, total / computation.gradients)
+      began = computation.arrived - total
+      at = starts.setdefault(computation.replica, [])
+      for i in range(computation.gradients):
         at.append(offset + began + i * each)
-      times.setdefault(turn.replica, []).extend([each] * turn.gradients)
+      times.setdefault(computation.replica, []).extend(
+        [each] * computation.gradients
+      )
     marks += [offset + end for end in _settled(part)]
     offset += max((record["time"] for record in part), default=0.0)
   # Ids may be numbers or names.
@@ -143,7 +146,7 @@ def _recording(
 
 def _settled(part: Sequence[journal.Record]) -> list[float]:
   """Ends of steps after all initial replicas have begun."""
-  ends = turns.ends(part)
+  ends = computations.ends(part)
   steps = [r for r in part if r["kind"] in ("commit", "exchange")]
   early: set[Replica] = set()
   late: dict[Replica, int] = {}
@@ -154,8 +157,8 @@ def _settled(part: Sequence[journal.Record]) -> list[float]:
     elif record["kind"] in ("lost", "leave"):
       early.discard(record["replica"])
     elif record["kind"] in ("commit", "drop", "exchange"):
-      for one in turns.contributions(record):
-        late.setdefault(one["replica"], step)
+      for gradient in computations.contributions(record):
+        late.setdefault(gradient["replica"], step)
       step += record["kind"] != "drop"
   begun = max((late[r] for r in early if r in late), default=0)
   if begun > len(steps) / 2:  # A very late join does not count.
@@ -163,18 +166,16 @@ def _settled(part: Sequence[journal.Record]) -> list[float]:
   return ends[begun:]
 
 
-def _failures(
-  found: Sequence[all_faults.Found], lowers: bool
-) -> Failures | None:
-  faults = [fault for part in found for fault in part.faults]
-  up = sum(part.up for part in found)
-  if not faults or up <= 0:
+def _failures(parts: Sequence[Losses], lowers: bool) -> Failures | None:
+  losses = [loss for part in parts for loss in part.each]
+  up = sum(part.up for part in parts)
+  if not losses or up <= 0:
     return None
   return Failures(
-    len(faults) / up,
-    all_faults.downtimes(faults),
-    tuple(fault.unnoticed for fault in faults),
-    tuple(t for part in found for t in part.takeovers),
+    len(losses) / up,
+    downtimes(losses),
+    tuple(loss.unnoticed for loss in losses),
+    tuple(seconds for part in parts for seconds in part.takeovers),
     lowers,
   )
 

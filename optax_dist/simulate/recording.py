@@ -119,11 +119,11 @@ class Recording:
     """A replica's times in the block of steps from there on, cyclically."""
     at, steps = self._at[replica], self.steps
     end = begin + self.block
-    found = self._seconds[replica][at[begin] : at[min(end, steps)]]
+    times = self._seconds[replica][at[begin] : at[min(end, steps)]]
     if end > steps:
       more = self._seconds[replica][at[0] : at[end - steps]]
-      found = np.concatenate([found, more])
-    return found
+      times = np.concatenate([times, more])
+    return times
 
   def has(self, replica: int) -> bool:
     """Whether a replica has times between the marks."""

@@ -56,11 +56,11 @@ class Replay(NamedTuple):
   state: SharedState
 
   def __str__(self) -> str:
-    apart = self.difference
-    if apart is not None:
+    other = self.difference
+    if other is not None:
       return (
-        f"step {apart.step}: {apart.what} of replica {apart.replica} differ,"
-        f" recorded {apart.recorded}, replayed {apart.replayed}"
+        f"step {other.step}: {other.what} of replica {other.replica} differ,"
+        f" recorded {other.recorded}, replayed {other.replayed}"
       )
     if not self.compared:
       return f"{self.steps} steps, no fingerprints in the journal to compare"

@@ -207,11 +207,11 @@ def test_failures_are_part_of_the_prediction(tmp_path):
     _records(path, strategy, failures=simulate.Failures(0.02, 10.0), steps=400)
   )
   assert recorded.failures.rate == pytest.approx(0.02, rel=0.3)
-  assert len(recorded.faults) > 10
-  ended = [fault.restarted for fault in recorded.faults if fault.ended]
+  assert len(recorded.losses) > 10
+  ended = [loss.restarted for loss in recorded.losses if loss.ended]
   assert ended == pytest.approx([10.0] * len(ended))
   assert recorded.failures.downtimes == pytest.approx(
-    [10.0] * len(recorded.faults), rel=0.01
+    [10.0] * len(recorded.losses), rel=0.01
   )
   found = simulate.predict(recorded)
   assert found.steps_per_second == pytest.approx(
@@ -348,7 +348,7 @@ def test_loss_has_a_cause_and_a_length():
       _commit(14.5, [1]),
     ]
   )
-  first, second = recorded.faults
+  first, second = recorded.losses
   assert (first.replica, first.reason, first.ended) == (1, "silent", True)
   assert first.unnoticed == pytest.approx(4.0 - 0.5)
   assert (first.restarted, first.caught_up, first.length) == (3.0, 0.5, 3.5)
@@ -363,7 +363,7 @@ def test_loss_has_a_cause_and_a_length():
 
 def test_departure_is_no_loss():
   leave = {"kind": "leave", "time": 50.0, "replica": 2}
-  assert _lossy(leave).faults == ()
+  assert _lossy(leave).losses == ()
   assert _lossy(leave).failures is None
 
 

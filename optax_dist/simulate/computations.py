@@ -9,7 +9,7 @@ from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
 
 
-class Turn(NamedTuple):
+class Computation(NamedTuple):
   """One computation of a replica.
 
   Attributes:
@@ -47,7 +47,7 @@ def contributions(record: journal.Record) -> Sequence[journal.Record]:
   return (record,) if record["kind"] in ("drop", "exchange") else ()
 
 
-def of(part: Sequence[journal.Record]) -> Iterator[Turn]:
+def of(part: Sequence[journal.Record]) -> Iterator[Computation]:
   """The computations of a run whose times are known, in order of arrival.
 
   Args:
@@ -59,20 +59,22 @@ def of(part: Sequence[journal.Record]) -> Iterator[Turn]:
   ready: float | None = None
   for record in part:
     gradients = contributions(record)
-    for one in gradients:
-      replica, arrived = one["replica"], one.get("arrived")
+    for gradient in gradients:
+      replica, arrived = gradient["replica"], gradient.get("arrived")
       step, end, after_commit, before = follows.pop(
         replica, (0, None, False, None)
       )
-      compute, count = one.get("compute"), one.get("count", 1)
+      compute, count = gradient.get("compute"), gradient.get("count", 1)
       if compute is not None and count > 0:
         delay = None
         known = end is not None and arrived is not None
-        if known and one["local_step"] >= step:
+        if known and gradient["local_step"] >= step:
           delay = arrived - compute - end
-        told = one.get("timings")
-        compiled = None if told is None else min(told["compiled"], compute)
-        yield Turn(
+        timings = gradient.get("timings")
+        compiled = None
+        if timings is not None:
+          compiled = min(timings["compiled"], compute)
+        yield Computation(
           replica,
           compute - (compiled or 0.0),
           count,
@@ -88,20 +90,20 @@ def of(part: Sequence[journal.Record]) -> Iterator[Turn]:
     ends = [m["arrived"] for m in gradients if m.get("arrived") is not None]
     if record["kind"] == "commit" and ends:
       ready = max(ends)
-      for one in gradients:
-        follows[one["replica"]] = record["step"] + 1, ready, True, ready
+      for gradient in gradients:
+        follows[gradient["replica"]] = record["step"] + 1, ready, True, ready
     elif record["kind"] in ("join", "lost", "leave"):
       follows.pop(record["replica"], None)
 
 
 def ends(part: Sequence[journal.Record]) -> list[float]:
   """When each step of a run had all it needed: its last arrival."""
-  found = []
+  times = []
   for record in part:
     if record["kind"] == "exchange":
-      found.append(record["time"])
+      times.append(record["time"])
     elif record["kind"] == "commit":
       arrivals = [m.get("arrived") for m in record["members"]]
       known = [t for t in arrivals if t is not None]
-      found.append(max(known) if known else record["time"])
-  return found
+      times.append(max(known) if known else record["time"])
+  return times

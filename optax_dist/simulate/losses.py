@@ -11,13 +11,13 @@ import numpy as np
 
 from optax_dist.coordinator import journal
 from optax_dist.quorum.events import Replica
-from optax_dist.simulate.turns import contributions
+from optax_dist.simulate.computations import contributions
 
 # Rounding of times in a journal.
 _LEAST = 1e-6
 
 
-class Fault(NamedTuple):
+class Loss(NamedTuple):
   """One loss of a replica.
 
   Attributes:
@@ -45,21 +45,21 @@ class Fault(NamedTuple):
     return self.restarted + self.caught_up
 
 
-class Found(NamedTuple):
+class Losses(NamedTuple):
   """All losses of a run.
 
   Attributes:
-    faults: in order.
+    each: the losses, in order of time.
     up: replica-seconds in which a replica was present, and could be lost.
     takeovers: for each change of leader, the extra seconds without a step.
   """
 
-  faults: tuple[Fault, ...]
+  each: tuple[Loss, ...]
   up: float
   takeovers: tuple[float, ...]
 
 
-def of(part: Sequence[journal.Record], usual: float) -> Found:
+def losses_in(part: Sequence[journal.Record], usual: float) -> Losses:
   """The losses of a run.
 
   Args:
@@ -68,8 +68,8 @@ def of(part: Sequence[journal.Record], usual: float) -> Found:
   """
   joined: dict[Replica, float] = {}
   last_seen: dict[Replica, float] = {}
-  open_: dict[Replica, Fault] = {}
-  done: list[Fault] = []
+  open_: dict[Replica, Loss] = {}
+  done: list[Loss] = []
   up = 0.0
   for record in part:
     kind, now = record["kind"], record["time"]
@@ -86,7 +86,7 @@ def of(part: Sequence[journal.Record], usual: float) -> Found:
       if kind == "lost" and record.get("reason") != "replaced":
         _close(open_, done, replica)
         overdue = now - last_seen.get(replica, now) - usual
-        open_[replica] = Fault(
+        open_[replica] = Loss(
           replica,
           now,
           record.get("reason") or "",
@@ -95,39 +95,39 @@ def of(part: Sequence[journal.Record], usual: float) -> Found:
           0.0,
         )
     elif kind in ("commit", "drop", "exchange"):
-      for one in contributions(record):
-        who, told = one["replica"], one.get("timings")
+      for gradient in contributions(record):
+        who, timings = gradient["replica"], gradient.get("timings")
         last_seen[who] = now
-        fault = open_.get(who)
-        if fault is None:
+        loss = open_.get(who)
+        if loss is None:
           continue
         if record.get("reason") == "lost":
           # Its gradient had arrived: it waited for others, and was not overdue.
-          open_[who] = fault._replace(unnoticed=0.0)
+          open_[who] = loss._replace(unnoticed=0.0)
           continue
-        if math.isinf(fault.restarted):
+        if math.isinf(loss.restarted):
           continue
-        if told is not None:
-          back = fault.time + fault.restarted
-          caught_up = max(0.0, told["start"] - back)
-          open_[who] = fault._replace(caught_up=caught_up)
+        if timings is not None:
+          back = loss.time + loss.restarted
+          caught_up = max(0.0, timings["start"] - back)
+          open_[who] = loss._replace(caught_up=caught_up)
         _close(open_, done, who)
   end = max((record["time"] for record in part), default=0.0)
-  for fault in open_.values():
-    restarted = min(fault.restarted, end - fault.time)
+  for loss in open_.values():
+    restarted = min(loss.restarted, end - loss.time)
     done.append(
-      fault._replace(
+      loss._replace(
         restarted=restarted,
-        caught_up=end - fault.time - restarted,
+        caught_up=end - loss.time - restarted,
         ended=False,
       )
     )
   up += sum(end - since for since in joined.values())
-  faults = tuple(sorted(done, key=lambda fault: fault.time))
-  return Found(faults, up, _takeovers(part))
+  losses = tuple(sorted(done, key=lambda loss: loss.time))
+  return Losses(losses, up, _takeovers(part))
 
 
-def downtimes(faults: Sequence[Fault]) -> tuple[float, ...]:
+def downtimes(losses: Sequence[Loss]) -> tuple[float, ...]:
   """As many equally likely lengths as there are losses (Kaplan-Meier).
 
   A loss that had not ended with the journal says only that it took longer than
@@ -135,16 +135,16 @@ def downtimes(faults: Sequence[Fault]) -> tuple[float, ...]:
   end there (Efron's convention).
 
   Example:
-    >>> lost = Fault(0, 0.0, "", 0.0, 5.0, 0.0)
+    >>> lost = Loss(0, 0.0, "", 0.0, 5.0, 0.0)
     >>> downtimes([lost, lost, lost._replace(restarted=1.0, ended=False)])
     (5.0, 5.0, 5.0)
   """
   # Of equal lengths, the ended one was first.
-  order = sorted(faults, key=lambda fault: (fault.length, not fault.ended))
+  order = sorted(losses, key=lambda loss: (loss.length, not loss.ended))
   n = len(order)
   weights = np.full(n, 1 / n)
-  for i, fault in enumerate(order[:-1]):
-    if not fault.ended:
+  for i, loss in enumerate(order[:-1]):
+    if not loss.ended:
       weights[i + 1 :] += weights[i] / (n - i - 1)
       weights[i] = 0.0
   at = np.searchsorted(np.cumsum(weights), (np.arange(n) + 0.5) / n)
@@ -152,7 +152,7 @@ def downtimes(faults: Sequence[Fault]) -> tuple[float, ...]:
 
 
 def _close(
-  open_: dict[Replica, Fault], done: list[Fault], replica: Replica
+  open_: dict[Replica, Loss], done: list[Loss], replica: Replica
 ) -> None:
   if replica in open_:
     done.append(open_.pop(replica))
@@ -164,11 +164,11 @@ def _takeovers(part: Sequence[journal.Record]) -> tuple[float, ...]:
     return ()
   gaps = sorted(b - a for a, b in itertools.pairwise(commits))
   usual = gaps[(len(gaps) - 1) // 2]
-  found = []
+  seconds = []
   leaders = [r["time"] for r in part if r["kind"] == "leader"][1:]
   for time in leaders:
     before = [t for t in commits if t <= time]
     after = [t for t in commits if t > time]
     if before and after:
-      found.append(max(0.0, after[0] - before[-1] - usual))
-  return tuple(found)
+      seconds.append(max(0.0, after[0] - before[-1] - usual))
+  return tuple(seconds)
