@@ -13,11 +13,13 @@ from optax_dist.simulate.plan import weight_of_step
 
 @pytest.mark.parametrize(
   ("spec", "noise"),
-  [("shifted-exponential:1,0.3", 16.0), ("bernoulli:1,10,0.1", math.inf)],
+  [("shifted-exponential:1,0.3", 8.0), ("bernoulli:1,10,0.1", math.inf)],
 )
 def test_recommendation_is_that_of_order_statistics(spec, noise):
-  n, latency = 16, simulate.parse_latency(spec)
-  plan = simulate.plan(latency, n, noise_scale=noise, cancel=True)
+  n, latency = 8, simulate.parse_latency(spec)
+  plan = simulate.plan(
+    latency, n, noise_scale=noise, cancel=True, repetitions=10
+  )
   # The k-th of n is the time of a step.
   draws = latency.draw(np.random.default_rng(1), 100_000 * n).reshape(n, -1)
   times = np.sort(draws, axis=0).mean(axis=1)

@@ -28,15 +28,17 @@ def _assert_time_adds_up(timing):
   assert goodput.share("useful") == pytest.approx(timing.shares()["useful"])
 
 
-@pytest.mark.parametrize("k", [1, 8, 14, 16])
 @pytest.mark.parametrize(
-  "spec",
+  ("spec", "k"),
   [
-    "exponential:2",
-    "shifted-exponential:0.5,2",
-    "lognormal:0,1",
-    "bernoulli:1,5,0.1",
-    "slow-hosts:0.25,5,gamma:2,1",
+    ("exponential:2", 1),
+    ("exponential:2", 16),
+    ("shifted-exponential:0.5,2", 8),
+    ("lognormal:0,1", 14),
+    ("bernoulli:1,5,0.1", 14),
+    ("bernoulli:1,5,0.1", 16),
+    ("slow-hosts:0.25,5,gamma:2,1", 8),
+    ("slow-hosts:0.25,5,gamma:2,1", 14),
   ],
 )
 def test_step_takes_as_long_as_the_kth_of_n(spec, k):
@@ -62,7 +64,7 @@ def test_late_replicas_that_drop_their_work_at_once_are_faster(
       simulate.sync_replicas(8, cancel=cancel),
       "exponential:1",
       8 + backups,
-      steps=4000,
+      steps=3000,
     )
     assert 1 / timing.steps_per_second == pytest.approx(seconds, rel=0.02)
 
@@ -185,7 +187,7 @@ def test_simulation_that_takes_all_its_steps_has_not_stopped():
 @pytest.mark.parametrize("k", [3, 4, 7])
 def test_time_adds_up_under_failures_of_all_kinds(k, lowers):
   """Also if a replica fails while it computes another gradient of a sum."""
-  for seed in range(12):
+  for seed in range(8):
     timing = _run(
       simulate.sync_replicas(k, max_staleness=seed % 2, cancel=seed % 3 == 0),
       "exponential:1",
