@@ -10,8 +10,7 @@ from optax_dist.cli import errors, parser
 from optax_dist.cli.chaos import command as chaos
 from optax_dist.cli.launch import command as launch
 from optax_dist.cli.runs import report, watch
-from optax_dist.cli.simulate import command as simulate
-from optax_dist.cli.simulate import plan, replay
+from optax_dist.cli.simulate import plan, simulate
 from optax_dist.cli.train import command as train
 
 
@@ -96,7 +95,6 @@ def _dispatch(argv: list[str]) -> int:
   watch.add_parser(commands)
   report.add_parser(commands)
   chaos.add_parser(commands)
-  replay.add_parser(commands)
   args = root.parse_args(argv)
   if args.version:
     import optax_dist

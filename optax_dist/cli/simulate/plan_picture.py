@@ -8,12 +8,11 @@ import matplotlib.axes
 import matplotlib.ticker
 
 from optax_dist.cli import panels
-from optax_dist.cli.train import picture
 from optax_dist.simulate.plan import Plan
 
 
 def save(path: pathlib.Path, plan: Plan, title: str) -> None:
-  """Draws a plan and saves the picture as PNG.
+  """Draws a plan and saves the picture.
 
   Args:
     path: the output file.
@@ -24,60 +23,20 @@ def save(path: pathlib.Path, plan: Plan, title: str) -> None:
     errors.CommandError: the file can't be written.
   """
   ks = [row.replicas_to_aggregate for row in plan.candidates]
+  low = [row.low for row in plan.candidates]
+  high = [row.high for row in plan.candidates]
   best = plan.recommended
 
-  def label(axes: matplotlib.axes.Axes) -> None:
-    axes.set_xlabel("replicas_to_aggregate")
-    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6, integer=True))
-
-  def progress(axes: matplotlib.axes.Axes) -> None:
-    axes.fill_between(
-      ks,
-      [row.low for row in plan.candidates],
-      [row.high for row in plan.candidates],
-      color=picture.LOSS,
-      alpha=0.25,
-      label="95 % of the repetitions",
-    )
-    axes.plot(ks, [row.progress for row in plan.candidates], color=picture.LOSS)
-    axes.axvspan(
-      plan.best_low - 0.4,
-      plan.best_high + 0.4,
-      color=picture.SPREAD,
-      alpha=0.2,
-      label="best in 95 % of them",
-    )
-    k = best.replicas_to_aggregate
-    axes.plot([k], [best.progress], "o", color=picture.ACCURACY, markersize=9)
-    axes.annotate(
-      f"{k} of {plan.replicas}",
-      (k, best.progress),
-      xytext=(0, -16),
-      textcoords="offset points",
-      ha="center",
-      va="top",
-      color=picture.ACCURACY,
-      fontweight="bold",
-    )
+  def draw(axes: matplotlib.axes.Axes) -> None:
+    axes.fill_between(ks, low, high, alpha=0.25, label="95 % of repetitions")
+    axes.plot(ks, [row.progress for row in plan.candidates])
+    at = best.replicas_to_aggregate, best.progress
+    axes.plot(*at, "o", label=f"best: {at[0]} of {plan.replicas}")
     axes.set_title("Progress")
+    axes.set_xlabel("replicas_to_aggregate")
     axes.set_ylabel("in steps from all replicas, per second")
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6, integer=True))
     axes.set_ylim(bottom=0)
     axes.legend(loc="lower center")
-    label(axes)
 
-  def pace(axes: matplotlib.axes.Axes) -> None:
-    rates = [row.steps_per_second for row in plan.candidates]
-    axes.plot(ks, rates, color=picture.SPREAD, label="steps per second")
-    axes.set_yscale("log")
-    axes.set_title("Pace and waste")
-    axes.set_ylabel("steps per second", color=picture.SPREAD)
-    wasted = axes.twinx()
-    wasted.plot(
-      ks, [100 * row.wasted for row in plan.candidates], color=picture.ACCURACY
-    )
-    wasted.set_ylabel("wasted work (%)", color=picture.ACCURACY)
-    wasted.set_ylim(bottom=0)
-    wasted.grid(False)
-    label(axes)
-
-  panels.save(path, title, [progress, pace])
+  panels.save(path, title, [draw])

@@ -16,7 +16,7 @@ from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint
 from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator.aggregation import encoder
-from optax_dist.simulate.replay.run import replay_run
+from optax_dist.simulate import replay_run
 
 PARAMS = jnp.zeros(4)
 
