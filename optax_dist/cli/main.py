@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from optax_dist.cli import errors, parser
-from optax_dist.cli.chaos import command as chaos
 from optax_dist.cli.launch import command as launch
 from optax_dist.cli.runs import report, watch
 from optax_dist.cli.simulate import command as simulate
@@ -95,7 +94,6 @@ def _dispatch(argv: list[str]) -> int:
   plan.add_parser(commands)
   watch.add_parser(commands)
   report.add_parser(commands)
-  chaos.add_parser(commands)
   replay.add_parser(commands)
   args = root.parse_args(argv)
   if args.version:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from optax_dist import ledger
-from optax_dist.cli.chaos import samples
+from tests.chaos import samples
 
 
 def check(
@@ -23,7 +23,8 @@ def check(
     reports: from each process that exited normally: its replica, its
       incarnation, and its observations: ``calls`` and ``accepted`` (numbers of
       its gradients), ``reasons`` of dropped ones by number, ``prints`` by step,
-      ``waited``, ``step`` and ``stats``.
+      ``waited``, ``step`` and ``stats``; and ``undecided``, those in a sum of
+      several that had not counted at the end.
     timeout: the timeout of the run; no replica may have waited longer.
     data: the leased data set, if there is one.
 
@@ -101,20 +102,21 @@ def _ledger(
     problems.append(f"gradients were applied twice: {twice[:5]}")
   for replica, incarnation, seen in reports:
     own = {key[2] for key in applied if key[:2] == (replica, incarnation)}
-    believed = set(seen["accepted"])
+    believed, undecided = set(seen["accepted"]), seen.get("undecided", [])
     # `lost` means that it isn't known to count (A7): a replica may be removed
     # when it has done its part of a step that is then committed.
     wrong = {
-      number: told
-      for number in sorted(own - believed)
-      if (told := seen["reasons"].get(str(number))) != "lost"
+      number: reason
+      for number in sorted(own.difference(believed, undecided))
+      if (reason := seen["reasons"].get(str(number))) != "lost"
     }
     if wrong or believed - own:
       problems.append(
         f"replica {replica} takes {sorted(believed - own)[:5]} for applied,"
         f" the journal what it was told is {wrong}"
       )
-    if len(seen["calls"]) != len(seen["accepted"]) + len(seen["reasons"]):
+    outcomes = len(seen["accepted"]) + len(seen["reasons"]) + len(undecided)
+    if len(seen["calls"]) != outcomes:
       problems.append(f"replica {replica}: a gradient has no outcome")
     if "" in seen["reasons"].values():
       problems.append(

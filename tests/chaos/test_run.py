@@ -9,8 +9,8 @@ import types
 import descriptors
 import pytest
 
-from optax_dist.cli.chaos import cases
-from optax_dist.cli.chaos import run as runs
+from tests.chaos import cases
+from tests.chaos import run as runs
 
 
 class Process:
@@ -99,6 +99,7 @@ def _orders(run):
     (["replica 0: Boom", "hang: not over after 90 s"], "hang"),
     (["diverged: after steps [3]"], "diverged"),
     (["not struck: the phase was not reached"], "not struck"),
+    (["ended early: replica 1 at step 3"], "ended early"),
     (["replica 2 has waited 41.0 s"], "wrong"),
     # Words of a replica's error that only look like it.
     (["replica 0: the exchange of step 3 failed"], "wrong"),
@@ -318,6 +319,43 @@ def test_whatever_is_left_of_a_run_is_told(started):
 
 def test_an_error_of_a_replica_is_a_problem_and_an_end_is_none(started):
   run = started(_case("computing", "stop"))
+  run._finishing = True
   for error in (None, "finished", "Boom: it broke"):
     run._take(run._members[0], _report() | {"error": error})
   assert run._result.problems == ["replica 0: Boom: it broke"]
+
+
+def test_a_replica_that_ends_before_it_is_told_to_ended_early(started):
+  run = started(_case("computing", "stop"))
+  run._take(run._members[0], _report())
+  assert run._result.problems == ["ended early: replica 0 at step 3"]
+
+
+def test_an_outage_of_all_stops_all_and_comes_again_once_steps_go_on(started):
+  run = started(_case(cases.OUTAGE, "pause-all", after=3, times=2))
+  for member in run._members:
+    member.events.append({"event": "joined"})
+  run._advance()
+  assert [m.process.signals for m in run._members] == [[signal.SIGSTOP]] * 3
+  run._to_continue = []
+  run._advance()
+  assert not run._finishing
+  for number, member in enumerate(run._members):
+    member.events.append(_step(4, number == 0))
+  run._advance()
+  assert [len(m.process.signals) for m in run._members] == [2] * 3
+  run._to_continue = []
+  for member in run._members:
+    member.events.append(_step(10))
+  run._advance()
+  assert run._finishing
+
+
+@pytest.mark.parametrize(("who", "stopped"), [("leader", 0), ("replica", 2)])
+def test_an_outage_of_one_stops_the_leader_or_another(started, who, stopped):
+  run = started(_case(cases.OUTAGE, "stop-one", who, after=3))
+  for member in run._members:
+    member.events.append({"event": "joined"})
+  run._advance()
+  signals = [m.process.signals for m in run._members]
+  assert [bool(some) for some in signals] == [i == stopped for i in range(3)]

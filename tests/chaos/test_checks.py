@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from optax_dist.cli.chaos import checks as chaos_checks
+from tests.chaos import checks as chaos_checks
 
 
 def _commit(step, *replicas):
@@ -145,6 +145,17 @@ def test_a_member_may_stand_for_several_gradients_or_none():
     [0, 1],
     {"2": "stale", "3": "finished"},
   )
+  assert chaos_checks.check(records, reports, timeout=10.0) == (3, [])
+
+
+def test_a_gradient_of_an_unfinished_sum_may_be_in_a_step_or_not():
+  records, reports = _good()
+  for _, _, seen in reports:
+    seen["calls"].append(4)
+    seen["stats"]["gradients"]["applied"] += 1
+    seen["undecided"] = [4]
+  reports[1][2]["accepted"].remove(2)
+  reports[1][2]["undecided"] = [2, 4]
   assert chaos_checks.check(records, reports, timeout=10.0) == (3, [])
 
 

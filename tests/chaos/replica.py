@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pathlib
@@ -85,6 +86,7 @@ class _Work:
     seen: dict[str, Any] = {
       "calls": [],
       "accepted": [],
+      "undecided": [],
       "reasons": {},
       "prints": {},
       "drawn": {},
@@ -101,8 +103,8 @@ class _Work:
     self.channel.say("result", **seen)
 
   def _train(self, job: dict[str, Any], seen: dict[str, Any]) -> None:
-    from optax_dist.cli.chaos import samples
-    from optax_dist.cli.train.processes import checkpoints
+    from optax_dist.coordinator import checkpoint
+    from tests.chaos import samples
 
     try:
       with self._coordinator.join(
@@ -113,7 +115,7 @@ class _Work:
         total_num_replicas=job["replicas"],
         replicas_to_aggregate=job["aggregate"],
         max_staleness=job["max_staleness"],
-        lower_on_loss=job["everyone"],
+        lower_on_loss=job["lower_on_loss"],
         secret=job["secret"],
         run=job["run"],
         start_store=False,
@@ -148,7 +150,12 @@ class _Work:
           seen["calls"].append(number - 1)
           outcome = replica.step(grads, batch=key)
           if outcome.accepted:
-            seen["accepted"].append(number - 1)
+            # Without members it is in a sum, about which nothing is decided
+            # until the sum counts.
+            seen["undecided"].append(number - 1)
+            if outcome.members:
+              seen["accepted"] += seen["undecided"]
+              seen["undecided"] = []
           else:
             seen["reasons"][str(number - 1)] = outcome.reason
           seen["waited"] = max(seen["waited"], outcome.waited)
@@ -161,7 +168,9 @@ class _Work:
             and outcome.accepted
             and not outcome.global_step % 2
           ):
-            checkpoints.save(pathlib.Path(job["checkpoints"]), replica)
+            step = f"step-{outcome.global_step}"
+            with contextlib.suppress(FileExistsError):  # Another one has.
+              checkpoint.save(pathlib.Path(job["checkpoints"], step), replica)
         replica.finish()
         seen["prints"][replica.global_step] = replica.fingerprint()
         seen["step"] = replica.global_step

@@ -8,16 +8,16 @@ import secrets
 import signal
 import time
 
-from optax_dist.cli.chaos import checks as chaos_checks
-from optax_dist.cli.chaos import samples
-from optax_dist.cli.chaos.cases import Case
-from optax_dist.cli.chaos.pool import REPLICAS, Pool
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import child
+from tests.chaos import checks as chaos_checks
+from tests.chaos import samples
+from tests.chaos.cases import OUTAGE, REPLICAS, Case
+from tests.chaos.pool import Pool
 
-AGGREGATE = 2
+OUTCOMES = ("ok", "hang", "diverged", "ended early", "not struck", "wrong")
 TIMEOUT, ATTEMPT, LEADER = 40.0, 1.5, 1.0
-# Seconds after which a run counts as hanging.
+# Seconds after which a run counts as hanging, without those of an outage.
 DEADLINE = 90.0
 # How often a replica is started in a run; it may take several until the right
 # one serves the joining replica.
@@ -46,9 +46,9 @@ class Result:
 
   @property
   def outcome(self) -> str:
-    """One word: ok, hang, diverged, not struck or wrong."""
+    """One of `OUTCOMES`."""
     # How a problem begins: a replica's own words may be of an exchange.
-    for word in ("hang", "diverged", "not struck"):
+    for word in OUTCOMES[1:-1]:
       if any(problem.startswith(word) for problem in self.problems):
         return word
     return "wrong" if self.problems else "ok"
@@ -82,6 +82,10 @@ class _Member:
     return None
 
   @property
+  def has_joined(self) -> bool:
+    return any(e["event"] == "joined" for e in self.events)
+
+  @property
   def over(self) -> bool:
     return self.killed or self.result is not None
 
@@ -107,7 +111,7 @@ class _Run:
     self._struck_at: int | None = None
     self._finishing = False
     self._address = pool.address
-    self._aggregate = REPLICAS if case.everyone else AGGREGATE
+    self._outages = case.times if case.phase == OUTAGE else 0
 
   def run(self) -> Result:
     """Runs the case."""
@@ -116,7 +120,8 @@ class _Run:
     while not all(m.over for m in self._members):
       self._look()
       self._advance()
-      if time.monotonic() - self._start > DEADLINE:
+      deadline = DEADLINE + self._case.times * self._case.seconds
+      if time.monotonic() - self._start > deadline:
         self._hang()
         break
       if self._pool.store_died():
@@ -140,11 +145,12 @@ class _Run:
         "replica": replica,
         "incarnation": incarnation,
         "replicas": REPLICAS,
-        "aggregate": self._aggregate,
+        "lower_on_loss": case.aggregate >= REPLICAS,
         "journal": str(self._journal),
         "timeout": TIMEOUT,
-        "attempt_timeout": ATTEMPT,
-        "leader_timeout": LEADER,
+        # The deadlines that outages are to exceed are the usual ones.
+        "attempt_timeout": None if case.phase == OUTAGE else ATTEMPT,
+        "leader_timeout": None if case.phase == OUTAGE else LEADER,
         "checkpoints": str(folder / f"checkpoints-{case.seed}")
         if case.phase == "checkpointing"
         else "",
@@ -180,11 +186,14 @@ class _Run:
       self._reached(member)
     elif event["event"] == "stop":
       self._continue_later(member)
-    elif event["event"] == "result" and event["error"] not in (
-      None,
-      "finished",
-    ):
-      self._result.problems.append(f"{member.process.name}: {event['error']}")
+    elif event["event"] == "result":
+      error = event["error"]
+      if error not in (None, "finished"):
+        self._result.problems.append(f"{member.process.name}: {error}")
+      elif not self._finishing:
+        self._result.problems.append(
+          f"ended early: {member.process.name} at step {member.step}"
+        )
 
   def _continue_later(self, member: _Member) -> None:
     until = time.monotonic() + self._case.seconds
@@ -265,7 +274,9 @@ class _Run:
       steps = [e for e in self._members[-1].events if e["event"] == "step"]
       if self._members[-1].incarnation and len(steps) > 5:
         self._primed = False
-    if self._finishing or self._struck_at is None:
+    if self._outages and not self._to_continue:
+      self._begin_outage(live)
+    if self._finishing or self._struck_at is None or self._outages:
       return
     aim = self._struck_at + _STEPS_AFTER
     if all(m.step >= aim for m in live) and not self._to_continue:
@@ -273,8 +284,27 @@ class _Run:
       for member in live:
         member.process.send({"do": "finish"})
 
+  def _begin_outage(self, live: list[_Member]) -> None:
+    """Stops all, or one, once they have got so far since the last time."""
+    case = self._case
+    victims = live
+    if case.fault == "stop-one":
+      leads = case.who == "leader"
+      victims = [m for m in live if m.is_leader == leads][-1:] or live[:1]
+    aim = case.after if self._struck_at is None else self._struck_at + 1
+    ready = all(m.has_joined for m in victims)
+    if not ready or (aim and any(m.step < aim for m in live)):
+      return
+    for member in victims:
+      member.process.signal(signal.SIGSTOP)
+    for member in victims:
+      self._continue_later(member)
+    self._result.struck = True
+    self._struck_at = max(m.step for m in live)
+    self._outages -= 1
+
   def _hang(self) -> None:
-    problems = [f"hang: not over after {DEADLINE:g} s"]
+    problems = ["hang: not over in time"]
     for member in self._members:
       if not member.over:
         member.process.signal(signal.SIGCONT)
@@ -315,7 +345,7 @@ class _Run:
     ]
     data = None
     if self._case.data:
-      data = samples.batches(self._case.data, self._aggregate)
+      data = samples.batches(self._case.data, self._case.aggregate)
     result.steps, problems = chaos_checks.check(records, reports, TIMEOUT, data)
     result.problems += problems
     orphans = self._pool.orphans()

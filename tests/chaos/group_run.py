@@ -6,17 +6,97 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import random
+import statistics
 import time
 from typing import Any
 
-from optax_dist.cli.chaos import checks, groups, pool
-from optax_dist.cli.chaos.group_cases import REPLICAS, GroupCase
-from optax_dist.coordinator import journal
+from optax_dist.coordinator import journal, phases
+from tests.chaos import checks, groups, pool
 
 TIMEOUT = 100.0
 _PAUSE = 0.005  # Seconds before a gradient, which takes no time.
 # The parts of a restart, in order.
 PARTS = ("python", "jax", "compile", "join", "step")
+REPLICAS = 2
+# All `phases` except serving: with two replicas, the parameters are lost if one
+# is killed while it serves the other.
+PHASES = tuple(phase for phase in phases.PHASES if phase != "serving")
+# Phases of process 0 only, which represents its replica.
+_SPEAKERS = ("committing", "joining")
+# Phases that occur once after a start.
+_AT_START = ("joining", "fetching_snapshot")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One kill.
+
+  Attributes:
+    seed: the seed of the case.
+    phase: the phase in which the process is killed.
+    replica: its replica.
+    rank: its index in the replica.
+    time: at which occurrence of the phase it is killed.
+  """
+
+  seed: int
+  phase: str
+  replica: int
+  rank: int
+  time: int
+
+  @property
+  def at_start(self) -> bool:
+    """Whether the phase only occurs at a start."""
+    return self.phase in _AT_START
+
+  @property
+  def by_leader(self) -> bool:
+    """Whether only the leader enters the phase."""
+    return self.phase == "committing"
+
+  @property
+  def fault(self) -> str:
+    """The kind of fault."""
+    return "kill"
+
+  @property
+  def who(self) -> str:
+    """The process, as in outputs: the indices of its replica and its own."""
+    return f"{self.replica}.{self.rank}"
+
+  def __str__(self) -> str:
+    return f"{self.phase}/{self.fault}/{self.who}"
+
+
+def cells(processes: int) -> list[tuple[str, int, int]]:
+  """The whole matrix: phase, replica and process.
+
+  Example:
+    >>> len(cells(2))
+    36
+  """
+  return [
+    (phase, replica, rank)
+    for phase in PHASES
+    for replica in range(REPLICAS)
+    for rank in range(1 if phase in _SPEAKERS else processes)
+  ]
+
+
+def case(seed: int, processes: int) -> Case:
+  """The case of a seed; consecutive seeds go through all cells.
+
+  Example:
+    >>> str(case(3, processes=2))
+    'computing/kill/0.1'
+  """
+  every = cells(processes)
+  phase, replica, rank = every[seed % len(every)]
+  once = phase in (*_AT_START, "checkpointing")
+  time = 1 if once else random.Random(seed).randint(1, 30)
+  return Case(seed, phase, replica, rank, time)
 
 
 @dataclasses.dataclass
@@ -33,22 +113,13 @@ class Result:
     back: seconds from the replica's start to a common step, by `PARTS`.
   """
 
-  case: GroupCase
+  case: Case
   seconds: float = 0.0
   steps: int = 0
   problems: list[str] = dataclasses.field(default_factory=list)
   struck: bool = False
   next_commit: float = 0.0
   back: dict[str, float] = dataclasses.field(default_factory=dict)
-
-  @property
-  def outcome(self) -> str:
-    """One word: ok, hang, not struck or wrong."""
-    if not self.problems:
-      return "ok"
-    if not self.struck:
-      return "not struck"
-    return "hang" if "hang" in self.problems[0] else "wrong"
 
 
 class Strikes:
@@ -87,7 +158,7 @@ class Strikes:
   def __exit__(self, *error: object) -> None:
     self._end()
 
-  def strike(self, case: GroupCase) -> Result:
+  def strike(self, case: Case) -> Result:
     """Kills a process, and waits until the replica is back."""
     result = Result(case)
     start = time.monotonic()
@@ -171,7 +242,7 @@ class Strikes:
     )
     run.wait(both, what, self._deadline)
 
-  def _strike(self, case: GroupCase, result: Result) -> None:
+  def _strike(self, case: Case, result: Result) -> None:
     run = self._running()
     victim, other = case.replica, REPLICAS - 1 - case.replica
     if case.by_leader and not run.live[victim][0].is_leader:
@@ -215,3 +286,54 @@ class Strikes:
     parts = (b - a for a, b in itertools.pairwise(marks))
     result.back = dict(zip(PARTS, parts, strict=True))
     result.steps = again.step
+
+
+def run(folder: pathlib.Path, seeds: range | None, processes: int) -> bool:
+  """Kills processes of two replicas, and prints the results.
+
+  Args:
+    folder: an existing folder for journals and outputs.
+    seeds: seeds of the kills; None for the whole matrix.
+    processes: processes of each replica.
+
+  Returns:
+    Whether anything was wrong.
+  """
+  seeds = seeds or range(len(cells(processes)))
+  results: list[Result] = []
+  with Strikes(folder, processes) as strikes:
+    for seed in seeds:
+      result = strikes.strike(case(seed, processes))
+      results.append(result)
+      print(
+        f"seed {seed}, {result.case}: {result.seconds:.0f} s,"
+        f" {'; '.join(result.problems) or 'ok'}",
+        flush=True,
+      )
+    problems = strikes.finish()
+  problems += [f"process {pid} is left" for pid in strikes.left()]
+  good = sum(not r.problems for r in results)
+  print(
+    f"{good} of {len(results)} kills went well;"
+    f" {strikes.compared:,} fingerprints compared"
+  )
+  for problem in problems:
+    print(f"the run: {problem}")
+  _show_times([r for r in results if r.back])
+  return bool(problems) or good < len(results)
+
+
+def _show_times(results: list[Result]) -> None:
+  """Prints how long the other replica and the restart took."""
+  if not results:
+    return
+  times = {
+    "next commit of the other replica": [r.next_commit for r in results],
+    "replica back": [sum(r.back.values()) for r in results],
+    **{f"  {part}": [r.back[part] for r in results] for part in PARTS},
+  }
+  for name, values in times.items():
+    print(
+      f"{name}: median {statistics.median(values):.3f} s,"
+      f" longest {max(values):.3f} s"
+    )

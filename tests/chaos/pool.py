@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import secrets
 import sys
 
 from optax_dist.coordinator.launch import child, watcher
 from optax_dist.coordinator.store import process as store_process
+from tests.chaos.cases import REPLICAS
 
-REPLICAS = 3
 # A process is replaced after this many runs.
 _RUNS_EACH = 25
 
@@ -62,11 +63,12 @@ class Pool:
     self._started += 1
     process = child.Child(
       f"process {self._started}",
-      [sys.executable, "-m", "optax_dist.cli.chaos.replica"],
+      [sys.executable, "-m", "tests.chaos.replica"],
       self.folder / f"process-{self._started}.log",
       {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPTAX_DIST_CHAOS": self.token,
       },
     )

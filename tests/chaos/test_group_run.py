@@ -1,12 +1,13 @@
 """Kills in a run of replicas with several processes, which a test plays."""
 
+import collections
 import itertools
 import json
 import time
 
 import pytest
 
-from optax_dist.cli.chaos import group_cases, group_run, groups, pool
+from tests.chaos import group_run, groups, pool
 
 
 class Child:
@@ -108,7 +109,7 @@ def made(monkeypatch):
 
 
 def _case(phase, replica, rank, number=3):
-  return group_cases.GroupCase(0, phase, replica, rank, number)
+  return group_run.Case(0, phase, replica, rank, number)
 
 
 def test_a_process_is_armed_in_the_running_run(made, tmp_path):
@@ -171,27 +172,13 @@ def test_after_a_hang_the_next_kill_has_a_run_of_its_own(
     strikes.strike(_case("gather", 1, 1))
     monkeypatch.setattr(Groups, "hangs", True)
     result = strikes.strike(_case("gather", 1, 1))
-    assert result.outcome == "not struck"
+    assert not result.struck
     assert "does not hear in 7 s" in result.problems[0]
     assert made[0].log[-1] == "end"
     monkeypatch.setattr(Groups, "hangs", False)
-    assert strikes.strike(_case("gather", 1, 1)).outcome == "ok"
+    assert strikes.strike(_case("gather", 1, 1)).problems == []
     assert len(made) == 2
     assert made[1].journal != made[0].journal
-
-
-@pytest.mark.parametrize(
-  ("problems", "struck", "outcome"),
-  [
-    ([], True, "ok"),
-    (["hang: nobody goes on"], True, "hang"),
-    (["not struck: nobody begins"], False, "not struck"),
-    (["something else"], True, "wrong"),
-  ],
-)
-def test_a_result_is_one_word(problems, struck, outcome):
-  result = group_run.Result(_case("gather", 0, 0), 0.0, 0, problems, struck)
-  assert result.outcome == outcome
 
 
 def _ends(run):
@@ -260,7 +247,47 @@ def test_what_never_comes_about_is_told(tmp_path, monkeypatch):
       "_wait_for_both",
       lambda run, after, what: run.wait(lambda: False, what, 0.1),
     )
-    result = strikes.strike(group_cases.case(2, 2))
-  assert result.outcome == "not struck"
+    result = strikes.strike(group_run.case(2, 2))
+  assert not result.struck
   assert "the replicas do not begin in 0.1 s" in result.problems[0]
   assert strikes.left() == []
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_seeds_in_a_row_kill_each_process_in_each_phase_that_it_enters(
+  processes,
+):
+  cells = group_run.cells(processes)
+  cases = [group_run.case(seed, processes) for seed in range(len(cells))]
+  assert len(set(map(str, cases))) == len(cells)
+  ranks = collections.defaultdict(set)
+  for case in cases:
+    ranks[case.phase].add(case.rank)
+  alone = {"committing", "joining"}
+  assert ranks == {
+    phase: {0} if phase in alone else set(range(processes))
+    for phase in group_run.PHASES
+  }
+  assert "serving" not in ranks
+
+
+def test_the_table_of_kills_tells_what_went_wrong(made, tmp_path, capsys):
+  class Strikes(group_run.Strikes):
+    def finish(self):
+      return ["diverged: after steps [3]"]
+
+    def _strike(self, case, result):
+      if case.seed == 2:
+        raise groups.Stuck("no step")
+      result.back = dict.fromkeys(group_run.PARTS, 0.5)
+      result.next_commit = 0.25 * case.seed
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(group_run, "Strikes", Strikes)
+    assert group_run.run(tmp_path, range(6), 2)
+  out = capsys.readouterr().out
+  assert "seed 2, computing/kill/0.0: 0 s, not struck: no step\n" in out
+  assert "5 of 6 kills went well" in out
+  assert "the run: diverged: after steps [3]\n" in out
+  # Of seeds 0, 1, 3, 4 and 5.
+  assert "other replica: median 0.750 s, longest 1.250 s" in out

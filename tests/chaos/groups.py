@@ -19,7 +19,7 @@ from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.transport import addresses
 
 DEADLINE = 120.0
-_PROGRAM = [sys.executable, "-m", "optax_dist.cli.chaos.group_process"]
+_PROGRAM = [sys.executable, "-m", "tests.chaos.group_process"]
 _OLDER = 200  # Steps whose members are remembered.
 
 
