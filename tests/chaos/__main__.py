@@ -89,7 +89,7 @@ def run(folder: pathlib.Path, seeds: range, only: str | None = None) -> bool:
   with runs.Pool(folder) as pool:
     try:
       for case in found:
-        make = outages.run if case.fault == "cut" else runs.run
+        make = outages.run if case.fault == "cut-host" else runs.run
         results.append(make(pool, case))
         problems = "; ".join(results[-1].problems) or "ok"
         print(
