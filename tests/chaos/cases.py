@@ -116,10 +116,11 @@ def _outage(seed: int, index: int) -> Case:
   rng = random.Random(seed)
   fault = OUTAGES[index % len(OUTAGES)]
   after, times, shortest, longest = {
-    "pause-all": (3, 2, 7.0, 9.0),
+    # Deadlines follow what was observed, once there is enough of it.
+    "pause-all": (60, 2, 7.0, 9.0),
     # Also before the first step.
-    "stop-one": (rng.choice((0, 3)), 1, 17.0, 20.0),
-    "cut-host": (3, 5, 12.0, 14.0),
+    "stop-one": (rng.choice((0, 60)), 1, 17.0, 20.0),
+    "cut-host": (0, 5, 12.0, 14.0),
   }[fault]
   return Case(
     seed,

@@ -291,7 +291,7 @@ class _Run:
     if case.fault == "stop-one":
       leads = case.who == "leader"
       victims = [m for m in live if m.is_leader == leads][-1:] or live[:1]
-    aim = case.after if self._struck_at is None else self._struck_at + 1
+    aim = case.after + (self._struck_at or 0)
     ready = all(m.has_joined for m in victims)
     if not ready or (aim and any(m.step < aim for m in live)):
       return

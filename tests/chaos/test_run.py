@@ -341,12 +341,12 @@ def test_an_outage_of_all_stops_all_and_comes_again_once_steps_go_on(started):
   run._advance()
   assert not run._finishing
   for number, member in enumerate(run._members):
-    member.events.append(_step(4, number == 0))
+    member.events.append(_step(6, number == 0))
   run._advance()
   assert [len(m.process.signals) for m in run._members] == [2] * 3
   run._to_continue = []
   for member in run._members:
-    member.events.append(_step(10))
+    member.events.append(_step(12))
   run._advance()
   assert run._finishing
 
