@@ -8,8 +8,9 @@ import matplotlib.axes
 import matplotlib.ticker
 
 from optax_dist.cli import panels
-from optax_dist.cli.train import picture
 from optax_dist.simulate.plan import Plan
+
+_PROGRESS, _BEST, _PACE = "#2563a8", "#c2571a", "#3f7d4f"
 
 
 def save(path: pathlib.Path, plan: Plan, title: str) -> None:
@@ -35,20 +36,20 @@ def save(path: pathlib.Path, plan: Plan, title: str) -> None:
       ks,
       [row.low for row in plan.candidates],
       [row.high for row in plan.candidates],
-      color=picture.LOSS,
+      color=_PROGRESS,
       alpha=0.25,
       label="95 % of the repetitions",
     )
-    axes.plot(ks, [row.progress for row in plan.candidates], color=picture.LOSS)
+    axes.plot(ks, [row.progress for row in plan.candidates], color=_PROGRESS)
     axes.axvspan(
       plan.best_low - 0.4,
       plan.best_high + 0.4,
-      color=picture.SPREAD,
+      color=_PACE,
       alpha=0.2,
       label="best in 95 % of them",
     )
     k = best.replicas_to_aggregate
-    axes.plot([k], [best.progress], "o", color=picture.ACCURACY, markersize=9)
+    axes.plot([k], [best.progress], "o", color=_BEST, markersize=9)
     axes.annotate(
       f"{k} of {plan.replicas}",
       (k, best.progress),
@@ -56,7 +57,7 @@ def save(path: pathlib.Path, plan: Plan, title: str) -> None:
       textcoords="offset points",
       ha="center",
       va="top",
-      color=picture.ACCURACY,
+      color=_BEST,
       fontweight="bold",
     )
     axes.set_title("Progress")
@@ -67,15 +68,13 @@ def save(path: pathlib.Path, plan: Plan, title: str) -> None:
 
   def pace(axes: matplotlib.axes.Axes) -> None:
     rates = [row.steps_per_second for row in plan.candidates]
-    axes.plot(ks, rates, color=picture.SPREAD, label="steps per second")
+    axes.plot(ks, rates, color=_PACE, label="steps per second")
     axes.set_yscale("log")
     axes.set_title("Pace and waste")
-    axes.set_ylabel("steps per second", color=picture.SPREAD)
+    axes.set_ylabel("steps per second", color=_PACE)
     wasted = axes.twinx()
-    wasted.plot(
-      ks, [100 * row.wasted for row in plan.candidates], color=picture.ACCURACY
-    )
-    wasted.set_ylabel("wasted work (%)", color=picture.ACCURACY)
+    wasted.plot(ks, [100 * row.wasted for row in plan.candidates], color=_BEST)
+    wasted.set_ylabel("wasted work (%)", color=_BEST)
     wasted.set_ylim(bottom=0)
     wasted.grid(False)
     label(axes)

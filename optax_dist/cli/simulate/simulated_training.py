@@ -14,7 +14,6 @@ import optax
 
 from optax_dist import simulate
 from optax_dist.cli import panels, tables
-from optax_dist.cli.train import digits
 from optax_dist.simulate.training import Evaluate, Gradient, Training
 
 BATCH = 16
@@ -23,13 +22,17 @@ _HIDDEN = 64
 
 def problem() -> tuple[Gradient, Evaluate]:
   """The gradient of a key's batch, and loss and accuracy on the test data."""
-  train, test = digits.load()
-  flat = lambda data: (
-    jnp.asarray(data.images.reshape(len(data.labels), -1)),
-    jnp.asarray(data.labels),
+  from sklearn import datasets, model_selection
+
+  pixels, digits = datasets.load_digits(return_X_y=True)
+  parts = model_selection.train_test_split(
+    jnp.asarray(pixels / 16, jnp.float32),
+    jnp.asarray(digits, jnp.int32),
+    test_size=360,
+    stratify=digits,
+    random_state=0,
   )
-  images, labels = flat(train)
-  test_images, test_labels = flat(test)
+  images, test_images, labels, test_labels = parts
 
   def gradient(params: Any, key: jax.Array) -> Any:
     batch = jax.random.randint(key, (BATCH,), 0, labels.size)
