@@ -15,11 +15,10 @@ from optax_dist.coordinator import options, strategies
 from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.protocol import effects
+from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.protocol.entries import Work
-from optax_dist.coordinator.replica import Replica, has_counted
+from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import group as groups
-from optax_dist.coordinator.runtime import handover
 
 
 def replica_for(strategy: strategies.Strategy) -> type[Replica]:
@@ -84,8 +83,10 @@ class Learner(Replica):
     self._driver.lend(lent)
     return local._replace(opt_state=lent)
 
-  def _is_late(self) -> bool:
-    return False
+  @functools.cached_property
+  def _batches(self) -> list[str]:
+    """The batches of its own steps since the last contribution."""
+    return []
 
   def _starts_submission(self) -> bool:
     return not self._batches
@@ -97,35 +98,42 @@ class Learner(Replica):
     return self._catch_up()
 
   def _over(self, gradients: int) -> Outcome | None:
+    one, seen = self._submission, self._handover
+    admission = seen.admission
+    if admission != one.admission and not self._has_finished():
+      # Its local state is as good as before.
+      one.end(seen, "lost")
+      self._concluded(admission)
+      if self._feedback is not None:
+        self._feedback.lose()
     return super()._over(0)  # What was not submitted is no contribution.
 
-  def _handle_readmission(self, gradients: int) -> Outcome | None:
-    # Its local state is as good as before.
-    self._admission = self._handover.admission
-    self._give_up_pending("lost")
-    return None
+  def _conclude(self) -> Outcome | None:
+    return None  # It does not wait.
 
   def _catch_up(self) -> Outcome:
     """Merges what has arrived and submits what is due, without waiting."""
-    answer = None
-    if self._pending >= 0:
-      answer = self._handover.outcome(self._pending)
-    published = self._handover.published
+    one, seen = self._submission, self._handover
+    # Before the state, which is as new as the answers.
+    resolved = one.pending >= 0 and seen.answer(one.pending) is not None
+    published = seen.published
+    told = self._outcome("", accepted=True)
     if not published.is_ready:
       # Even if there is an answer: the merged state is still being computed.
       self._begin()
-      return self._outcome("", accepted=True)
-    told = self._outcome("", accepted=True)
-    merged = False
-    if isinstance(answer, handover.Outcome):
-      told, merged = self._answered(answer.resolved)
-    if self._pending < 0:
-      if published.step > self._based_on:
-        self._pinned, self._based_on = published.get(), published.step
-        self._local = self._learning.take_in(self._pinned, self._local, merged)
-      seen = self._handover
-      newest = seen.published.step == self._based_on
-      called = seen.called == self._based_on
+      return told
+    if resolved:
+      one.conclude(seen)
+      told = self._concluded(one.admission)
+    if one.pending < 0:
+      if published.step > one.base.step:
+        self._pinned = published.get()
+        self._local = self._learning.take_in(
+          self._pinned, self._local, resolved and told.accepted
+        )
+        one.resume(one.admission, published)
+      newest = seen.published.step == one.base.step
+      called = seen.called == one.base.step
       if (
         newest
         and not seen.suspended
@@ -133,20 +141,21 @@ class Learner(Replica):
       ):
         self._give(called)
     self._begin()
-    return told._replace(global_step=self._based_on)
+    return told._replace(global_step=one.base.step)
 
-  def _answered(self, resolved: effects.Resolved) -> tuple[Outcome, bool]:
-    """Handles a contribution's outcome; also returns whether it was merged."""
-    self._handover.take(self._pending)
-    self._pending = -1
-    merged = not resolved.reason
-    self._settle(resolved)
-    self._count(resolved.reason or "applied", 1)
-    if resolved.reason == quorum.Reason.NON_FINITE.value:
+  def _concluded(self, admission: int) -> Outcome:
+    """Handles a contribution's outcome."""
+    one, result = self._submission, self._submission.ended
+    assert result is not None
+    self._settle()
+    one.resume(admission, one.base)
+    self._handover.forget(one.sequence)
+    if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
       self._local = self._learning.local(self._pinned)
-    told = self._outcome(resolved.reason, accepted=merged)
-    return told._replace(members=resolved.members), merged
+    members = () if result.applied is None else result.applied.members
+    told = self._outcome(result.reason, accepted=result.applied is not None)
+    return told._replace(members=members)
 
   def _give(self, called: bool) -> None:
     """Submits a contribution to the open round."""
@@ -159,9 +168,11 @@ class Learner(Replica):
     )
     seconds = self._computed / max(1, len(self._batches))
     work = Work(given.tokens, given.steps, seconds, given.late, given.begins)
-    self._total = given.payload
-    self._send(1, work)
-    self._total, self._computed, self._batches = None, 0.0, []
+    batches = ",".join(self._batches)
+    self._submission.add(self._handover, given.payload, batches, self._computed)
+    self._submit(work)
+    self._computed = 0.0
+    self._batches.clear()
 
   def _write(self, out: np.ndarray) -> bool:
     finite = super()._write(out)
@@ -169,11 +180,13 @@ class Learner(Replica):
       fragment = self._learning.fragment(self._local)
       heard = self._encoder.heard(out)[0]
       payload, kept = self._learning.sent(
-        fragment, self._total, heard, self._owed
+        fragment, self._submission.total, heard, self._owed
       )
       for index, leaf in enumerate(payload[1:], 1):
         self._encoder.correct(index, leaf, out)
-      self._feedback.left_out(np.asarray(kept), self._sequence, fragment)
+      self._feedback.left_out(
+        np.asarray(kept), self._submission.sequence, fragment
+      )
     return finite
 
   def _to_pack(self) -> None:
@@ -183,20 +196,9 @@ class Learner(Replica):
   def _sizes(self) -> Sequence[int]:
     return self._learning.sizes(self._learning.fragment(self._local))
 
-  def _settle(self, resolved: effects.Resolved) -> None:
+  def _keep_residual(self, resolved: Resolved) -> None:
     if self._feedback is not None:
-      self._feedback.settle(resolved.sequence, has_counted(resolved))
-
-  def _give_up_pending(self, reason: str) -> None:
-    if self._pending >= 0:
-      answer = self._handover.take(self._pending)
-      if isinstance(answer, handover.Outcome):
-        self._settle(answer.resolved)
-        reason = answer.resolved.reason or "applied"
-      elif self._feedback is not None:
-        self._feedback.lose()
-      self._count(reason, 1)
-      self._pending = -1
+      self._feedback.settle(resolved.sequence, resolved.counted)
 
 
 def _is_finite(tree: Any) -> bool:

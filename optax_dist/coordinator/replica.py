@@ -28,12 +28,13 @@ from optax_dist.coordinator import (
   strategies,
 )
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.aggregation import packing, wire_formats
+from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
 from optax_dist.coordinator.metrics import replica_numbers, reporter
 from optax_dist.coordinator.metrics.metric import Metric
 from optax_dist.coordinator.outcome import Outcome
-from optax_dist.coordinator.protocol import config, effects, inputs
+from optax_dist.coordinator.protocol import config, inputs
+from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.protocol.entries import Work
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.protocol.group.companion import Companion
@@ -43,7 +44,6 @@ from optax_dist.coordinator.runtime import (
   agreement,
   driver,
   endpoint,
-  handover,
   journal_lines,
   shards,
   states,
@@ -52,6 +52,8 @@ from optax_dist.coordinator.runtime import (
   watchdog,
 )
 from optax_dist.coordinator.runtime import group as groups
+from optax_dist.coordinator.submission import Submission
+from optax_dist.coordinator.transport.clock import AwakeClock
 
 __all__ = ["Outcome", "Replica"]
 
@@ -179,35 +181,33 @@ class Replica:
         transport.silences,
         metrics,
       ),
-      attempt_timeout=settings.attempt_pace,
-      store_timeout=min(settings.leader_pace, settings.attempt_pace),
+      deadlines=settings.deadlines,
       of=group,
       local=state_shards,
-      patience=self._config.patience,
       own=own,
     )
     self._handover = self._driver.handover
-    self._leases: leases.Leases | None = None
+    add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+    self._indices: leases.Indices | None = None
     if data is not None:
       unit = data.unit(strategy.quorum.replicas_to_aggregate)
       assert strategy.period is not None
-      self._leases = leases.Leases(data, unit, strategy.period, self._handover)
-    self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
-    self._pinned, self._based_on = shared, global_step
-    self._admission = 0
-    self._sequence = 0
-    self._pending = self._taken = -1  # Sequences of submissions.
-    self._total: Any = None
-    # Gradients in the sum, and how many of those are not submitted yet.
-    self._counted = self._unsent = 0
-    self._batches: list[str] = []
-    self._counts: dict[str, int] = {"applied": 0}
+      self._indices = leases.Indices(data, unit, strategy.period)
+    waits = strategy.rules is None
+    self._submission = Submission(
+      self._handover.published,
+      add,
+      max_staleness=strategy.quorum.max_staleness if waits else None,
+      samples=0 if self._indices is None else self._indices.samples,
+    )
+    self._pinned = shared
     # The last step announced, and its state until the next outcome.
     self._saved = -1
     self._to_save: states.State | None = None
     self._handover.held = self._held_steps
     self._left = self._closed = False
     self._in_use = _InUse(replica)
+    # Seconds of computation since the last gradient that was added.
     self._computed = 0.0
     # When the current computation began; and, at that time, JAX's compile time
     # and the process's CPU time on all cores.
@@ -303,9 +303,8 @@ class Replica:
       inline_bytes=self._encoder.place.nbytes if self._inline else None,
       alone=strategy.alone,
       timeout=settings.timeout,
-      attempt_timeout=settings.attempt_pace,
-      attempts=settings.attempts,
-      leader_timeout=settings.leader_pace,
+      attempt_timeout=settings.attempt_timeout,
+      leader_timeout=settings.leader_timeout,
       stall_warning=settings.stall_warning,
       fingerprint_every=settings.fingerprint_every,
       data=data,
@@ -321,10 +320,9 @@ class Replica:
       return Core(config)
     if not group.process:
       others = [name for name, _ in places[1:]]
-      return Speaker(Core(config), others, patience=config.patience)
-    return Companion(
-      *places[0], pause=config.leader_timeout / 8, patience=config.timeout
-    )
+      return Speaker(Core(config), others, patience=config.deadlines.replica)
+    pause = config.deadlines.pace / 8
+    return Companion(*places[0], pause=pause, patience=config.timeout)
 
   def _describe(self) -> dict[str, Any]:
     numbers = self._strategy.quorum
@@ -396,7 +394,7 @@ class Replica:
         "to be let in. If all replicas of the job have died, restart its store"
         " and resume from a checkpoint",
       )
-      self._take_current()
+      self._resume()
     except BaseException:
       self.close()
       raise
@@ -445,7 +443,7 @@ class Replica:
   @property
   def global_step(self) -> int:
     """The number of committed steps that `params` includes."""
-    return self._based_on
+    return self._submission.base.step
 
   @property
   def is_stale(self) -> bool:
@@ -455,11 +453,7 @@ class Replica:
     replica has several processes, all of them check at the same points.
     """
     self._handover.sync()
-    return self._is_late()
-
-  def _is_late(self) -> bool:
-    late = self._handover.published.step - self._based_on
-    return late > self._strategy.quorum.max_staleness
+    return self._submission.is_late(self._handover)
 
   @property
   def is_leader(self) -> bool:
@@ -491,7 +485,7 @@ class Replica:
   def stats(self) -> dict[str, Any]:
     """Counts of this replica: gradients by outcome, bytes moved, rejoins."""
     return {
-      "gradients": dict(self._counts),
+      "gradients": dict(self._submission.counts),
       **self._driver.stats(),
       "rejoins": self._driver.rejoins,
     }
@@ -501,9 +495,9 @@ class Replica:
     bytes_in, bytes_out = self._driver.moved()
     return replica_numbers.metrics(
       self.replica,
-      step=self._based_on,
+      step=self.global_step,
       leads=self.is_leader,
-      gradients=dict(self._counts),
+      gradients=dict(self._submission.counts),
       bytes_in=bytes_in,
       bytes_out=bytes_out,
       waited=self._waited_in_all,
@@ -551,13 +545,13 @@ class Replica:
       ... )
       [([[5, 2, 4, 0]], 1)]
     """
-    found = self._data("batches()")
+    indices = self._data("batches()")
     while True:
       with self._in_use:
-        spans = self._draw(found)
+        spans = self._draw()
       if spans is None:
         return
-      yield found.indices(spans)
+      yield indices(spans)
 
   def report_data(self) -> tuple[ledger.EpochReport, ...]:
     """What became of each epoch's samples, as of `params`, by index.
@@ -566,7 +560,7 @@ class Replica:
       ValueError: `join` or `run_embedded` was given no `data`.
     """
     data = self._data("report_data()").data
-    return ledger.report(data, self.progress_at(self._based_on))
+    return ledger.report(data, self.progress_at(self.global_step))
 
   def progress_at(self, step: int) -> ledger.Progress:
     """Which samples are in the steps before this one, for a checkpoint.
@@ -585,7 +579,7 @@ class Replica:
     if not (known() or comes or step in self._held_steps()):
       raise ValueError(
         "progress_at(step) is for the step of `params`, now"
-        f" {self._based_on}, or of `state_to_save`; got {step!r}, which is not"
+        f" {self.global_step}, or of `state_to_save`; got {step!r}, which is not"
         " known here (any more)."
       )
     self._wait(known, "to read what is committed")
@@ -594,53 +588,33 @@ class Replica:
   def _held_steps(self) -> tuple[int, ...]:
     """The steps of `params` and `state_to_save`; the event loop calls it."""
     kept = self._to_save
-    return (self._based_on,) if kept is None else (self._based_on, kept.step)
+    current = self._submission.base.step
+    return (current,) if kept is None else (current, kept.step)
 
   @property
   def has_data(self) -> bool:
     """Whether samples are leased (`data` of `join`)."""
-    return self._leases is not None
+    return self._indices is not None
 
-  def _data(self, what: str) -> leases.Leases:
-    if self._leases is None:
+  def _data(self, what: str) -> leases.Indices:
+    if self._indices is None:
       raise ValueError(
         f"{what} needs data=Batches(...), given to join or run_embedded."
       )
-    return self._leases
+    return self._indices
 
-  def _draw(self, found: leases.Leases) -> ledger.Spans | None:
+  def _draw(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""
     self._driver.check_process()
+    one, seen = self._submission, self._handover
     while True:
       if self._over(0) is not None and (self._left or self.finished):
         return None
-      if self._pending >= 0:
-        # A call of `step` was interrupted; its submission is resolved first.
-        self._conclude(self._pending)
-        continue
-      self._account_for_prefetched()
-      spans = found.draw(anew=self._unsent == 0)
-      if spans is None:
-        # A readmission or an outcome for part of its sum also ends the wait.
-        admission = self._admission
-        ready = lambda admission=admission: (
-          found.ready
-          or self._handover.admission != admission
-          or self._has_outcome_of_taken()
-        )
-        self._wait(ready, "for samples to compute on")
-        continue
-      fresh = not self._counted and not found.round
-      if fresh and self._handover.published.step > self._based_on:
-        # Compute on the newest parameters.
-        self._start_over("", 0)
-        continue
-      return spans
-
-  def _has_outcome_of_taken(self) -> bool:
-    return self._taken >= 0 and isinstance(
-      self._handover.outcome(self._taken), handover.Outcome
-    )
+      spans = one.draw(seen)
+      if spans is not None:
+        return spans
+      if one.ended is None:
+        self._wait(lambda: one.can_draw(seen), "for samples to compute on")
 
   # Called by the training loop.
 
@@ -697,41 +671,19 @@ class Replica:
 
   def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
     """Adds a gradient, and submits the sum or round once it is complete."""
-    if self._pending >= 0:
-      # An earlier call was interrupted; its submission is resolved first.
-      self._conclude(self._pending)
-      return self._start_over("stale")
-    out = None if self._leases is None else self._leases.out
-    if self._leases is not None and out is None:
+    one, seen = self._submission, self._handover
+    if self.has_data and one.drawn is None:
       raise ValueError(
         "step() needs the samples of its gradient: iterate over batches()."
       )
-    self._account_for_prefetched()
     payload, self._local = self._strategy.contribute(
       self._pinned, self._local, grads
     )
-    if self._leases is not None:
-      self._leases.out = out
-      self._leases.submit()
-    if payload is None:
-      return self._outcome("", accepted=True)
-    self._batches.append(text)
-    if self._is_late():
-      return self._report_stale(self._computed)
-    self._total = (
-      payload if self._total is None else self._add(self._total, payload)
-    )
-    self._counted += 1
-    self._unsent += 1
-    if self._wants_more():
-      return self._outcome("", accepted=True)
-    return self._conclude(*self._send(self._counted))
-
-  def _wants_more(self) -> bool:
-    """Whether more gradients are to be summed before submitting."""
-    if self._leases is not None:
-      return bool(self._leases.left)
-    return self._unsent < self._handover.asked
+    one.keep_drawn()
+    if payload is not None:
+      seconds, self._computed = self._computed, 0.0
+      one.add(seen, payload, text, seconds)
+    return self._conclude() or self._outcome("", accepted=True)
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -746,19 +698,12 @@ class Replica:
 
   def _catch_up(self) -> Outcome:
     """Gives up the current computation."""
-    if self._pending >= 0:
-      self._conclude(self._pending)
-    self._account_for_prefetched()
-    if self._is_late():
-      self._batches.append("null")
-      # How long it would have taken is unknown.
-      return self._report_stale(None)
-    if not self._counted and self._handover.published.step > self._based_on:
-      return self._start_over("abandoned")
-    # The gradients already in the sum are still valid.
-    self._count("abandoned", 1)
-    self._begin()
-    return self._outcome("abandoned")
+    one, seen = self._submission, self._handover
+    one.abandon(seen)
+    outcome = self._conclude()
+    if outcome is None:
+      self._begin()
+    return outcome or self._outcome("abandoned")
 
   def wait_until_stale(self, timeout: float) -> bool:
     """Waits until the current gradient is stale, or the run ends.
@@ -766,7 +711,8 @@ class Replica:
     Returns:
       Whether that happened within `timeout` seconds.
     """
-    found = self._handover.wait(self._is_late, timeout)
+    late = lambda: self._submission.is_late(self._handover)
+    found = self._handover.wait(late, timeout)
     return found or self._has_finished() or self._handover.failure is not None
 
   def save_soon(self) -> None:
@@ -786,7 +732,7 @@ class Replica:
     """
     if self._to_save is not None:
       return self._to_save.get(), self._to_save.step
-    return self._pinned, self._based_on
+    return self._pinned, self.global_step
 
   def finish(self, reason: str = "finished") -> None:
     """Ends the run gracefully, for all replicas.
@@ -802,7 +748,7 @@ class Replica:
       self._driver.feed(inputs.FinishWanted(reason))
       self._wait(self._has_finished, "for the end of the run")
     if not self._left:
-      self._start_over("finished", self._counted)
+      self._end("finished")
 
   def leave(self) -> None:
     """Takes this replica out of the run gracefully; the others go on.
@@ -827,7 +773,8 @@ class Replica:
       self.save_soon()
     decided = bool(outcome.members or outcome.reason)
     leaves = told.is_time(
-      save=outcome.save is not None, settled=decided and not self._counted
+      save=outcome.save is not None,
+      settled=decided and not self._submission.gradients,
     )
     if not self._handover.agree(leaves):
       return outcome
@@ -882,20 +829,16 @@ class Replica:
   def _over(self, gradients: int) -> Outcome | None:
     """The outcome to return if nothing can be submitted any more."""
     self._raise_failure()
+    one = self._submission
     if self._left:
-      self._count("finished", gradients)
+      one.count("finished", gradients)
       return self._outcome("finished", finished=True)
-    if self._has_finished():
-      return self._start_over("finished", self._counted + gradients)
-    if self._handover.admission != self._admission:
-      return self._handle_readmission(gradients)
+    # An interrupted call has left it; on what it was computed is past now.
+    if self._conclude() is not None and gradients:
+      return self._end("finished" if self._has_finished() else "stale", 1)
+    if one.expire(self._handover, gradients):
+      return self._go_on()
     return None
-
-  def _handle_readmission(self, gradients: int) -> Outcome | None:
-    """It was declared dead and readmitted: its work so far is worthless."""
-    self._pending = self._taken = -1
-    self._encoder.lose()  # The outcome of what was in flight is unknown.
-    return self._start_over("lost", self._counted + gradients)
 
   def _begin(self) -> None:
     """Starts or resumes timing the computation."""
@@ -905,15 +848,15 @@ class Replica:
       self._waited += now - self._sent
       self._waited_in_all += now - self._sent
       self._sent = None
-    if not self._counted and self._starts_submission():
+    if self._starts_submission():
       self._began = now
       self._compiled, self._cpu = timings.compiled(), time.process_time()
 
   def _starts_submission(self) -> bool:
     """Whether what is computed now is the first part of a submission."""
-    return True
+    return not self._submission.gradients
 
-  def _timings(self, sequence: int, now: float, encoded: float) -> bytes:
+  def _timings(self, now: float) -> bytes:
     """The timings of a submission sent now, for the journal."""
     exchanged, seconds = self._driver.exchanged
     waited = self._waited
@@ -923,9 +866,9 @@ class Replica:
       now,
       timings.compiled() - self._compiled,
       time.process_time() - self._cpu,
-      encoded,
+      now - self._token_time,
       waited,
-      seconds if exchanged == sequence - 1 else 0.0,
+      seconds if exchanged == self._submission.sequence - 1 else 0.0,
       min(self._apply_time, waited),
       self._moved[0] - before[0],
       self._moved[1] - before[1],
@@ -933,10 +876,14 @@ class Replica:
     self._sent, self._waited = now, 0.0
     return made.pack()
 
-  def _send(self, total: int, work: Work | None = None) -> tuple[int, float]:
-    """Submits the sum; returns its sequence number and the time."""
-    memory, payload, writer = None, b"", None
-    if self._inline:
+  def _submit(self, work: Work | None = None) -> None:
+    """Submits the sum, or reports stale gradients."""
+    self._settle()
+    one = self._submission
+    finite, memory, payload, writer = True, None, b"", None
+    if one.total is None:
+      pass  # Stale gradients are reported without their numbers.
+    elif self._inline:
       out = np.zeros(self._encoder.place.nbytes, np.uint8)
       finite = self._write(out)
       payload = out.tobytes() if finite else b""
@@ -952,66 +899,18 @@ class Replica:
       if not finite:
         self._handover.memory.put(memory)
         memory = None
-    start = time.monotonic()
-    sequence = self._say(
-      self._computed,
-      total,
-      finite,
-      payload,
-      memory,
-      self._taken,
-      start,
-      work,
-      writer,
-    )
-    return sequence, start
-
-  def _say(
-    self,
-    compute: float | None,
-    total: int,
-    finite: bool,
-    payload: bytes,
-    memory: memoryview | None,
-    extends: int,
-    now: float,
-    work: Work | None = None,
-    writer: packing.Packing | None = None,
-  ) -> int:
-    sequence = self._sequence
-    self._sequence += 1
-    self._pending = sequence
-    used = self._batches if work is not None else self._batches[-total:]
-    batches = f"[{','.join(used)}]"
-    self._driver.submit(
-      inputs.Submitted(
-        sequence,
-        extends,
-        self._admission,
-        self._based_on,
-        total,
-        finite,
-        payload,
-        sequence,
-        batches,
-        compute,
-        self._timings(sequence, now, now - self._token_time),
-        () if self._leases is None else self._leases.latest(total),
-        work,
-      ),
-      memory,
-      writer,
-    )
+    timings = self._timings(time.monotonic())
+    submitted = one.submit(finite, payload, timings, work)
+    self._driver.submit(submitted, memory, writer)
     self._watchdog.steps.submitted(time.monotonic())
-    return sequence
 
   def _write(self, out: np.ndarray) -> bool:
     """Encodes the next submission; returns whether all numbers are finite."""
     return self._encoder.write(
       self._to_send(),
       out,
-      self._sequence,
-      extends=self._taken,
+      self._submission.sequence,
+      extends=self._submission.partial,
       sizes=self._sizes(),
     )
 
@@ -1040,184 +939,106 @@ class Replica:
 
   def _to_send(self) -> list[Any]:
     """The part of the gradient that this process holds."""
-    leaves = jax.tree.leaves(self._total)
+    leaves = jax.tree.leaves(self._submission.total)
     if self._gradient_shards is None:
       return leaves
     return self._gradient_shards.split(leaves)
 
   def _memory(self) -> memoryview:
     """A buffer for a gradient."""
-    end = time.monotonic() + self._config.patience
+    patience = self._config.deadlines.replica
+    clock = AwakeClock(2.0)
+    end = clock.now() + patience
     while True:
       try:
         return self._handover.memory.get(timeout=1.0)
       except queue.Empty:
         self._raise_failure()
-        if time.monotonic() > end:
+        if clock.now() > end:
           raise errors.CoordinatorError(
-            f"Replica {self.replica!r} has waited {self._config.patience:.1f} s"
+            f"Replica {self.replica!r} has waited {patience:.1f} s"
             " for memory for its gradient; its event loop hangs."
           ) from None
 
-  def _conclude(self, sequence: int, start: float | None = None) -> Outcome:
-    """Waits for the answer to a submission, and continues from there."""
-    start = time.monotonic() if start is None else start
-    answered = lambda: self._handover.outcome(sequence) is not None
-    self._wait(answered, "for this step's commit")
-    answer = self._handover.take(sequence)
-    self._pending = -1
+  def _conclude(self) -> Outcome | None:
+    """Submits a complete sum and waits for its outcome; None without one.
+
+    Also what a call that was interrupted has left.
+    """
+    one, start = self._submission, time.monotonic()
+    if one.is_complete:
+      self._submit()
+    if one.pending < 0:
+      return None if one.ended is None else self._go_on()
+    self._wait_for_submission()
     waited = time.monotonic() - start
-    if isinstance(answer, effects.Taken):
-      # It is buffered; the sum is submitted again with the gradients asked for.
-      self._taken, self._unsent = sequence, 0
-      self._begin()
-      return self._outcome("", accepted=True, waited=waited)
-    counted = self._counted
-    if answer is not None and answer.resolved.apart:
-      # The buffered part has its own outcome.
-      decided = self._has_outcome_of_taken
-      self._wait(decided, "for the commit of what was taken in")
-      counted -= self._count_taken()
-    if answer is None:
-      return self._start_over("finished", counted, waited)
-    resolved = answer.resolved
-    self._settle(resolved)
-    if resolved.reason == "stale" and not resolved.apart:
-      # The next gradient on these parameters would be stale as well.
-      old, admission = self._based_on, self._handover.admission
-      newer = lambda: (
-        self._handover.published.step > old
-        or self._handover.admission > admission
-      )
-      self._wait(newer, "for newer parameters than its stale gradient's")
-    if resolved.reason:
-      return self._start_over(resolved.reason, counted, waited)
-    self._count("applied", counted)
-    self._clear()
-    self._take_current()
-    self._local = self._strategy.settle(
-      answer.before.get(), self._pinned, self._local, mine=True
-    )
-    self._begin()
-    return Outcome(
-      True,
-      "",
-      self._based_on,
-      resolved.members,
-      resolved.staleness,
-      waited=waited,
-    )
+    one.conclude(self._handover)
+    return self._go_on()._replace(waited=waited)
 
-  def _count_taken(self) -> int:
-    """Counts buffered gradients that have an outcome; returns how many."""
-    answer = self._handover.take(self._taken)
-    self._taken = -1
-    if not isinstance(answer, handover.Outcome):
-      return 0
-    self._settle(answer.resolved)
-    sent = self._counted - self._unsent
-    self._count(answer.resolved.reason or "applied", sent)
-    return sent
+  def _wait_for_submission(self) -> None:
+    waits = lambda: self._submission.waits(self._handover)
+    while what := waits():
+      self._wait(lambda: waits() != what, what)
 
-  def _account_for_prefetched(self) -> None:
-    """Counts buffered gradients whose outcome came while more were computed."""
-    if not self._has_outcome_of_taken():
-      return
-    self._count_taken()
-    # Gradients can't be removed from a sum.
-    self._count("superseded", self._unsent)
-    self._clear()
-
-  def _settle(self, resolved: effects.Resolved) -> None:
-    """Keeps a submission's residual if the submission counted."""
-    self._encoder.settle(resolved.sequence, has_counted(resolved))
-
-  def _report_stale(self, compute: float | None) -> Outcome:
-    """Reports a gradient that is known to be stale to the leader."""
-    count = self._unsent + 1
-    now = time.monotonic()
-    sequence = self._say(compute, count, True, b"", None, -1, now)
-    answered = lambda: self._handover.outcome(sequence) is not None
-    self._wait(answered, "for the answer to a stale gradient")
-    self._handover.take(sequence)
-    self._pending = -1
-    return self._start_over("stale", self._counted + 1)
-
-  def _count(self, reason: str, gradients: int) -> None:
-    if gradients:
-      self._counts[reason] = self._counts.get(reason, 0) + gradients
-
-  def _clear(self) -> None:
-    if self._taken >= 0:
-      answer = self._handover.outcome(self._taken)
-      if isinstance(answer, handover.Outcome):
-        self._settle(answer.resolved)
-    self._total, self._counted, self._unsent = None, 0, 0
-    self._taken = -1
-    self._computed = 0.0
-    self._batches = []
-    if self._leases is not None:
-      self._leases.clear()
-
-  def _take_current(self) -> None:
-    """Continues from the current shared state."""
-    if self._handover.suspended:
-      # Every gradient on the state it has now would be worthless.
-      self._wait(lambda: not self._handover.suspended, "to be let in once more")
-    # In this order: it may be readmitted in between.
-    self._admission = self._handover.admission
-    published = self._handover.published
-    self._pinned, self._based_on = published.get(), published.step
-
-  def _start_over(
-    self, reason: str, gradients: int = 1, waited: float = 0.0
-  ) -> Outcome:
+  def _end(self, reason: str, more: int = 0) -> Outcome:
     """Drops what was computed, and continues from the current parameters."""
-    self._count(reason, gradients)
-    # Its samples are leased to others.
-    forget = self._leases is not None and bool(
-      self._leases.round or self._leases.drawn
-    )
-    self._clear()
-    self._give_up_pending(reason)
-    if reason == "finished":
-      self._wait(self._has_finished, "for the end of the run")
-      self._raise_failure()
-    before = self._pinned
-    self._take_current()
-    if forget and reason != "finished":
+    self._submission.end(self._handover, reason, more)
+    return self._go_on()
+
+  def _go_on(self) -> Outcome:
+    """Continues with the same sum, or with another one."""
+    result, before = self._submission.ended, self._pinned
+    if result is None:
+      self._begin()
+      return self._outcome("", accepted=True)
+    self._settle()
+    if result.reason == "lost":
+      self._encoder.lose()  # What is in flight has no known outcome.
+    applied, self._computed = result.applied, 0.0
+    if applied is not None:
+      before = self._handover.before(applied.sequence).get()
+    self._wait_for_submission()
+    self._resume()
+    if result.forgets and result.reason not in ("", "finished"):
       self._local = self._strategy.forget(self._pinned, self._local)
     else:
       self._local = self._strategy.settle(
-        before, self._pinned, self._local, mine=False
+        before, self._pinned, self._local, mine=applied is not None
       )
     self._begin()
-    finished = self._has_finished()
-    return self._outcome(reason, waited=waited, finished=finished)
+    if applied is None:
+      return self._outcome(result.reason, finished=self._has_finished())
+    return self._outcome("", accepted=True)._replace(
+      members=applied.members, staleness=applied.staleness
+    )
 
-  def _give_up_pending(self, reason: str) -> None:
-    """Stops waiting for a submission that has no outcome yet."""
+  def _resume(self) -> None:
+    """Continues from the current shared state."""
+    # In this order: it may be readmitted in between.
+    admission = self._handover.admission
+    published = self._handover.published
+    self._pinned = published.get()
+    self._submission.resume(admission, published)
+    self._handover.forget(self._submission.sequence)
+
+  def _settle(self) -> None:
+    """Keeps the residuals of submissions that counted."""
+    while self._submission.settled:
+      self._keep_residual(self._submission.settled.pop(0))
+
+  def _keep_residual(self, resolved: Resolved) -> None:
+    self._encoder.settle(resolved.sequence, resolved.counted)
 
   def _outcome(
-    self,
-    reason: str,
-    accepted: bool = False,
-    finished: bool = False,
-    waited: float = 0.0,
+    self, reason: str, accepted: bool = False, finished: bool = False
   ) -> Outcome:
-    return Outcome(
-      accepted,
-      reason,
-      self._based_on,
-      finished=finished,
-      waited=waited,
-    )
+    return Outcome(accepted, reason, self.global_step, finished=finished)
 
   def _announce(self, outcome: Outcome) -> Outcome:
     """Announces once that the common step to save has been reached."""
     # Held before it is looked at: a newer one may replace it meanwhile.
     kept = self._to_save = self._handover.to_save
-    if kept is None or not self._saved < kept.step <= self._based_on:
+    if kept is None or not self._saved < kept.step <= self.global_step:
       self._to_save = None
       return outcome
     self._saved = kept.step
@@ -1225,7 +1046,7 @@ class Replica:
 
   def _wait(self, ready: Callable[[], bool], what: str) -> None:
     """Waits, slightly longer than the core's own deadline."""
-    patience = self._config.patience + 1.0
+    patience = self._config.deadlines.replica + 1.0
     if self._closed and not ready():
       self._raise_failure()
     self._watchdog.steps.wait()
@@ -1310,11 +1131,6 @@ def _cores() -> int | None:
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count()
-
-
-def has_counted(resolved: effects.Resolved) -> bool | None:
-  """Whether a submission was committed; None if unknown."""
-  return None if resolved.reason == "lost" else not resolved.reason
 
 
 def _encode(batch: Any) -> str:

@@ -11,7 +11,7 @@ from optax_dist.coordinator import learner, strategies
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.replica import Replica
-from optax_dist.coordinator.runtime import endpoint, handover, states
+from optax_dist.coordinator.runtime import endpoint, states
 from optax_dist.coordinator.runtime import group as groups
 
 PARAMS = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
@@ -81,8 +81,7 @@ class Driven:
     members = () if reason else (0, 1)
     step = 0 if reason else self.states[-1].step
     resolved = Resolved(number, reason, step, members)
-    outcome = handover.Outcome(resolved, self.states[-1])
-    self.seen.resolve(number, outcome)
+    self.seen.resolve(resolved, self.states[-1])
 
   def numbers(self):
     return {k: np.asarray(v).tolist() for k, v in self.one.params.items()}

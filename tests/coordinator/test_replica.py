@@ -158,9 +158,9 @@ def test_what_is_sent_while_it_is_written(
   monkeypatch.setattr(replicas, "_LEAST", least)
 
   def train(one):
-    one._total = {"w": kind(16, np.float32)}
+    one._submission.total = {"w": kind(16, np.float32)}
     found = one._to_pack() is not None
-    one._total = None
+    one._submission.total = None
     return found
 
   params = {"w": jnp.zeros(16)}

@@ -10,11 +10,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
-import struct
 from typing import Any
 
-from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import Committed, Work
 from optax_dist.decoupled_diloco import rules
 from tests.simulation import faults
@@ -38,68 +35,36 @@ class LearnerWorld(World):
 
   def next_gradient(self, process: Process) -> None:
     asked = process.leaves_since <= self.now or process.wants_finish
-    if not process.alive or process.over or process.busy or asked:
-      return
-    done = process.step >= self.setting.steps
-    if process.wants_leave or (done and self.setting.leaves):
-      process.leaves_since = self.now
-      self.input(process, ins.LeaveWanted())
-    elif done:
-      process.wants_finish = True
-      self.input(process, ins.FinishWanted("enough"))
-    else:
-      self.compute(process, 1, None)
+    if process.alive and not (process.over or process.busy or asked):
+      self.begin_unless_done(process)
 
-  def computed(self, process: Process, *args: Any) -> None:
-    if not process.alive or process.over:
-      return
-    if process.paused_until > self.now:
-      process.backlog.append((self.computed, (process, *args)))
-      return
-    process.busy = False
-    name = process.name
+  def take_step(self, process: Process, seen: Process, mishap: str) -> None:
+    one, name = process.submission, process.name
     self.steps[name] += 1
+    if one.pending >= 0 and seen.answer(one.pending) is not None:
+      one.conclude(seen)
+    if seen.admission != one.admission:
+      one.end(seen, "lost")
+    if one.pending < 0:
+      one.resume(seen.admission, seen.published)
     called = process.called == process.step
     turn = called or self.steps[name] >= self.given[name] + _TURN
     gives = turn or self.random.random() < _EARLY
-    # The core still has an answer to take where `pending` is among its inputs.
-    if gives and process.pending is None and not process.suspended:
+    if gives and one.pending < 0 and not seen.suspended:
       self.give_fragment(process, turn)
-    self.next_gradient(process)
 
   def give_fragment(self, process: Process, begins: bool) -> None:
     """Submits a contribution to the round that is open, as far as it knows."""
     name = process.name
     steps = self.steps[name] - self.given[name]
     self.given[name] = self.steps[name]
-    process.sequence += 1
-    gradient = digest(process.uid, process.sequence)
-    process.gradients[process.sequence] = gradient
-    finite = self.random.random() > 0.01
-    payload = b""
-    if self.setting.inline and finite:
-      payload = struct.pack("<q", gradient)
     seconds = self.setting.compute[process.index]
     tokens = 8 * steps * self.random.randrange(3)
-    submitted = ins.Submitted(
-      process.sequence,
-      -1,
-      process.admission,
-      process.step,
-      1,
-      finite,
-      payload,
-      gradient,
-      work=Work(tokens, steps, seconds, self.random.randrange(2), begins),
-    )
-    process.pending, process.pending_since = submitted, self.now
-    if self.checker is not None:
-      self.checker.submitted(process, submitted)
-    self.input(process, submitted)
-
-  def on_resolved(self, process: Process, effect: fx.Resolved) -> None:
-    super().on_resolved(process, effect)
-    process.stale = None  # It trains on as it is.
+    process.computed += 1
+    part = digest(process.uid, process.computed)
+    process.submission.add(process, part, "", None)
+    late = self.random.randrange(2)
+    self.submit(process, Work(tokens, steps, seconds, late, begins))
 
 
 class FragmentsChecker(Checker):

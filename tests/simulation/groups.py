@@ -9,19 +9,18 @@ all of it again.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import random
 from typing import Any
 
-from optax_dist import ledger
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.protocol.group.companion import Companion
 from optax_dist.coordinator.protocol.group.speaker import Speaker
 from optax_dist.coordinator.protocol.node import Node
-from optax_dist.ledger import spans as sp
 from tests.simulation import faults
 from tests.simulation.invariants import FORGOTTEN, Checker
 from tests.simulation.world import (
@@ -60,12 +59,8 @@ class GroupProcess(Process):
     names: of all processes of the replica.
     told: how many events its training loop was told.
     calls: how often its training loop has looked at them.
-    job: what its training loop computes: gradients, the submission that they
-      are added to, admission, step and samples.
-    verdict: whether that is to be submitted, once that is known.
-    computed: whether it is computed.
-    more_of: the submission that it is added to.
-    outcomes: submissions of which it has heard.
+    orders: what its training loop is to do as that of process 0 does, and what
+      that had been notified of.
   """
 
   def __init__(
@@ -79,11 +74,7 @@ class GroupProcess(Process):
     super().__init__(world, names[rank], index, start)
     self.rank, self.names = rank, names
     self.told = self.calls = 0
-    self.job: tuple[int, int, int, int, ledger.Spans] | None = None
-    self.verdict: bool | None = None
-    self.computed = False
-    self.more_of: ins.Submitted | None = None
-    self.outcomes: set[int] = set()
+    self.orders: list[tuple[tuple[str, ...], Process]] = []
     places = [(name, f"at {name}") for name in names]
     if rank:
       self.node: Any = Companion(
@@ -94,7 +85,9 @@ class GroupProcess(Process):
       self.config, address=orders.join_places(places)
     )
     self.config = config
-    self.node = Speaker(Node(config), names[1:], patience=config.patience)
+    self.node = Speaker(
+      Node(config), names[1:], patience=config.deadlines.replica
+    )
 
 
 class GroupWorld(World):
@@ -167,95 +160,42 @@ class GroupWorld(World):
   # Training loops.
 
   def next_gradient(self, process: Any) -> None:
-    if not process.rank:
+    if process.rank:
+      self.follow(process)
+    else:
       super().next_gradient(process)
 
-  def compute(self, process: Any, count: int, more_of: Any) -> None:
-    if process.rank:
-      return  # Process 0's training loop says when.
-    super().compute(process, count, more_of)
-    self.look(process, "compute", count, more_of.sequence if more_of else -1)
-
-  def computed(self, process: Any, *args: Any) -> None:
-    if process.alive and not process.over:
-      if process.paused_until > self.now:
-        process.backlog.append((self.computed, (process, *args)))
-        return
-      self.look(process, "step")
-    super().computed(process, *args)
-
-  def look(self, process: Any, *what: Any) -> None:
+  def act(self, process: Any, what: str, *how: str) -> None:
     """Process 0's training loop decides by what it was told so far."""
-    self.looks[process.name, process.calls] = what
+    self.looks[process.name, process.calls] = (what, *how)
     self.input(process, orders.Advance(process.calls, process.told))
     process.calls += 1
+    super().act(process, what, *how)
 
   def on_advance(self, process: Any, effect: orders.Advance) -> None:
     assert effect.call == process.calls, "the training loops differ"
     assert effect.events == process.told, "they were told different events"
     process.calls += 1
+    seen = copy.copy(process)
+    seen.answers = dict(process.answers)
     what = self.looks[process.names[0], effect.call]
-    if what[0] == "compute":
-      lease = process.lease[1]
-      process.job = (*what[1:], process.admission, process.step, lease)
-      process.computed, process.verdict = False, None
-      process.more_of = process.taken if what[2] >= 0 else None
-      mean = self.setting.compute[process.index]
-      time = self.now + mean * (0.5 + self.random.random())
-      self.at(time, self.companion_computed, process, process.job)
-    else:
-      _, extends, admission, *_ = process.job
-      process.verdict = not (
-        process.suspended
-        or process.admission != admission
-        or (extends >= 0 and extends not in process.gradients)
-      )
-      self.companion_submits(process)
+    process.orders.append((what, seen))
+    self.follow(process)
 
-  def companion_computed(self, process: Any, job: Any) -> None:
-    if not process.alive or process.over or process.job is not job:
-      return
-    if process.paused_until > self.now:
-      process.backlog.append((self.companion_computed, (process, job)))
-      return
-    process.computed = True
-    self.companion_submits(process)
+  def follow(self, process: Any) -> None:
+    """Another process's training loop does what that of process 0 did."""
+    while process.alive and not (process.over or process.busy):
+      if not process.orders:
+        return
+      (what, *how), seen = process.orders.pop(0)
+      getattr(self, what)(process, seen, *how)
 
-  def companion_submits(self, process: Any) -> None:
-    if not process.computed or not process.verdict:
+  def computed(self, process: Any) -> None:
+    if not process.rank or process.paused_until > self.now:
+      super().computed(process)
       return
-    count, extends, admission, step, data = process.job
-    process.verdict = None
-    total, local_step = count, step
-    if process.more_of is not None:
-      total += process.more_of.total
-      local_step = process.more_of.local_step
-      data = sp.join(process.more_of.data, data)
-    if self.setting.data is not None:
-      total = max(1, self.units(data))
-    process.sequence += 1
-    gradient = digest(process.uid, process.sequence)
-    process.gradients[process.sequence] = gradient
-    finite = self.random.random() > 0.01
-    submitted = ins.Submitted(
-      process.sequence,
-      extends,
-      admission,
-      local_step,
-      total,
-      finite,
-      b"",
-      gradient,
-      data=data,
-    )
-    if process.sequence not in process.outcomes:
-      process.pending, process.pending_since = submitted, self.now
-    self.checker.submitted(process, submitted)
-    self.input(process, submitted)
-
-  def on_resolved(self, process: Any, effect: fx.Resolved) -> None:
-    process.outcomes.add(effect.sequence)
-    super().on_resolved(process, effect)
+    process.busy = False
+    self.follow(process)
 
 
 class GroupChecker(Checker):
@@ -309,6 +249,10 @@ class GroupChecker(Checker):
     theirs = self.submissions[process.names[0], outcome.sequence].outcome
     if outcome != theirs:
       self.fail("A7", f"{process.name} is told {outcome}, process 0 {theirs}")
+
+  def counts(self, process: Any, computed: int, told: Any) -> None:
+    if not process.rank:
+      super().counts(process, computed, told)
 
   def no_deadline(self, process: Any) -> None:
     # A companion waits for process 0, and ends with it.

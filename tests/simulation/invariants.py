@@ -292,6 +292,21 @@ class Checker:
     elif commit is not None and outcome.reason not in ("lost", "superseded"):
       self.fail("A7", f"{key} counts, and is told {outcome.reason!r}")
 
+  def counts(self, process: Any, computed: int, told: Any) -> None:
+    """What a training loop was told of its gradients, all in all."""
+    counts = dict(told)
+    if sum(counts.values()) != computed:
+      self.fail(
+        "A7", f"{process.name} is told {counts} of {computed} gradients"
+      )
+    parts = [part for commit in self.commits for part in commit.parts]
+    mine = lambda part: self.processes.get(part.incarnation) == process.name
+    count = sum(part.count for part in parts if mine(part))
+    unknown = counts.get("lost", 0) + counts.get("finished", 0)
+    if not 0 <= count - counts["applied"] <= unknown:
+      text = f"{process.name} is told {counts}, and {count} gradients count"
+      self.fail("A7", text)
+
   # Waits.
 
   def no_deadline(self, process: Any) -> None:

@@ -5,7 +5,9 @@ is replaced is all around it: clocks (of different speeds), connections (ordered
 and broken, cut or stopped), the store (key by key, with answers that are lost or
 late), the exchange of gradients, snapshots, and the training loops. Parameters
 are numbers: a version is the hash of the version before and the mean that was
-applied, so equal versions stand for equal bits.
+applied, so equal versions stand for equal bits. A training loop is what calls
+`Submission`, as `Replica` does: it computes, steps, abandons, is interrupted,
+leaves.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ import math
 import random
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from optax_dist import ledger
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import arrivals, deadlines
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.entries import AttemptId
+from optax_dist.coordinator.protocol.entries import AttemptId, Work
 from optax_dist.coordinator.protocol.node import Node
+from optax_dist.coordinator.submission import Submission
 from optax_dist.decoupled_diloco import rules
-from optax_dist.ledger import spans as sp
 
 _MASK = (1 << 63) - 1
 
@@ -62,6 +64,7 @@ class Setting:
     exact: as in `Config`.
     adaptive: whether deadlines follow what is seen; there are heartbeats then.
     fragments: as in `Config`.
+    local_steps: own steps from one submission to the next.
   """
 
   replicas: int = 3
@@ -83,6 +86,7 @@ class Setting:
   exact: bool = False
   adaptive: bool = False
   fragments: rules.Config | None = None
+  local_steps: int = 1
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
@@ -94,6 +98,13 @@ FINGERPRINT = 0.5
 MOST_EVENTS = 300_000
 # Of the store by one process in a second.
 MOST_REQUESTS = 200
+# How often a gradient is not finite, and what else becomes of a gradient.
+NOT_FINITE = 0.01
+MISHAPS = (
+  ("is abandoned", 0.02),
+  ("is interrupted before it submits", 0.01),
+  ("is interrupted while it waits", 0.01),
+)
 
 
 # Of `World`, by the kind of effect that each carries out.
@@ -101,6 +112,13 @@ _METHODS: dict[type, str] = {}
 # Losses after which an end closes the connection, which the other one may still
 # have: a connection that was opened later may have arrived earlier.
 _CLOSES = ("silent", "unreachable", "replaced")
+
+
+class Published(NamedTuple):
+  """A state: its step, and its version."""
+
+  step: int
+  version: int
 
 
 class Connection:
@@ -174,6 +192,8 @@ class Process:
     self.uid = digest(world.seed, len(world.all), index)
     self.rate, self.offset = setting.rates[index], 1000.0 * (index + 1)
     self.alive, self.paused_until = True, 0.0
+    # Seconds of the world in which it was stopped, and since when it is.
+    self.slept, self.stopped_at = 0.0, 0.0
     self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     # What has yet to be taken by the core of an event loop that is busy, while
     # its transport goes on; and the peers whose loss is among that.
@@ -194,20 +214,21 @@ class Process:
     self.ahead: tuple[int, int] | None = None
     self.before: int = start
     self.saved: dict[int, int] = {}
-    # The training loop.
+    # What the training loop is notified of, and how far it is.
     self.admission, self.suspended, self.asked = 0, True, 1
     self.called = -1
-    self.sequence, self.busy, self.over = -1, False, ""
+    self.answers: dict[int, fx.Taken | fx.Resolved] = {}
+    self.busy, self.over = False, ""
     self.error: tuple[str, str] | None = None
-    self.pending: ins.Submitted | None = None
-    self.taken: ins.Submitted | None = None
-    self.pending_since = 0.0
+    self.submitted: ins.Submitted | None = None
+    # Gradients that have or will have an outcome; local steps of the next one;
+    # and whether there is one that the submission has yet to be given.
+    self.computed = self.local_steps = 0
+    self.in_hand = False
     self.wants_leave = self.wants_finish = False
     self.leaves_since = math.inf
     # When it last said that it needs a snapshot; infinity once it has one.
     self.needs_since = math.inf
-    # After a stale gradient, the step and admission that it waits to pass.
-    self.stale: tuple[int, int] | None = None
     self.incarnation = -1
     self.lease: tuple[int, ledger.Spans] = (-1, ())
     self.gradients: dict[int, int] = {}
@@ -231,8 +252,7 @@ class Process:
       alone=setting.alone,
       timeout=TIMEOUT,
       attempt_timeout=ATTEMPT_TIMEOUT,
-      attempts=arrivals.attempts(TIMEOUT) if setting.adaptive else None,
-      leader_timeout=LEADER_TIMEOUT,
+      leader_timeout=None if setting.adaptive else LEADER_TIMEOUT,
       fingerprint_every=setting.fingerprint_every,
       block=BLOCK,
       data=setting.data,
@@ -241,15 +261,43 @@ class Process:
     )
     self.config = config
     self.node = Node(config)
-
-  def waits_for_newer(self) -> bool:
-    """Whether its last gradient was stale, and the next one would be."""
-    return self.stale is not None and (
-      self.step <= self.stale[0] and self.admission == self.stale[1]
+    samples = 0
+    if setting.data is not None:
+      samples = setting.data.unit(setting.needed) // setting.local_steps
+    learns = setting.fragments is not None
+    self.submission = Submission(
+      self.published,
+      digest,
+      max_staleness=None if learns else setting.max_staleness,
+      samples=samples,
     )
 
+  # As `submission.Seen`.
+
+  @property
+  def published(self) -> Published:
+    return Published(self.step, self.version)
+
+  @property
+  def finished(self) -> str | None:
+    return self.over or None
+
+  def answer(self, sequence: int) -> fx.Taken | fx.Resolved | None:
+    return self.answers.get(sequence)
+
+  @property
+  def pending(self) -> ins.Submitted | None:
+    """The submission without an answer, if there is one."""
+    sequence = self.submission.pending
+    return None if sequence in (-1, *self.answers) else self.submitted
+
+  def waits_for_newer(self) -> bool:
+    """Whether its training loop can't go on from what it has."""
+    return not self.busy and bool(self.submission.waits(self))
+
   def now(self) -> float:
-    return self.offset + self.rate * self.world.now
+    """Its clock, which stands still while it is stopped."""
+    return self.offset + self.rate * (self.world.now - self.slept)
 
 
 class World:
@@ -274,7 +322,7 @@ class World:
     self.spared = False
     # From when on faults excuse nothing but what they have killed.
     self.quiet_at = 0.0
-    self.silences = arrivals.silence(TIMEOUT)
+    self.silences = deadlines.silence(TIMEOUT)
     self.longest_silence = (
       self.silences.ceiling if setting.adaptive else SILENCE
     )
@@ -366,15 +414,13 @@ class World:
       process.backlog.append((self.catch_up, (process,)))
       return
     while process.inbox and process.alive and process.busy_until <= self.now:
-      given = ins.together(process.inbox)[0]
-      many = len(given.received) if isinstance(given, ins.Arrivals) else 1
-      del process.inbox[:many]
-      self.give(process, given)
+      self.give(process, process.inbox.pop(0))
 
   def set_timer(self, process: Process) -> None:
     due = process.node.deadline()
     if due < math.inf:
-      time = max((due - process.offset) / process.rate, self.now)
+      time = (due - process.offset) / process.rate + process.slept
+      time = max(time, self.now)
       if time < process.timer - 1e-9:
         process.timer = time
         self.at(time + 1e-6, self.ring, process, time)
@@ -416,6 +462,8 @@ class World:
     if not process.alive:
       return
     self.say(f"{process.name} is stopped for {duration:.1f} s")
+    if process.paused_until <= self.now:
+      process.stopped_at = self.now
     process.paused_until = max(process.paused_until, self.now + duration)
     self.at(process.paused_until, self.resume, process)
     if self.setting.adaptive:
@@ -461,7 +509,6 @@ class World:
       other = connection.other(process)
       silent = self.now - other.heard.setdefault(process.name, self.now)
       if silent > self.silence(other, process):
-        self.gaps(other, process).add(silent)
         for end in connection.ends:
           self.lose(connection, end, "silent", "nothing heard")
 
@@ -474,6 +521,8 @@ class World:
     if not process.alive or process.paused_until > self.now:
       return
     self.say(f"{process.name} goes on")
+    process.slept += self.now - process.stopped_at
+    process.stopped_at = self.now
     backlog, process.backlog = process.backlog, []
     for index, (action, args) in enumerate(backlog):
       if process.paused_until > self.now:
@@ -705,22 +754,27 @@ class World:
           self.send(process, peer.process, ("gradient", attempt, me, gradient))
       aggregation.gradients[me] = gradient
     if attempt.number:
-      self.at(
-        self.now + ATTEMPT_TIMEOUT, self.check_moves, process, aggregation
-      )
+      self.limit_wait(process, aggregation)
     for _, *item in process.early.pop(attempt, []):
       self.arrived(process, aggregation, *item)
     self.at(self.now, self.go_on_later, process, aggregation)
 
-  def check_moves(self, process: Process, aggregation: Aggregation) -> None:
+  def check_moves(
+    self, process: Process, aggregation: Aggregation, slept: float
+  ) -> None:
+    """Fails an aggregation if nothing has moved; `slept` as of the last look."""
     if aggregation.ended or not process.alive:
       return
+    if process.paused_until > self.now:
+      process.backlog.append((self.check_moves, (process, aggregation, slept)))
+      return
+    aggregation.moved += process.slept - slept
     idle = self.now - aggregation.moved
     if idle >= ATTEMPT_TIMEOUT - 1e-6:
       self.fail(process, aggregation, aggregation.lacks()[0], "nothing moves")
     else:
       time = aggregation.moved + ATTEMPT_TIMEOUT
-      self.at(time, self.check_moves, process, aggregation)
+      self.at(time, self.check_moves, process, aggregation, process.slept)
 
   def array(
     self,
@@ -883,6 +937,17 @@ class World:
     if not aggregation.ended and process.alive:
       self.go_on(process, aggregation)
 
+  def on_limitwait(self, process: Process, effect: fx.LimitWait) -> None:
+    aggregation = process.aggregations.get(effect.attempt)
+    if aggregation is not None and not aggregation.ended:
+      aggregation.moved = self.now
+      self.limit_wait(process, aggregation)
+
+  def limit_wait(self, process: Process, aggregation: Aggregation) -> None:
+    """From now on it fails if nothing moves for a member's patience."""
+    time = self.now + ATTEMPT_TIMEOUT
+    self.at(time, self.check_moves, process, aggregation, process.slept)
+
   def on_cancel(self, process: Process, effect: fx.Cancel) -> None:
     aggregation = process.aggregations.pop(effect.attempt, None)
     if aggregation is not None:
@@ -906,7 +971,7 @@ class World:
     process.ahead = None
     if effect.save:
       process.saved[process.step] = process.version
-    if process.stale is not None:
+    if process.submission.ended is not None:
       self.at(self.now, self.next_gradient, process)
     if self.checker is not None:
       self.checker.published(process)
@@ -919,7 +984,7 @@ class World:
     process.step, process.version = effect.state  # type: ignore[misc]
     process.ahead = None
     assert process.step == effect.step
-    if process.stale is not None:
+    if process.submission.ended is not None:
       self.at(self.now, self.next_gradient, process)
     if self.checker is not None:
       self.checker.published(process)
@@ -998,7 +1063,7 @@ class World:
     self.at(self.now, self.next_gradient, process)
 
   def on_suspended(self, process: Process, effect: fx.Suspended) -> None:
-    process.suspended, process.taken = True, None
+    process.suspended = True
 
   def on_leased(self, process: Process, effect: fx.Leased) -> None:
     process.lease = (effect.incarnation, effect.spans)
@@ -1015,12 +1080,9 @@ class World:
     process.called = effect.step
 
   def on_taken(self, process: Process, effect: fx.Taken) -> None:
-    if (
-      process.pending is not None
-      and process.pending.sequence == effect.sequence
-    ):
-      process.taken, process.pending = process.pending, None
-      self.compute(process, effect.count, process.taken)
+    process.asked = effect.count
+    process.answers[effect.sequence] = effect
+    self.at(self.now, self.next_gradient, process)
 
   def on_resolved(self, process: Process, effect: fx.Resolved) -> None:
     if self.checker is not None:
@@ -1028,21 +1090,8 @@ class World:
     for sequence in [s for s in process.gradients if s <= effect.sequence]:
       if sequence == effect.sequence or not effect.apart:
         del process.gradients[sequence]
-    taken = process.taken
-    if taken is not None and (
-      taken.sequence == effect.sequence or not effect.apart
-    ):
-      process.taken = None
-      self.at(self.now, self.next_gradient, process)
-    if (
-      process.pending is not None
-      and process.pending.sequence == effect.sequence
-    ):
-      if effect.reason == "stale" and not effect.apart:
-        # The next gradient on these parameters would be stale as well.
-        process.stale = process.pending.local_step, process.admission
-      process.pending = None
-      self.at(self.now, self.next_gradient, process)
+    process.answers[effect.sequence] = effect
+    self.at(self.now, self.next_gradient, process)
 
   def on_left(self, process: Process, effect: fx.Left) -> None:
     self.end_loop(process, "left")
@@ -1057,7 +1106,10 @@ class World:
   def end_loop(self, process: Process, how: str) -> None:
     process.over = how
     self.say(f"{process.name} is over: {how} {process.error or ''}")
+    process.submission.end(process, "finished")
     if self.checker is not None:
+      counts = tuple(sorted(process.submission.counts.items()))
+      self.checker.counts(process, process.computed, counts)
       self.checker.ended(process)
     # A moment later it closes its transport, and ends.
     self.at(self.now + 0.05, self.quit, process)
@@ -1067,103 +1119,132 @@ class World:
       self.close(process, "left", "it has ended")
 
   def next_gradient(self, process: Process) -> None:
+    """Goes on with a training loop, unless it computes or waits."""
+    one = process.submission
     if (
       not process.alive
       or process.over
       or process.busy
-      or process.suspended
-      or process.pending is not None
-      or process.taken is not None
+      or not process.admission
+      or process.wants_finish
+      or process.leaves_since <= self.now
+      or one.waits(process)
     ):
       return
-    if process.waits_for_newer() and not process.wants_leave:
-      return  # It is called again when there is a newer state.
-    process.stale = None
-    done = process.step >= self.setting.steps
+    if self.is_between(process):
+      self.act(process, "conclude")
+      self.next_gradient(process)
+    elif process.in_hand:
+      self.act(process, "take_step", "")
+      self.next_gradient(process)
+    else:
+      self.begin_unless_done(process)
+
+  def begin_unless_done(self, process: Process) -> None:
+    one = process.submission
+    done = one.base.step >= self.setting.steps
     if process.wants_leave or (done and self.setting.leaves):
       process.leaves_since = self.now
       self.input(process, ins.LeaveWanted())
       process.suspended = True
     elif done:
-      if not process.wants_finish:
-        process.wants_finish = True
-        self.input(process, ins.FinishWanted("enough"))
-    elif self.setting.data is None:
-      self.compute(process, process.asked, None)
-    elif process.lease[0] == process.incarnation and process.lease[1]:
-      self.compute(process, self.units(process.lease[1]), None)
+      process.wants_finish = True
+      self.input(process, ins.FinishWanted("enough"))
+    elif self.setting.data is None or one.can_draw(process):
+      self.act(process, "begin_gradient")
 
-  def units(self, spans: ledger.Spans) -> int:
-    """How many gradients' samples these are."""
-    assert self.setting.data is not None
-    return sp.size(spans) // self.setting.data.unit(self.setting.needed)
+  def is_between(self, process: Process) -> bool:
+    """Whether a call of `step` goes on, or was interrupted."""
+    one = process.submission
+    submitted = one.is_complete or one.pending >= 0
+    return submitted or one.ended is not None or not one.admission
 
-  def compute(
-    self, process: Process, count: int, more_of: ins.Submitted | None
-  ) -> None:
+  def act(self, process: Process, what: str, *how: str) -> None:
+    """Does what a training loop does on what it has been notified of."""
+    getattr(self, what)(process, process, *how)
+
+  def conclude(self, process: Process, seen: Process) -> None:
+    one = process.submission
+    if one.is_complete:
+      self.submit(process)
+    elif one.pending >= 0:
+      one.conclude(seen)
+    else:
+      one.resume(seen.admission, seen.published)
+      process.local_steps = 0
+
+  def begin_gradient(self, process: Process, seen: Process) -> None:
+    """Begins to compute a gradient, on samples if they are leased."""
+    one = process.submission
+    if self.setting.data is not None and (
+      one.expire(seen) or one.draw(seen) is None
+    ):
+      if one.ended is not None:
+        self.at(self.now, self.next_gradient, process)
+      return
+    self.compute(process)
+
+  def compute(self, process: Process) -> None:
     process.busy = True
-    data = process.lease[1]
-    mean = self.setting.compute[process.index]
+    mean = self.setting.compute[process.index] / self.setting.local_steps
     time = self.now + mean * (0.5 + self.random.random())
-    self.at(
-      time,
-      self.computed,
-      process,
-      count,
-      more_of,
-      process.admission,
-      process.step,
-      data,
-    )
+    self.at(time, self.computed, process)
 
-  def computed(
-    self,
-    process: Process,
-    count: int,
-    more_of: ins.Submitted | None,
-    admission: int,
-    step: int,
-    data: ledger.Spans,
-  ) -> None:
+  def computed(self, process: Process) -> None:
     if not process.alive or process.over:
       return
     if process.paused_until > self.now:
-      args = (process, count, more_of, admission, step, data)
-      process.backlog.append((self.computed, args))
+      process.backlog.append((self.computed, (process,)))
       return
     process.busy = False
-    if process.suspended or process.admission != admission:
-      self.next_gradient(process)
+    chance, mishap = self.random.random(), ""
+    for name, often in MISHAPS:
+      if 0.0 <= chance < often:
+        mishap = name
+      chance -= often
+    self.act(process, "take_step", mishap)
+    self.next_gradient(process)
+
+  def take_step(self, process: Process, seen: Process, mishap: str) -> None:
+    """Does what `Replica.step` does with a gradient, or `abandon`."""
+    one = process.submission
+    if self.is_between(process):
+      process.in_hand = True
       return
-    if more_of is not None and more_of.sequence not in process.gradients:
-      # It was decided in the meantime.
-      self.next_gradient(process)
-      return
-    process.sequence += 1
-    total = count + (more_of.total if more_of else 0)
-    if more_of is not None:
-      data = sp.join(more_of.data, data)
-    if self.setting.data is not None:
-      total = max(1, self.units(data))
-    local_step = more_of.local_step if more_of else step
-    gradient = digest(process.uid, process.sequence)
-    process.gradients[process.sequence] = gradient
-    finite = self.random.random() > 0.01
-    payload = b""
-    if self.setting.inline and finite:
-      payload = struct.pack("<q", gradient)
-    submitted = ins.Submitted(
-      process.sequence,
-      more_of.sequence if more_of else -1,
-      admission,
-      local_step,
-      total,
-      finite,
-      payload,
-      gradient,
-      data=data,
-    )
-    process.pending, process.pending_since = submitted, self.now
+    in_hand, process.in_hand = process.in_hand, False
+    if in_hand and not one.gradients:
+      process.computed += 1
+      one.end(seen, "stale", 1)
+    elif one.expire(seen, 1):
+      process.computed += 1
+    elif mishap == "is abandoned":
+      process.computed += 1
+      one.abandon(seen)
+    else:
+      one.keep_drawn()
+      process.local_steps += 1
+      if process.local_steps % self.setting.local_steps == 0:
+        self.add(process, seen, mishap)
+
+  def add(self, process: Process, seen: Process, mishap: str) -> None:
+    process.computed += 1
+    part = digest(process.uid, process.computed)
+    process.submission.add(seen, part, "", None)
+    if process.submission.is_complete:
+      if mishap != "is interrupted before it submits":
+        self.submit(process)
+      if "interrupted" in mishap:
+        self.compute(process)
+
+  def submit(self, process: Process, work: Work | None = None) -> None:
+    total, payload = process.submission.total, b""
+    finite = total is None or self.random.random() > NOT_FINITE
+    if total is not None and finite and self.setting.inline:
+      payload = struct.pack("<q", total)
+    submitted = process.submission.submit(finite, payload, work=work)
+    if total is not None:
+      process.gradients[submitted.sequence] = total
+    process.submitted = submitted
     if self.checker is not None:
       self.checker.submitted(process, submitted)
     self.input(process, submitted)

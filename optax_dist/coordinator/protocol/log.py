@@ -7,7 +7,7 @@ the answer. `entries` has the two rules that make deletion safe.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol.effects import Delete, Effect, Get, Put
@@ -46,6 +46,33 @@ class Appended:
 
 # A slot for an entry, which may be filled in after its position is reserved.
 Slot: TypeAlias = list[Entry]
+
+
+class StoreDelay:
+  """How far a process is from the store: the shortest answer to a request.
+
+  Attributes:
+    shortest: in seconds; 0.0 before the first answer.
+  """
+
+  def __init__(self) -> None:
+    self.shortest = 0.0
+    self._asked: dict[int, float] = {}
+
+  def asked(self, effects: Iterable[Effect], now: float) -> None:
+    """Requests among these effects go out now."""
+    for effect in effects:
+      if isinstance(effect, Get | Put):
+        self._asked[effect.request] = now
+
+  def answered(self, answer: PutAnswered | GetAnswered, now: float) -> None:
+    """The answer to a request has come."""
+    asked = self._asked.pop(answer.request, None)
+    unknown = isinstance(answer, GetAnswered) and not answer.known
+    if asked is None or unknown or getattr(answer, "answer", "") == "unknown":
+      return
+    took = now - asked
+    self.shortest = min(self.shortest or took, took)
 
 
 class LogWriter:

@@ -43,8 +43,9 @@ class View:
   """Leader, members and step, as of a position of the log.
 
   Attributes: those of `ViewState`, with `members` by incarnation and `departed`
-    by id; `ended`, the entry that ended the run, or None; and `latest`, which
-    has `progress` after each step of the latest record.
+    by id; `ended`, the entry that ended the run, or None; `latest`, which has
+    `progress` after each step of the latest record; and `broken`, the first
+    commit that does not follow the step before it, "" for none.
   """
 
   def __init__(self) -> None:
@@ -64,6 +65,7 @@ class View:
     self.ended: Ended | None = None
     self.progress = Progress()
     self.latest: list[tuple[int, Progress]] = []
+    self.broken = ""
 
   def copy(self) -> View:
     """An independent copy."""
@@ -109,6 +111,7 @@ class View:
         self.leader, self.leader_address = entry.leader, entry.address
         self.terms.append(position)
         if entry.fresh:
+          self.broken = ""
           self.step = self.origin_step = entry.step
           self.origin_digest = entry.digest
           self.progress = entry.progress
@@ -131,6 +134,11 @@ class View:
           self.membership = position
           self.departed[member_.replica] = left
       case Committed():
+        if entry.attempt.step != self.step and not self.broken:
+          self.broken = (
+            f"record {position} of the log commits step {entry.attempt.step},"
+            f" and the next one is {self.step}"
+          )
         self.step = entry.attempt.step + 1
         self.applied += sum(part.count for part in entry.parts)
         self.dropped = entry.dropped

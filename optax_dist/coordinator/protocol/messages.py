@@ -60,6 +60,7 @@ class Hello:
     has_state: whether its state is that of the run at `step`.
     call: number of this request; the answer repeats it.
     lease: samples that it computes on, or whose gradient has no answer yet.
+    store_delay: seconds that the store takes to answer it; 0.0 if unknown.
   """
 
   version: int
@@ -72,6 +73,7 @@ class Hello:
   has_state: bool
   call: Natural
   lease: Spans = ()
+  store_delay: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +158,13 @@ class NeedsSnapshot:
 
   step: Natural
   reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InProgress:
+  """The answer to `AskProgress`, unless it is `Done` or `Failed`."""
+
+  attempt: AttemptId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,6 +283,17 @@ class Attempt:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class AskProgress:
+  """The leader asks a member how far an attempt is.
+
+  Answered at once by `InProgress`, `Done` or `Failed`. All members have begun
+  it, so each one fails it once it has waited for bytes long enough.
+  """
+
+  attempt: AttemptId
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Abandoned:
   """The attempt has no effect; accepted gradients stay accepted."""
 
@@ -319,6 +339,14 @@ class Asked:
   sequence: int
   count: Positive
   lease: Spans = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakeOver:
+  """The leader hands its role to the receiver, which is nearer to the store.
+
+  The receiver has all records, and claims leadership at once.
+  """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -437,6 +465,7 @@ Message: TypeAlias = (
   | Arrive
   | Done
   | Failed
+  | InProgress
   | Applied
   | NeedsSnapshot
   | Leave
@@ -447,9 +476,11 @@ Message: TypeAlias = (
   | Proposed
   | Recorded
   | Attempt
+  | AskProgress
   | Abandoned
   | Dropped
   | Asked
+  | TakeOver
   | Call
   | Serve
   | Fetch

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Sequence
 
 from optax_dist.coordinator.protocol import effects
 from optax_dist.coordinator.runtime.states import State
+from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.ledger import Progress, Spans
 
+# Seconds within which a waiting thread looks at its clock.
+_SLICE = 2.0
 # Steps whose progress is kept, besides those that the training loop holds.
 _KEPT = 256
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-  """The outcome of a submission.
-
-  Attributes:
-    resolved: the protocol's outcome.
-    before: the state before the commit that included it.
-  """
-
-  resolved: effects.Resolved
-  before: State
+Answer = effects.Taken | effects.Resolved
 
 
 class Handover:
@@ -70,7 +61,8 @@ class Handover:
     self.held: Callable[[], Sequence[int]] = tuple
     self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()
-    self._outcomes: dict[int, Outcome | effects.Taken] = {}
+    # Each with the state before the latest commit.
+    self._answers: dict[int, tuple[Answer, State]] = {}
 
   # Called by the event loop.
 
@@ -83,9 +75,14 @@ class Handover:
     with self._changed:
       self._changed.notify_all()
 
-  def resolve(self, sequence: int, outcome: Outcome | effects.Taken) -> None:
-    """Stores the answer to a submission; `tell` follows."""
-    self._outcomes[sequence] = outcome
+  def resolve(self, answer: Answer, before: State) -> None:
+    """Stores the answer to a submission; `tell` follows.
+
+    Args:
+      answer: the answer.
+      before: the state before the commit that included the submission.
+    """
+    self._answers[answer.sequence] = answer, before
 
   def lend(self, incarnation: int, spans: Spans) -> None:
     """A membership computes on these samples next; `tell` follows."""
@@ -115,16 +112,37 @@ class Handover:
     """Marks that nothing will change any more."""
 
   def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-    """Waits until `ready` or the run's end; returns whether it is ready."""
+    """Waits until `ready` or the run's end; returns whether it is ready.
+
+    Args:
+      ready: what to wait for.
+      timeout: seconds; those in which this process was stopped don't count.
+    """
     over = lambda: self.failure is not None or self.finished is not None
-    with self._changed:
-      self._changed.wait_for(lambda: ready() or over(), timeout)
+    self._wait_for(lambda: ready() or over(), timeout)
     return ready()
 
-  def outcome(self, sequence: int) -> Outcome | effects.Taken | None:
-    """The answer to a submission, if there is one."""
-    return self._outcomes.get(sequence)
+  def _wait_for(self, predicate: Callable[[], bool], timeout: float) -> float:
+    """Waits for so many seconds awake; returns how many it waited."""
+    clock = AwakeClock(_SLICE)
+    start = clock.now()
+    end = start + timeout
+    with self._changed:
+      while not predicate() and (left := end - clock.now()) > 0:
+        self._changed.wait_for(predicate, min(left, _SLICE / 2))
+    return clock.now() - start
 
-  def take(self, sequence: int) -> Outcome | effects.Taken | None:
-    """Removes and returns the answer."""
-    return self._outcomes.pop(sequence, None)
+  def answer(self, sequence: int) -> Answer | None:
+    """The answer to a submission, if there is one."""
+    found = self._answers.get(sequence)
+    return None if found is None else found[0]
+
+  def before(self, sequence: int) -> State:
+    """The state before the commit that included a submission."""
+    return self._answers[sequence][1]
+
+  def forget(self, first: int) -> None:
+    """Forgets the answers to the submissions before this one."""
+    for sequence in list(self._answers):
+      if sequence < first:
+        del self._answers[sequence]

@@ -287,7 +287,8 @@ def test_an_interrupted_step_goes_on(job, width):
         assert replica.step(grads).accepted
 
       def interrupt():
-        until(lambda: replica._pending >= 0)  # It is in `step`, and waits.
+        # It is in `step`, and waits.
+        until(lambda: replica._submission.pending >= 0)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
       interrupting = threading.Thread(target=interrupt)

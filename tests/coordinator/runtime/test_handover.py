@@ -42,11 +42,14 @@ def test_a_wait_has_an_end(shared):
   assert not shared.wait(lambda: False, 0.01)
 
 
-def test_an_answer_is_taken_once(shared):
-  shared.resolve(3, "answer")
-  assert shared.outcome(3) == "answer"
-  assert shared.take(3) == "answer"
-  assert shared.take(3) is None
+def test_the_answers_to_past_submissions_are_forgotten(shared):
+  answers = [types.SimpleNamespace(sequence=n) for n in (3, 4)]
+  for answer in answers:
+    shared.resolve(answer, f"before {answer.sequence}")
+  assert [shared.answer(n) for n in (3, 4)] == answers
+  assert shared.before(4) == "before 4"
+  shared.forget(4)
+  assert [shared.answer(n) for n in (3, 4)] == [None, answers[1]]
 
 
 def test_old_progress_is_forgotten_but_for_what_is_saved(shared):

@@ -29,6 +29,7 @@ class MemberState:
     sequence: sequence of its last submission.
     leaving: the step and time at which it asked to leave.
     reported: the step of the last `Report` to it.
+    store_delay: seconds that the store takes to answer it; 0.0 if unknown.
   """
 
   member: Member
@@ -40,6 +41,7 @@ class MemberState:
   sequence: int = -1
   leaving: tuple[int, float] | None = None
   reported: int = -1
+  store_delay: float = 0.0
 
   @property
   def is_connected(self) -> bool:

@@ -1,0 +1,372 @@
+"""What a replica has summed, submitted, and been notified of.
+
+    training loop                  Submission                       event loop
+
+    draw       -> samples of the next gradient            <-  leases
+    add        -> whether the sum `is_complete`           <-  gradients asked for
+    submit     ->                              Submitted  ->
+    waits      -> what it waits for, "" for nothing       <-  answers, admissions
+    conclude   -> the Result in `ended`
+    resume     -> the next sum, on the current state      <-  published states
+
+A sum has one gradient, or more if more are requested than there are replicas:
+
+    draw, add, ... --> pending --> applied, or dropped with a reason --> resume
+        ^                 |
+        +---- partial <---+   the leader has it, and requests more gradients
+
+A partial sum is submitted again with the gradients that were added to it. It may
+also be decided while these are computed: then it has an outcome of its own, and
+what was added is superseded. A gradient that is known to be stale is reported
+without its numbers. Whatever happens, each gradient gets one outcome, which
+`counts` has.
+
+There is no clock, no thread and no array here: gradients and states are opaque,
+and what the event loop has notified is read from `Seen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from optax_dist.coordinator.protocol.effects import Resolved, Taken
+from optax_dist.coordinator.protocol.entries import Incarnation, Work
+from optax_dist.coordinator.protocol.inputs import Submitted
+from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
+from optax_dist.quorum import Reason
+
+
+class Seen(Protocol):
+  """What the event loop has notified the training loop of, until now.
+
+  Attributes:
+    published: the state that all replicas share; its `step` is read here.
+    admission: number of times the replica was admitted; 0 before the first.
+    suspended: whether the replica is currently not a member.
+    asked: how many gradients to sum into a submission.
+    finished: why the run has finished; None if it has not.
+    lease: the membership that samples are leased to, and the samples.
+    incarnation: of the membership; -1 before the first.
+  """
+
+  published: Any
+  admission: int
+  suspended: bool
+  asked: int
+  finished: str | None
+  lease: tuple[Incarnation, Spans]
+  incarnation: Incarnation
+
+  def answer(self, sequence: int) -> Taken | Resolved | None:
+    """The answer to a submission, if there is one."""
+    ...
+
+
+class Gradient(NamedTuple):
+  """What is known of a gradient besides its numbers.
+
+  Attributes:
+    batch: its data for the journal, as JSON text.
+    seconds: that computing it took; None if unknown.
+    data: its samples, if samples are leased.
+  """
+
+  batch: str
+  seconds: float | None
+  data: Spans
+
+
+class Result(NamedTuple):
+  """What has become of a sum.
+
+  Attributes:
+    reason: why it was dropped, a value of `quorum.Reason`; "" otherwise.
+    applied: its outcome, if it is part of a commit.
+    behind: whether the leader found it stale, as it would the next gradient.
+    forgets: whether it has samples, which other replicas get if it was dropped.
+  """
+
+  reason: str
+  applied: Resolved | None
+  behind: bool
+  forgets: bool
+
+
+class Submission:
+  """The sum of one replica, from its first gradient to its outcome.
+
+  Attributes:
+    base: the state that gradients are computed on.
+    admission: the admission that they are computed in.
+    sequence: number of the next submission.
+    pending: the submission without an answer yet; -1: none.
+    partial: the submission that the next one extends; -1: none.
+    total: the sum; None without one, or where a stale gradient is reported.
+    gradients: the gradients in the sum, including a partial one.
+    drawn: the samples of the gradient that is computed; None: none are drawn.
+    is_complete: whether the sum is to be submitted.
+    ended: what has become of the last sum, until `resume`.
+    settled: outcomes since the caller last removed them, in order.
+    counts: gradients by outcome.
+  """
+
+  def __init__(
+    self,
+    base: Any,
+    add: Callable[[Any, Any], Any],
+    *,
+    max_staleness: int | None,
+    samples: int = 0,
+  ):
+    """Creates the submission of a replica.
+
+    Args:
+      base: the state it starts from.
+      add: adds two gradients.
+      max_staleness: largest staleness of a gradient, in steps; None: any.
+      samples: of one call of `draw`; 0: samples are not leased.
+    """
+    self.base = base
+    self.admission = self.sequence = 0
+    self.pending = self.partial = -1
+    self.total: Any = None
+    self.gradients: list[Gradient] = []
+    self.drawn: Spans | None = None
+    self.is_complete = False
+    self.ended: Result | None = None
+    self.settled: list[Resolved] = []
+    self.counts: dict[str, int] = {"applied": 0}
+    self._add, self._max_staleness = add, max_staleness
+    self._samples = samples
+    # How many of the gradients are in the partial sum.
+    self._sent = 0
+    # Leased for this sum and not drawn yet; and drawn for the next gradient,
+    # which with local steps has the samples of all of them.
+    self._left: Spans = ()
+    self._round: list[Spans] = []
+
+  # Samples.
+
+  def draw(self, seen: Seen) -> Spans | None:
+    """The samples to compute on; None if none are leased, or the sum ends."""
+    self._supersede(seen)
+    if not (self.gradients or self._round) and self._is_behind(seen):
+      # Compute on the newest parameters.
+      self.end(seen, "")
+      return None
+    if self.drawn is None:
+      if len(self.gradients) == self._sent and not self._round:
+        self._left = _leased(seen)
+      if not self._left:
+        return None
+      self.drawn, self._left = sp.head(self._left, self._samples)
+    return self.drawn
+
+  def can_draw(self, seen: Seen) -> bool:
+    """Whether there are samples, or there is a reason not to wait for them."""
+    return (
+      bool(_leased(seen))
+      or seen.admission != self.admission
+      or self._resolved(seen, self.partial) is not None
+    )
+
+  def keep_drawn(self) -> None:
+    """Adds the drawn samples to those of the next gradient."""
+    if self.drawn is not None:
+      self._round.append(self.drawn)
+      self.drawn = None
+
+  # The sum.
+
+  def is_late(self, seen: Seen) -> bool:
+    """Whether a gradient on `base` would be dropped now."""
+    most = self._max_staleness
+    return most is not None and seen.published.step - self.base.step > most
+
+  def _is_behind(self, seen: Seen) -> bool:
+    return seen.published.step > self.base.step
+
+  def _supersede(self, seen: Seen) -> None:
+    """Drops what was added to a partial sum that was decided in the meantime.
+
+    Gradients can't be removed from a sum.
+    """
+    if self._resolved(seen, self.partial) is not None:
+      self._close(seen, Reason.SUPERSEDED.value)
+      self._clear()
+
+  def add(
+    self, seen: Seen, part: Any, batch: str, seconds: float | None
+  ) -> None:
+    """Adds a gradient to the sum, which may make it complete."""
+    self._supersede(seen)
+    late, total = self.is_late(seen), None
+    if not late:
+      total = part if self.total is None else self._add(self.total, part)
+    self._append(total, Gradient(batch, seconds, sp.join(*self._round)))
+    added = len(self.gradients) - self._sent
+    more = bool(self._left) if self._samples else added < seen.asked
+    self.is_complete = late or not more
+
+  def abandon(self, seen: Seen) -> None:
+    """Gives up what is computed; its samples stay leased, and come again."""
+    self._supersede(seen)
+    if self.is_late(seen):
+      # How long it would have taken is unknown.
+      self._append(None, Gradient("null", None, ()))
+      self.is_complete = True
+    elif not self.gradients and self._is_behind(seen):
+      self.end(seen, Reason.ABANDONED.value, 1)
+    else:
+      # The gradients already in the sum are still valid.
+      self.count(Reason.ABANDONED.value, 1)
+
+  def _append(self, total: Any, gradient: Gradient) -> None:
+    self.total, self._round = total, []
+    self.gradients.append(gradient)
+
+  def submit(
+    self,
+    finite: bool,
+    payload: bytes = b"",
+    timings: bytes = b"",
+    work: Work | None = None,
+  ) -> Submitted:
+    """Submits the sum, or reports stale gradients.
+
+    Args:
+      finite: whether all numbers of the sum are finite.
+      payload: the encoded sum, if it is sent inline.
+      timings: as in `Submitted`.
+      work: as in `Submitted`.
+    """
+    # What is reported is not in the sum that the leader has.
+    reported = self.total is None
+    found = self.gradients[self._sent :] if reported else self.gradients
+    seconds = [gradient.seconds for gradient in found]
+    self.pending = self.sequence
+    self.sequence += 1
+    self.is_complete = False
+    return Submitted(
+      self.pending,
+      -1 if reported else self.partial,
+      self.admission,
+      self.base.step,
+      len(found),
+      finite,
+      payload,
+      self.pending,
+      f"[{','.join(gradient.batch for gradient in found)}]",
+      None if None in seconds else sum(s for s in seconds if s is not None),
+      timings,
+      sp.join(*(gradient.data for gradient in found)),
+      work,
+    )
+
+  # Its outcome.
+
+  def waits(self, seen: Seen) -> str:
+    """What the training loop waits for; "" if it can go on."""
+    if seen.finished is not None:
+      return ""
+    if self.pending >= 0:
+      answer = seen.answer(self.pending)
+      if answer is None:
+        return "for this step's commit"
+      apart = isinstance(answer, Resolved) and answer.apart
+      if apart and self._resolved(seen, self.partial) is None:
+        return "for the commit of its partial sum"
+    elif self.ended is not None:
+      if self.ended.reason == Reason.FINISHED:
+        return "for the end of the run"
+      if (
+        self.ended.behind
+        and not self._is_behind(seen)
+        and seen.admission == self.admission
+      ):
+        return "for newer parameters than its stale gradient's"
+      if seen.suspended:
+        # Every gradient on the state it has now would be worthless.
+        return "to be admitted again"
+    return ""
+
+  def conclude(self, seen: Seen) -> None:
+    """Handles the answer to what is pending; without one the run is over."""
+    if isinstance(seen.answer(self.pending), Taken):
+      self.partial, self.pending = self.pending, -1
+      self._sent = len(self.gradients)
+    else:
+      self.end(seen, Reason.FINISHED.value)
+
+  def end(self, seen: Seen, reason: str, more: int = 0) -> None:
+    """Ends the sum, of which nothing is computed any more.
+
+    Args:
+      seen: what was notified.
+      reason: why what has no outcome is dropped.
+      more: gradients that are dropped without having been in the sum.
+    """
+    pending = self._resolved(seen, self.pending)
+    forgets = bool(self._round) or any(g.data for g in self.gradients)
+    self._close(seen, reason)
+    self.count(reason, more)
+    applied, behind = None, False
+    if pending is not None:
+      reason = reason if more else pending.reason
+      applied = None if reason else pending
+      behind = pending.reason == Reason.STALE and not pending.apart
+    self._clear()
+    self._round = []
+    self.ended = Result(reason, applied, behind, forgets)
+
+  def expire(self, seen: Seen, more: int = 0) -> bool:
+    """Ends the sum if it can't be submitted any more; returns whether it is so.
+
+    Args:
+      seen: what was notified.
+      more: as in `end`.
+    """
+    if seen.finished is not None:
+      self.end(seen, Reason.FINISHED.value, more)
+    elif seen.admission != self.admission:
+      # It was declared dead and readmitted: its work so far is worthless.
+      self.end(seen, Reason.LOST.value, more)
+    return self.ended is not None
+
+  def resume(self, admission: int, base: Any) -> None:
+    """Begins another sum, on this state and in this admission."""
+    self.admission, self.base, self.ended = admission, base, None
+
+  def count(self, reason: str, gradients: int) -> None:
+    """Counts gradients of an outcome."""
+    if gradients:
+      reason = reason or "applied"
+      self.counts[reason] = self.counts.get(reason, 0) + gradients
+
+  def _close(self, seen: Seen, reason: str) -> None:
+    """Counts all gradients: by their outcome, or this reason without one."""
+    partial = self._resolved(seen, self.partial)
+    pending = self._resolved(seen, self.pending)
+    rest = len(self.gradients)
+    if partial is not None:
+      rest -= self._sent
+      self.count(partial.reason, self._sent)
+    self.count(reason if pending is None else pending.reason, rest)
+    self.settled += [r for r in (partial, pending) if r is not None]
+
+  def _resolved(self, seen: Seen, sequence: int) -> Resolved | None:
+    answer = seen.answer(sequence) if sequence >= 0 else None
+    return answer if isinstance(answer, Resolved) else None
+
+  def _clear(self) -> None:
+    self.pending = self.partial = -1
+    self.total, self.gradients, self._sent = None, [], 0
+    self.drawn, self._left, self.is_complete = None, (), False
+
+
+def _leased(seen: Seen) -> Spans:
+  """What is leased to the current membership."""
+  incarnation, spans = seen.lease
+  return spans if incarnation == seen.incarnation else ()

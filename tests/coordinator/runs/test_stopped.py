@@ -1,0 +1,78 @@
+"""Processes that are stopped, as on a suspended host: time asleep costs nothing."""
+
+import json
+import signal
+import time
+
+import process_runs
+import pytest
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+  with process_runs.Machine(tmp_path_factory.mktemp("processes")) as made:
+    made.prepare(3)
+    yield made
+
+
+def _stop(members, seconds):
+  """Stops these replicas' processes for a while."""
+  for member in members:
+    member.process.signal(signal.SIGSTOP)
+  time.sleep(seconds)
+  for member in members:
+    member.process.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(("k", "n"), [(4, 2), (3, 3)])
+def test_a_pause_of_all_ends_nothing(machine, tmp_path, k, n):
+  """Deadlines of a leader that slept passed at once: it removed everybody."""
+  run = process_runs.Run(
+    machine,
+    tmp_path,
+    k,
+    n,
+    lower_on_loss=True,
+    leader_timeout=None,
+    attempt_timeout=None,
+  )
+  run.start(n)
+  for _ in range(2):
+    run.wait_steps(3)
+    _stop(run.members, 7.0)
+  run.wait_steps(3)
+  assert run.live == run.members
+  run.finish()
+  if k <= n:  # The programs of these tests don't count parts of sums.
+    run.check()
+  prints = [m.result["prints"] for m in run.members]
+  assert len({json.dumps(p, sort_keys=True) for p in prints}) == 1
+  assert all(m.result["error"] is None for m in run.members)
+  assert not run.records("lost")
+  [end] = run.records("finish")
+  assert end["reason"] != "all replicas have left"
+
+
+def test_a_replica_stopped_for_longer_than_its_patience_joins_again(
+  machine, tmp_path
+):
+  """It ended on waking up: it had waited too long by its own clock."""
+  run = process_runs.Run(
+    machine,
+    tmp_path,
+    2,
+    3,
+    timeout=4.0,
+    leader_timeout=1.0,
+    attempt_timeout=0.5,
+  )
+  *others, stopped = run.start(3, first_alone=True)
+  run.wait_steps(3)
+  _stop([stopped], 9.0)  # Its patience is 4 + 3 * 1 + 0.5 s.
+  run.wait_steps(3, others)
+  run.wait_steps(3)
+  assert stopped in run.live
+  run.finish()
+  run.check()
+  assert {r["replica"] for r in run.records("lost")} == {2}
+  assert stopped.result["stats"]["rejoins"] >= 1
