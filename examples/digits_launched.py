@@ -10,7 +10,7 @@ the coordinator leases samples, and gives those of a dropped gradient to others.
 
 Writes metrics.jsonl, training.png and checkpoints to the launcher's --output, and
 goes on from there with --resume. Needs the extra [train], and orbax-checkpoint.
-Options: --epochs 20 --batch 64 (of a step) --save-every 100.
+Options: --epochs 40 --batch 64 (of a step) --save-every 100.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from optax_dist.coordinator import checkpoint
 
 def main():
   parser = argparse.ArgumentParser()
-  parser.add_argument("--epochs", type=int, default=20)
+  parser.add_argument("--epochs", type=int, default=40)
   parser.add_argument("--batch", type=int, default=64, help="of a step")
   parser.add_argument("--save-every", type=int, default=100)
   args = parser.parse_args()
