@@ -40,6 +40,7 @@ class Case:
       fewer than there are replicas.
     data: the mode in which samples are leased; "" for none.
     times: how often an outage comes.
+    at: the phase in which a replica must be when an outage begins; "" for any.
     healed: seconds between two cuts.
   """
 
@@ -55,6 +56,7 @@ class Case:
   aggregate: int
   data: Literal["", "exact", "streaming"]
   times: int = 1
+  at: str = ""
   healed: float = 0.0
 
   @property
@@ -130,7 +132,9 @@ def _outage(seed: int, index: int) -> Case:
     who="replica" if fault == "cut-host" else rng.choice(WHO),
     after=after,
     seconds=rng.uniform(shortest, longest),
-    inline=rng.random() < 0.2,
+    # In the middle of an exchange.
+    inline=False,
+    at=rng.choice(_LARGE) if fault == "pause-all" else "",
     loopback=False,
     max_staleness=rng.choice((0, 0, 1)),
     # With more gradients than replicas, each gives several.

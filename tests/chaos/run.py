@@ -155,6 +155,7 @@ class _Run:
         if case.phase == "checkpointing"
         else "",
         **dataclasses.asdict(case),
+        "phase": case.at or case.phase,
         "joins": case.joins,
         "remote": case.remote,
       }
@@ -203,6 +204,11 @@ class _Run:
     """Injects the fault, once, when a process enters the phase."""
     case = self._case
     everyone = [m for m in self._members if not m.over]
+    if case.phase == OUTAGE:
+      # One that is stopped reads this once it goes on.
+      self._begin_outage(everyone)
+      member.process.send({"do": "go"})
+      return
     absent = [
       m
       for m in everyone
@@ -274,7 +280,7 @@ class _Run:
       steps = [e for e in self._members[-1].events if e["event"] == "step"]
       if self._members[-1].incarnation and len(steps) > 5:
         self._primed = False
-    if self._outages and not self._to_continue:
+    if self._outages and not self._case.at:
       self._begin_outage(live)
     if self._finishing or self._struck_at is None or self._outages:
       return
@@ -287,6 +293,8 @@ class _Run:
   def _begin_outage(self, live: list[_Member]) -> None:
     """Stops all, or one, once they have got so far since the last time."""
     case = self._case
+    if not self._outages or self._to_continue:
+      return
     victims = live
     if case.fault == "stop-one":
       leads = case.who == "leader"

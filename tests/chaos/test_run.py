@@ -332,17 +332,20 @@ def test_a_replica_that_ends_before_it_is_told_to_ended_early(started):
 
 
 def test_an_outage_of_all_stops_all_and_comes_again_once_steps_go_on(started):
-  run = started(_case(cases.OUTAGE, "pause-all", after=3, times=2))
+  run = started(_case(cases.OUTAGE, "pause-all", after=3, times=2, at="gather"))
   for member in run._members:
     member.events.append({"event": "joined"})
   run._advance()
+  assert [m.process.signals for m in run._members] == [[]] * 3
+  run._reached(run._members[1])
+  assert _orders(run) == [[], ["go"], []]
   assert [m.process.signals for m in run._members] == [[signal.SIGSTOP]] * 3
   run._to_continue = []
   run._advance()
   assert not run._finishing
   for number, member in enumerate(run._members):
     member.events.append(_step(6, number == 0))
-  run._advance()
+  run._reached(run._members[2])
   assert [len(m.process.signals) for m in run._members] == [2] * 3
   run._to_continue = []
   for member in run._members:
