@@ -123,9 +123,7 @@ class _Work:
         inline_bytes=Options.inline_bytes if job["inline"] else 0,
         journal=job["journal"],
         fingerprint_every=1,
-        timeout=job["timeout"],
-        attempt_timeout=job["attempt_timeout"],
-        leader_timeout=job["leader_timeout"],
+        **job["deadlines"],
         data=samples.batches(job["data"], job["aggregate"])
         if job["data"]
         else None,

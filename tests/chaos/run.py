@@ -16,7 +16,13 @@ from tests.chaos.cases import OUTAGE, REPLICAS, Case
 from tests.chaos.pool import Pool
 
 OUTCOMES = ("ok", "hang", "diverged", "ended early", "not struck", "wrong")
-TIMEOUT, ATTEMPT, LEADER = 40.0, 1.5, 1.0
+# No replica may wait for longer, in seconds.
+TIMEOUT = 40.0
+_DEADLINES = {
+  "timeout": TIMEOUT,
+  "attempt_timeout": 1.5,
+  "leader_timeout": 1.0,
+}
 # Seconds after which a run counts as hanging, without those of an outage.
 DEADLINE = 90.0
 # How often a replica is started in a run; it may take several until the right
@@ -147,10 +153,8 @@ class _Run:
         "replicas": REPLICAS,
         "lower_on_loss": case.aggregate >= REPLICAS,
         "journal": str(self._journal),
-        "timeout": TIMEOUT,
         # The deadlines that outages are to exceed are the usual ones.
-        "attempt_timeout": None if case.phase == OUTAGE else ATTEMPT,
-        "leader_timeout": None if case.phase == OUTAGE else LEADER,
+        "deadlines": {} if case.phase == OUTAGE else _DEADLINES,
         "checkpoints": str(folder / f"checkpoints-{case.seed}")
         if case.phase == "checkpointing"
         else "",
