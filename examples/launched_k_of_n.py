@@ -8,7 +8,6 @@ launcher starts it again. `--resume` goes on after the whole job was stopped.
 """
 
 import argparse
-import contextlib
 import os
 import pathlib
 import time
@@ -53,9 +52,7 @@ def main():
 
   # The launcher's --output, and what an earlier start has saved there.
   folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", "."), "checkpoints")
-  found = {"params": params}
-  if saved := checkpoint.latest(folder):
-    found = checkpoint.restore(saved, params, tx.init(params))
+  found = checkpoint.resume(folder, params, tx.init(params))
 
   with coordinator.join(tx, **found) as replica:
     print(f"process {os.getpid()} joins at step {replica.global_step}")
@@ -66,14 +63,7 @@ def main():
       value, grads = gradient(replica.params, *batch(rng))
       time.sleep(args.pause)
       outcome = replica.step(grads)
-      # That which all are to save may be before the one that this one is at.
-      step = outcome.save or outcome.global_step
-      due = outcome.save or step % args.save_every == 0
-      # All hold the same: the first of those that took the step saves it. One
-      # that is late may be a step further, which another has saved by then.
-      if due and outcome.members[:1] == (replica.replica,):
-        with contextlib.suppress(FileExistsError):
-          checkpoint.save(folder / f"step-{step:08}", replica)
+      checkpoint.save_if_due(folder, replica, outcome, args.save_every)
     replica.finish()
     print(f"step {replica.global_step}, loss {value:.4f}")
 

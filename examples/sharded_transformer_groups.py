@@ -12,7 +12,6 @@ a whole, and the other one goes on meanwhile. Needs the extra [train].
 """
 
 import argparse
-import contextlib
 import os
 import pathlib
 import sysconfig
@@ -125,9 +124,7 @@ def main():
     return jax.value_and_grad(loss)(params)
 
   folder = pathlib.Path(os.environ.get("OPTAX_DIST_OUTPUT", "."), "checkpoints")
-  found = {"params": params}
-  if saved := checkpoint.latest(folder):
-    found = checkpoint.restore(saved, params, tx.init(params))
+  found = checkpoint.resume(folder, params, tx.init(params))
 
   with coordinator.join(tx, **found) as replica:
     print(f"process {os.getpid()} joins at step {replica.global_step}")
@@ -140,12 +137,7 @@ def main():
       value, grads = gradient(replica.params, placed(tokens, mesh, P("fsdp")))
       outcome = replica.step(grads)
       step = outcome.global_step
-      if step % args.save_every == 0 and (
-        outcome.members[:1] == (replica.replica,)
-      ):
-        # One that is late may be at a step that another has saved.
-        with contextlib.suppress(FileExistsError):
-          checkpoint.save(folder / f"step-{step:08}", replica)
+      checkpoint.save_if_due(folder, replica, outcome, args.save_every)
       if speaks and step % 20 == 0:
         print(f"step {step}, loss {value:.3f}, of {len(outcome.members)}")
     replica.finish()

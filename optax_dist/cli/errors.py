@@ -11,10 +11,3 @@ class CommandError(Exception):
   def __init__(self, message: str, exit_code: int = 2):
     super().__init__(" ".join(message.split()))
     self.exit_code = exit_code
-
-
-class Interrupted(CommandError):
-  """Ctrl-C, with some results kept."""
-
-  def __init__(self, message: str):
-    super().__init__(message, exit_code=130)

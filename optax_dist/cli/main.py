@@ -7,11 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from optax_dist.cli import errors, parser
-from optax_dist.cli.chaos import command as chaos
 from optax_dist.cli.launch import command as launch
 from optax_dist.cli.runs import report, watch
 from optax_dist.cli.simulate import plan, simulate
-from optax_dist.cli.train import command as train
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the arguments after the command's name; None for this process's own.
 
   Returns:
-    The exit code: 0 for success, 1 for a failed training, 2 for wrong usage,
-    130 for Ctrl-C.
+    The exit code: 0 for success, 1 for a failure, 2 for wrong usage, 130 for
+    Ctrl-C.
 
   Example:
     >>> main(["--version"])  # doctest: +ELLIPSIS
@@ -88,13 +86,11 @@ def _dispatch(argv: list[str]) -> int:
     "--version", action="store_true", help="print the version and exit"
   )
   commands = root.add_subparsers(title="commands", metavar="COMMAND")
-  train.add_parser(commands, argv)
   argv = launch.add_parser(commands, argv)
   simulate.add_parser(commands)
   plan.add_parser(commands)
   watch.add_parser(commands)
   report.add_parser(commands)
-  chaos.add_parser(commands)
   args = root.parse_args(argv)
   if args.version:
     import optax_dist

@@ -1,40 +1,9 @@
 """The output directory of a run."""
 
-import contextlib
 import pathlib
 import tempfile
-from collections.abc import Iterator
 
-from optax_dist.cli import errors, folder_lock
-
-
-@contextlib.contextmanager
-def prepared(
-  directory: pathlib.Path, files: list[str]
-) -> Iterator[list[pathlib.Path]]:
-  """Like `prepare`, and locked; removes what is still empty after an error.
-
-  Args:
-    directory: see `prepare`.
-    files: see `prepare`.
-
-  Yields:
-    The files' paths.
-
-  Raises:
-    errors.CommandError: if a file could not be written, or another process
-      writes to the directory.
-  """
-  missing = [d for d in (directory, *directory.parents) if not d.exists()]
-  try:
-    paths = prepare(directory, files)
-    with folder_lock.held(directory):
-      yield paths
-  except BaseException:
-    with contextlib.suppress(OSError):  # It has files.
-      for made in missing:
-        made.rmdir()
-    raise
+from optax_dist.cli import errors
 
 
 def prepare(directory: pathlib.Path, files: list[str]) -> list[pathlib.Path]:

@@ -19,7 +19,7 @@ import jax
 from optax_dist import ledger
 from optax_dist._internal import durable
 from optax_dist.coordinator import phases
-from optax_dist.coordinator.replica import Replica
+from optax_dist.coordinator.replica import Outcome, Replica
 from optax_dist.coordinator.runtime import group as groups
 
 # Which samples are in committed steps, stored beside the files orbax writes.
@@ -79,6 +79,39 @@ def save(path: str | os.PathLike[str], replica: Replica) -> int:
   return step
 
 
+def save_if_due(
+  folder: str | os.PathLike[str],
+  replica: Replica,
+  outcome: Outcome,
+  every: int,
+) -> pathlib.Path | None:
+  """Saves every so many steps, and when all are to save; call it after a step.
+
+  One replica of those that took the step saves it, since all hold the same.
+
+  Args:
+    folder: what holds the checkpoints, each in a folder ``step-...`` of it.
+    replica: this replica.
+    outcome: what `Replica.step` returned.
+    every: steps between checkpoints; 0 for none but those that are asked for
+      (`Outcome.save`).
+
+  Returns:
+    The path of the new checkpoint; None if there is none.
+  """
+  # The step that all are to save may be before the one that this replica is at.
+  step = outcome.save or outcome.global_step
+  due = outcome.save or (every and step % every == 0)
+  if not due or outcome.members[:1] != (replica.replica,):
+    return None
+  path = pathlib.Path(folder, f"step-{step:08}")
+  try:
+    save(path, replica)
+  except FileExistsError:
+    return None  # A replica that is late may be at a step that another saved.
+  return path
+
+
 def latest(folder: str | os.PathLike[str]) -> pathlib.Path | None:
   """Finds the checkpoint of the latest step.
 
@@ -129,14 +162,6 @@ def restore(
     ModuleNotFoundError: orbax-checkpoint is not installed.
     FileNotFoundError: there is no checkpoint.
 
-  Example:
-    Every replica restores, and joins with the result::
-
-      found = {"params": params}
-      if path := checkpoint.latest("checkpoints"):
-        found = checkpoint.restore(path, params, opt.init(params))
-      with coordinator.join(opt, **found) as replica:
-        ...
   """
   import orbax.checkpoint as ocp
 
@@ -149,6 +174,35 @@ def restore(
   if told.exists():
     found["progress"] = _progress(json.loads(told.read_text()))
   return found
+
+
+def resume(
+  folder: str | os.PathLike[str], params: Any, opt_state: Any
+) -> dict[str, Any]:
+  """Reads the checkpoint of the latest step, if there is one.
+
+  Args:
+    folder: what holds the checkpoints, as for `latest`.
+    params: the initial parameters, which are returned if there is none.
+    opt_state: the initial optimizer state, as for `restore`.
+
+  Returns:
+    Arguments for `join` and `run_embedded`, as `restore` returns them.
+
+  Example:
+    Every replica resumes, and joins with the result::
+
+      found = checkpoint.resume("checkpoints", params, opt.init(params))
+      with coordinator.join(opt, **found) as replica:
+        while replica.global_step < steps and not replica.finished:
+          outcome = replica.step(gradient(replica.params, next(batches)))
+          checkpoint.save_if_due("checkpoints", replica, outcome, every=100)
+        replica.finish()
+  """
+  path = latest(folder)
+  if path is None:
+    return {"params": params}
+  return restore(path, params, opt_state)
 
 
 def _progress(found: dict[str, Any]) -> ledger.Progress:

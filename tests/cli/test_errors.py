@@ -2,7 +2,7 @@
 
 import pytest
 
-from optax_dist.cli import errors, main
+from optax_dist.cli import errors
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,3 @@ def test_any_message_is_one_line(message, line):
 def test_wrong_usage_is_what_it_is_unless_told_otherwise():
   assert errors.CommandError("x").exit_code == 2
   assert errors.CommandError("x", exit_code=1).exit_code == 1
-
-
-def test_ctrl_c_with_results_kept_is_told_as_such(monkeypatch, capsys):
-  def interrupt(argv):
-    raise errors.Interrupted("interrupted after step 3\nof 9")
-
-  monkeypatch.setattr(main, "_dispatch", interrupt)
-  assert main.main([]) == 130
-  assert (
-    capsys.readouterr().err == "optax-dist: interrupted after step 3 of 9\n"
-  )

@@ -19,7 +19,7 @@ def _python(*args, **kwargs):
 
 
 @pytest.mark.parametrize(
-  "argv", [["--help"], ["train", "--help"], ["--version"]]
+  "argv", [["--help"], ["launch", "--help"], ["--version"]]
 )
 def test_help_and_version_exit_with_0(argv, capsys):
   assert main.main(argv) == 0
@@ -33,10 +33,10 @@ def test_help_and_version_exit_with_0(argv, capsys):
   [
     ([], "a command is needed"),
     (["fly"], "'fly'"),
-    (["train", "--wings", "2"], "--wings"),
-    (["train", "--strategy"], "--strategy"),
-    # An abbreviation of --epochs.
-    (["train", "--epoch", "2"], "--epoch"),
+    (["launch", "--wings", "2"], "--wings"),
+    (["plan", "--latency"], "--latency"),
+    # An abbreviation of --replicas.
+    (["launch", "--replica", "2"], "--replica"),
   ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(argv, said, capsys):
@@ -76,10 +76,10 @@ def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, capsys):
   assert capsys.readouterr().err == "optax-dist: interrupted\n"
 
 
-def test_help_imports_nothing_that_only_training_needs():
+def test_help_imports_nothing_that_only_the_work_needs():
   script = (
     "import sys; from optax_dist.cli import errors, main;"
-    "assert main.main(['train', '--help']) == 0;"
+    "assert main.main(['plan', '--help']) == 0;"
     f"slow = [m for m in {_SLOW!r} if m in sys.modules];"
     "sys.exit(f'imported {slow}' if slow else 0)"
   )

@@ -21,26 +21,6 @@ def test_leaves_what_is_there_alone(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_directories_that_are_still_empty_after_an_error_are_removed(tmp_path):
-  (tmp_path / "old").mkdir()
-
-  def refused(name, writes):
-    with output.prepared(tmp_path / name, ["a"]) as (path,):
-      if writes:
-        path.write_text("")
-      raise errors.CommandError("refused")
-
-  for name, writes, left in (
-    ("new/er", False, []),
-    ("old", False, []),
-    ("new/er", True, ["new", "new/er", "new/er/a"]),
-  ):
-    with pytest.raises(errors.CommandError, match="refused"):
-      refused(name, writes)
-    found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")}
-    assert found == {"old", *left}
-
-
 @pytest.mark.parametrize(
   ("where", "said"),
   [

@@ -13,7 +13,6 @@ import event_files
 import pytest
 
 from optax_dist.cli import main
-from optax_dist.cli.train import loop
 from optax_dist.coordinator.metrics import reporter
 
 # A replica that needs nothing but Python: it writes its run's journal itself.
@@ -83,49 +82,9 @@ def _environment(**more):
   return kept | more
 
 
-def _losses(text):
-  """The training's loss in what Prometheus reads, if it is there."""
-  return [
-    float(line.split()[1])
-    for line in text.splitlines()
-    if line.startswith("optax_dist_training_loss ")
-  ]
-
-
-def test_a_training_is_reported(tmp_path, monkeypatch, capsys):
-  found, train = [], loop.train
-
-  def train_and_read(*args, **options):
-    url = re.search(r"metrics at (\S+)", capsys.readouterr().err)[1]
-    # After it has compiled there is nothing to say yet.
-    found.append(_losses(_read(url)))
-    for record in train(*args, **options):
-      yield record
-      found.append(_losses(_read(url)))
-
-  monkeypatch.setattr(loop, "train", train_and_read)
-  flags = ("--epochs", "2", "--replicas", "1", "--batch-size", "479")
-  reported = ("--metrics-port", "0", "--tensorboard", tmp_path / "events")
-  arguments = ("train", *flags, *reported, "--output", tmp_path / "out")
-  assert main.main([str(one) for one in arguments]) == 0
-  text = (tmp_path / "out" / "metrics.jsonl").read_text()
-  lines = [json.loads(line) for line in text.splitlines()]
-  assert found == [[], *([line["loss"]] for line in lines)]
-  last = lines[-1]
-  points = event_files.read(tmp_path / "events")
-  for name in ("loss", "test_accuracy", "samples_per_second"):
-    step, value = points[f"optax_dist/training_{name}"][-1]
-    assert (step, value) == (last["step"], pytest.approx(last[name]))
-
-
-@pytest.mark.parametrize(
-  "arguments",
-  [("launch", "script.py"), ("train", "--replicas", "1", "--epochs", "1")],
-)
-def test_what_is_missing_is_one_line(tmp_path, monkeypatch, capsys, arguments):
+def test_what_is_missing_is_one_line(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "script.py").write_text("raise SystemExit(3)")
-  command, *rest = arguments
   flags = ["--metrics-port", "0"]
   with monkeypatch.context() as patched:
     found = reporter.importlib.util.find_spec
@@ -134,7 +93,7 @@ def test_what_is_missing_is_one_line(tmp_path, monkeypatch, capsys, arguments):
       "find_spec",
       lambda name: None if name == "prometheus_client" else found(name),
     )
-    assert main.main([command, *flags, *rest]) == 2
+    assert main.main(["launch", *flags, "script.py"]) == 2
   said = capsys.readouterr().err.strip()
   assert said.splitlines()[-1] == (
     "optax-dist: prometheus-client is not installed; run: pip install"
@@ -144,8 +103,8 @@ def test_what_is_missing_is_one_line(tmp_path, monkeypatch, capsys, arguments):
     taken.bind(("127.0.0.1", 0))
     taken.listen()
     flags = ["--metrics-port", str(taken.getsockname()[1])]
-    assert main.main([command, *flags, *rest]) == 2
+    assert main.main(["launch", *flags, "script.py"]) == 2
   assert "can't listen at 127.0.0.1 port" in capsys.readouterr().err
   (tmp_path / "file").touch()
-  assert main.main([command, "--tensorboard", "file/dir", *rest]) == 2
+  assert main.main(["launch", "--tensorboard", "file/dir", "script.py"]) == 2
   assert "--tensorboard: Not a directory" in capsys.readouterr().err

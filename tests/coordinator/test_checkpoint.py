@@ -95,3 +95,54 @@ def test_the_latest_has_the_largest_number(tmp_path, names, found):
   got = checkpoint.latest(tmp_path)
   assert got == (tmp_path / found if found else None)
   assert checkpoint.latest(tmp_path / "nowhere") is None
+
+
+def test_a_job_saves_and_resumes_by_one_call_each(tmp_path):
+  folder = tmp_path / "checkpoints"
+  start = (runs.PARAMS, runs.OPT.init(runs.PARAMS))
+  assert checkpoint.resume(folder, *start) == {"params": runs.PARAMS}
+
+  def train(replica, result):
+    paths = []
+    while replica.global_step < 7:
+      grads, batch = runs.compute(replica, result.computed)
+      result.computed += 1
+      outcome = replica.step(grads, batch=batch)
+      if outcome.global_step == 5 and replica.replica == 0:
+        replica.save_soon()
+      path = checkpoint.save_if_due(folder, replica, outcome, every=3)
+      if path is not None:
+        paths.append(path.name)
+        # A replica that is late finds that another has saved this step.
+        assert not checkpoint.save_if_due(folder, replica, outcome, every=3)
+    return paths
+
+  results = runs.run(train, 3)
+  assert [result.error for result in results] == [None] * 3
+  # One replica saves: every three steps, and where all are to.
+  saved = [name for result in results for name in result.value]
+  names = sorted(path.name for path in folder.iterdir())
+  assert sorted(saved) == names
+  assert {"step-00000003", "step-00000006"} <= set(names)
+  found = checkpoint.resume(folder, *start)
+  assert f"step-{found['global_step']:08}" == names[-1]
+  [again] = runs.run(runs.to_step(found["global_step"] + 1), 1, **found)
+  assert again.error is None
+
+
+def test_without_steps_between_checkpoints_only_those_asked_for_are_saved(
+  tmp_path,
+):
+  def train(replica, result):
+    saved = []
+    while replica.global_step < 6:
+      outcome = replica.step(*runs.compute(replica, 0)[:1])
+      if outcome.global_step == 2:
+        replica.save_soon()
+      saved.append(checkpoint.save_if_due(tmp_path, replica, outcome, every=0))
+    return [path.name for path in saved if path]
+
+  [result] = runs.run(train, 1)
+  assert result.error is None
+  assert [path.name for path in tmp_path.iterdir()] == result.value
+  assert len(result.value) == 1

@@ -1,5 +1,6 @@
 """Each example, run as its first lines say, at a small size."""
 
+import json
 import os
 import pathlib
 import re
@@ -31,6 +32,68 @@ def run(name, *arguments, devices=2):
 
 def numbers(pattern, text):
   return [float(found) for found in re.findall(pattern, text)]
+
+
+def records(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+  "strategy", ["cross-shard", "sync-replicas", "elastic", "diloco"]
+)
+def test_digits(tmp_path, strategy):
+  output = tmp_path / "runs" / "digits"
+  flags = ["--strategy", strategy, "--epochs", "3", "--output", str(output)]
+  printed = run("digits.py", *flags)
+  assert numbers(r"epoch +3 of 3.* accuracy ([\d.]+)%", printed)[0] > 88
+  lines = records(output / "metrics.jsonl")
+  assert [line["step"] for line in lines] == list(range(1, 67))
+  tested = [line["step"] for line in lines if "test_accuracy" in line]
+  assert tested == [22, 44, 66]
+  assert (output / "training.png").stat().st_size > 10_000
+
+
+def test_digits_refuses_a_batch_that_devices_can_not_share():
+  with pytest.raises(AssertionError, match="--batch 63 is no multiple of 2"):
+    run("digits.py", "--batch", "63")
+
+
+def launch(output, *flags, epochs):
+  """Returns what the launched example prints."""
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "optax_dist", "launch", "--replicas", "3"),
+      *("--replicas-to-aggregate", "2", "--output", str(output), *flags),
+      *(str(_FOLDER / "digits_launched.py"), "--epochs", str(epochs)),
+      *("--save-every", "20"),
+    ],
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+    cwd=_FOLDER.parent,
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+def test_digits_launched_goes_on_from_its_checkpoint(tmp_path):
+  printed = launch(tmp_path, "--chaos", "kill:1@10", epochs=2)
+  assert len(set(re.findall(r"ends at step 44, (\w+)", printed))) == 1
+  saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+  assert saved == ["step-00000020", "step-00000040"]
+  lost = [r for r in records(tmp_path / "journal.jsonl") if r["kind"] == "lost"]
+  assert [r["replica"] for r in lost] == [1]
+  # As if the last epoch had been lost.
+  printed = launch(tmp_path, "--resume", epochs=3)
+  assert set(re.findall(r"joins at step (\d+)", printed)) <= {
+    str(step) for step in range(40, 67)
+  }
+  assert "joins at step 40" in printed
+  assert numbers(r"step 66: test accuracy ([\d.]+)%", printed)[0] > 90
+  steps = [r["step"] for r in records(tmp_path / "metrics.jsonl")]
+  assert set(steps) == set(range(1, 67))
+  assert (tmp_path / "training.png").stat().st_size > 10_000
 
 
 def test_nnx_digits():

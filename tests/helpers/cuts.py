@@ -18,8 +18,8 @@ import time
 
 import hosts as host_maker
 
-from optax_dist.cli.chaos import checks
 from optax_dist.coordinator import journal
+from tests.chaos import checks
 
 TARGETS = ("replica", "leader", "store", "two replicas")
 LEADER_TIMEOUT, ATTEMPT_TIMEOUT, TIMEOUT = 4.0, 4.0, 60.0
@@ -106,6 +106,7 @@ class Run:
     self.folder, self.count = folder, count
     self._told = told
     self._everyone = []
+    self._finishing = False
 
   def __enter__(self):
     self.hosts = host_maker.Hosts(self.count + 1)
@@ -172,12 +173,14 @@ class Run:
     self.wait_for_all(time.monotonic())
 
   def wait(self, ready, what, seconds):
-    """Waits until a condition is true; all must stay alive."""
+    """Waits until a condition is true; all must stay alive, and in the run."""
     end = time.monotonic() + seconds
     while not ready():
       assert time.monotonic() < end, f"{what} in {seconds:g} s\n{self.where()}"
       for one in self.replicas:
         assert one.process.poll() in (None, 0), f"{what}\n{self.where()}"
+        early = one.result is not None and not self._finishing
+        assert not early, f"ended early: {what}\n{self.where()}"
       time.sleep(0.01)
 
   def where(self):
@@ -275,8 +278,19 @@ class Run:
     self._sleep(seconds)
     return (len(first) - before) / seconds
 
+  def cut_repeatedly(self, times, seconds, healed):
+    """Cuts one follower's host off, again and again."""
+    (victim,), others = self.victims("replica")
+    for _ in range(times):
+      self.hosts.cut([victim], others)
+      self._sleep(seconds)
+      self.hosts.heal()
+      self._sleep(healed)
+    self.wait_for_all(time.monotonic())
+
   def finish(self):
     """Has the run end; returns how many steps it had, and what is wrong."""
+    self._finishing = True
     for one in self.replicas:
       one.process.stdin.write(b"\n")
       one.process.stdin.flush()

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from optax_dist import coordinator
-from optax_dist.cli.chaos import group_process
+from tests.chaos import group_process
 
 
 def main():

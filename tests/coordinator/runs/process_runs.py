@@ -11,11 +11,11 @@ import time
 import compiling
 import training_process
 
-from optax_dist.cli.chaos import checks as chaos_checks
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.simulate import replay_run
+from tests.chaos import checks as chaos_checks
 
 # No wait of a test lasts longer, and none of a replica longer than TIMEOUT.
 DEADLINE = 150.0

@@ -1,9 +1,9 @@
 """Replicas of several real processes: gloo inside, our transport between them.
 
-`optax-dist chaos --processes-per-replica 2` kills each process in each phase.
+`python -m tests.chaos --processes-per-replica 2` kills each process in each phase.
 """
 
-from optax_dist.cli.chaos import groups as group_runs
+from tests.chaos import groups as group_runs
 
 WIDTH = 60
 # Of a process: half of w, and b, each padded to 16 elements.

@@ -1,1 +1,0 @@
-"""``optax-dist chaos``: faults in every phase of a step."""

@@ -1,1 +1,0 @@
-"""``optax-dist train --launch processes``."""

@@ -1,0 +1,145 @@
+"""The fault matrix, and outages that are longer than deadlines."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Literal
+
+from optax_dist.coordinator.phases import PHASES
+
+FAULTS = ("kill", "stop", "delay", "disconnect", "corrupt")
+WHO = ("replica", "leader")
+OUTAGE = "outage"  # In place of a phase.
+OUTAGES = ("pause-all", "stop-one", "cut-host")
+# One in so many runs is an outage.
+_OUTAGE_EVERY = 5
+REPLICAS = 3
+
+# Phases that only occur when a replica joins a running job.
+_JOINING = ("joining", "serving", "fetching_snapshot")
+# Phases that only occur with gradients too large to be sent inline.
+_LARGE = ("reduce_scatter", "gather", "done")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One run of the matrix.
+
+  Attributes:
+    seed: the seed of the case.
+    phase: the phase in which the fault is injected; or `OUTAGE`.
+    fault: the kind of fault, or of outage.
+    who: its target: the leader, or another replica.
+    after: steps before the fault.
+    seconds: length of a stop, delay or outage.
+    inline: whether gradients are sent inline, in the messages.
+    loopback: whether replicas listen on 127.0.0.1 by `bind`.
+    max_staleness: the quorum's `max_staleness`.
+    aggregate: gradients in a step; less if replicas are lost, unless that is
+      fewer than there are replicas.
+    data: the mode in which samples are leased; "" for none.
+    times: how often an outage comes.
+    at: the phase in which a replica must be when an outage begins; "" for any.
+    healed: seconds between two cuts.
+  """
+
+  seed: int
+  phase: str
+  fault: str
+  who: str
+  after: int
+  seconds: float
+  inline: bool
+  loopback: bool
+  max_staleness: int
+  aggregate: int
+  data: Literal["", "exact", "streaming"]
+  times: int = 1
+  at: str = ""
+  healed: float = 0.0
+
+  @property
+  def joins(self) -> bool:
+    """Whether a replica must be replaced for the phase to occur."""
+    return self.phase in _JOINING
+
+  @property
+  def remote(self) -> bool:
+    """Whether the fault hits a process other than the one in the phase."""
+    if self.who == "leader":
+      return self.joins
+    return self.phase == "committing"
+
+  def __str__(self) -> str:
+    return f"{self.phase}/{self.fault}/{self.who}"
+
+
+def case(seed: int) -> Case:
+  """The case of a seed; every fifth one is an outage.
+
+  Example:
+    >>> case(3) == case(3)
+    True
+    >>> [str(case(seed)) for seed in (4, 9, 14)]
+    ['outage/pause-all/leader', 'outage/stop-one/leader', 'outage/cut-host/replica']
+  """
+  index, rest = divmod(seed, _OUTAGE_EVERY)
+  if rest == _OUTAGE_EVERY - 1:
+    return _outage(seed, index)
+  return _cell(seed, seed - index)
+
+
+def _cell(seed: int, index: int) -> Case:
+  """A cell of the matrix; 110 consecutive indices are all of it."""
+  cells = len(PHASES) * len(FAULTS)
+  rng = random.Random(index)
+  index %= cells * len(WHO)
+  phase = PHASES[index % len(PHASES)]
+  large = phase in _LARGE
+  return Case(
+    seed,
+    phase,
+    fault=FAULTS[index // len(PHASES) % len(FAULTS)],
+    # The number of cells is odd, so the second half has the other targets.
+    who=WHO[index % len(WHO)],
+    after=rng.randint(2, 5),
+    seconds=rng.choice((0.3, 1.0, 2.5)),
+    inline=not large and rng.random() < 0.5,
+    loopback=rng.random() < 0.2,
+    max_staleness=rng.choice((0, 0, 1)),
+    aggregate=REPLICAS if rng.random() < 0.4 else REPLICAS - 1,
+    data=rng.choice(("", "exact", "streaming")),
+  )
+
+
+def _outage(seed: int, index: int) -> Case:
+  """An outage: longer than what replicas and leader wait by default."""
+  rng = random.Random(seed)
+  fault = OUTAGES[index % len(OUTAGES)]
+  after, times, shortest, longest = {
+    # Deadlines follow what was observed, once there is enough of it.
+    "pause-all": (60, 2, 7.0, 9.0),
+    # Also before the first step.
+    "stop-one": (rng.choice((0, 60)), 1, 17.0, 20.0),
+    "cut-host": (0, 5, 12.0, 14.0),
+  }[fault]
+  return Case(
+    seed,
+    OUTAGE,
+    fault,
+    # A host that is cut off is a follower's: the others have the leader.
+    who="replica" if fault == "cut-host" else rng.choice(WHO),
+    after=after,
+    seconds=rng.uniform(shortest, longest),
+    # In the middle of an exchange.
+    inline=False,
+    at=rng.choice(_LARGE) if fault == "pause-all" else "",
+    loopback=False,
+    max_staleness=rng.choice((0, 0, 1)),
+    # With more gradients than replicas, each gives several.
+    aggregate=rng.choice((REPLICAS, 2 * REPLICAS)),
+    data=rng.choice(("", "exact", "streaming")),
+    times=times,
+    healed=rng.choice((4.0, 16.0)),
+  )

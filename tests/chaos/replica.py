@@ -1,0 +1,256 @@
+"""A process that takes part in one run of the fault matrix after another."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import queue
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+from optax_dist.coordinator.launch import channel as channels
+from optax_dist.coordinator.options import Options
+
+_PERIOD = 0.01  # Shortest time of a gradient, in seconds.
+_REPLY = 20.0
+
+
+def main() -> int:
+  """Runs jobs from the launcher until it says "end"."""
+  channel = channels.Channel()
+  logging.basicConfig(
+    level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(message)s"
+  )
+  work = _Work(channel)
+  channel.say("ready")
+  while True:
+    message = channel.receive()
+    match message["do"]:
+      case "run":
+        # In its own thread, since this one continues to receive.
+        threading.Thread(target=work.run, args=(message,), daemon=True).start()
+      case "finish":
+        work.finish.set()
+      case "inflict":
+        threading.Thread(target=work.inflict, daemon=True).start()
+      case "go" | "strike":
+        work.replies.put(message["do"])
+      case "disarm":
+        work.disarm()
+      case "end":
+        return 0
+
+
+class _Work:
+  """The process's work; one run at a time."""
+
+  def __init__(self, channel: channels.Channel):
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from optax_dist import coordinator
+    from optax_dist.coordinator import phases
+
+    self.channel = channel
+    self.finish = threading.Event()
+    self.replies: queue.Queue[str] = queue.Queue()
+    self._coordinator = coordinator
+    self._optimizer = optax.adam(0.01)
+    self._params = {"w": jnp.linspace(-1.0, 1.0, 600), "b": jnp.zeros(7)}
+    self._gradient = jax.jit(
+      jax.grad(
+        lambda p, x: (
+          jnp.sum(jnp.sin(p["w"] * x) ** 2) + jnp.sum((p["b"] - x) ** 2)
+        )
+      )
+    )
+    self._gradient(self._params, 0.5)
+    self._job: dict[str, Any] = {}
+    self._replica: Any = None
+    self._lock = threading.Lock()
+    self._over = True
+    phases.listen(self._reached)
+
+  # The run.
+
+  def run(self, job: dict[str, Any]) -> None:
+    """Trains until told to finish, and reports its observations."""
+    self._job, self._replica, self._over = job, None, False
+    self.finish.clear()
+    seen: dict[str, Any] = {
+      "calls": [],
+      "accepted": [],
+      "undecided": [],
+      "reasons": {},
+      "prints": {},
+      "drawn": {},
+      "waited": 0.0,
+      "error": None,
+    }
+    try:
+      self._train(job, seen)
+    except Exception as error:
+      seen["error"] = f"{type(error).__name__}: {error}"
+    finally:
+      self._over = True
+      self._replica = None
+    self.channel.say("result", **seen)
+
+  def _train(self, job: dict[str, Any], seen: dict[str, Any]) -> None:
+    from optax_dist.coordinator import checkpoint
+    from tests.chaos import samples
+
+    try:
+      with self._coordinator.join(
+        self._optimizer,
+        self._params,
+        coordinator_address=job["address"],
+        replica=job["replica"],
+        total_num_replicas=job["replicas"],
+        replicas_to_aggregate=job["aggregate"],
+        max_staleness=job["max_staleness"],
+        lower_on_loss=job["lower_on_loss"],
+        secret=job["secret"],
+        run=job["run"],
+        start_store=False,
+        bind="127.0.0.1" if job["loopback"] else None,
+        inline_bytes=Options.inline_bytes if job["inline"] else 0,
+        journal=job["journal"],
+        fingerprint_every=1,
+        **job["deadlines"],
+        data=samples.batches(job["data"], job["aggregate"])
+        if job["data"]
+        else None,
+      ) as replica:
+        self._replica = replica
+        seen["prints"][replica.global_step] = replica.fingerprint()
+        self.channel.say("joined", step=replica.global_step)
+        number = 0
+        while not (self.finish.is_set() or replica.finished):
+          if job["data"]:
+            start = time.monotonic()
+            indices = next(replica.batches(), None)
+            waited = time.monotonic() - start
+            seen["waited"] = max(seen["waited"], waited)
+            if indices is None:
+              break
+            seen["drawn"][number] = indices.tolist()
+          key = [job["replica"], job["incarnation"], number]
+          number += 1
+          time.sleep(_PERIOD)
+          grads = self._gradient(replica.params, 0.1 + 0.01 * (number % 17))
+          seen["calls"].append(number - 1)
+          outcome = replica.step(grads, batch=key)
+          if outcome.accepted:
+            # Without members it is in a sum, about which nothing is decided
+            # until the sum counts.
+            seen["undecided"].append(number - 1)
+            if outcome.members:
+              seen["accepted"] += seen["undecided"]
+              seen["undecided"] = []
+          else:
+            seen["reasons"][str(number - 1)] = outcome.reason
+          seen["waited"] = max(seen["waited"], outcome.waited)
+          seen["prints"][outcome.global_step] = replica.fingerprint()
+          self.channel.say(
+            "step", step=outcome.global_step, leader=replica.is_leader
+          )
+          if (
+            job["checkpoints"]
+            and outcome.accepted
+            and not outcome.global_step % 2
+          ):
+            step = f"step-{outcome.global_step}"
+            with contextlib.suppress(FileExistsError):  # Another one has.
+              checkpoint.save(pathlib.Path(job["checkpoints"], step), replica)
+        replica.finish()
+        seen["prints"][replica.global_step] = replica.fingerprint()
+        seen["step"] = replica.global_step
+        if job["data"]:
+          seen["data"] = samples.plain(replica.report_data())
+        seen["stats"] = replica.stats()
+    except self._coordinator.RunFinished:
+      seen["error"] = "finished"
+
+  # The fault.
+
+  def _reached(self, phase: str, who: object) -> None:
+    job = self._job
+    if self._over or phase != job["phase"] or not self._is_time(job):
+      return
+    leader = self._replica is not None and self._replica.is_leader
+    if not job["remote"] and leader != (job["who"] == "leader"):
+      return
+    with self._lock:
+      self.channel.say("reached", phase=phase, leader=leader)
+      reply = self.replies.get(timeout=_REPLY)
+    if reply == "strike":
+      self.inflict()
+
+  def disarm(self) -> None:
+    """Disables the fault, which was injected here or elsewhere."""
+    self._job["phase"] = ""
+
+  def _is_time(self, job: dict[str, Any]) -> bool:
+    if job["joins"]:
+      return job["incarnation"] > 0 or self._replica is not None
+    return (
+      self._replica is not None and self._replica.global_step >= job["after"]
+    )
+
+  def inflict(self) -> None:
+    """Injects the fault into this process."""
+    fault, seconds = self._job["fault"], self._job["seconds"]
+    if fault == "kill":
+      os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "stop":
+      self.channel.say("stop", seconds=seconds)
+      signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    elif fault == "delay":
+      time.sleep(seconds)
+    elif fault == "disconnect":
+      _drop_connections()
+    elif fault == "corrupt" and self._replica is not None:
+      _send_nonsense(self._replica, self._job["seed"])
+    self.channel.say("inflicted", fault=fault)
+
+
+def _drop_connections() -> None:
+  """Cuts every TCP connection of this process, as a network failure would."""
+  for name in os.listdir("/proc/self/fd"):
+    try:
+      if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+        continue
+      with socket.socket(fileno=os.dup(int(name))) as found:
+        if found.family in (socket.AF_INET, socket.AF_INET6):
+          found.shutdown(socket.SHUT_RDWR)
+    except OSError:
+      continue  # A listener, or already closed.
+
+
+def _send_nonsense(replica: Any, seed: int) -> None:
+  """Sends all other replicas invalid messages."""
+  import numpy as np
+
+  from optax_dist.coordinator.store import wire
+
+  driver = replica._driver
+  rng = np.random.default_rng(seed)
+
+  def send() -> None:
+    # The store would refuse this client permanently, which is another fault.
+    for peer in set(driver._transport.peers()) - {wire.STORE}:
+      for size in rng.integers(200, size=4):
+        driver._transport.send(peer, [rng.bytes(int(size))])
+
+  driver.post(send)
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())
