@@ -343,10 +343,17 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeOver:
-  """The leader hands its role to the receiver, which is nearer to the store.
+  """The leader hands its role to the receiver.
 
-  The receiver has all records, and claims leadership at once.
+  The receiver has all records, and claims leadership at once: it is nearer to
+  the store; or the run begins anew.
+
+  Attributes:
+    fresh: whether the run begins anew from the receiver's start state, since
+      nobody has the one that it began from.
   """
+
+  fresh: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -494,8 +494,8 @@ class Follower:
           self._asked = count if taken else self._asked
         else:
           self._ask(count)
-      case msg.TakeOver():
-        self._out += self._search.take_over(self._situation())
+      case msg.TakeOver(fresh):
+        self._out += self._search.take_over(self._situation(), fresh)
       case msg.Call(step):
         self._out.append(fx.Called(step))
       case msg.Serve():

@@ -217,14 +217,15 @@ class Search:
       effects.append(Get(self._hint_request, LEADER_KEY))
     return effects
 
-  def take_over(self, situation: Situation) -> list[Effect]:
+  def take_over(self, situation: Situation, fresh: bool) -> list[Effect]:
     """Claims leadership that the leader hands over.
 
     If the leader puts another record first, nothing has happened.
     """
-    if not self.idle:
+    anew = situation.view.untouched and situation.start is not None
+    if not self.idle or (fresh and not anew):
       return []
-    return [self._begin_claim(situation, fresh=False)]
+    return [self._begin_claim(situation, fresh)]
 
   def pause(self, now: float) -> None:
     """Asks the store again after a pause."""
@@ -272,7 +273,8 @@ class Search:
   def _begin_claim(self, situation: Situation, fresh: bool) -> Effect:
     config, view = self._config, situation.view
     start = situation.start if fresh else None
-    member = view.members.get(situation.me)
+    # A fresh start has members of its own.
+    member = None if fresh else view.members.get(situation.me)
     term = Term(
       view.term + 1,
       config.process,

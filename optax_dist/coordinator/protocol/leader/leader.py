@@ -275,7 +275,8 @@ class Leader:
       times.append(since + self._warned + config.stall_warning)
       times.append(since + config.timeout)
     if self._lacking_since is not None:
-      times.append(self._lacking_since + config.timeout)
+      wait = self._limits.pace if self._is_untouched else config.timeout
+      times.append(self._lacking_since + wait)
     if self._ending is not None:
       times.append(self._ending + self._limits.patience)
     if self._rounds is not None:
@@ -594,11 +595,10 @@ class Leader:
     A loss may lower the quorum, but nobody is left to take the other steps.
     """
     self._step(quorum.Lost(replica, incarnation))
-    step = self._quorum.step
-    if step > self._view.origin_step:
+    if not self._is_untouched:
       self._give_up(
         f"All replicas are lost, the last one, {replica!r}, after step"
-        f" {step - 1}: {reason}. Restart from a checkpoint."
+        f" {self._quorum.step - 1}: {reason}. Restart from a checkpoint."
       )
 
   def _departure(self, left: bool) -> type[quorum.Leave] | type[quorum.Lost]:
@@ -735,29 +735,34 @@ class Leader:
       if server is not None:
         self._serve(server, state)
       elif all(s.needs for s in self._roster):
-        if self._lacking_since is None:
-          self._lacking_since = self._now
-        # A lost replica may come back with the state.
-        lost = self._has_lost or not all(self._view.departed.values())
-        waited = self._now - self._lacking_since
-        if not lost or waited >= self._config.timeout:
-          self._give_up(self._lost_state())
+        self._wait_for_state()
         return
     self._lacking_since = None
 
-  def _lost_state(self) -> str:
-    """Why no member has the parameters."""
-    step = self._quorum.step
-    if step == self._view.origin_step:
-      return (
-        "The replica whose initial parameters the run began from is gone before"
-        " the first step, and the others began from different ones. Start the"
-        " run again."
+  def _wait_for_state(self) -> None:
+    """No member has the run's state; a lost replica may come back with it."""
+    if self._lacking_since is None:
+      self._lacking_since = self._now
+    waited = self._now - self._lacking_since
+    own = self._roster.of_process(self._config.process)
+    if self._is_untouched and own is not None:
+      # Before the first step, any start state is as good as the lost one.
+      if waited >= self._limits.pace:
+        self._lacking_since = self._now
+        self._say(own, msg.TakeOver(fresh=True))
+      return
+    lost = self._has_lost or not all(self._view.departed.values())
+    if not lost or waited >= self._config.timeout:
+      step = self._quorum.step
+      self._give_up(
+        f"Step {step - 1} was committed by replicas that are all gone; nobody"
+        " holds its parameters. Restart from a checkpoint."
       )
-    return (
-      f"Step {step - 1} was committed by replicas that are all gone; nobody"
-      " holds its parameters. Restart from a checkpoint."
-    )
+
+  @property
+  def _is_untouched(self) -> bool:
+    """Whether no step has been committed, or is about to be."""
+    return self._quorum.step == self._view.origin_step
 
   def _serve(self, server: MemberState, state: MemberState) -> None:
     at_least = self._quorum.step + (self._attempt is not None)
