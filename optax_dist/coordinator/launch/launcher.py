@@ -347,6 +347,13 @@ class Launcher:
           spread.NoMoreStarts(replica, "it was given up" if absent else "")
         )
 
+  def _tell_both(
+    self, given: supervisor.RunOver | supervisor.LauncherStops
+  ) -> None:
+    """Processes what concerns the replicas of this host and shared ones."""
+    self._step(given)
+    self._agree(given)
+
   def _agree(self, given: spread.Input) -> None:
     """Processes an event of replicas on several hosts."""
     if self._spread is None:
@@ -363,7 +370,7 @@ class Launcher:
 
   def _execute_agreed(self, effect: spread.Effect) -> None:
     match effect:
-      case spread.StartPart(replica, start, address):
+      case spread.Start(replica, start, address):
         _log.info("replica %d meets at %s", replica, address)
         self._begin_processes(replica, start, address)
         self._step(supervisor.StartedElsewhere(replica, start))
@@ -376,15 +383,12 @@ class Launcher:
       case spread.ReplicaEnded(replica, start, code, words, tail):
         ending = f"ended, because {words}"
         self._replica_ended(replica, start, code, ending, tail)
-      case spread.CannotStart(replica, words):
+      case supervisor.CannotStart(replica, words):
         self._settled.add(replica)
         trouble = self._board.trouble if self._board is not None else ""
-        self._step(
-          supervisor.CannotStart(
-            replica, f"{words}; {trouble}" if trouble else words
-          )
-        )
-      case spread.RunOverElsewhere():
+        words = f"{words}; {trouble}" if trouble else words
+        self._step(supervisor.CannotStart(replica, words))
+      case supervisor.RunOver():
         self._run_is_over()
       case spread.Refused(words):
         raise LaunchError("", words)
@@ -415,11 +419,11 @@ class Launcher:
           replica
         ):
           meet = self._meeting_address()
-          self._agree(spread.StartWanted(replica, restarts, meet))
+          self._agree(spread.Start(replica, restarts, meet))
         case supervisor.StartReplica(replica, restarts):
           self._begin(replica, restarts)
         case supervisor.EndReplica(replica) if self._is_shared(replica):
-          self._agree(spread.EndWanted(replica))
+          self._agree(effect)
         case supervisor.EndReplica(replica):
           for process in self._groups[replica].processes:
             process.kill()
@@ -537,7 +541,7 @@ class Launcher:
       if self._groups.get(replica) is group:
         self._look_at(replica, group)
     if self._board is not None and self._spread is not None:
-      self._agree(spread.Tick())
+      self._agree(supervisor.Tick())
       if self._spread.writes:
         self._board.publish(self._spread.notice)
       self._check_reach(self._board)
@@ -642,13 +646,12 @@ class Launcher:
         self._failures[replica] = str(event["reason"])
       case "finished":
         self._run_is_over()
-        self._agree(spread.RunOver())
     self._on_event(replica, group.restarts, event)
 
   def _run_is_over(self) -> None:
     if self._over_since is None:
       self._over_since = time.monotonic()
-    self._step(supervisor.RunOver())
+    self._tell_both(supervisor.RunOver())
 
   def _pass_on(self, told: interrupts.Interrupts) -> None:
     """Passes signals on; a second Ctrl-C, or no grace period, ends all."""
@@ -661,8 +664,7 @@ class Launcher:
       told.forget()
       self._stop_at = time.monotonic() + self._grace
       self._signal_all(asked)
-      self._step(supervisor.LauncherStops(asked))
-      self._agree(spread.HostStops(asked))
+      self._tell_both(supervisor.LauncherStops(asked))
 
   def _signal_all(self, number: int) -> None:
     for process in self._live:
