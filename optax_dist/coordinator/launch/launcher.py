@@ -94,9 +94,7 @@ class Launcher:
     patience: spread.Patience | None = None,
     needed: int = 1,
     restarts: int = 0,
-    spares: int = 0,
     deadline: float | None = None,
-    silence: float | None = None,
     grace: float = 0.0,
     linger: float | None = 10.0,
     echo: output.Echo | None = None,
@@ -121,11 +119,7 @@ class Launcher:
         other.
       needed: how many replicas the run needs to continue.
       restarts: how many replacements may be started for replicas that died.
-      spares: processes that are started in advance for that; their programs
-        must call `channel.take_place`.
       deadline: seconds that the run may take; None for no limit.
-      silence: seconds without any message after which the run is given up; None
-        for never.
       grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
         the processes; 0 kills them at once.
       linger: seconds for processes to exit by themselves once the run is over;
@@ -147,8 +141,6 @@ class Launcher:
       raise ValueError(f"processes must be at least 1, got {processes}.")
     if echo is None and folder is None:
       raise ValueError("What processes print needs a folder, or an echo.")
-    if spares and processes > 1:
-      raise ValueError("There are no spares for replicas of several processes.")
     self._node = node or nodes.Node()
     self._places = {
       p.replica: p
@@ -174,8 +166,7 @@ class Launcher:
     ]
     self._patience = patience or spread.Patience()
     self._command, self._replicas, self._folder = command, replicas, folder
-    self._processes, self._spares_wanted = processes, spares
-    self._deadline, self._silence = deadline, silence
+    self._processes, self._deadline = processes, deadline
     self._grace, self._linger = grace, linger
     self._echo = echo
     self._on_event, self._on_tick = on_event, on_tick
@@ -212,7 +203,6 @@ class Launcher:
     ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
     self._ports = itertools.cycle(ports)
     self._groups: dict[int, _Group] = {}
-    self._spares: list[child.Child] = []
     self._everyone: list[child.Child] = []
     self._losses: list[Loss] = []
     # Why replicas had to stop before the end of the run, by replica.
@@ -222,7 +212,7 @@ class Launcher:
     self._watcher: watcher.Watcher | None = None
     self._over_since: float | None = None
     self._stop_at: float | None = None
-    self._start = self._heard = time.monotonic()
+    self._start = time.monotonic()
     self._code: int | None = None
 
   @property
@@ -288,7 +278,7 @@ class Launcher:
         self._end_all()
 
   def _launch(self) -> None:
-    self._start = self._heard = time.monotonic()
+    self._start = time.monotonic()
     self._watcher = watcher.Watcher(self._token)
     told, node = self._told, self._node
     if told.store is None:
@@ -438,7 +428,6 @@ class Launcher:
           self._code = code
         case supervisor.GiveUpRun(reason):
           raise self._error(reason)
-    self._prepare_spares()
 
   def _is_shared(self, replica: int) -> bool:
     return len(self._places[replica].hosts) > 1
@@ -468,15 +457,7 @@ class Launcher:
       self._begin_processes(replica, restarts, _free_address())
       return
     told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
-    group = _Group([], restarts)
-    if self._spares_wanted:
-      process = self._spares.pop(0) if self._spares else self._spawn(None)
-      process.name = f"replica {replica}"
-      process.send({"environment": told.variables()})
-      group.processes.append(process)
-    else:
-      group.processes.append(self._spawn(told))
-    self._groups[replica] = group
+    self._groups[replica] = _Group([self._spawn(told)], restarts)
 
   def _begin_processes(self, replica: int, restarts: int, address: str) -> None:
     """Starts the processes of a replica that belong on this host."""
@@ -495,17 +476,14 @@ class Launcher:
     ]
     self._groups[replica] = _Group(made, restarts)
 
-  def _spawn(self, told: Environment | None) -> child.Child:
-    """Starts a process: of a replica, or a spare one if `told` is None."""
-    number = len(self._everyone)
-    name, file = f"process {number}", f"process-{number}.log"
-    if told is not None:
-      name, file = f"replica {told.replica}", f"replica-{told.replica}.log"
-      if told.process_index is not None:
-        name += f".{told.process_index}"
-        file = f"replica-{told.replica}.{told.process_index}.log"
-    path = self._folder and self._folder / file
-    env = {**self._env, **(told or self._told).variables()}
+  def _spawn(self, told: Environment) -> child.Child:
+    """Starts a process of a replica."""
+    number = f"{told.replica}"
+    if told.process_index is not None:
+      number += f".{told.process_index}"
+    name = f"replica {number}"
+    path = self._folder and self._folder / f"replica-{number}.log"
+    env = {**self._env, **told.variables()}
     try:
       if self._echo is not None:
         printed = output.Printed(name, file=path, echo=self._echo)
@@ -521,15 +499,10 @@ class Launcher:
     self._watcher.add(made.pid)
     return made
 
-  def _prepare_spares(self) -> None:
-    wanted = min(self._spares_wanted, self._supervisor.restarts_left)
-    while len(self._spares) < wanted:
-      self._spares.append(self._spawn(None))
-
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
     poll = select.poll()  # `select.select` refuses descriptors from 1024 on.
-    for process in (*self._live, *self._spares):
+    for process in self._live:
       for file in process.files():
         poll.register(file, select.POLLIN)
     deadline = self._supervisor.deadline()
@@ -547,12 +520,6 @@ class Launcher:
       self._check_reach(self._board)
       for host, notice in self._board.poll():
         self._agree(spread.Heard(host, notice))
-    for process in list(self._spares):
-      if process.has_ended():
-        self._spares.remove(process)
-        self._spares_wanted = 0
-        self._kill(process)
-        _log.warning("a spare process %s\n%s", process.ending(), process.tail())
     now = time.monotonic()
     for when, process in list(self._to_continue):
       if now >= when:
@@ -570,7 +537,6 @@ class Launcher:
         process.read_prints()
       if process.fileno() >= 0:
         for event in process.read()[0]:
-          self._heard = time.monotonic()
           self._take(replica, group, process, event)
     failed = None
     for process, gone in zip(group.processes, ended, strict=True):
@@ -773,12 +739,6 @@ class Launcher:
         running,
         f"The run was not over after {self._deadline:g} s; still at work:"
         f" {running}.{self._words()}",
-      )
-    if self._silence is not None and now - self._heard > self._silence:
-      raise LaunchError(
-        running,
-        f"Nothing was heard of {running} for {self._silence:g} s."
-        f"{self._words()}",
       )
 
   def _words(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from optax_dist.cli.train.processes import plan as process_plan
 from optax_dist.coordinator.launch import channel as channels
+from optax_dist.coordinator.launch.environment import Environment
 
 
 def main() -> int:
@@ -29,11 +30,12 @@ def main() -> int:
     test = digits.Batch(arrays["test_images"], arrays["test_labels"])
   params = model.init(config["seed"])
   opt = process_plan.make_optimizer(config)
-  # Compiled before it gets a place, so that a spare process is warm.
   gradient = process_plan.make_gradient(
     config, params, train.images, train.labels
   )
-  replica, incarnation = channels.take_place(channel)
+  place = Environment.read()
+  assert place.replica is not None
+  replica, incarnation = place.replica, place.restarts or 0
   start: dict[str, Any] = {"params": params}
   if told["checkpoint"]:
     like = process_plan.first_state(config, params)

@@ -150,8 +150,6 @@ def run(args: argparse.Namespace, paths: Sequence[pathlib.Path]) -> int:
       env=_variables(args, config, data, checkpoint),
       needed=needed,
       restarts=10_000 if args.chaos else args.replicas,
-      spares=1 if args.chaos else 0,
-      silence=2 * args.timeout + 60.0,
       on_event=on_event,
       on_tick=shown.update,
     )
