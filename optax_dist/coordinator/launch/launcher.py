@@ -48,7 +48,7 @@ _SLICE = 0.1
 # Seconds that the store waits for replicas of other hosts, at the end.
 _LAST_CLIENTS = 30.0
 # Seconds to tell other hosts that a shared replica has ended.
-_LAST_WORDS = 3.0
+_FAREWELL = 3.0
 # Ports for process 0 of a replica on several hosts: the first free one.
 MEETING_PORTS = range(29500, 29600)
 _LONGEST_TAIL = 4096  # Characters sent to other hosts.
@@ -147,19 +147,6 @@ class Launcher:
       for p in self._node.places(replicas, processes, nodes_per_replica)
     }
     hosted = list(self._places)
-    self._settings = (
-      ("--nodes", str(self._node.count)),
-      ("--replicas", str(replicas)),
-      ("--processes-per-replica", str(processes)),
-      ("--nodes-per-replica", str(nodes_per_replica)),
-      *(
-        (flag, str(value))
-        for flag, value in (
-          ("--replicas-to-aggregate", told and told.replicas_to_aggregate),
-          ("--min-replicas", told and told.min_replicas),
-        )
-      ),
-    )
     self._shared = [p for p in self._places.values() if len(p.hosts) > 1]
     followed = [
       p.replica for p in self._shared if p.hosts[0] != self._node.rank
@@ -171,6 +158,15 @@ class Launcher:
     self._echo = echo
     self._on_event, self._on_tick = on_event, on_tick
     told = told or Environment()
+    settings = {
+      "--nodes": self._node.count,
+      "--replicas": replicas,
+      "--processes-per-replica": processes,
+      "--nodes-per-replica": nodes_per_replica,
+      "--replicas-to-aggregate": told.replicas_to_aggregate,
+      "--min-replicas": told.min_replicas,
+    }
+    self._settings = [(flag, str(value)) for flag, value in settings.items()]
     # A new secret for each job, which other users of this host can't see.
     self._told = dataclasses.replace(
       told,
@@ -398,9 +394,9 @@ class Launcher:
         self._spread.step(spread.NoMoreStarts(replica, words), now)
     if self._spread.writes:
       made.publish(self._spread.notice)
-    made.close(_LAST_WORDS if made.reached else 0.0)
+    made.close(_FAREWELL if made.reached else 0.0)
     if self._store is not None and (words or self._code):
-      self._store.drain(_LAST_WORDS)  # Other hosts still have to read it.
+      self._store.drain(_FAREWELL)  # Other hosts still have to read it.
 
   def _execute(self, effects: Sequence[supervisor.Effect]) -> None:
     for effect in effects:
