@@ -103,20 +103,6 @@ def current() -> Channel | None:
   return found
 
 
-def take_place(channel: Channel) -> tuple[int, int]:
-  """Waits for a replica's place, if this process was started in advance.
-
-  Returns:
-    The replica's index, which `coordinator.join` reads from the environment
-    from now on, and how often it was started before.
-  """
-  if Environment.read().replica is None:
-    os.environ.update(channel.receive()["environment"])
-  place = Environment.read()
-  assert place.replica is not None
-  return place.replica, place.restarts or 0
-
-
 def _is_socket(number: int) -> bool:
   try:
     return stat.S_ISSOCK(os.fstat(number).st_mode)

@@ -48,7 +48,7 @@ _SLICE = 0.1
 # Seconds that the store waits for replicas of other hosts, at the end.
 _LAST_CLIENTS = 30.0
 # Seconds to tell other hosts that a shared replica has ended.
-_LAST_WORDS = 3.0
+_FAREWELL = 3.0
 # Ports for process 0 of a replica on several hosts: the first free one.
 MEETING_PORTS = range(29500, 29600)
 _LONGEST_TAIL = 4096  # Characters sent to other hosts.
@@ -94,9 +94,7 @@ class Launcher:
     patience: spread.Patience | None = None,
     needed: int = 1,
     restarts: int = 0,
-    spares: int = 0,
     deadline: float | None = None,
-    silence: float | None = None,
     grace: float = 0.0,
     linger: float | None = 10.0,
     echo: output.Echo | None = None,
@@ -121,11 +119,7 @@ class Launcher:
         other.
       needed: how many replicas the run needs to continue.
       restarts: how many replacements may be started for replicas that died.
-      spares: processes that are started in advance for that; their programs
-        must call `channel.take_place`.
       deadline: seconds that the run may take; None for no limit.
-      silence: seconds without any message after which the run is given up; None
-        for never.
       grace: seconds between SIGTERM or Ctrl-C, which are passed on, and killing
         the processes; 0 kills them at once.
       linger: seconds for processes to exit by themselves once the run is over;
@@ -147,39 +141,32 @@ class Launcher:
       raise ValueError(f"processes must be at least 1, got {processes}.")
     if echo is None and folder is None:
       raise ValueError("What processes print needs a folder, or an echo.")
-    if spares and processes > 1:
-      raise ValueError("There are no spares for replicas of several processes.")
     self._node = node or nodes.Node()
     self._places = {
       p.replica: p
       for p in self._node.places(replicas, processes, nodes_per_replica)
     }
     hosted = list(self._places)
-    self._settings = (
-      ("--nodes", str(self._node.count)),
-      ("--replicas", str(replicas)),
-      ("--processes-per-replica", str(processes)),
-      ("--nodes-per-replica", str(nodes_per_replica)),
-      *(
-        (flag, str(value))
-        for flag, value in (
-          ("--replicas-to-aggregate", told and told.replicas_to_aggregate),
-          ("--min-replicas", told and told.min_replicas),
-        )
-      ),
-    )
     self._shared = [p for p in self._places.values() if len(p.hosts) > 1]
     followed = [
       p.replica for p in self._shared if p.hosts[0] != self._node.rank
     ]
     self._patience = patience or spread.Patience()
     self._command, self._replicas, self._folder = command, replicas, folder
-    self._processes, self._spares_wanted = processes, spares
-    self._deadline, self._silence = deadline, silence
+    self._processes, self._deadline = processes, deadline
     self._grace, self._linger = grace, linger
     self._echo = echo
     self._on_event, self._on_tick = on_event, on_tick
     told = told or Environment()
+    settings = {
+      "--nodes": self._node.count,
+      "--replicas": replicas,
+      "--processes-per-replica": processes,
+      "--nodes-per-replica": nodes_per_replica,
+      "--replicas-to-aggregate": told.replicas_to_aggregate,
+      "--min-replicas": told.min_replicas,
+    }
+    self._settings = [(flag, str(value)) for flag, value in settings.items()]
     # A new secret for each job, which other users of this host can't see.
     self._told = dataclasses.replace(
       told,
@@ -212,7 +199,6 @@ class Launcher:
     ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
     self._ports = itertools.cycle(ports)
     self._groups: dict[int, _Group] = {}
-    self._spares: list[child.Child] = []
     self._everyone: list[child.Child] = []
     self._losses: list[Loss] = []
     # Why replicas had to stop before the end of the run, by replica.
@@ -222,7 +208,7 @@ class Launcher:
     self._watcher: watcher.Watcher | None = None
     self._over_since: float | None = None
     self._stop_at: float | None = None
-    self._start = self._heard = time.monotonic()
+    self._start = time.monotonic()
     self._code: int | None = None
 
   @property
@@ -288,7 +274,7 @@ class Launcher:
         self._end_all()
 
   def _launch(self) -> None:
-    self._start = self._heard = time.monotonic()
+    self._start = time.monotonic()
     self._watcher = watcher.Watcher(self._token)
     told, node = self._told, self._node
     if told.store is None:
@@ -347,6 +333,13 @@ class Launcher:
           spread.NoMoreStarts(replica, "it was given up" if absent else "")
         )
 
+  def _tell_both(
+    self, given: supervisor.RunOver | supervisor.LauncherStops
+  ) -> None:
+    """Processes what concerns the replicas of this host and shared ones."""
+    self._step(given)
+    self._agree(given)
+
   def _agree(self, given: spread.Input) -> None:
     """Processes an event of replicas on several hosts."""
     if self._spread is None:
@@ -363,7 +356,7 @@ class Launcher:
 
   def _execute_agreed(self, effect: spread.Effect) -> None:
     match effect:
-      case spread.StartPart(replica, start, address):
+      case spread.Start(replica, start, address):
         _log.info("replica %d meets at %s", replica, address)
         self._begin_processes(replica, start, address)
         self._step(supervisor.StartedElsewhere(replica, start))
@@ -376,15 +369,12 @@ class Launcher:
       case spread.ReplicaEnded(replica, start, code, words, tail):
         ending = f"ended, because {words}"
         self._replica_ended(replica, start, code, ending, tail)
-      case spread.CannotStart(replica, words):
+      case supervisor.CannotStart(replica, words):
         self._settled.add(replica)
         trouble = self._board.trouble if self._board is not None else ""
-        self._step(
-          supervisor.CannotStart(
-            replica, f"{words}; {trouble}" if trouble else words
-          )
-        )
-      case spread.RunOverElsewhere():
+        words = f"{words}; {trouble}" if trouble else words
+        self._step(supervisor.CannotStart(replica, words))
+      case supervisor.RunOver():
         self._run_is_over()
       case spread.Refused(words):
         raise LaunchError("", words)
@@ -404,9 +394,9 @@ class Launcher:
         self._spread.step(spread.NoMoreStarts(replica, words), now)
     if self._spread.writes:
       made.publish(self._spread.notice)
-    made.close(_LAST_WORDS if made.reached else 0.0)
+    made.close(_FAREWELL if made.reached else 0.0)
     if self._store is not None and (words or self._code):
-      self._store.drain(_LAST_WORDS)  # Other hosts still have to read it.
+      self._store.drain(_FAREWELL)  # Other hosts still have to read it.
 
   def _execute(self, effects: Sequence[supervisor.Effect]) -> None:
     for effect in effects:
@@ -415,11 +405,11 @@ class Launcher:
           replica
         ):
           meet = self._meeting_address()
-          self._agree(spread.StartWanted(replica, restarts, meet))
+          self._agree(spread.Start(replica, restarts, meet))
         case supervisor.StartReplica(replica, restarts):
           self._begin(replica, restarts)
         case supervisor.EndReplica(replica) if self._is_shared(replica):
-          self._agree(spread.EndWanted(replica))
+          self._agree(effect)
         case supervisor.EndReplica(replica):
           for process in self._groups[replica].processes:
             process.kill()
@@ -434,7 +424,6 @@ class Launcher:
           self._code = code
         case supervisor.GiveUpRun(reason):
           raise self._error(reason)
-    self._prepare_spares()
 
   def _is_shared(self, replica: int) -> bool:
     return len(self._places[replica].hosts) > 1
@@ -464,15 +453,7 @@ class Launcher:
       self._begin_processes(replica, restarts, _free_address())
       return
     told = dataclasses.replace(self._told, replica=replica, restarts=restarts)
-    group = _Group([], restarts)
-    if self._spares_wanted:
-      process = self._spares.pop(0) if self._spares else self._spawn(None)
-      process.name = f"replica {replica}"
-      process.send({"environment": told.variables()})
-      group.processes.append(process)
-    else:
-      group.processes.append(self._spawn(told))
-    self._groups[replica] = group
+    self._groups[replica] = _Group([self._spawn(told)], restarts)
 
   def _begin_processes(self, replica: int, restarts: int, address: str) -> None:
     """Starts the processes of a replica that belong on this host."""
@@ -491,17 +472,14 @@ class Launcher:
     ]
     self._groups[replica] = _Group(made, restarts)
 
-  def _spawn(self, told: Environment | None) -> child.Child:
-    """Starts a process: of a replica, or a spare one if `told` is None."""
-    number = len(self._everyone)
-    name, file = f"process {number}", f"process-{number}.log"
-    if told is not None:
-      name, file = f"replica {told.replica}", f"replica-{told.replica}.log"
-      if told.process_index is not None:
-        name += f".{told.process_index}"
-        file = f"replica-{told.replica}.{told.process_index}.log"
-    path = self._folder and self._folder / file
-    env = {**self._env, **(told or self._told).variables()}
+  def _spawn(self, told: Environment) -> child.Child:
+    """Starts a process of a replica."""
+    number = f"{told.replica}"
+    if told.process_index is not None:
+      number += f".{told.process_index}"
+    name = f"replica {number}"
+    path = self._folder and self._folder / f"replica-{number}.log"
+    env = {**self._env, **told.variables()}
     try:
       if self._echo is not None:
         printed = output.Printed(name, file=path, echo=self._echo)
@@ -517,15 +495,10 @@ class Launcher:
     self._watcher.add(made.pid)
     return made
 
-  def _prepare_spares(self) -> None:
-    wanted = min(self._spares_wanted, self._supervisor.restarts_left)
-    while len(self._spares) < wanted:
-      self._spares.append(self._spawn(None))
-
   def _look(self) -> None:
     """Waits briefly for events, and handles them."""
     poll = select.poll()  # `select.select` refuses descriptors from 1024 on.
-    for process in (*self._live, *self._spares):
+    for process in self._live:
       for file in process.files():
         poll.register(file, select.POLLIN)
     deadline = self._supervisor.deadline()
@@ -537,18 +510,12 @@ class Launcher:
       if self._groups.get(replica) is group:
         self._look_at(replica, group)
     if self._board is not None and self._spread is not None:
-      self._agree(spread.Tick())
+      self._agree(supervisor.Tick())
       if self._spread.writes:
         self._board.publish(self._spread.notice)
       self._check_reach(self._board)
       for host, notice in self._board.poll():
         self._agree(spread.Heard(host, notice))
-    for process in list(self._spares):
-      if process.has_ended():
-        self._spares.remove(process)
-        self._spares_wanted = 0
-        self._kill(process)
-        _log.warning("a spare process %s\n%s", process.ending(), process.tail())
     now = time.monotonic()
     for when, process in list(self._to_continue):
       if now >= when:
@@ -566,7 +533,6 @@ class Launcher:
         process.read_prints()
       if process.fileno() >= 0:
         for event in process.read()[0]:
-          self._heard = time.monotonic()
           self._take(replica, group, process, event)
     failed = None
     for process, gone in zip(group.processes, ended, strict=True):
@@ -642,13 +608,12 @@ class Launcher:
         self._failures[replica] = str(event["reason"])
       case "finished":
         self._run_is_over()
-        self._agree(spread.RunOver())
     self._on_event(replica, group.restarts, event)
 
   def _run_is_over(self) -> None:
     if self._over_since is None:
       self._over_since = time.monotonic()
-    self._step(supervisor.RunOver())
+    self._tell_both(supervisor.RunOver())
 
   def _pass_on(self, told: interrupts.Interrupts) -> None:
     """Passes signals on; a second Ctrl-C, or no grace period, ends all."""
@@ -661,8 +626,7 @@ class Launcher:
       told.forget()
       self._stop_at = time.monotonic() + self._grace
       self._signal_all(asked)
-      self._step(supervisor.LauncherStops(asked))
-      self._agree(spread.HostStops(asked))
+      self._tell_both(supervisor.LauncherStops(asked))
 
   def _signal_all(self, number: int) -> None:
     for process in self._live:
@@ -771,12 +735,6 @@ class Launcher:
         running,
         f"The run was not over after {self._deadline:g} s; still at work:"
         f" {running}.{self._words()}",
-      )
-    if self._silence is not None and now - self._heard > self._silence:
-      raise LaunchError(
-        running,
-        f"Nothing was heard of {running} for {self._silence:g} s."
-        f"{self._words()}",
       )
 
   def _words(self) -> str:

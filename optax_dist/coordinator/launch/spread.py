@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from optax_dist.coordinator.launch import supervisor
 from optax_dist.coordinator.launch.nodes import Place
 from optax_dist.coordinator.launch.notices import Notice, Part, Plan, Stage
 
@@ -35,8 +36,11 @@ class Heard:
 
 
 @dataclasses.dataclass(frozen=True)
-class StartWanted:
-  """Input: a replica that this host decides about should start.
+class Start:
+  """A replica starts; its processes on this host end with a `PartEnded`.
+
+  As an input: this host has decided it, for all hosts. As an effect: start this
+  host's processes now.
 
   Attributes:
     replica: its index.
@@ -67,13 +71,6 @@ class PartEnded:
 
 
 @dataclasses.dataclass(frozen=True)
-class EndWanted:
-  """Input: a replica should end, because the run is over."""
-
-  replica: int
-
-
-@dataclasses.dataclass(frozen=True)
 class NoMoreStarts:
   """Input: a replica that this host decides about is not restarted.
 
@@ -86,48 +83,16 @@ class NoMoreStarts:
   words: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class RunOver:
-  """Input: the run has finished successfully."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HostStops:
-  """Input: this host was asked to stop; its processes have got the signal."""
-
-  number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Tick:
-  """Input: time has passed."""
-
-
 Input: TypeAlias = (
   Heard
-  | StartWanted
+  | Start
   | PartEnded
-  | EndWanted
   | NoMoreStarts
-  | RunOver
-  | HostStops
-  | Tick
+  | supervisor.EndReplica
+  | supervisor.RunOver
+  | supervisor.LauncherStops
+  | supervisor.Tick
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class StartPart:
-  """Effect: start this host's processes of a replica; a `PartEnded` follows.
-
-  Attributes:
-    replica: its index.
-    start: how often it was started before.
-    address: the address of its process 0.
-  """
-
-  replica: int
-  start: int
-  address: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,24 +130,6 @@ class ReplicaEnded:
 
 
 @dataclasses.dataclass(frozen=True)
-class CannotStart:
-  """Effect: a replica is not restarted.
-
-  Attributes:
-    replica: its index.
-    words: the reason.
-  """
-
-  replica: int
-  words: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOverElsewhere:
-  """Effect: another host reports that the run is over."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Refused:
   """Effect: this launcher can't take part in the job.
 
@@ -194,13 +141,13 @@ class Refused:
 
 
 Effect: TypeAlias = (
-  StartPart
+  Start
   | KillPart
   | SignalPart
   | ReplicaEnded
-  | CannotStart
-  | RunOverElsewhere
   | Refused
+  | supervisor.CannotStart
+  | supervisor.RunOver
 )
 
 
@@ -242,7 +189,7 @@ class _Host:
 @dataclasses.dataclass
 class _Replica:
   place: Place
-  wanted: StartWanted | None = None
+  wanted: Start | None = None
   until: float = 0.0  # Deadline of `wanted`, or for its first host.
   plan: Plan | None = None  # Set if this host decides.
   part: Part | None = None
@@ -266,17 +213,17 @@ class Spread:
   Example:
     >>> places = [Place(0, range(1), range(2))]
     >>> first = Spread(0, "a", places, Patience(), now=0.0)
-    >>> first.step(StartWanted(0, 0, "10.0.0.1:29500"), 0.0)
+    >>> first.step(Start(0, 0, "10.0.0.1:29500"), 0.0)
     []
     >>> first.step(Heard(1, None), 1.0)
     []
     >>> first.step(Heard(1, Notice("b")), 2.0)
-    [StartPart(replica=0, start=0, address='10.0.0.1:29500')]
+    [Start(replica=0, start=0, address='10.0.0.1:29500')]
     >>> second = Spread(1, "b", [Place(0, range(1, 2), range(2))], Patience(), 0.0)
     >>> second.step(Heard(0, None), 2.0)
     []
     >>> second.step(Heard(0, first.notice), 2.2)
-    [StartPart(replica=0, start=0, address='10.0.0.1:29500')]
+    [Start(replica=0, start=0, address='10.0.0.1:29500')]
     >>> second.step(PartEnded(0, -9, "process 1 was ended by SIGKILL"), 9.0)
     []
     >>> first.step(Heard(1, second.notice), 9.2)[0]
@@ -347,13 +294,13 @@ class Spread:
         effects += self._read_own(notice, now)
       case Heard(host, notice):
         effects += self._hear(self._others[host], notice, now)
-      case StartWanted(replica, start):
+      case Start(replica, start):
         one = self._replicas[replica]
         wait = self._patience.silence if start else self._patience.meet
         one.wanted, one.until = given, now + wait
       case PartEnded(replica):
         effects += self._ended(self._replicas[replica], given)
-      case EndWanted(replica):
+      case supervisor.EndReplica(replica):
         effects += self._end_unwanted(self._replicas[replica])
       case NoMoreStarts(replica, words):
         one = self._replicas[replica]
@@ -361,10 +308,10 @@ class Spread:
         plan = one.plan or Plan(replica, 0, "", ())
         stage = Stage.ABSENT if words else Stage.DONE
         one.plan = dataclasses.replace(plan, stage=stage, words=words)
-      case RunOver():
+      case supervisor.RunOver():
         self._over = True
         effects += self._close()
-      case HostStops(number):
+      case supervisor.LauncherStops(number):
         self._signal = number
         effects += self._close()
     for one in self._replicas.values():
@@ -429,7 +376,7 @@ class Spread:
         return [Refused(difference)]
     if notice.over and not self._over:
       self._over = True
-      return [RunOverElsewhere(), *self._close()]
+      return [supervisor.RunOver(), *self._close()]
     return []
 
   def _difference(self, notice: Notice) -> str:
@@ -512,7 +459,7 @@ class Spread:
     one.wanted, one.settled = None, True
     return [
       *self._kill(one, words),
-      CannotStart(one.place.replica, words),
+      supervisor.CannotStart(one.place.replica, words),
     ]
 
   # On a replica's first host.
@@ -545,9 +492,7 @@ class Spread:
       return self._gone(one, parts[0])
     return []
 
-  def _start(
-    self, one: _Replica, wanted: StartWanted, now: float
-  ) -> list[Effect]:
+  def _start(self, one: _Replica, wanted: Start, now: float) -> list[Effect]:
     hosts = one.place.hosts
     missing = [h for h in hosts if not self._is_there(h, now)]
     if missing and now < one.until:
@@ -607,7 +552,7 @@ class Spread:
   def _begin(self, one: _Replica, decider: str, plan: Plan) -> list[Effect]:
     one.part = Part(plan.replica, decider, plan.start)
     one.signalled = False
-    return [StartPart(plan.replica, plan.start, plan.address)]
+    return [Start(plan.replica, plan.start, plan.address)]
 
   def _pass_on(self, one: _Replica) -> list[Effect]:
     """A replica leaves as a whole when any of its hosts has to stop."""

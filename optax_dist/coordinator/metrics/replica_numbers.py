@@ -82,7 +82,7 @@ def metrics(
     Metric(
       "replica_rejoins",
       "counter",
-      "How often the replica was let in anew.",
+      "How often the replica was readmitted.",
       only(rejoins),
     ),
   ]

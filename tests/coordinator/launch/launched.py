@@ -8,13 +8,15 @@ import threading
 import time
 
 from optax_dist.coordinator.launch import channel as channels
+from optax_dist.coordinator.launch import environment
 
 
 def main() -> int:
   channel = channels.Channel()
   what = sys.argv[1]
   channel.say("pid", pid=os.getpid())
-  replica, incarnation = channels.take_place(channel)
+  place = environment.Environment.read()
+  replica, incarnation = place.replica, place.restarts
   channel.say("placed", replica=replica, incarnation=incarnation)
   if what == "die":
     wait_for_all(pathlib.Path(sys.argv[2]), replica)

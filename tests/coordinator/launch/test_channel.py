@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from optax_dist.coordinator.launch import channel as channels
-from optax_dist.coordinator.launch.environment import Environment, variable
+from optax_dist.coordinator.launch.environment import variable
 
 _FORKS = pytest.mark.filterwarnings(
   "ignore::RuntimeWarning", "ignore::DeprecationWarning"
@@ -134,21 +134,6 @@ def test_there_is_one_channel_and_no_child_inherits_it(launched):
   number = int(os.environ[variable("channel")])
   assert one._socket.fileno() == number
   assert not os.get_inheritable(number)
-
-
-def test_a_place_is_waited_for_only_if_there_is_none(launched, monkeypatch):
-  launcher, _ = launched
-  one = channels.Channel()
-  told = Environment(replica=2, restarts=1).variables()
-  for name in told:
-    monkeypatch.setenv(name, "")  # To be restored.
-  launcher.sendall(json.dumps({"environment": told}).encode() + b"\n")
-  assert channels.take_place(one) == (2, 1)
-  assert Environment.read().replica == 2  # For `coordinator.join`.
-  # The one that has its place gets no message.
-  assert channels.take_place(one) == (2, 1)
-  monkeypatch.setenv(variable("restarts"), "")
-  assert channels.take_place(one) == (2, 0)
 
 
 @_FORKS

@@ -44,10 +44,10 @@ class _Two:
 
   def start(self, number=0, now=1.0):
     """Both run the replica."""
-    begin = spread.StartPart(0, number, "h:1")
+    begin = spread.Start(0, number, "h:1")
     for host in (0, 1):
       self.tell(host, spread.Heard(1 - host, None), now)
-    found = self.tell(0, spread.StartWanted(0, number, "h:1"), now)
+    found = self.tell(0, spread.Start(0, number, "h:1"), now)
     found += self.read(0, now)
     assert found[-1] == begin
     assert self.read(1, now)[-1] == begin
@@ -75,44 +75,42 @@ def test_a_process_that_dies_on_any_host_ends_the_replica_on_all():
   assert two.tell(1, spread.PartEnded(0, -9, "killed", "a tail"), 5.0) == []
   gone = spread.ReplicaEnded(0, 0, -9, "killed", "a tail")
   assert two.read(0, 5.1) == [spread.KillPart(0), gone]
-  assert two.tell(0, spread.StartWanted(0, 1, "h:2"), 5.1) == [
-    spread.StartPart(0, 1, "h:2")
+  assert two.tell(0, spread.Start(0, 1, "h:2"), 5.1) == [
+    spread.Start(0, 1, "h:2")
   ]
-  assert two.read(1, 5.2) == [spread.StartPart(0, 1, "h:2")]
+  assert two.read(1, 5.2) == [spread.Start(0, 1, "h:2")]
   # ... and on the first one.
   gone = spread.ReplicaEnded(0, 1, 3, "failed")
   assert two.tell(0, spread.PartEnded(0, 3, "failed"), 9.0) == [gone]
   assert two.read(1, 9.1) == [spread.KillPart(0)]
   # The notice of the second host is about the start before.
   assert two.read(0, 9.2) == []
-  assert two.tell(0, spread.StartWanted(0, 2, "h:3"), 9.3) == [
-    spread.StartPart(0, 2, "h:3")
+  assert two.tell(0, spread.Start(0, 2, "h:3"), 9.3) == [
+    spread.Start(0, 2, "h:3")
   ]
   assert two.read(0, 9.3) == []
   # A host that has not read that it ended sees the next start.
-  assert two.read(1, 9.4) == [spread.StartPart(0, 2, "h:3")]
+  assert two.read(1, 9.4) == [spread.Start(0, 2, "h:3")]
   two.tell(0, spread.PartEnded(0, 1), 10.0)
-  two.tell(0, spread.StartWanted(0, 3, "h:4"), 10.0)
+  two.tell(0, spread.Start(0, 3, "h:4"), 10.0)
   assert two.read(1, 10.1) == [
     spread.KillPart(0),
-    spread.StartPart(0, 3, "h:4"),
+    spread.Start(0, 3, "h:4"),
   ]
 
 
 def test_a_host_that_does_not_come_is_named():
   one = _spread(0, hosts=3)
-  one.step(spread.StartWanted(0, 0, "h:1"), 0.0)
+  one.step(spread.Start(0, 0, "h:1"), 0.0)
   one.step(spread.Heard(1, None), 0.0)
   one.step(spread.Heard(1, notices.Notice("b", 1)), _MEET - 1.0)
-  assert one.step(spread.Tick(), _MEET - 0.1) == []
-  [given_up] = one.step(spread.Tick(), _MEET)
-  assert given_up == spread.CannotStart(
-    0, "the launcher of host 2 has not come"
-  )
+  assert one.step(sup.Tick(), _MEET - 0.1) == []
+  [given_up] = one.step(sup.Tick(), _MEET)
+  assert given_up == sup.CannotStart(0, "the launcher of host 2 has not come")
   assert one.notice.plan(0).stage == notices.Stage.ABSENT
   other = _spread(1)
-  assert other.step(spread.Tick(), _MEET - 0.1) == []
-  [given_up] = other.step(spread.Tick(), _MEET)
+  assert other.step(sup.Tick(), _MEET - 0.1) == []
+  [given_up] = other.step(sup.Tick(), _MEET)
   assert "host 0 has not come" in given_up.words
 
 
@@ -120,48 +118,48 @@ def test_a_host_that_is_silent_ends_the_replica_and_may_come_back():
   two = _Two()
   two.start()
   assert two.read(0, 5.0) == []
-  assert two.tell(0, spread.Tick(), 5.0 + _SILENCE) == []
-  kill, gone = two.tell(0, spread.Tick(), 5.1 + _SILENCE)
+  assert two.tell(0, sup.Tick(), 5.0 + _SILENCE) == []
+  kill, gone = two.tell(0, sup.Tick(), 5.1 + _SILENCE)
   assert kill == spread.KillPart(0)
   assert "host 1 was not heard of for 6 s" in gone.words
   assert gone.code != 0
   # It is wanted again, and waits; the host comes back in time.
   now = 12.0
-  assert two.tell(0, spread.StartWanted(0, 1, "h:2"), now) == []
-  assert two.tell(0, spread.Tick(), now + _SILENCE - 1.0) == []
-  assert two.read(0, now + _SILENCE - 0.5) == [spread.StartPart(0, 1, "h:2")]
+  assert two.tell(0, spread.Start(0, 1, "h:2"), now) == []
+  assert two.tell(0, sup.Tick(), now + _SILENCE - 1.0) == []
+  assert two.read(0, now + _SILENCE - 0.5) == [spread.Start(0, 1, "h:2")]
   # And one that does not come back is given up.
   two.tell(0, spread.PartEnded(0, -9), 20.0)
   now = 30.0
-  assert two.tell(0, spread.StartWanted(0, 2, "h:3"), now) == []
-  [given_up] = two.tell(0, spread.Tick(), now + _SILENCE)
+  assert two.tell(0, spread.Start(0, 2, "h:3"), now) == []
+  [given_up] = two.tell(0, sup.Tick(), now + _SILENCE)
   assert "host 1 was not heard of" in given_up.words
 
 
 def test_without_its_first_host_a_replica_is_ended_and_then_given_up():
   two = _Two()
   two.start()
-  assert two.tell(1, spread.Tick(), 1.0 + _SILENCE) == []
-  assert two.tell(1, spread.Tick(), 1.1 + _SILENCE) == [spread.KillPart(0)]
-  assert two.tell(1, spread.Tick(), 0.9 + 2 * _SILENCE) == []
-  [given_up] = two.tell(1, spread.Tick(), 1.1 + 2 * _SILENCE)
+  assert two.tell(1, sup.Tick(), 1.0 + _SILENCE) == []
+  assert two.tell(1, sup.Tick(), 1.1 + _SILENCE) == [spread.KillPart(0)]
+  assert two.tell(1, sup.Tick(), 0.9 + 2 * _SILENCE) == []
+  [given_up] = two.tell(1, sup.Tick(), 1.1 + 2 * _SILENCE)
   assert "host 0 was not heard of" in given_up.words
-  assert two.tell(1, spread.Tick(), 100.0) == []
+  assert two.tell(1, sup.Tick(), 100.0) == []
 
 
 def test_what_an_earlier_launcher_has_left_is_not_taken_for_life():
   old = notices.Notice("old", 70)
   one = _spread(0)
-  assert one.step(spread.StartWanted(0, 0, "h:1"), 0.0) == []
+  assert one.step(spread.Start(0, 0, "h:1"), 0.0) == []
   assert one.step(spread.Heard(1, old), 1.0) == []
   assert one.step(spread.Heard(1, old), 1.2) == []
   new = notices.Notice("new", 1)
-  assert one.step(spread.Heard(1, new), 2.0) == [spread.StartPart(0, 0, "h:1")]
+  assert one.step(spread.Heard(1, new), 2.0) == [spread.Start(0, 0, "h:1")]
   # An old one that comes late is of no effect.
   again = dataclasses.replace(new, beat=9)
   assert one.step(spread.Heard(1, again), 3.0) == []
   assert one.step(spread.Heard(1, new), 4.0) == []
-  assert one.step(spread.Tick(), 3.1 + _SILENCE)[0] == spread.KillPart(0)
+  assert one.step(sup.Tick(), 3.1 + _SILENCE)[0] == spread.KillPart(0)
 
 
 def test_a_launcher_that_was_started_anew_has_none_of_the_processes():
@@ -173,17 +171,17 @@ def test_a_launcher_that_was_started_anew_has_none_of_the_processes():
   kill, gone = two.read(0, 4.4)
   assert kill == spread.KillPart(0)
   assert "host 1 was started anew" in gone.words
-  assert two.tell(0, spread.StartWanted(0, 1, "h:2"), 4.5) == [
-    spread.StartPart(0, 1, "h:2")
+  assert two.tell(0, spread.Start(0, 1, "h:2"), 4.5) == [
+    spread.Start(0, 1, "h:2")
   ]
-  assert two.read(1, 4.6) == [spread.StartPart(0, 1, "h:2")]
+  assert two.read(1, 4.6) == [spread.Start(0, 1, "h:2")]
   # The first host as well: it counts from the start.
   two.machines[0] = _spread(0, "another one", now=8.0)
   assert two.read(1, 8.1) == [spread.KillPart(0)]
-  two.tell(0, spread.StartWanted(0, 0, "h:9"), 8.2)
+  two.tell(0, spread.Start(0, 0, "h:9"), 8.2)
   two.read(0, 8.2)
-  assert two.read(0, 8.4) == [spread.StartPart(0, 0, "h:9")]
-  assert two.read(1, 8.5) == [spread.StartPart(0, 0, "h:9")]
+  assert two.read(0, 8.4) == [spread.Start(0, 0, "h:9")]
+  assert two.read(1, 8.5) == [spread.Start(0, 0, "h:9")]
 
 
 def test_when_one_host_knows_that_the_run_is_over_all_do():
@@ -191,9 +189,9 @@ def test_when_one_host_knows_that_the_run_is_over_all_do():
   two.start()
   # The second host has lost its processes; they will not be missed.
   two.tell(1, spread.PartEnded(0, -9), 5.0)
-  assert two.tell(0, spread.RunOver(), 5.0) == []
+  assert two.tell(0, sup.RunOver(), 5.0) == []
   assert two.read(1, 5.1) == [
-    spread.RunOverElsewhere(),
+    sup.RunOver(),
     spread.ReplicaEnded(0, 0),
   ]
   # What is left on the first one ends with it.
@@ -202,25 +200,25 @@ def test_when_one_host_knows_that_the_run_is_over_all_do():
   # A late one is ended.
   two = _Two()
   two.start()
-  two.tell(0, spread.RunOver(), 5.0)
-  assert two.tell(0, spread.EndWanted(0), 6.0)[0] == spread.KillPart(0)
+  two.tell(0, sup.RunOver(), 5.0)
+  assert two.tell(0, sup.EndReplica(0), 6.0)[0] == spread.KillPart(0)
 
 
 def test_what_is_left_on_other_hosts_ends_by_itself():
   two = _Two()
   two.start()
-  two.tell(0, spread.RunOver(), 5.0)
+  two.tell(0, sup.RunOver(), 5.0)
   assert two.tell(0, spread.PartEnded(0, 0), 5.1) == [spread.ReplicaEnded(0, 0)]
   two.tell(0, spread.NoMoreStarts(0), 5.1)
-  assert two.read(1, 5.2) == [spread.RunOverElsewhere()]
+  assert two.read(1, 5.2) == [sup.RunOver()]
   assert two.tell(1, spread.PartEnded(0, 0), 5.3) == [spread.ReplicaEnded(0, 0)]
   # If it does not, it is ended.
   two = _Two()
   two.start()
   two.tell(0, spread.NoMoreStarts(0), 5.1)
   assert two.read(1, 5.2) == []
-  assert two.tell(1, spread.Tick(), 5.1 + _SILENCE) == []
-  found = two.tell(1, spread.Tick(), 5.3 + _SILENCE)
+  assert two.tell(1, sup.Tick(), 5.1 + _SILENCE) == []
+  found = two.tell(1, sup.Tick(), 5.3 + _SILENCE)
   assert found == [spread.KillPart(0), spread.ReplicaEnded(0, 0)]
 
 
@@ -228,7 +226,7 @@ def test_what_is_left_on_other_hosts_ends_by_itself():
 def test_a_host_that_is_to_end_has_the_replica_leave(stopped):
   two = _Two()
   two.start()
-  assert two.tell(stopped, spread.HostStops(15), 5.0) == []
+  assert two.tell(stopped, sup.LauncherStops(15), 5.0) == []
   assert two.read(1 - stopped, 5.1) == [spread.SignalPart(0, 15)]
   assert two.read(1 - stopped, 5.2) == []  # Once.
   # Its own processes have been told already.
@@ -243,9 +241,9 @@ def test_a_host_that_is_to_end_has_the_replica_leave(stopped):
 def test_a_host_that_waits_for_others_can_be_stopped(stopped):
   one = _spread(stopped)
   if stopped == 0:
-    assert one.step(spread.StartWanted(0, 0, "h:1"), 0.0) == []
-  assert one.step(spread.HostStops(2), 1.0) == [spread.ReplicaEnded(0, 0)]
-  assert one.step(spread.Tick(), 100.0) == []
+    assert one.step(spread.Start(0, 0, "h:1"), 0.0) == []
+  assert one.step(sup.LauncherStops(2), 1.0) == [spread.ReplicaEnded(0, 0)]
+  assert one.step(sup.Tick(), 100.0) == []
 
 
 def test_a_launcher_waits_until_an_earlier_one_of_its_host_is_silent():
@@ -331,14 +329,14 @@ class _Launcher:
     for effect in effects:
       match effect:
         case sup.StartReplica(replica, restarts):
-          self.agree(spread.StartWanted(replica, restarts, "h:1"), now)
+          self.agree(spread.Start(replica, restarts, "h:1"), now)
         case sup.JobEnded() | sup.GiveUpRun():
           self.ended = True
 
   def agree(self, given, now):
     for effect in self.spread.step(given, now):
       match effect:
-        case spread.StartPart(replica, start):
+        case spread.Start(replica, start):
           assert replica not in self.running
           part = next(
             p for p in self.spread.notice.parts if p.replica == replica
@@ -349,8 +347,8 @@ class _Launcher:
           del self.running[replica]
         case spread.ReplicaEnded(replica, _, code):
           self.supervise(sup.ReplicaEnded(replica, code), now)
-        case spread.CannotStart(replica, words):
-          self.supervise(sup.CannotStart(replica, words), now)
+        case sup.CannotStart():
+          self.supervise(effect, now)
         case spread.Refused(words):
           raise AssertionError(words)
 
@@ -383,7 +381,7 @@ class _World:
 
   def turn(self, one, faults):
     one.supervise(sup.Tick(), self.now)
-    one.agree(spread.Tick(), self.now)
+    one.agree(sup.Tick(), self.now)
     one.beat += 1
     if one.spread.writes:
       notice = dataclasses.replace(one.spread.notice, beat=one.beat)
