@@ -836,8 +836,8 @@ class Replica:
     if self._left:
       one.count("finished", gradients)
       return self._outcome("finished", finished=True)
-    # An interrupted call has left it; on what it was computed is past now.
-    if self._conclude() is not None and gradients:
+    # An interrupted call has left it. With its outcome another sum begins.
+    if self._conclude() is not None and gradients and not one.gradients:
       return self._end("finished" if self._has_finished() else "stale", 1)
     if one.expire(self._handover, gradients):
       return self._go_on()

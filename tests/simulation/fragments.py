@@ -16,7 +16,7 @@ from optax_dist.coordinator.protocol.entries import Committed, Work
 from optax_dist.decoupled_diloco import rules
 from tests.simulation import faults
 from tests.simulation.invariants import Checker
-from tests.simulation.world import Process, World, digest
+from tests.simulation.world import Process, World
 
 # Own steps between two contributions, where nobody calls.
 _TURN = 2
@@ -61,8 +61,7 @@ class LearnerWorld(World):
     seconds = self.setting.compute[process.index]
     tokens = 8 * steps * self.random.randrange(3)
     process.computed += 1
-    part = digest(process.uid, process.computed)
-    process.submission.add(process, part, "", None)
+    self.give_gradient(process, process)
     late = self.random.randrange(2)
     self.submit(process, Work(tokens, steps, seconds, late, begins))
 

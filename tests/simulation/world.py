@@ -13,7 +13,9 @@ leaves.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
+import json
 import math
 import random
 import struct
@@ -1209,13 +1211,17 @@ class World:
 
   def add(self, process: Process, seen: Process, mishap: str) -> None:
     process.computed += 1
-    part = digest(process.uid, process.computed)
-    process.submission.add(seen, part, "", None)
+    self.give_gradient(process, seen)
     if process.submission.is_complete:
       if mishap != "is interrupted before it submits":
         self.submit(process)
-      if "interrupted" in mishap:
-        self.compute(process)
+      if "interrupted" in mishap and self.setting.data is None:
+        self.compute(process)  # Without having waited.
+
+  def give_gradient(self, process: Process, seen: Process) -> None:
+    """Adds a gradient, whose number stands for its batch."""
+    part, batch = digest(process.uid, process.computed), str(process.computed)
+    process.submission.add(seen, part, batch, None)
 
   def submit(self, process: Process, work: Work | None = None) -> None:
     total, payload = process.submission.total, b""
@@ -1225,6 +1231,10 @@ class World:
     submitted = process.submission.submit(finite, payload, work=work)
     if total is not None:
       process.gradients[submitted.sequence] = total
+      parts = [digest(process.uid, n) for n in json.loads(submitted.batches)]
+      assert total == functools.reduce(digest, parts), (
+        "another sum is submitted"
+      )
     process.submitted = submitted
     if self.checker is not None:
       self.checker.submitted(process, submitted)
