@@ -98,11 +98,11 @@ class Learner(Replica):
     return self._catch_up()
 
   def _over(self, gradients: int) -> Outcome | None:
-    one, seen = self._submission, self._handover
+    submission, seen = self._submission, self._handover
     admission = seen.admission
-    if admission != one.admission and not self._has_finished():
+    if admission != submission.admission and not self._has_finished():
       # Its local state is as good as before.
-      one.end(seen, "lost")
+      submission.end(seen, "lost")
       self._concluded(admission)
       if self._feedback is not None:
         self._feedback.lose()
@@ -113,9 +113,11 @@ class Learner(Replica):
 
   def _catch_up(self) -> Outcome:
     """Merges what has arrived and submits what is due, without waiting."""
-    one, seen = self._submission, self._handover
+    submission, seen = self._submission, self._handover
     # Before the state, which is as new as the answers.
-    resolved = one.pending >= 0 and seen.answer(one.pending) is not None
+    resolved = (
+      submission.pending >= 0 and seen.answer(submission.pending) is not None
+    )
     published = seen.published
     told = self._outcome("", accepted=True)
     if not published.is_ready:
@@ -123,17 +125,17 @@ class Learner(Replica):
       self._begin()
       return told
     if resolved:
-      one.conclude(seen)
-      told = self._concluded(one.admission)
-    if one.pending < 0:
-      if published.step > one.base.step:
+      submission.conclude(seen)
+      told = self._concluded(submission.admission)
+    if submission.pending < 0:
+      if published.step > submission.base.step:
         self._pinned = published.get()
         self._local = self._learning.take_in(
           self._pinned, self._local, resolved and told.accepted
         )
-        one.resume(one.admission, published)
-      newest = seen.published.step == one.base.step
-      called = seen.called == one.base.step
+        submission.resume(submission.admission, published)
+      newest = seen.published.step == submission.base.step
+      called = seen.called == submission.base.step
       if (
         newest
         and not seen.suspended
@@ -141,15 +143,15 @@ class Learner(Replica):
       ):
         self._give(called)
     self._begin()
-    return told._replace(global_step=one.base.step)
+    return told._replace(global_step=submission.base.step)
 
   def _concluded(self, admission: int) -> Outcome:
     """Handles a contribution's outcome."""
-    one, result = self._submission, self._submission.ended
+    submission, result = self._submission, self._submission.ended
     assert result is not None
     self._settle()
-    one.resume(admission, one.base)
-    self._handover.forget(one.sequence)
+    submission.resume(admission, submission.base)
+    self._handover.forget(submission.sequence)
     if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
       self._local = self._learning.local(self._pinned)

@@ -609,15 +609,17 @@ class Replica:
   def _draw(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""
     self._driver.check_process()
-    one, seen = self._submission, self._handover
+    submission, seen = self._submission, self._handover
     while True:
       if self._over(0) is not None and (self._left or self.finished):
         return None
-      spans = one.draw(seen)
+      spans = submission.draw(seen)
       if spans is not None:
         return spans
-      if one.ended is None:
-        self._wait(lambda: one.can_draw(seen), "for samples to compute on")
+      if submission.ended is None:
+        self._wait(
+          lambda: submission.can_draw(seen), "for samples to compute on"
+        )
 
   # Called by the training loop.
 
@@ -674,18 +676,18 @@ class Replica:
 
   def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
     """Adds a gradient, and submits the sum or round once it is complete."""
-    one, seen = self._submission, self._handover
-    if self.has_data and one.drawn is None:
+    submission, seen = self._submission, self._handover
+    if self.has_data and submission.drawn is None:
       raise ValueError(
         "step() needs the samples of its gradient: iterate over batches()."
       )
     payload, self._local = self._strategy.contribute(
       self._pinned, self._local, grads
     )
-    one.keep_drawn()
+    submission.keep_drawn()
     if payload is not None:
       seconds, self._computed = self._computed, 0.0
-      one.add(seen, payload, text, seconds)
+      submission.add(seen, payload, text, seconds)
     return self._conclude() or self._outcome("", accepted=True)
 
   def abandon(self) -> Outcome:
@@ -701,8 +703,8 @@ class Replica:
 
   def _catch_up(self) -> Outcome:
     """Gives up the current computation."""
-    one, seen = self._submission, self._handover
-    one.abandon(seen)
+    submission, seen = self._submission, self._handover
+    submission.abandon(seen)
     outcome = self._conclude()
     if outcome is None:
       self._begin()
@@ -832,14 +834,14 @@ class Replica:
   def _over(self, gradients: int) -> Outcome | None:
     """The outcome to return if nothing can be submitted any more."""
     self._raise_failure()
-    one = self._submission
+    submission = self._submission
     if self._left:
-      one.count("finished", gradients)
+      submission.count("finished", gradients)
       return self._outcome("finished", finished=True)
     # An interrupted call has left it. With its outcome another sum begins.
-    if self._conclude() is not None and gradients and not one.gradients:
+    if self._conclude() is not None and gradients and not submission.gradients:
       return self._end("finished" if self._has_finished() else "stale", 1)
-    if one.expire(self._handover, gradients):
+    if submission.expire(self._handover, gradients):
       return self._go_on()
     return None
 
@@ -882,9 +884,9 @@ class Replica:
   def _submit(self, work: Work | None = None) -> None:
     """Submits the sum, or reports stale gradients."""
     self._settle()
-    one = self._submission
+    submission = self._submission
     finite, memory, payload, writer = True, None, b"", None
-    if one.total is None:
+    if submission.total is None:
       pass  # Stale gradients are reported without their numbers.
     elif self._inline:
       out = np.zeros(self._encoder.place.nbytes, np.uint8)
@@ -903,7 +905,7 @@ class Replica:
         self._handover.memory.put(memory)
         memory = None
     timings = self._timings(time.monotonic())
-    submitted = one.submit(finite, payload, timings, work)
+    submitted = submission.submit(finite, payload, timings, work)
     self._driver.submit(submitted, memory, writer)
     self._watchdog.steps.submitted(time.monotonic())
 
@@ -966,14 +968,14 @@ class Replica:
 
     Also what a call that was interrupted has left.
     """
-    one, start = self._submission, time.monotonic()
-    if one.is_complete:
+    submission, start = self._submission, time.monotonic()
+    if submission.is_complete:
       self._submit()
-    if one.pending < 0:
-      return None if one.ended is None else self._go_on()
+    if submission.pending < 0:
+      return None if submission.ended is None else self._go_on()
     self._wait_for_submission()
     waited = time.monotonic() - start
-    one.conclude(self._handover)
+    submission.conclude(self._handover)
     return self._go_on()._replace(waited=waited)
 
   def _wait_for_submission(self) -> None:

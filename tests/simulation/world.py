@@ -1103,7 +1103,7 @@ class World:
 
   def next_gradient(self, process: Process) -> None:
     """Goes on with a training loop, unless it computes or waits."""
-    one = process.submission
+    submission = process.submission
     if (
       not process.alive
       or process.over
@@ -1111,7 +1111,7 @@ class World:
       or not process.admission
       or process.wants_finish
       or process.leaves_since <= self.now
-      or one.waits(process)
+      or submission.waits(process)
     ):
       return
     if self.is_between(process):
@@ -1124,8 +1124,8 @@ class World:
       self.begin_unless_done(process)
 
   def begin_unless_done(self, process: Process) -> None:
-    one = process.submission
-    done = one.base.step >= self.setting.steps
+    submission = process.submission
+    done = submission.base.step >= self.setting.steps
     if process.wants_leave or (done and self.setting.leaves):
       process.leaves_since = self.now
       self.input(process, ins.LeaveWanted())
@@ -1133,36 +1133,36 @@ class World:
     elif done:
       process.wants_finish = True
       self.input(process, ins.FinishWanted("enough"))
-    elif self.setting.data is None or one.can_draw(process):
+    elif self.setting.data is None or submission.can_draw(process):
       self.act(process, "begin_gradient")
 
   def is_between(self, process: Process) -> bool:
     """Whether a call of `step` goes on, or was interrupted."""
-    one = process.submission
-    submitted = one.is_complete or one.pending >= 0
-    return submitted or one.ended is not None or not one.admission
+    submission = process.submission
+    submitted = submission.is_complete or submission.pending >= 0
+    return submitted or submission.ended is not None or not submission.admission
 
   def act(self, process: Process, what: str, *how: str) -> None:
     """Does what a training loop does on what it has been notified of."""
     getattr(self, what)(process, process, *how)
 
   def conclude(self, process: Process, seen: Process) -> None:
-    one = process.submission
-    if one.is_complete:
+    submission = process.submission
+    if submission.is_complete:
       self.submit(process)
-    elif one.pending >= 0:
-      one.conclude(seen)
+    elif submission.pending >= 0:
+      submission.conclude(seen)
     else:
-      one.resume(seen.admission, seen.published)
+      submission.resume(seen.admission, seen.published)
       process.local_steps = 0
 
   def begin_gradient(self, process: Process, seen: Process) -> None:
     """Begins to compute a gradient, on samples if they are leased."""
-    one = process.submission
+    submission = process.submission
     if self.setting.data is not None and (
-      one.expire(seen) or one.draw(seen) is None
+      submission.expire(seen) or submission.draw(seen) is None
     ):
-      if one.ended is not None:
+      if submission.ended is not None:
         self.at(self.now, self.next_gradient, process)
       return
     self.compute(process)
@@ -1190,21 +1190,21 @@ class World:
 
   def take_step(self, process: Process, seen: Process, mishap: str) -> None:
     """Does what `Replica.step` does with a gradient, or `abandon`."""
-    one = process.submission
+    submission = process.submission
     if self.is_between(process):
       process.in_hand = True
       return
     in_hand, process.in_hand = process.in_hand, False
-    if in_hand and not one.gradients:
+    if in_hand and not submission.gradients:
       process.computed += 1
-      one.end(seen, "stale", 1)
-    elif one.expire(seen, 1):
+      submission.end(seen, "stale", 1)
+    elif submission.expire(seen, 1):
       process.computed += 1
     elif mishap == "is abandoned":
       process.computed += 1
-      one.abandon(seen)
+      submission.abandon(seen)
     else:
-      one.keep_drawn()
+      submission.keep_drawn()
       process.local_steps += 1
       if process.local_steps % self.setting.local_steps == 0:
         self.add(process, seen, mishap)
