@@ -104,8 +104,6 @@ class Learner(Replica):
       # Its local state is as good as before.
       submission.end(seen, "lost")
       self._concluded(admission)
-      if self._feedback is not None:
-        self._feedback.lose()
     return super()._over(0)  # What was not submitted is no contribution.
 
   def _conclude(self) -> Outcome | None:
@@ -115,11 +113,10 @@ class Learner(Replica):
     """Merges what has arrived and submits what is due, without waiting."""
     submission, seen = self._submission, self._handover
     # Before the state, which is as new as the answers.
-    resolved = (
-      submission.pending >= 0 and seen.answer(submission.pending) is not None
-    )
+    pending = submission.pending
+    resolved = pending >= 0 and seen.answer(pending) is not None
     published = seen.published
-    told = self._outcome("", accepted=True)
+    told = self._outcome()
     if not published.is_ready:
       # Even if there is an answer: the merged state is still being computed.
       self._begin()
@@ -156,7 +153,7 @@ class Learner(Replica):
       # The learner's own numbers are useless now.
       self._local = self._learning.local(self._pinned)
     members = () if result.applied is None else result.applied.members
-    told = self._outcome(result.reason, accepted=result.applied is not None)
+    told = self._outcome(result.reason)
     return told._replace(members=members)
 
   def _give(self, called: bool) -> None:

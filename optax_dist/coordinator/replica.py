@@ -688,7 +688,7 @@ class Replica:
     if payload is not None:
       seconds, self._computed = self._computed, 0.0
       submission.add(seen, payload, text, seconds)
-    return self._conclude() or self._outcome("", accepted=True)
+    return self._conclude() or self._outcome()
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -752,8 +752,8 @@ class Replica:
       self._raise_failure()
       self._driver.feed(inputs.FinishWanted(reason))
       self._wait(self._has_finished, "for the end of the run")
-    if not self._left:
-      self._end("finished")
+    if not self._left and self._submission.expire(self._handover):
+      self._go_on()
 
   def leave(self) -> None:
     """Takes this replica out of the run gracefully; the others go on.
@@ -838,10 +838,12 @@ class Replica:
     if self._left:
       submission.count("finished", gradients)
       return self._outcome("finished", finished=True)
-    # An interrupted call has left it. With its outcome another sum begins.
-    if self._conclude() is not None and gradients and not submission.gradients:
-      return self._end("finished" if self._has_finished() else "stale", 1)
+    concluded = self._conclude()
     if submission.expire(self._handover, gradients):
+      return self._go_on()
+    if concluded and gradients and not submission.gradients:
+      # An interrupted call had left a sum; this gradient is as old.
+      submission.end(self._handover, "stale", 1)
       return self._go_on()
     return None
 
@@ -983,20 +985,13 @@ class Replica:
     while what := waits():
       self._wait(lambda: waits() != what, what)
 
-  def _end(self, reason: str, more: int = 0) -> Outcome:
-    """Drops what was computed, and continues from the current parameters."""
-    self._submission.end(self._handover, reason, more)
-    return self._go_on()
-
   def _go_on(self) -> Outcome:
     """Continues with the same sum, or with another one."""
     result, before = self._submission.ended, self._pinned
     if result is None:
       self._begin()
-      return self._outcome("", accepted=True)
+      return self._outcome()
     self._settle()
-    if result.reason == "lost":
-      self._encoder.lose()  # What is in flight has no known outcome.
     applied, self._computed = result.applied, 0.0
     if applied is not None:
       before = self._handover.before(applied.sequence).get()
@@ -1011,9 +1006,7 @@ class Replica:
     self._begin()
     if applied is None:
       return self._outcome(result.reason, finished=self._has_finished())
-    return self._outcome("", accepted=True)._replace(
-      members=applied.members, staleness=applied.staleness
-    )
+    return self._outcome(members=applied.members, staleness=applied.staleness)
 
   def _resume(self) -> None:
     """Continues from the current shared state."""
@@ -1032,10 +1025,8 @@ class Replica:
   def _keep_residual(self, resolved: Resolved) -> None:
     self._encoder.settle(resolved.sequence, resolved.counted)
 
-  def _outcome(
-    self, reason: str, accepted: bool = False, finished: bool = False
-  ) -> Outcome:
-    return Outcome(accepted, reason, self.global_step, finished=finished)
+  def _outcome(self, reason: str = "", **fields: Any) -> Outcome:
+    return Outcome(not reason, reason, self.global_step, **fields)
 
   def _announce(self, outcome: Outcome) -> Outcome:
     """Announces once that the common step to save has been reached."""
