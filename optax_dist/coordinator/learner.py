@@ -98,14 +98,12 @@ class Learner(Replica):
     return self._catch_up()
 
   def _over(self, gradients: int) -> Outcome | None:
-    one, seen = self._submission, self._handover
+    submission, seen = self._submission, self._handover
     admission = seen.admission
-    if admission != one.admission and not self._has_finished():
+    if admission != submission.admission and not self._has_finished():
       # Its local state is as good as before.
-      one.end(seen, "lost")
+      submission.end(seen, "lost")
       self._concluded(admission)
-      if self._feedback is not None:
-        self._feedback.lose()
     return super()._over(0)  # What was not submitted is no contribution.
 
   def _conclude(self) -> Outcome | None:
@@ -113,27 +111,28 @@ class Learner(Replica):
 
   def _catch_up(self) -> Outcome:
     """Merges what has arrived and submits what is due, without waiting."""
-    one, seen = self._submission, self._handover
+    submission, seen = self._submission, self._handover
     # Before the state, which is as new as the answers.
-    resolved = one.pending >= 0 and seen.answer(one.pending) is not None
+    pending = submission.pending
+    resolved = pending >= 0 and seen.answer(pending) is not None
     published = seen.published
-    told = self._outcome("", accepted=True)
+    told = self._outcome()
     if not published.is_ready:
       # Even if there is an answer: the merged state is still being computed.
       self._begin()
       return told
     if resolved:
-      one.conclude(seen)
-      told = self._concluded(one.admission)
-    if one.pending < 0:
-      if published.step > one.base.step:
+      submission.conclude(seen)
+      told = self._concluded(submission.admission)
+    if submission.pending < 0:
+      if published.step > submission.base.step:
         self._pinned = published.get()
         self._local = self._learning.take_in(
           self._pinned, self._local, resolved and told.accepted
         )
-        one.resume(one.admission, published)
-      newest = seen.published.step == one.base.step
-      called = seen.called == one.base.step
+        submission.resume(submission.admission, published)
+      newest = seen.published.step == submission.base.step
+      called = seen.called == submission.base.step
       if (
         newest
         and not seen.suspended
@@ -141,20 +140,20 @@ class Learner(Replica):
       ):
         self._give(called)
     self._begin()
-    return told._replace(global_step=one.base.step)
+    return told._replace(global_step=submission.base.step)
 
   def _concluded(self, admission: int) -> Outcome:
     """Handles a contribution's outcome."""
-    one, result = self._submission, self._submission.ended
+    submission, result = self._submission, self._submission.ended
     assert result is not None
     self._settle()
-    one.resume(admission, one.base)
-    self._handover.forget(one.sequence)
+    submission.resume(admission, submission.base)
+    self._handover.forget(submission.sequence)
     if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
       self._local = self._learning.local(self._pinned)
     members = () if result.applied is None else result.applied.members
-    told = self._outcome(result.reason, accepted=result.applied is not None)
+    told = self._outcome(result.reason)
     return told._replace(members=members)
 
   def _give(self, called: bool) -> None:

@@ -618,15 +618,17 @@ class Replica:
   def _draw(self) -> ledger.Spans | None:
     """The samples of the next gradient, as soon as some are leased."""
     self._driver.check_process()
-    one, seen = self._submission, self._handover
+    submission, seen = self._submission, self._handover
     while True:
       if self._over(0) is not None and (self._left or self.finished):
         return None
-      spans = one.draw(seen)
+      spans = submission.draw(seen)
       if spans is not None:
         return spans
-      if one.ended is None:
-        self._wait(lambda: one.can_draw(seen), "for samples to compute on")
+      if submission.ended is None:
+        self._wait(
+          lambda: submission.can_draw(seen), "for samples to compute on"
+        )
 
   # Called by the training loop.
 
@@ -683,19 +685,19 @@ class Replica:
 
   def _advance(self, grads: Any, text: str, tokens: int) -> Outcome:
     """Adds a gradient, and submits the sum or round once it is complete."""
-    one, seen = self._submission, self._handover
-    if self.has_data and one.drawn is None:
+    submission, seen = self._submission, self._handover
+    if self.has_data and submission.drawn is None:
       raise ValueError(
         "step() needs the samples of its gradient: iterate over batches()."
       )
     payload, self._local = self._strategy.contribute(
       self._pinned, self._local, grads
     )
-    one.keep_drawn()
+    submission.keep_drawn()
     if payload is not None:
       seconds, self._computed = self._computed, 0.0
-      one.add(seen, payload, text, seconds)
-    return self._conclude() or self._outcome("", accepted=True)
+      submission.add(seen, payload, text, seconds)
+    return self._conclude() or self._outcome()
 
   def abandon(self) -> Outcome:
     """Gives up the gradient that is being computed, and catches up.
@@ -710,8 +712,8 @@ class Replica:
 
   def _catch_up(self) -> Outcome:
     """Gives up the current computation."""
-    one, seen = self._submission, self._handover
-    one.abandon(seen)
+    submission, seen = self._submission, self._handover
+    submission.abandon(seen)
     outcome = self._conclude()
     if outcome is None:
       self._begin()
@@ -759,8 +761,8 @@ class Replica:
       self._raise_failure()
       self._driver.feed(inputs.FinishWanted(reason))
       self._wait(self._has_finished, "for the end of the run")
-    if not self._left:
-      self._end("finished")
+    if not self._left and self._submission.expire(self._handover):
+      self._go_on()
 
   def leave(self) -> None:
     """Takes this replica out of the run gracefully; the others go on.
@@ -841,14 +843,16 @@ class Replica:
   def _over(self, gradients: int) -> Outcome | None:
     """The outcome to return if nothing can be submitted any more."""
     self._raise_failure()
-    one = self._submission
+    submission = self._submission
     if self._left:
-      one.count("finished", gradients)
+      submission.count("finished", gradients)
       return self._outcome("finished", finished=True)
-    # An interrupted call has left it; on what it was computed is past now.
-    if self._conclude() is not None and gradients:
-      return self._end("finished" if self._has_finished() else "stale", 1)
-    if one.expire(self._handover, gradients):
+    concluded = self._conclude()
+    if submission.expire(self._handover, gradients):
+      return self._go_on()
+    if concluded and gradients and not submission.gradients:
+      # An interrupted call had left a sum; this gradient is as old.
+      submission.end(self._handover, "stale", 1)
       return self._go_on()
     return None
 
@@ -891,9 +895,9 @@ class Replica:
   def _submit(self, work: Work | None = None) -> None:
     """Submits the sum, or reports stale gradients."""
     self._settle()
-    one = self._submission
+    submission = self._submission
     finite, memory, payload, writer = True, None, b"", None
-    if one.total is None:
+    if submission.total is None:
       pass  # Stale gradients are reported without their numbers.
     elif self._inline:
       out = np.zeros(self._encoder.place.nbytes, np.uint8)
@@ -912,7 +916,7 @@ class Replica:
         self._handover.memory.put(memory)
         memory = None
     timings = self._timings(time.monotonic())
-    submitted = one.submit(finite, payload, timings, work)
+    submitted = submission.submit(finite, payload, timings, work)
     self._driver.submit(submitted, memory, writer)
     self._watchdog.steps.submitted(time.monotonic())
 
@@ -977,14 +981,14 @@ class Replica:
 
     Also what a call that was interrupted has left.
     """
-    one, start = self._submission, time.monotonic()
-    if one.is_complete:
+    submission, start = self._submission, time.monotonic()
+    if submission.is_complete:
       self._submit()
-    if one.pending < 0:
-      return None if one.ended is None else self._go_on()
+    if submission.pending < 0:
+      return None if submission.ended is None else self._go_on()
     self._wait_for_submission()
     waited = time.monotonic() - start
-    one.conclude(self._handover)
+    submission.conclude(self._handover)
     return self._go_on()._replace(waited=waited)
 
   def _wait_for_submission(self) -> None:
@@ -992,20 +996,13 @@ class Replica:
     while what := waits():
       self._wait(lambda: waits() != what, what)
 
-  def _end(self, reason: str, more: int = 0) -> Outcome:
-    """Drops what was computed, and continues from the current parameters."""
-    self._submission.end(self._handover, reason, more)
-    return self._go_on()
-
   def _go_on(self) -> Outcome:
     """Continues with the same sum, or with another one."""
     result, before = self._submission.ended, self._pinned
     if result is None:
       self._begin()
-      return self._outcome("", accepted=True)
+      return self._outcome()
     self._settle()
-    if result.reason == "lost":
-      self._encoder.lose()  # What is in flight has no known outcome.
     applied, self._computed = result.applied, 0.0
     if applied is not None:
       before = self._handover.before(applied.sequence).get()
@@ -1020,9 +1017,7 @@ class Replica:
     self._begin()
     if applied is None:
       return self._outcome(result.reason, finished=self._has_finished())
-    return self._outcome("", accepted=True)._replace(
-      members=applied.members, staleness=applied.staleness
-    )
+    return self._outcome(members=applied.members, staleness=applied.staleness)
 
   def _resume(self) -> None:
     """Continues from the current shared state."""
@@ -1041,10 +1036,8 @@ class Replica:
   def _keep_residual(self, resolved: Resolved) -> None:
     self._encoder.settle(resolved.sequence, resolved.counted)
 
-  def _outcome(
-    self, reason: str, accepted: bool = False, finished: bool = False
-  ) -> Outcome:
-    return Outcome(accepted, reason, self.global_step, finished=finished)
+  def _outcome(self, reason: str = "", **fields: Any) -> Outcome:
+    return Outcome(not reason, reason, self.global_step, **fields)
 
   def _announce(self, outcome: Outcome) -> Outcome:
     """Announces once that the common step to save has been reached."""

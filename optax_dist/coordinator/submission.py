@@ -205,7 +205,9 @@ class Submission:
     late, total = self.is_late(seen), None
     if not late:
       total = part if self.total is None else self._add(self.total, part)
-    self._append(total, Gradient(batch, seconds, sp.join(*self._round)))
+    data = sp.join(*self._round)
+    self.total, self._round = total, []
+    self.gradients.append(Gradient(batch, seconds, data))
     added = len(self.gradients) - self._sent
     more = bool(self._left) if self._samples else added < seen.asked
     self.is_complete = late or not more
@@ -215,17 +217,13 @@ class Submission:
     self._supersede(seen)
     if self.is_late(seen):
       # How long it would have taken is unknown.
-      self._append(None, Gradient("null", None, ()))
-      self.is_complete = True
+      self.total, self.is_complete = None, True
+      self.gradients.append(Gradient("null", None, ()))
     elif not self.gradients and self._is_behind(seen):
       self.end(seen, Reason.ABANDONED.value, 1)
     else:
       # The gradients already in the sum are still valid.
       self.count(Reason.ABANDONED.value, 1)
-
-  def _append(self, total: Any, gradient: Gradient) -> None:
-    self.total, self._round = total, []
-    self.gradients.append(gradient)
 
   def submit(
     self,

@@ -16,7 +16,7 @@ from optax_dist.coordinator.protocol.entries import Committed, Work
 from optax_dist.decoupled_diloco import rules
 from tests.simulation import faults
 from tests.simulation.invariants import Checker
-from tests.simulation.world import Process, World, digest
+from tests.simulation.world import Process, World
 
 # Own steps between two contributions, where nobody calls.
 _TURN = 2
@@ -39,18 +39,18 @@ class LearnerWorld(World):
       self.begin_unless_done(process)
 
   def take_step(self, process: Process, seen: Process, mishap: str) -> None:
-    one, name = process.submission, process.name
+    submission, name = process.submission, process.name
     self.steps[name] += 1
-    if one.pending >= 0 and seen.answer(one.pending) is not None:
-      one.conclude(seen)
-    if seen.admission != one.admission:
-      one.end(seen, "lost")
-    if one.pending < 0:
-      one.resume(seen.admission, seen.published)
+    if submission.pending >= 0 and seen.answer(submission.pending) is not None:
+      submission.conclude(seen)
+    if seen.admission != submission.admission:
+      submission.end(seen, "lost")
+    if submission.pending < 0:
+      submission.resume(seen.admission, seen.published)
     called = process.called == process.step
     turn = called or self.steps[name] >= self.given[name] + _TURN
     gives = turn or self.random.random() < _EARLY
-    if gives and one.pending < 0 and not seen.suspended:
+    if gives and submission.pending < 0 and not seen.suspended:
       self.give_fragment(process, turn)
 
   def give_fragment(self, process: Process, begins: bool) -> None:
@@ -61,8 +61,7 @@ class LearnerWorld(World):
     seconds = self.setting.compute[process.index]
     tokens = 8 * steps * self.random.randrange(3)
     process.computed += 1
-    part = digest(process.uid, process.computed)
-    process.submission.add(process, part, "", None)
+    self.give_gradient(process, process)
     late = self.random.randrange(2)
     self.submit(process, Work(tokens, steps, seconds, late, begins))
 

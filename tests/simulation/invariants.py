@@ -7,6 +7,7 @@ there later (a record put where an old one was deleted) is nobody's history.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -299,9 +300,16 @@ class Checker:
       self.fail(
         "A7", f"{process.name} is told {counts} of {computed} gradients"
       )
-    parts = [part for commit in self.commits for part in commit.parts]
-    mine = lambda part: self.processes.get(part.incarnation) == process.name
-    count = sum(part.count for part in parts if mine(part))
+    numbers: list[int] = []
+    for part in [part for commit in self.commits for part in commit.parts]:
+      if self.processes.get(part.incarnation) == process.name:
+        found = self.submissions[process.name, part.sequence].submitted
+        numbers += json.loads(found.batches)
+    count = len(numbers)
+    if len(set(numbers)) < count:
+      self.fail(
+        "A3", f"{process.name} has gradients that count twice: {numbers}"
+      )
     unknown = counts.get("lost", 0) + counts.get("finished", 0)
     if not 0 <= count - counts["applied"] <= unknown:
       text = f"{process.name} is told {counts}, and {count} gradients count"

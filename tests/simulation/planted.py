@@ -17,6 +17,10 @@ from typing import Any
 from tests.simulation import faults
 
 _PACKAGE = "optax_dist.coordinator.protocol"
+_PACKAGES = {
+  "submission": "optax_dist.coordinator.submission",
+  "world": "tests.simulation.world",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,42 @@ def _one(name: str, module: str, old: str, new: str) -> Planted:
 
 
 FAULTS = (
+  _one(
+    "more is summed than was asked for after a partial sum",
+    "follower.follower",
+    "          self._asked = count if taken else self._asked\n",
+    "",
+  ),
+  _one(
+    "the end of the run is told before it stands in the log",
+    "leader.leader",
+    "if state is not None and arrival is not None and not ends:",
+    "if state is not None and arrival is not None:",
+  ),
+  _one(
+    "what is added to a partial sum is submitted as another sum",
+    "submission",
+    "-1 if reported else self.partial,",
+    "-1,",
+  ),
+  _one(
+    "after a dropped sum the next one has its gradients, too",
+    "submission",
+    "    self.total, self.gradients, self._sent = None, [], 0\n",
+    "    self.gradients, self._sent = [], 0\n",
+  ),
+  _one(
+    "a training loop goes on with the state that it has",
+    "submission",
+    "    self.admission, self.base, self.ended = admission, base, None\n",
+    "    self.admission, self.ended = admission, None\n",
+  ),
+  _one(
+    "all of a sum gets the outcome of what was added to it",
+    "submission",
+    "    if partial is not None:\n      rest -=",
+    "    if False:\n      rest -=",
+  ),
   _one(
     "terms are trimmed like other records (the old loss of safety)",
     "log",
@@ -264,8 +304,8 @@ def plant(fault: Planted) -> Iterator[None]:
     by_module.setdefault(name, []).append((old, new))
   undo = []
   for name, changes in by_module.items():
-    package = "tests.simulation" if name == "world" else _PACKAGE
-    module = importlib.import_module(f"{package}.{name}")
+    package = _PACKAGES.get(name, f"{_PACKAGE}.{name}")
+    module = importlib.import_module(package)
     source = _patched(inspect.getsource(module), changes, name)
     namespace: dict[str, object] = dict(vars(module))
     exec(compile(source, f"<{fault.name}>", "exec"), namespace)

@@ -32,6 +32,24 @@ FAULTS = (
     "      pass",
   ),
   (
+    "samples of a sum are drawn again",
+    "submission",
+    "      if len(self.gradients) == self._sent and not self._round:\n",
+    "      if True:\n",
+  ),
+  (
+    "only the last gradient's samples are submitted",
+    "submission",
+    "      sp.join(*(gradient.data for gradient in found)),\n",
+    "      sp.join(*(gradient.data for gradient in found[-1:])),\n",
+  ),
+  (
+    "the samples of all but the last local step are forgotten",
+    "submission",
+    "      self._round.append(self.drawn)\n",
+    "      self._round = [self.drawn]\n",
+  ),
+  (
     "a step of shares may be larger than the others",
     "leader.leader",
     "    finite = message.finite\n",

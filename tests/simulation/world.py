@@ -13,7 +13,9 @@ leaves.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
+import json
 import math
 import random
 import struct
@@ -1120,7 +1122,7 @@ class World:
 
   def next_gradient(self, process: Process) -> None:
     """Goes on with a training loop, unless it computes or waits."""
-    one = process.submission
+    submission = process.submission
     if (
       not process.alive
       or process.over
@@ -1128,7 +1130,7 @@ class World:
       or not process.admission
       or process.wants_finish
       or process.leaves_since <= self.now
-      or one.waits(process)
+      or submission.waits(process)
     ):
       return
     if self.is_between(process):
@@ -1141,8 +1143,8 @@ class World:
       self.begin_unless_done(process)
 
   def begin_unless_done(self, process: Process) -> None:
-    one = process.submission
-    done = one.base.step >= self.setting.steps
+    submission = process.submission
+    done = submission.base.step >= self.setting.steps
     if process.wants_leave or (done and self.setting.leaves):
       process.leaves_since = self.now
       self.input(process, ins.LeaveWanted())
@@ -1150,36 +1152,36 @@ class World:
     elif done:
       process.wants_finish = True
       self.input(process, ins.FinishWanted("enough"))
-    elif self.setting.data is None or one.can_draw(process):
+    elif self.setting.data is None or submission.can_draw(process):
       self.act(process, "begin_gradient")
 
   def is_between(self, process: Process) -> bool:
     """Whether a call of `step` goes on, or was interrupted."""
-    one = process.submission
-    submitted = one.is_complete or one.pending >= 0
-    return submitted or one.ended is not None or not one.admission
+    submission = process.submission
+    submitted = submission.is_complete or submission.pending >= 0
+    return submitted or submission.ended is not None or not submission.admission
 
   def act(self, process: Process, what: str, *how: str) -> None:
     """Does what a training loop does on what it has been notified of."""
     getattr(self, what)(process, process, *how)
 
   def conclude(self, process: Process, seen: Process) -> None:
-    one = process.submission
-    if one.is_complete:
+    submission = process.submission
+    if submission.is_complete:
       self.submit(process)
-    elif one.pending >= 0:
-      one.conclude(seen)
+    elif submission.pending >= 0:
+      submission.conclude(seen)
     else:
-      one.resume(seen.admission, seen.published)
+      submission.resume(seen.admission, seen.published)
       process.local_steps = 0
 
   def begin_gradient(self, process: Process, seen: Process) -> None:
     """Begins to compute a gradient, on samples if they are leased."""
-    one = process.submission
+    submission = process.submission
     if self.setting.data is not None and (
-      one.expire(seen) or one.draw(seen) is None
+      submission.expire(seen) or submission.draw(seen) is None
     ):
-      if one.ended is not None:
+      if submission.ended is not None:
         self.at(self.now, self.next_gradient, process)
       return
     self.compute(process)
@@ -1207,34 +1209,38 @@ class World:
 
   def take_step(self, process: Process, seen: Process, mishap: str) -> None:
     """Does what `Replica.step` does with a gradient, or `abandon`."""
-    one = process.submission
+    submission = process.submission
     if self.is_between(process):
       process.in_hand = True
       return
     in_hand, process.in_hand = process.in_hand, False
-    if in_hand and not one.gradients:
+    if in_hand and not submission.gradients:
       process.computed += 1
-      one.end(seen, "stale", 1)
-    elif one.expire(seen, 1):
+      submission.end(seen, "stale", 1)
+    elif submission.expire(seen, 1):
       process.computed += 1
     elif mishap == "is abandoned":
       process.computed += 1
-      one.abandon(seen)
+      submission.abandon(seen)
     else:
-      one.keep_drawn()
+      submission.keep_drawn()
       process.local_steps += 1
       if process.local_steps % self.setting.local_steps == 0:
         self.add(process, seen, mishap)
 
   def add(self, process: Process, seen: Process, mishap: str) -> None:
     process.computed += 1
-    part = digest(process.uid, process.computed)
-    process.submission.add(seen, part, "", None)
+    self.give_gradient(process, seen)
     if process.submission.is_complete:
       if mishap != "is interrupted before it submits":
         self.submit(process)
-      if "interrupted" in mishap:
-        self.compute(process)
+      if "interrupted" in mishap and self.setting.data is None:
+        self.compute(process)  # Without having waited.
+
+  def give_gradient(self, process: Process, seen: Process) -> None:
+    """Adds a gradient, whose number stands for its batch."""
+    part, batch = digest(process.uid, process.computed), str(process.computed)
+    process.submission.add(seen, part, batch, None)
 
   def submit(self, process: Process, work: Work | None = None) -> None:
     total, payload = process.submission.total, b""
@@ -1244,6 +1250,10 @@ class World:
     submitted = process.submission.submit(finite, payload, work=work)
     if total is not None:
       process.gradients[submitted.sequence] = total
+      parts = [digest(process.uid, n) for n in json.loads(submitted.batches)]
+      assert total == functools.reduce(digest, parts), (
+        "another sum is submitted"
+      )
     process.submitted = submitted
     if self.checker is not None:
       self.checker.submitted(process, submitted)

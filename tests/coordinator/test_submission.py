@@ -1,0 +1,144 @@
+"""What a replica sums and submits; the simulation has all orders of events."""
+
+import types
+
+import pytest
+
+from optax_dist.coordinator.protocol.effects import Resolved, Taken
+from optax_dist.coordinator.submission import Submission
+
+
+class Told:
+  """What an event loop has notified: `answers`, and the rest."""
+
+  def __init__(self, **fields):
+    self.published = types.SimpleNamespace(step=0)
+    self.admission = self.asked = self.incarnation = 1
+    self.suspended, self.finished = False, None
+    self.lease = (1, ())
+    self.answers = {}
+    vars(self).update(fields)
+
+  def answer(self, sequence):
+    return self.answers.get(sequence)
+
+  def publish(self):
+    self.published = types.SimpleNamespace(step=self.published.step + 1)
+
+
+def begin(seen, **options):
+  add = lambda total, gradient: total + gradient
+  options = {"max_staleness": 0} | options
+  submission = Submission(seen.published, add, **options)
+  submission.resume(seen.admission, seen.published)
+  return submission
+
+
+def give(submission, seen, gradient=1):
+  submission.keep_drawn()
+  submission.add(seen, gradient, f"{gradient}", 0.5)
+  return submission.submit(True) if submission.is_complete else None
+
+
+def answer(seen, reason, sequence, apart=False):
+  seen.answers[sequence] = Resolved(sequence, reason, 0, apart=apart)
+
+
+def test_a_sum_is_submitted_once_it_has_what_was_asked_for():
+  seen = Told(asked=2)
+  submission = begin(seen)
+  assert give(submission, seen, 3) is None
+  submitted = give(submission, seen, 4)
+  assert submission.total == 7
+  assert (submitted.total, submitted.extends) == (2, -1)
+  assert (submitted.batches, submitted.compute) == ("[3,4]", 1.0)
+  assert submission.waits(seen) == "for this step's commit"
+  seen.publish()
+  answer(seen, "", 0)
+  assert not submission.waits(seen)
+  submission.conclude(seen)
+  assert submission.ended.applied.sequence == 0
+  assert submission.counts == {"applied": 2}
+
+
+def partial_sum(**fields):
+  """A gradient is with the leader, which requests another one."""
+  seen = Told(**fields)
+  submission = begin(seen)
+  give(submission, seen, 3)
+  seen.answers[0] = Taken(0, 1)
+  submission.conclude(seen)
+  return seen, submission
+
+
+def test_what_is_added_to_a_partial_sum_is_submitted_with_it():
+  seen, submission = partial_sum()
+  submitted = give(submission, seen, 4)
+  assert (submitted.total, submitted.extends) == (2, 0)
+  assert submission.total == 7
+
+
+def test_what_is_added_to_a_decided_sum_is_superseded():
+  seen, submission = partial_sum()
+  seen.asked = 3
+  give(submission, seen, 4)
+  answer(seen, "lost", 0)
+  give(submission, seen, 5)
+  assert submission.counts == {"applied": 0, "lost": 1, "superseded": 1}
+  assert submission.total == 5
+
+
+def test_a_partial_sum_may_have_an_outcome_of_its_own():
+  seen, submission = partial_sum()
+  give(submission, seen, 4)
+  answer(seen, "stale", 1, apart=True)
+  assert submission.waits(seen) == "for the commit of its partial sum"
+  answer(seen, "", 0)
+  submission.conclude(seen)
+  assert submission.counts == {"applied": 1, "stale": 1}
+  assert [r.sequence for r in submission.settled] == [0, 1]
+  # Its parameters were not stale, so it need not wait for newer ones.
+  assert not submission.waits(seen)
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_late_gradient_is_reported_without_its_numbers(abandoned):
+  seen = Told()
+  submission = begin(seen)
+  seen.publish()
+  if abandoned:
+    submission.abandon(seen)
+    submitted = submission.submit(True)
+  else:
+    submitted = give(submission, seen)
+  assert submission.total is None
+  assert (submitted.total, submitted.local_step) == (1, 0)
+  assert submitted.compute == (None if abandoned else 0.5)
+
+
+def test_after_a_stale_gradient_it_waits_for_newer_parameters():
+  seen = Told()
+  submission = begin(seen)
+  give(submission, seen)
+  answer(seen, "stale", 0)
+  submission.conclude(seen)
+  assert submission.waits(seen).startswith("for newer parameters")
+  seen.publish()
+  assert not submission.waits(seen)
+
+
+def test_the_samples_of_local_steps_are_submitted_together():
+  seen = Told(lease=(1, ((0, 4),)))
+  submission = begin(seen, samples=2)
+  assert submission.draw(seen) == ((0, 2),)
+  assert submission.draw(seen) == ((0, 2),)  # Without a gradient, again.
+  submission.keep_drawn()
+  assert submission.draw(seen) == ((2, 4),)
+  assert give(submission, seen).data == ((0, 4),)
+
+
+def test_samples_of_a_past_membership_are_not_drawn():
+  seen = Told(lease=(0, ((0, 4),)))
+  submission = begin(seen, samples=2)
+  assert submission.draw(seen) is None
+  assert not submission.can_draw(seen)
