@@ -260,9 +260,29 @@ def test_who_cannot_proceed_is_told_why():
       assert told.have < told.needed
       assert told.final == (have + after.lost < need)
       assert told.missing == quorum.missing(after).absent
-    gone = isinstance(event, quorum.Lost | quorum.Leave) and before != after
-    if gone and not after.attempt and not after.finished and have < need:
-      assert of(decisions, quorum.CannotProceed)
+      assert not after.attempt
+      assert not after.finished
+    departed = isinstance(event, quorum.Lost | quorum.Leave)
+    if departed and before == after:
+      assert decisions == ()
+    gone = departed and before != after
+    ended = before.attempt and isinstance(event, quorum.Done | quorum.Failed)
+    if (gone or (ended and not after.attempt)) and have < need:
+      waits = after.attempt or after.finished
+      assert waits or of(decisions, quorum.CannotProceed)
+
+  check(holds)
+
+
+def test_only_who_leaves_has_left():
+  def holds(event, before, decisions, after):
+    if not isinstance(event, quorum.Lost | quorum.Leave) or before == after:
+      return
+    old, new = (s.replicas.get(event.replica) for s in (before, after))
+    assert not new.live
+    assert new.left == isinstance(event, quorum.Leave)
+    # Who is absent can still say that it leaves, and nothing else changes it.
+    assert old is None or old.live or new.left
 
   check(holds)
 
