@@ -42,7 +42,6 @@ def _join(draft: Draft, event: ev.Join) -> None:
     if old.live:
       # Its earlier incarnation died undetected.
       _go(draft, replica, ev.Reason.LOST)
-      old = draft.replicas[replica]
     draft.lost -= not old.left
   draft.live += 1
   draft.replicas[replica] = ReplicaState(
@@ -234,7 +233,7 @@ def _go(draft: Draft, replica: ev.Replica, reason: ev.Reason) -> None:
 
 def _complain(draft: Draft) -> None:
   """Decides `CannotProceed` if the quorum is out of reach."""
-  if draft.finished or draft.attempt is not None:
+  if draft.attempt is not None:
     return
   needed = 1 if draft.shared else draft.quorum()
   have = draft.live + draft.awaited

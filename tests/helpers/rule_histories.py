@@ -160,6 +160,10 @@ def random_history(seed, kind, length=60):
       r.randrange(5),
     )
     event = event_of(choice, state)
+    if kind == "any" and state.attempt and r.random() < 0.1:
+      # On the outcome of the attempt, mostly by a member that has reported.
+      early = r.choice([*state.attempt.incarnations])
+      event = quorum.Arrive(early, state.step + r.choice((1, 1, 1, 2)))
     if kind == "any" and isinstance(event, quorum.Arrive) and r.random() < 0.1:
       event = dataclasses.replace(event, finite=False)
     after, decisions = quorum.step(state, event)

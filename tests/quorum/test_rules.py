@@ -422,6 +422,10 @@ def test_an_older_sum_is_replaced_by_what_is_asked_for_later():
   # What is in is a step old now. When the other dies, all is asked for anew.
   state, decisions = run(state, quorum.Lost(0))
   assert decisions == (quorum.Token(1, 1, count=4),)
+  # Until all of that has come, and is finite, the older sum stays.
+  state, decisions = run(state, quorum.Arrive(1, 1, finite=False, count=4))
+  assert kinds(decisions) == ["Drop", "Token"]
+  assert [c.count for c in state.inside.values()] == [2]
   state, decisions = run(state, quorum.Arrive(1, 1, count=4))
   assert decisions[0] == quorum.Drop(1, 0, Reason.SUPERSEDED, count=2)
   assert [m.count for m in decisions[2].members] == [4]

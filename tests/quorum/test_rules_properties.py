@@ -56,11 +56,18 @@ def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
       # It counts until something later takes it out.
       assert after.replicas[replica].counted == step or after.step > before.step
     elif isinstance(outcome, quorum.Wait):
+      # A member that has done its part computes on the outcome, once.
       assert step == before.step + 1
+      assert before.attempt.incarnations[replica] == record.incarnation
+      assert replica not in before.attempt.pending
+      assert replica not in before.early
+      assert event.finite
       assert after.early[replica] == event
     else:
       assert (outcome.local_step, outcome.count) == (step, event.count)
       assert holds_of_reason(outcome.reason, event, before, record, same)
+      unknown = outcome.reason is Reason.UNKNOWN_REPLICA
+      assert before.finished or unknown == (not known)
     answers = [
       d
       for d in decisions
@@ -102,8 +109,11 @@ def holds_of_reason(reason, event, before, record, same):
     case Reason.NON_FINITE:
       return not event.finite
     case Reason.OVER_QUOTA:
-      exact = before.config.exact and before.gathered + event.count
-      return event.count > record.asked or exact > quorum.needed(before)
+      # A sum of a newer step takes the place of the older one.
+      replaced = held.count if held and held.local_step != step else 0
+      number = before.gathered + event.count - replaced
+      full = before.config.exact and number > quorum.needed(before)
+      return event.count > record.asked or full
   return False
 
 
@@ -145,7 +155,7 @@ def test_a_sum_stands_or_falls_as_a_whole():
 def test_one_gradient_per_replica_and_step_counts():
   for seed in range(300):
     counted = set()
-    for *_, decisions, _after in random_history(seed, "any"):
+    for *_, decisions, _ in random_history(seed, "any"):
       for commit in of(decisions, quorum.Commit):
         for m in commit.members:
           key = (m.replica, m.incarnation, m.local_step)
@@ -165,12 +175,12 @@ def test_what_was_asked_for_is_accepted():
       and event.finite
       and event.local_step == before.step
       and event.count == record.asked
+      # What a member adds to its sum waits until the attempt is over.
+      and event.replica not in {m.replica for m in members(before)}
+      and not (before.config.exact and before.gathered)
     ):
-      assert isinstance(decisions[0], quorum.Accept | quorum.Drop)
-      if not (before.config.exact and before.gathered):
-        assert decisions[-1] != quorum.Drop
-        kinds = [type(d) for d in decisions]
-        assert kinds.index(quorum.Accept) <= 1  # One that it replaces is first.
+      kinds = [type(d) for d in decisions]
+      assert kinds.index(quorum.Accept) <= 1  # One that it replaces is first.
 
   check(holds)
 
@@ -250,9 +260,29 @@ def test_who_cannot_proceed_is_told_why():
       assert told.have < told.needed
       assert told.final == (have + after.lost < need)
       assert told.missing == quorum.missing(after).absent
-    gone = isinstance(event, quorum.Lost | quorum.Leave) and before != after
-    if gone and not after.attempt and not after.finished and have < need:
-      assert of(decisions, quorum.CannotProceed)
+      assert not after.attempt
+      assert not after.finished
+    departed = isinstance(event, quorum.Lost | quorum.Leave)
+    if departed and before == after:
+      assert decisions == ()
+    gone = departed and before != after
+    ended = before.attempt and isinstance(event, quorum.Done | quorum.Failed)
+    if (gone or (ended and not after.attempt)) and have < need:
+      waits = after.attempt or after.finished
+      assert waits or of(decisions, quorum.CannotProceed)
+
+  check(holds)
+
+
+def test_only_who_leaves_has_left():
+  def holds(event, before, decisions, after):
+    if not isinstance(event, quorum.Lost | quorum.Leave) or before == after:
+      return
+    old, new = (s.replicas.get(event.replica) for s in (before, after))
+    assert not new.live
+    assert new.left == isinstance(event, quorum.Leave)
+    # Who is absent can still say that it leaves, and nothing else changes it.
+    assert old is None or old.live or new.left
 
   check(holds)
 
