@@ -28,6 +28,8 @@ _WITHDRAWN = (
   quorum.Reason.FINISHED,
   quorum.Reason.SUPERSEDED,
 )
+# Events without a step, for each replica, after which no step is expected.
+_EVENTS_WITHOUT_STEP = 10_000
 # Computing times are drawn in rows of so many.
 _ROW = 256
 
@@ -158,6 +160,7 @@ class _Engine:
     self.now = self.ready = 0.0
     # When, which replica, what, and the number of its computation.
     self.events: list[tuple[float, int, int, int]] = []
+    self.events_without_step = 0
     self.commit_times: list[float] = []
     self.staleness: Counter[int] = Counter()
     zeros = lambda: [0.0] * replicas
@@ -169,11 +172,14 @@ class _Engine:
     self.down: set[int] = set()
 
   def goes_on(self) -> bool:
-    """Whether anything can still happen."""
-    return bool(self.events) and not self.finished
+    """Whether another step can be expected."""
+    most = _EVENTS_WITHOUT_STEP * len(self.replicas)
+    possible = self.events and not self.finished
+    return bool(possible) and self.events_without_step < most
 
   def next_event(self) -> None:
     """Processes the next event."""
+    self.events_without_step += 1
     self.now, number, what, computation = heapq.heappop(self.events)
     if what == _FAIL:
       self.fail(number)
@@ -301,6 +307,7 @@ class _Engine:
 
   def commit(self, commit: quorum.Commit) -> None:
     self.commit_times.append(self.now)
+    self.events_without_step = 0
     self.ready = self.now + self.communication
     members = []
     for member in commit.members:
@@ -459,8 +466,8 @@ def simulate_timing(
       progress(reported)
   if not commits:
     raise ValueError(
-      "no step is ever taken: too few replicas are left, and the others do not"
-      " come back."
+      "no step is ever taken: too few replicas are there at a time to compute"
+      f" {strategy.replicas_to_aggregate} gradients."
     )
   if engine.now == commits[-1]:
     engine.flush()

@@ -18,7 +18,7 @@ _LEVEL = 95
 _ARRIVALS = 1600
 # After so many repetitions, candidates with less than this share of the best
 # progress are not simulated again.
-_FIRST, _FAR = 4, 0.9
+_FIRST, _FAR = 5, 0.85
 
 
 class Candidate(NamedTuple):

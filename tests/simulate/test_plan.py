@@ -17,9 +17,7 @@ from optax_dist.simulate.plan import weight_of_step
 )
 def test_recommendation_is_that_of_order_statistics(spec, noise):
   n, latency = 8, simulate.parse_latency(spec)
-  plan = simulate.plan(
-    latency, n, noise_scale=noise, cancel=True, repetitions=10
-  )
+  plan = simulate.plan(latency, n, noise_scale=noise, cancel=True)
   # The k-th of n is the time of a step.
   draws = latency.draw(np.random.default_rng(1), 100_000 * n).reshape(n, -1)
   times = np.sort(draws, axis=0).mean(axis=1)
@@ -33,7 +31,7 @@ def test_recommendation_is_that_of_order_statistics(spec, noise):
   assert ks == list(range(1, n + 1))
   for candidate, expected in zip(plan.candidates, progress, strict=True):
     # Those that are far from the best were simulated less often.
-    near = expected > 0.9 * progress.max()
+    near = expected > 0.95 * progress.max()
     assert candidate.progress == pytest.approx(
       expected, rel=0.05 if near else 0.15
     )
@@ -46,7 +44,7 @@ def test_few_recorded_times_give_a_wide_interval():
   rng = np.random.default_rng(0)
   few, many = (
     simulate.plan(
-      simulate.Empirical(1 + rng.exponential(0.5, size)), 8, steps=100, seed=1
+      simulate.Empirical(1 + rng.exponential(0.5, size)), 4, steps=100, seed=1
     )
     for size in (10, 5000)
   )

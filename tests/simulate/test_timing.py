@@ -217,13 +217,15 @@ def test_run_in_which_all_replicas_have_left_stops():
   assert timing.stopped
 
 
-def test_no_step_at_all_is_an_error():
+@pytest.mark.parametrize("downtime", [math.inf, 1.0])
+def test_no_step_at_all_is_an_error(downtime):
+  """Replicas that come back, but never finish a gradient, make no step either."""
   with pytest.raises(ValueError, match="no step is ever taken: too few"):
     _run(
       simulate.sync_replicas(1),
       "constant:1000",
       1,
-      failures=simulate.Failures(1.0, math.inf),
+      failures=simulate.Failures(1.0, downtime),
     )
 
 
