@@ -3,10 +3,10 @@
 Real processes, which sleep instead of computing, so that a few cores suffice for
 them. Each row runs twice: the journal of the first run predicts the pace of the
 second (goal: 10 %), and its first half the second half. Other rows are predicted from
-the journals of others: another k, another size of gradients, another network (goal:
-15 %). Kills and stops strike at random times; a process that was killed is replaced by
-another one after a while. One row is a script of a user's, started by `optax-dist
-launch`; others run on two hosts, network namespaces that this program makes.
+the journals of runs with another k (goal: 15 %). Kills and stops strike at random
+times; a process that was killed is replaced by another one after a while. One row is
+a script of a user's, started by `optax-dist launch`; others run on two hosts, network
+namespaces that this program makes.
 
     python benchmarks/simulate_reality.py [--steps N] [--scale SECONDS]
       [--rows NAME ...] [--keep FOLDER [--record RUNS]]
@@ -56,14 +56,10 @@ def settings():
     "k < N, 2 hosts, 20 ms": tail | {"delay": 0.01},
     "0.8 MB": small,
     "4 MB": large,
-    "3 of 4 -> 4 of 4": tail | {"k": 4, "of": ["k < N"]},
-    "3 of 4 -> 2 of 4": tail | {"k": 2, "of": ["k < N"]},
-    "4 of 4 -> 3 of 4": base | {"k": 3, "of": ["k = N"]},
-    "4 of 4 -> 6 of 4": base | {"k": 6, "of": ["k = N"]},
-    "0.8 and 4 MB -> 12 MB": base
-    | {"params": 3_000_000, "of": ["0.8 MB", "4 MB"]},
-    "one host -> 2, 20 ms": base
-    | {"delay": 0.01, "of": ["k = N"], "like": "k = N, 2 hosts, 20 ms"},
+    "3 of 4 -> 4 of 4": tail | {"k": 4, "of": "k < N"},
+    "3 of 4 -> 2 of 4": tail | {"k": 2, "of": "k < N"},
+    "4 of 4 -> 3 of 4": base | {"k": 3, "of": "k = N"},
+    "4 of 4 -> 6 of 4": base | {"k": 6, "of": "k = N"},
   }
 
 
@@ -351,19 +347,13 @@ def predict(name, runs):
   from optax_dist import simulate
 
   setting = settings()[name]
-  sources = setting.get("of", [name])
-  first, *others = (runs.records(source, 1) for source in sources)
-  again = simulate.from_journal(runs.records(setting.get("like", name), 2))
-  recorded = simulate.from_journal(first, others)
-  options = {}
-  if "params" in setting and "of" in setting:
-    options["nbytes"] = 4 * setting["params"]
-  if "delay" in setting and "of" in setting:
-    options["network"] = simulate.Network(setting["delay"])
+  first = runs.records(setting.get("of", name), 1)
+  again = simulate.from_journal(runs.records(name, 2))
+  recorded = simulate.from_journal(first)
   strategy = recorded.strategy
   if "of" in setting:
     strategy = strategy._replace(replicas_to_aggregate=setting["k"])
-  found = simulate.predict(recorded, strategy, REPLICAS, **options)
+  found = simulate.predict(recorded, strategy, REPLICAS)
   held = None if "of" in setting else simulate.held_out(first)
   return found, again.steps_per_second, held
 
@@ -405,8 +395,7 @@ def main():
         for name in args.rows or settings():
           setting = settings()[name]
           for number in (2,) if "of" in setting else (1, 2):
-            if "like" not in setting:
-              runs.records(name, number)
+            runs.records(name, number)
             if runs.done == args.record:
               return
         return

@@ -10,24 +10,25 @@ import statistics
 from collections.abc import Iterator
 
 import latencies
+import numpy as np
 import side_by_side
 from side_by_side import Line
 
 from optax_dist import simulate
-from optax_dist.simulate import theory
 
 REPLICAS = 8
 AGGREGATE = (8, 7, 6, 4)
 LATENCIES = ("exponential", "outliers")
 GOAL = (0.9, 1.1)
-# Steps of the simulator.
-STEPS = 20_000
+# Steps of the simulator, and of the order statistic.
+STEPS, DRAWS = 20_000, 1_000_000
 
 
 def expected(latency: simulate.Latency, k: int, cancel: bool) -> float:
   """Seconds for a step if nothing but computing took time."""
   if cancel:
-    return float(theory.step_times([latency] * REPLICAS)[k - 1])
+    draws = latency.draw(np.random.default_rng(0), DRAWS * REPLICAS)
+    return float(np.sort(draws.reshape(DRAWS, -1))[:, k - 1].mean())
   timing = simulate.simulate_timing(
     simulate.sync_replicas(k), latency, REPLICAS, steps=STEPS
   )

@@ -1,7 +1,6 @@
 """How long the replicas of a benchmark pretend to compute."""
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -27,22 +26,10 @@ class Outliers:
     """The mean of the other draws."""
     return self.mean / (1 - self.share + self.share * self.factor)
 
-  @property
-  def support(self) -> None:
-    """It is continuous."""
-    return None
-
   def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
     """Draws values."""
     times = np.where(rng.random(size) < self.share, self.factor, 1.0)
     return times * rng.exponential(self.usual, size)
-
-  def survival(self, t: float) -> float:
-    """The probability of taking longer than `t` seconds."""
-    late = max(t, 0.0) / self.usual
-    return (1 - self.share) * math.exp(-late) + self.share * math.exp(
-      -late / self.factor
-    )
 
   def hosts(self, n: int, rng: np.random.Generator) -> list["Outliers"]:
     """All alike."""

@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import results
+import virtual_training
 
 from optax_dist import simulate
 
@@ -66,7 +67,7 @@ def problem():
 def train(problem, strategy, spec, replicas, rate, seconds, seed, **options):
   """Trains once."""
   gradient, evaluate = problem
-  return simulate.simulate_training(
+  return virtual_training.train(
     strategy,
     simulate.parse_latency(spec),
     replicas,
@@ -149,9 +150,9 @@ def spread(values):
 
 
 def predicted():
-  """What theory says is best, where a step is worth its gradients."""
+  """The best number of backups if a step is worth its gradients."""
   plan = simulate.plan(
-    simulate.parse_latency(HEAVY_TAIL), REPLICAS, noise_scale=np.inf, steps=500
+    simulate.parse_latency(HEAVY_TAIL), REPLICAS, noise_scale=np.inf
   )
   best = plan.recommended.replicas_to_aggregate
   return REPLICAS - best, REPLICAS - plan.best_high, REPLICAS - plan.best_low

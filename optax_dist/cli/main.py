@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from optax_dist.cli import errors, parser
 from optax_dist.cli.launch import command as launch
 from optax_dist.cli.runs import report, watch
-from optax_dist.cli.simulate import command as simulate
-from optax_dist.cli.simulate import plan
+from optax_dist.cli.simulate import plan, simulate
 
 
 def main(argv: Sequence[str] | None = None) -> int:

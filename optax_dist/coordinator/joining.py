@@ -141,7 +141,7 @@ def join(
     JoinRefused: the job differs in parameters, optimizer, strategy or wire.
     CoordinatorError: there is no answer within `timeout` seconds and the time
       in which a lost leader must be noticed (docs/coordinator.md, Deadlines).
-    SystemExit: SIGTERM came before it was let in, with `on_sigterm`.
+    SystemExit: SIGTERM came before it was admitted, with `on_sigterm`.
   """
   launched = Environment.read()
   if store is None and coordinator_address is None:
@@ -157,9 +157,17 @@ def join(
   elif replicas_to_aggregate is None:
     replicas_to_aggregate = launched.replicas_to_aggregate or total
   _check_sums(data, total, replicas_to_aggregate)
+  most = min(replicas_to_aggregate, total)
+  lowers = (launched.min_replicas or most) < most
   if lower_on_loss is None:
-    fewest = launched.min_replicas or replicas_to_aggregate
-    lower_on_loss = fewest < min(replicas_to_aggregate, total)
+    lower_on_loss = lowers
+  elif lowers and not lower_on_loss and number == 0:
+    _log.warning(
+      "lower_on_loss=False defeats --min-replicas %d: a step needs %d replicas, and"
+      " waits for those that are lost. Leave lower_on_loss out, or"
+      " --min-replicas.",
+      *(launched.min_replicas, most),
+    )
   settings.setdefault("journal", launched.journal)
   settings.setdefault("run", launched.run or "")
   settings.setdefault("step_timeout", launched.step_timeout)
@@ -253,7 +261,8 @@ def join(
       made.start()
     except SystemExit:
       _log.warning(
-        "Replica %r ends before it was let in: a signal told it to.", number
+        "Replica %r ends before it has joined the run: it got a signal.",
+        number,
       )
       raise
     if preempted is not None:
@@ -494,8 +503,13 @@ def _say_goodbye(
     metrics.close()
   if preempted is not None:
     preempted.remove()
-  if line is not None and replica.finished and not replica.has_left:
+  if line is None or replica.has_left:
+    return
+  if replica.finished:
     line.say("finished")
+  elif replica.failure is not None:
+    # A program that catches the error may exit with code 0.
+    line.say("failed", reason=str(replica.failure))
 
 
 def _end(reason: str) -> None:

@@ -62,6 +62,9 @@ _log = logging.getLogger("optax_dist.coordinator")
 # Minimum size of a gradient to send while it is being written: 4 MB are
 # written in half a millisecond, and alternating costs as much.
 _LEAST = 8 << 20
+# Seconds in which replicas usually join: by then the first request to a store
+# that does not answer has failed.
+_JOINS_WITHIN = 6.0
 
 
 class Replica:
@@ -380,7 +383,7 @@ class Replica:
       CoordinatorError: there is no answer within `timeout` seconds.
     """
     warning = threading.Timer(
-      min(self._settings.stall_warning, threading.TIMEOUT_MAX),
+      self._warn_after,
       self._warn_of_waiting,
     )
     warning.daemon = True
@@ -391,8 +394,7 @@ class Replica:
         self._preempted.check()
       self._wait(
         lambda: self._handover.admission > 0,
-        "to be let in. If all replicas of the job have died, restart its store"
-        " and resume from a checkpoint",
+        "for admission to the run",
       )
       self._resume()
     except BaseException:
@@ -406,12 +408,17 @@ class Replica:
       self._watchdog.start()
     return self
 
+  @property
+  def _warn_after(self) -> float:
+    """Seconds after which it says why it has not joined yet."""
+    return min(self._settings.stall_warning, _JOINS_WITHIN)
+
   def _warn_of_waiting(self) -> None:
     """Only a leader reports stalls, and this replica may never reach one."""
-    seconds, missing = self._settings.stall_warning, self._driver.missing()
+    seconds, missing = self._warn_after, self._driver.missing()
     if not (self._closed or self._handover.admission):
       _log.warning(
-        "Replica %r has waited %.1f s to be let in. Its event loop %s.",
+        "Replica %r has not joined the run after %.1f s. %s",
         *(self.replica, seconds, missing),
       )
 
@@ -459,6 +466,11 @@ class Replica:
   def is_leader(self) -> bool:
     """Whether this process is the leader."""
     return self._handover.leads
+
+  @property
+  def failure(self) -> BaseException | None:
+    """The error that ended this replica's part in the run; None for none."""
+    return self._handover.failure
 
   @property
   def finished(self) -> bool:
@@ -761,7 +773,7 @@ class Replica:
     self._raise_failure()
     self._driver.feed(inputs.LeaveWanted())
     left = lambda: self._handover.left
-    self._wait(left, "to be let go")
+    self._wait(left, "for the confirmation that it may leave")
     self._left = True
 
   def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
@@ -1057,8 +1069,8 @@ class Replica:
     if self._has_finished():
       return
     raise errors.CoordinatorError(
-      f"Replica {self.replica!r} has waited {patience:.1f} s {what}. Its event "
-      f"loop {self._driver.missing()}."
+      f"Replica {self.replica!r} has waited {patience:.1f} s {what}."
+      f" {self._driver.missing()}"
     )
 
   def _raise_failure(self) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from optax_dist.ledger import events as ev
 from optax_dist.ledger import spans as sp
 from optax_dist.ledger.batches import Batches
 from optax_dist.ledger.progress import Progress
 from optax_dist.ledger.spans import Spans
-from optax_dist.ledger.state import Held, State, left_of, limit_after, limit_of
-
-H = TypeVar("H", bound=ev.Holder)
+from optax_dist.ledger.state import Held, State, left_of, limit_of
 
 # How often samples may give a non-finite gradient.
 _STRIKES = 3
@@ -185,111 +183,12 @@ def step(state: State, *events: ev.Event) -> tuple[State, tuple[ev.Lease, ...]]:
       leased to its replica (see `fits`), or a commit of one that was not
       accepted.
   """
-  if len(events) > 1:
-    found = _usual(state, events)
-    if found is not None:
-      return found
   draft = _Draft(state)
   for event in events:
     _HANDLERS[type(event)](draft, event)
     if draft.waiting:
       draft.serve()
   return draft.freeze(), tuple(draft.leases)
-
-
-def _usual(
-  state: State, events: tuple[ev.Event, ...]
-) -> tuple[State, tuple[ev.Lease, ...]] | None:
-  """Like `usual`, for events; None if they are not of that form."""
-  accepted: dict[ev.Holder, Spans] = {}
-  asks: dict[ev.Holder, int] = {}
-  commit: ev.Commit | None = None
-  for event in events:
-    if isinstance(event, ev.Accept) and commit is None:
-      accepted[event.holder] = event.spans
-    elif isinstance(event, ev.Commit) and commit is None:
-      commit = event
-    elif (
-      isinstance(event, ev.Ask)
-      and commit is not None
-      and event.holder not in asks
-    ):
-      asks[event.holder] = event.count
-    else:
-      return None
-  known = len(events) - len(asks) - 1
-  if commit is None or commit.skipped or len(accepted) != known:
-    return None
-  found = usual(state, accepted, commit.parts, asks)
-  if found is None:
-    return None
-  after, leases = found
-  return after, tuple([ev.Lease(*one) for one in leases.items()])
-
-
-def usual(
-  state: State,
-  accepted: dict[H, Spans],
-  parts: Sequence[tuple[H, Spans]],
-  asks: dict[H, int],
-) -> tuple[State, dict[H, Spans]] | None:
-  """The usual kind of step: its gradients, their commit, and the next leases.
-
-  Equivalent to its events one by one, with a fraction of the work; None if
-  anything is unusual.
-
-  Args:
-    state: state of the ledger.
-    accepted: the samples of each gradient received.
-    parts: those of the commit: the same, in its order.
-    asks: for how many gradients each holder needs samples next.
-
-  Returns:
-    The next state, and the lease for each of `asks`.
-  """
-  if state.pool or state.waiting or state.doubtful or state.giving_up:
-    return None
-  if len(parts) != len(accepted):
-    return None
-  data, unit, progress, limit = (
-    state.data,
-    state.unit,
-    state.progress,
-    state.limit,
-  )
-  cursor, number, held = state.cursor, state.numbers, dict(state.held)
-  following = progress.next
-  for holder, spans in parts:
-    if accepted.get(holder) != spans:
-      return None
-    out, inside, _, copied = held.pop(holder, _NOTHING)
-    if out != spans or inside or copied:
-      return None
-    for start, stop in spans:
-      if start != following:
-        return None
-      following = stop
-  open_, samples = progress.open, state.need * unit
-  progress = Progress(following, open_, progress.skipped)
-  done = following - sp.size(open_) if open_ else following
-  # If the next step fits within the limit, the limit need not move.
-  if limit is not None and done + samples > limit:
-    limit = limit_after(data, done, samples)
-    total = data.total
-    if total is not None and done + samples > total:
-      return None
-  leases: dict[H, Spans] = {}
-  for holder, count in asks.items():
-    end = cursor + count * unit
-    if holder not in accepted or (limit is not None and end > limit):
-      return None
-    leases[holder] = lease = ((cursor, end),)
-    held[holder] = Held(lease, (), number)
-    cursor, number = end, number + 1
-  after = state._replace(
-    progress=progress, cursor=cursor, limit=limit, held=held, numbers=number
-  )
-  return after, leases
 
 
 def fits(state: State | _Draft, holder: ev.Holder, spans: Spans) -> bool:

@@ -116,12 +116,9 @@ def left_of(state: Any) -> int | None:
 
 def limit_of(state: Any) -> int | None:
   """The end of the positions that may be leased now."""
+  data: Batches = state.data
   done = state.progress.done + sp.size(state.giving_up)
-  return limit_after(state.data, done, state.need * state.unit)
-
-
-def limit_after(data: Batches, done: int, samples: int) -> int | None:
-  """The same, given the number of done positions and of samples per step."""
+  samples = state.need * state.unit
   size = data.per_epoch
   total = None if data.epochs is None else size * data.epochs
   if data.mode == "streaming":

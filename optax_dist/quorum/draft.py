@@ -78,7 +78,7 @@ class Draft:
   def quota(self, replica: ev.Replica) -> int:
     if not self.shared:
       return 1
-    needed, sharers = self.quorum(), max(1, self.live + self.awaited)
+    needed, sharers = self.quorum(), self.live + self.awaited
     if not self.config.exact:
       return -(-needed // sharers)
     if self._ranks is None:
@@ -129,7 +129,8 @@ class Draft:
     while (
       self.attempt is None and not self.finished and self.gathered
     ) and self.gathered >= self.quorum():
-      if self.config.window and self.working and not self.closed:
+      open_ = self.config.window and not self.closed
+      if open_ and self.working and not self.excess(1):
         return  # More may come.
       self.start()
       if self.config.two_phase:

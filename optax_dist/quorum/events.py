@@ -245,16 +245,19 @@ class CannotProceed:
   final: bool = False
 
   def __str__(self) -> str:
-    names = ", ".join(map(str, self.missing)) or "nobody"
-    remedy = (
-      "lower replicas_to_aggregate, or let leaves lower it "
-      "(lower_on_leave=True)"
-      if self.final
-      else "restart the missing replicas"
-    )
+    names = ", ".join(map(str, self.missing)) or "none"
+    if self.final:
+      what_next = (
+        "lower replicas_to_aggregate, or let leaves lower it"
+        " (lower_on_leave=True)"
+      )
+    elif self.missing:
+      what_next = "the step waits until they have joined again"
+    else:
+      what_next = "the step waits until more replicas join"
     return (
       f"step {self.step} needs {self.needed} replicas and {self.have} can "
-      f"contribute; missing: {names}; {remedy}."
+      f"contribute; missing: {names}; {what_next}."
     )
 
 

@@ -32,14 +32,14 @@ class Config(NamedTuple):
 
   replicas_to_aggregate: int
   total_num_replicas: int
-  max_staleness: int = 0
-  weight: Callable[[int], float] | None = None
-  lower_on_leave: bool = False
-  two_phase: bool = True
-  name: str = "sync_replicas"
-  expected: frozenset[ev.Replica] | None = None
-  exact: bool = False
-  window: bool = False
+  max_staleness: int
+  weight: Callable[[int], float] | None
+  lower_on_leave: bool
+  two_phase: bool
+  name: str
+  expected: frozenset[ev.Replica] | None
+  exact: bool
+  window: bool
 
 
 class ReplicaState(NamedTuple):
@@ -49,7 +49,7 @@ class ReplicaState(NamedTuple):
     incarnation: how often this id has started.
     live: whether it currently takes part.
     left: whether it left gracefully.
-    asked: gradients requested by its token; 0 while it waits.
+    asked: gradients requested by its token; 0 while it waits or is not live.
     start: the first step this incarnation was given.
     counted: the last local step that counted, or -1.
   """
@@ -150,7 +150,7 @@ class Missing(NamedTuple):
   absent: tuple[ev.Replica, ...]
 
 
-def init(config: Config, global_step: int = 0) -> State:
+def init(config: Config, global_step: int) -> State:
   """The state before any replica has joined."""
   expected = config.expected
   awaited = config.total_num_replicas if expected is None else len(expected)
@@ -160,7 +160,7 @@ def init(config: Config, global_step: int = 0) -> State:
 def missing(state: State) -> Missing:
   """The replicas that the current step waits for, in order; O(n)."""
   known = state.replicas
-  computing = (r for r, m in known.items() if m.live and m.asked)
+  computing = (r for r, m in known.items() if m.asked)
   gone = (r for r, m in known.items() if not m.live)
   expected: Iterable[ev.Replica] | None = state.config.expected
   if expected is None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_dist.simulate.engines.array_engine import Lots
-from optax_dist.simulate.latency.distributions import Empirical, Latency
-from optax_dist.simulate.latency.hosts import Scaled
-from optax_dist.simulate.latency.recording import Recording
-from optax_dist.simulate.strategy import Strategy
+from optax_dist.simulate.engine import simulate_timing
+from optax_dist.simulate.latency import Empirical, Latency
+from optax_dist.simulate.recording import Recording
+from optax_dist.simulate.strategy import sync_replicas
 
-# Replicas in all simulations that run side by side.
-_AT_ONCE = 200_000
 _LEVEL = 95
+# Steps of a simulation, times its replicas, by default.
+_ARRIVALS = 1600
+# After so many repetitions, candidates with less than this share of the best
+# progress are not simulated again.
+_FIRST, _FAR = 4, 0.9
 
 
 class Candidate(NamedTuple):
@@ -75,18 +77,20 @@ class Plan(NamedTuple):
 
   @property
   def reason(self) -> str:
-    """Why the runner-up was not recommended, in words."""
+    """Why the recommended number is better than the runner-up, in words."""
     best, other = self.recommended, self.runner_up
     if other is None:
-      return "there is nothing else"
-    pace = best.steps_per_second / other.steps_per_second
-    worth = best.progress / other.progress / pace
-    times = lambda ratio: (
-      f"{100 * abs(ratio - 1):.3g} % {'more' if ratio > 1 else 'less'}"
+      return "there is nothing else to choose"
+    pace = best.steps_per_second / other.steps_per_second - 1
+    each = best.progress / other.progress / (pace + 1) - 1
+    percent = lambda change, more, less: (
+      f"{abs(change):.1%} {more if change >= 0 else less}".replace("%", " %")
     )
     return (
-      f"its steps are worth {times(worth)} than those from"
-      f" {other.replicas_to_aggregate}, and there are {times(pace)} of them"
+      f"k = {best.replicas_to_aggregate}: each step makes"
+      f" {percent(each, 'more', 'less')} progress, at"
+      f" {percent(pace, 'more', 'fewer')} steps/s, than"
+      f" k = {other.replicas_to_aggregate}"
     )
 
   def report(self) -> dict[str, Any]:
@@ -101,9 +105,7 @@ class Plan(NamedTuple):
     }
 
 
-def weight_of_step(
-  gradients: np.ndarray, replicas: int, noise_scale: float
-) -> np.ndarray:
+def weight_of_step(gradients: int, replicas: int, noise_scale: float) -> float:
   """The value of a step with this many gradients; 1 with all replicas.
 
   A step with k gradients makes k / (k + B) of the progress of a noiseless one,
@@ -117,16 +119,16 @@ def weight_of_step(
     noise_scale: B, in gradients of one replica; infinite to count gradients.
 
   Returns:
-    The weights, float64, of the shape of `gradients`.
+    The weight.
 
   Source: McCandlish, Kaplan, Amodei et al., An Empirical Model of Large-Batch
   Training, 2018, equation 2.6.
 
   Example:
-    >>> weight_of_step(np.array([4, 8]), 8, np.inf)
-    array([0.5, 1. ])
-    >>> weight_of_step(np.array([4, 8]), 8, 8.0).round(3)
-    array([0.667, 1.   ])
+    >>> weight_of_step(4, 8, math.inf)
+    0.5
+    >>> round(weight_of_step(4, 8, 8.0), 3)
+    0.667
   """
   if math.isinf(noise_scale):
     return gradients / replicas
@@ -141,9 +143,9 @@ def plan(
   noise_scale: float | None = None,
   cancel: bool = False,
   max_staleness: int = 0,
-  communication: float | Callable[[int], float] = 0.0,
-  steps: int = 200,
-  repetitions: int = 100,
+  communication: float = 0.0,
+  steps: int | None = None,
+  repetitions: int = 20,
   seed: int = 0,
   progress: Callable[[float], None] = lambda share: None,
 ) -> Plan:
@@ -158,11 +160,11 @@ def plan(
     cancel: whether late replicas drop their work at once.
     max_staleness: largest staleness, in steps, at which a gradient still
       counts.
-    communication: seconds from a commit until its parameters are available; or
-      a function of the number of gradients in a step.
-    steps: number of steps in each simulation.
-    repetitions: simulations of each number; fewer if there are many replicas,
-      but at least 20.
+    communication: seconds from a commit until its parameters are available.
+    steps: number of steps in each simulation, of which the first fifth is not
+      measured; None for 200 with 8 replicas, and fewer with more of them.
+    repetitions: simulations of each number of gradients; numbers that are far
+      from the best in the first ones are not simulated again.
     seed: equal seeds give equal plans.
     progress: called with the fraction that is done.
 
@@ -179,15 +181,12 @@ def plan(
     7
   """
   noise = float(replicas if noise_scale is None else noise_scale)
-  ks = np.array(_candidates(replicas))
-  times = [
-    communication(int(k)) if callable(communication) else communication
-    for k in ks
-  ]
+  if steps is None:
+    steps = max(20, _ARRIVALS // max(1, replicas))
   for name, value, least in (
     ("replicas", replicas, 1),
     ("max_staleness", max_staleness, 0),
-    ("communication", min(times), 0),
+    ("communication", communication, 0),
     ("steps", steps, 1),
     ("repetitions", repetitions, 2),
     ("seed", seed, 0),
@@ -196,154 +195,76 @@ def plan(
       raise ValueError(f"{name} must be at least {least}, got {value!r}.")
   if not noise >= 0:
     raise ValueError(f"noise_scale must be at least 0, got {noise_scale!r}.")
-  strategy = Strategy("plan", 1, max_staleness, 1, cancel)
-  each = len(ks) * replicas
-  repetitions = min(repetitions, max(20, _AT_ONCE // each))
-  rngs = [
-    np.random.default_rng(s)
-    for s in np.random.SeedSequence(seed).spawn(repetitions + 1)
-  ]
-  of_hosts = rngs.pop()
-  hosts = latency.hosts(replicas, of_hosts)
-  at_once = max(1, _AT_ONCE // each)
-  rates, wasted = [], []
-  for first in range(0, repetitions, at_once):
-    part = rngs[first : first + at_once]
-    rate, waste = _simulate(
-      strategy,
-      latency,
-      hosts,
-      ks,
-      part,
-      np.array(times, np.float64),
-      steps,
-      lambda share, done=first, size=at_once: progress(  # type: ignore[misc]
-        min((done + share * size) / repetitions, 1.0)
-      ),
+  weights = {
+    k: weight_of_step(k, replicas, noise) for k in _candidates(replicas)
+  }
+  # Steps per second, and wasted shares, of each repetition.
+  rates: dict[int, list[float]] = {k: [] for k in weights}
+  wasted: dict[int, list[float]] = {k: [] for k in weights}
+  mean = lambda k: weights[k] * float(np.mean(rates[k]))
+  still = list(weights)
+  resampled = isinstance(latency, Empirical | Recording)
+  for i, source in enumerate(np.random.SeedSequence(seed).spawn(repetitions)):
+    rng = np.random.default_rng(source)
+    drawn = latency
+    if isinstance(latency, Empirical | Recording):
+      drawn = latency.resampled(rng)
+    # All candidates get the same latencies, so that they differ by their number
+    # and not by chance.
+    common = int(rng.integers(2**32))
+    for j, k in enumerate(still):
+      timing = simulate_timing(
+        sync_replicas(k, max_staleness=max_staleness, cancel=cancel),
+        drawn,
+        replicas,
+        steps=steps,
+        seed=common,
+        communication=communication,
+      )
+      begin = steps // 5
+      times = np.append(0.0, timing.commit_times)
+      rates[k].append((steps - begin) / (times[-1] - times[begin]))
+      wasted[k].append(timing.shares()["stale"])
+      progress((i + (j + 1) / len(still)) / repetitions)
+    if i + 1 == _FIRST:
+      most = max(map(mean, still))
+      still = [k for k in still if mean(k) >= _FAR * most]
+  of_best = np.array([rates[k] for k in still]) * [[weights[k]] for k in still]
+  best = np.array(still)[np.argmax(of_best, axis=0)]
+  outside = (100 - _LEVEL) / 2, 50 + _LEVEL / 2
+  candidates = []
+  for k, weight in weights.items():
+    low, high = np.percentile(weight * np.array(rates[k]), outside)
+    rate = float(np.mean(rates[k]))
+    candidates.append(
+      Candidate(
+        k,
+        rate,
+        k * rate,
+        float(np.mean(wasted[k])),
+        weight * rate,
+        float(low),
+        float(high),
+        float((best == k).mean()),
+      )
     )
-    rates.append(rate)
-    wasted.append(waste)
-  return _conclude(
-    ks,
+  ends = np.percentile(best, outside, method="closest_observation")
+  return Plan(
     replicas,
     noise,
-    np.concatenate(rates),
-    np.concatenate(wasted),
-    isinstance(latency, Recording)
-    or any(_resampled(h, rngs[0]) is not h for h in hosts),
+    tuple(candidates),
+    max((c for c in candidates if c[0] in still), key=lambda c: c.progress),
+    int(ends[0]),
+    int(ends[1]),
+    repetitions,
+    resampled,
   )
 
 
 def _candidates(n: int) -> list[int]:
   """All numbers, or, if there are many, those closest to all replicas."""
-  if n <= 32:
+  if n <= 16:
     return list(range(1, n + 1))
-  backups = {0, 1, 2, 3, 4, 5, 6, 7, 8}
-  backups |= {round(n * share) for share in np.geomspace(8 / n, 1 - 1 / n, 16)}
-  return sorted(n - b for b in backups if b < n)
-
-
-def _simulate(
-  strategy: Strategy,
-  latency: Latency,
-  hosts: Sequence[Latency],
-  ks: np.ndarray,
-  rngs: Sequence[np.random.Generator],
-  communication: np.ndarray,
-  steps: int,
-  progress: Callable[[float], None],
-) -> tuple[np.ndarray, np.ndarray]:
-  """Steps per second and wasted share, both `[repetitions, candidates]`."""
-  n, width = len(hosts), 2 * steps
-  table = np.stack(
-    [
-      np.stack([h.draw(rng, width) for h in _drawn_anew(latency, hosts, rng)])
-      for rng in rngs
-    ]
-  )
-  simulations = len(rngs) * len(ks)
-  # All candidates of a repetition get the same latencies, so that they differ
-  # by their number and not by chance.
-  flat = table.reshape(-1, width)
-  row = np.arange(len(rngs) * n).reshape(len(rngs), 1, n)
-  of = np.broadcast_to(row, (len(rngs), len(ks), n)).ravel()
-  at = np.zeros(of.size, np.int64)
-
-  def take(who: np.ndarray) -> np.ndarray:
-    values = flat[of[who], at[who] % width]
-    at[who] += 1
-    return values
-
-  lots = Lots(
-    strategy,
-    simulations,
-    n,
-    take,
-    np.tile(communication, len(rngs)).repeat(n),
-    replicas_to_aggregate=np.tile(ks, len(rngs)),
-  )
-  time = np.zeros(simulations)
-  for step in range(steps):
-    time = lots.commit()
-    progress((step + 1) / steps)
-  shape = len(rngs), len(ks)
-  stale = lots.seconds["stale"].reshape(simulations, n).sum(axis=1)
-  return (steps / time).reshape(shape), (stale / time / n).reshape(shape)
-
-
-def _drawn_anew(
-  latency: Latency, hosts: Sequence[Latency], rng: np.random.Generator
-) -> Sequence[Latency]:
-  """The hosts of one repetition; correlated times stay together."""
-  if isinstance(latency, Recording):
-    return latency.resampled(rng).hosts(len(hosts), rng)
-  return [_resampled(host, rng) for host in hosts]
-
-
-def _resampled(host: Latency, rng: np.random.Generator) -> Latency:
-  """Resamples the recorded times."""
-  match host:
-    case Empirical():
-      return Empirical(host.draw(rng, host.support.size))
-    case Scaled():
-      base = _resampled(host.base, rng)
-      return host if base is host.base else Scaled(base, host.factor)
-  return host
-
-
-def _conclude(
-  ks: np.ndarray,
-  n: int,
-  noise: float,
-  rates: np.ndarray,
-  wasted: np.ndarray,
-  resampled: bool,
-) -> Plan:
-  values = rates * weight_of_step(ks, n, noise)
-  best = ks[np.argmax(values, axis=1)]
-  outside = (100 - _LEVEL) / 2, 50 + _LEVEL / 2
-  low, high = np.percentile(values, outside, axis=0)
-  candidates = tuple(
-    Candidate(
-      int(k),
-      float(rates[:, i].mean()),
-      float(k * rates[:, i].mean()),
-      float(wasted[:, i].mean()),
-      float(values[:, i].mean()),
-      float(low[i]),
-      float(high[i]),
-      float((best == k).mean()),
-    )
-    for i, k in enumerate(ks)
-  )
-  ends = np.percentile(best, outside, method="closest_observation")
-  return Plan(
-    n,
-    noise,
-    candidates,
-    max(candidates, key=lambda c: c.progress),
-    int(ends[0]),
-    int(ends[1]),
-    len(rates),
-    resampled,
-  )
+  backups = {0, 1, 2, 3, 4}
+  backups |= {round(n * share) for share in np.geomspace(5 / n, 1 - 1 / n, 16)}
+  return sorted(n - b for b in backups)

@@ -10,6 +10,7 @@ from optax_dist.coordinator.metrics import goodput
 from optax_dist.coordinator.metrics.goodput import Goodput
 from optax_dist.simulate.strategy import Strategy
 
+CONTRIBUTIONS = ("applied", "dropped", "lost")
 # The causes for which a replica spends time, and their descriptions.
 CAUSES = {
   "useful": "gradients that were applied",
@@ -25,6 +26,8 @@ CAUSES = {
 class Timing(NamedTuple):
   """The outcome of a simulation of N replicas over S steps.
 
+  It ends with the last step, also if replicas fail or return after that.
+
   Attributes:
     strategy: what was simulated.
     commit_times: when each step was committed, seconds, float64 `[S]`.
@@ -35,6 +38,7 @@ class Timing(NamedTuple):
     seconds: each replica's time by cause, a key of `CAUSES`: float64 `[N]`.
     staleness: number of applied contributions by staleness in steps, int64
       `[largest + 1]`.
+    steps_asked: number of steps that were to be simulated.
   """
 
   strategy: Strategy
@@ -44,6 +48,12 @@ class Timing(NamedTuple):
   lost: np.ndarray
   seconds: dict[str, np.ndarray]
   staleness: np.ndarray
+  steps_asked: int
+
+  @property
+  def stopped(self) -> bool:
+    """Whether too few replicas were left before the last step asked for."""
+    return self.commit_times.size < self.steps_asked
 
   @property
   def replicas(self) -> int:
@@ -93,7 +103,7 @@ class Timing(NamedTuple):
         "exchanging": total["communication"],
         "dropped": total["stale"] + total["lost"],
         "recovery": total["down"],
-        "idle": max(0.0, total["unfinished"]),
+        "idle": total["unfinished"],
       }
     )
 
@@ -107,6 +117,7 @@ class Timing(NamedTuple):
       "strategy": self.strategy._asdict(),
       "replicas": self.replicas,
       "steps": self.commit_times.size,
+      "steps_asked": self.steps_asked,
       "seconds": self.duration,
       "steps_per_second": self.steps_per_second,
       "gradients_per_second": self.gradients_per_second,
@@ -121,39 +132,3 @@ class Timing(NamedTuple):
         "seconds": per_replica,
       },
     }
-
-
-def make(
-  strategy: Strategy,
-  commit_times: np.ndarray,
-  applied: np.ndarray,
-  dropped: np.ndarray,
-  seconds: dict[str, np.ndarray],
-  staleness: np.ndarray,
-  lost: np.ndarray | None = None,
-) -> Timing:
-  """Creates a `Timing`, and fills in what an engine need not count.
-
-  Args:
-    strategy: what was simulated.
-    commit_times: see `Timing`, like the following ones.
-    applied: contributions.
-    dropped: contributions.
-    seconds: time by cause; missing causes are 0, and the remaining time counts
-      as unfinished.
-    staleness: counts.
-    lost: contributions.
-
-  Returns:
-    The outcome.
-  """
-  zeros = np.zeros(applied.size)
-  filled = {cause: seconds.get(cause, zeros) for cause in CAUSES}
-  filled["unfinished"] = commit_times[-1] - sum(
-    filled[cause] for cause in CAUSES if cause != "unfinished"
-  )
-  if lost is None:
-    lost = np.zeros_like(applied)
-  return Timing(
-    strategy, commit_times, applied, dropped, lost, filled, staleness
-  )

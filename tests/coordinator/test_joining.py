@@ -1,5 +1,7 @@
 """`join`, as a user calls it."""
 
+import contextlib
+import socket
 import threading
 
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from optax_dist import coordinator
 from optax_dist.coordinator import joining
 from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator import replica as replicas
+from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.store import process
 from optax_dist.coordinator.transport import addresses
@@ -86,6 +89,27 @@ def test_what_is_not_passed_is_taken_from_the_environment(
       first.finish()
   (run, *_) = journals.read(journal).records
   assert (run["replicas_to_aggregate"], run["total_num_replicas"]) == (2, 2)
+
+
+def test_a_script_that_defeats_min_replicas_is_warned(monkeypatch, caplog):
+  told = Environment(
+    num_replicas=3, replica=0, replicas_to_aggregate=2, min_replicas=1
+  )
+  for name, value in told.variables().items():
+    monkeypatch.setenv(name, value)
+  for lower_on_loss in (None, True, False):
+    assert not caplog.messages
+    # It ends there: there is no such strategy.
+    with pytest.raises(TypeError, match="strategy"):
+      coordinator.join(
+        optax.sgd(0.5),
+        jnp.zeros(2),
+        coordinator_address="127.0.0.1:1",
+        lower_on_loss=lower_on_loss,
+        strategy="none",
+      )
+  (text,) = caplog.messages
+  assert "lower_on_loss=False defeats --min-replicas 1: a step needs 2" in text
 
 
 def test_replicas_listen_at_the_address_that_was_chosen_for_their_host(
@@ -189,6 +213,60 @@ def test_who_waits_for_a_store_that_is_not_there_is_told_its_address():
   assert f"tcp://{address}: no answer" in str(caught.value)
 
 
+# The deadline of the store's first answer; requests end well before.
+_IMPATIENT = {"timeout": 3.0, "attempt_timeout": 0.1, "leader_timeout": 0.1}
+_NO_STORE = (
+  "Replica 1 has waited 3.0 s for the job's store, which has not answer"
+)
+
+
+def test_a_silent_stranger_at_the_stores_address_is_named_at_the_timeout():
+  with socket.create_server(("127.0.0.1", 0)) as stranger:
+    address = f"127.0.0.1:{stranger.getsockname()[1]}"
+    with pytest.raises(coordinator.CoordinatorError) as caught:
+      _join_at(address, **_IMPATIENT)
+  said = str(caught.value)
+  assert said.startswith(_NO_STORE)
+  assert f"what listens at {address} is not 'store' of this job" in said
+  assert "died" not in said
+
+
+def test_a_stranger_that_talks_is_not_the_jobs_store():
+  with socket.create_server(("127.0.0.1", 0)) as stranger:
+    address = f"127.0.0.1:{stranger.getsockname()[1]}"
+
+    def talk():
+      with stranger.accept()[0] as caller:
+        caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        caller.recv(1000)
+
+    threading.Thread(target=talk, daemon=True).start()
+    with pytest.raises(coordinator.CoordinatorError, match="not this job's"):
+      _join_at(address, **_PATIENT)
+
+
+def test_a_store_whose_name_is_unknown_is_named_at_the_timeout(monkeypatch):
+  known = socket.getaddrinfo
+
+  def look_up(host, *rest, **options):
+    if host == "stor.example":
+      raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return known(host, *rest, **options)
+
+  monkeypatch.setattr(socket, "getaddrinfo", look_up)
+  with pytest.raises(coordinator.CoordinatorError) as caught:
+    _join_at(
+      "stor.example:29300",
+      bind="127.0.0.1",
+      secret=served.SECRET,
+      **_IMPATIENT,
+    )
+  said = str(caught.value)
+  assert said.startswith(_NO_STORE)
+  assert "the name 'stor.example' can't be resolved" in said
+  assert "advertise" not in said
+
+
 def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
   """The store comes once that is done, however long it takes."""
   warn = replicas.Replica._warn_of_waiting
@@ -200,7 +278,7 @@ def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
   monkeypatch.setattr(replicas.Replica, "_warn_of_waiting", warn_of_no_answer)
   (port,) = addresses.free_ports()
   address, stores = f"127.0.0.1:{port}", []
-  waits = "Replica 1 has waited 0.2 s to be let in"
+  waits = "Replica 1 has not joined the run after 0.2 s. It waits for the job's"
   warnings = lambda: [text for text in caplog.messages if waits in text]
 
   def serve():
@@ -224,6 +302,34 @@ def test_who_waits_for_a_store_is_warned(caplog, monkeypatch):
       store.close()
   (text,) = warnings()
   assert f"tcp://{address}: no answer" in text
+
+
+def test_the_launcher_is_told_of_an_error_that_the_program_catches(monkeypatch):
+  said = []
+
+  class Line:
+    def say(self, event, **fields):
+      said.append((event, fields))
+
+  monkeypatch.setattr(channel, "current", Line)
+  with contextlib.closing(served.Served()) as store:
+    replica = coordinator.join(
+      optax.sgd(0.1),
+      jnp.zeros(2),
+      coordinator_address=store.address,
+      secret=served.SECRET,
+      total_num_replicas=1,
+      replica=0,
+      **_PATIENT,
+    )
+  waiting.until(lambda: replica.failure)
+  with pytest.raises(coordinator.CoordinatorError):
+    replica.step(jnp.ones(2))
+  replica.close()
+  joined, failed = said
+  assert joined == ("joined", {"step": 0})
+  assert failed[0] == "failed"
+  assert "store is lost" in failed[1]["reason"]
 
 
 def test_integers_of_numpy_are_integers():

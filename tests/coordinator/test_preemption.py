@@ -177,7 +177,7 @@ def test_one_that_waits_to_be_let_in_ends_at_once(dropped, monkeypatch, caplog):
       on_sigterm="leave",
     )
   assert stopped.value.code == 128 + signal.SIGTERM
-  assert "Replica 0 ends before it was let in" in caplog.text
+  assert "Replica 0 ends before it has joined" in caplog.text
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
   assert not runs.coordinator_threads()
 

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from optax_dist import ledger
-from optax_dist.ledger import rules
 from optax_dist.ledger import spans as sp
 
 
@@ -285,68 +284,3 @@ def test_samples_that_are_not_leased_are_not_accepted():
     ledger.step(state, ledger.Accept("a", ((1, 2),)))
   with pytest.raises(ValueError, match="No gradient of 'a'"):
     ledger.step(state, ledger.Commit((("a", ((0, 1),)),)))
-
-
-def test_a_whole_step_is_what_its_events_are_one_by_one():
-  """A leader tells it of gradients, commit and tokens at once, which is quicker."""
-  quick = 0
-  for seed in range(200):
-    r = random.Random(seed)
-    leader = history(seed) if seed % 2 else None
-    data = ledger.Batches(
-      r.randrange(12, 40),
-      r.choice((4, 8, 12)),
-      seed=seed,
-      epochs=r.choice((1, 2, None)),
-      mode=r.choice(("exact", "streaming")),
-    )
-    state = ledger.init(data, 4, leader and leader.state.progress)
-    state, leases = ledger.step(state, *map(ledger.Ask, range(5)))
-    out = {lease.holder: lease.spans for lease in leases}
-    for _ in range(12):
-      k = r.randrange(1, 6)
-      parts = [(h, out[h]) for h in r.sample(sorted(out), min(k, len(out)))]
-      if r.random() < 0.8:
-        parts.sort(key=lambda part: part[1])
-      accepts = [ledger.Accept(*part) for part in parts]
-      asks = [ledger.Ask(h, r.choice((1, 1, 2))) for h, _ in parts]
-      events = (*accepts, ledger.Commit(tuple(parts)), *asks)
-      one_by_one, told = state, ()
-      try:
-        for event in events:
-          one_by_one, some = ledger.step(one_by_one, event)
-          told += some
-      except ValueError:
-        with pytest.raises(ValueError, match=r"\d"):
-          ledger.step(state, *events)
-        break
-      before = repr(state)
-      quick += rules._usual(state, events) is not None
-      assert ledger.step(state, *events) == (one_by_one, told)
-      assert repr(state) == before
-      state = one_by_one
-      out |= {lease.holder: lease.spans for lease in told}
-      out = {h: held.out for h, held in state.held.items() if held.out}
-      if state.exhausted:
-        break
-  assert quick > 100
-
-
-@pytest.mark.parametrize(
-  "events",
-  [
-    (ledger.Accept(0, ((0, 2),)), ledger.Accept(1, ((2, 4),))),
-    (ledger.Accept(0, ((0, 2),)), ledger.Need(1)),
-    (ledger.Accept(0, ((0, 2),)), ledger.Accept(0, ((0, 2),))),
-    (ledger.Accept(0, ((2, 4),)), ledger.Commit(((0, ((2, 4),)),))),
-    (
-      ledger.Accept(0, ((0, 2),)),
-      ledger.Commit(((0, ((0, 2),)),)),
-      ledger.Ask(1),
-    ),
-  ],
-)
-def test_what_is_no_plain_step_takes_the_long_way(events):
-  data = ledger.Batches(20, 4, shuffle=False)
-  state, _ = ledger.step(ledger.init(data, 2), ledger.Ask(0), ledger.Ask(1))
-  assert rules._usual(state, events) is None

@@ -27,14 +27,13 @@ def test_an_epoch_is_open_until_the_rest_fills_no_step(
   size, batch, epochs, done, samples
 ):
   data = ledger.Batches(max(size, batch), batch, epochs=epochs)
-  found = states.limit_after(data, done, samples)
-  assert found == limit_by_counting(data, done, samples)
+  state = ledger.init(data, batch, ledger.Progress(done))._replace(need=samples)
+  assert states.limit_of(state) == limit_by_counting(data, done, samples)
 
 
 @pytest.mark.parametrize(("epochs", "limit"), [(None, None), (3, 30)])
 def test_a_stream_has_no_limit_before_its_end(epochs, limit):
   data = ledger.Batches(10, 4, epochs=epochs, mode="streaming")
-  assert states.limit_after(data, 0, 4) == limit
   assert ledger.init(data, 4).limit == limit
 
 

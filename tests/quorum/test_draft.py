@@ -24,14 +24,19 @@ def test_a_draft_that_nothing_changed_is_its_state():
 
 
 @given(
-  st.integers(1, 6), st.integers(1, 6), st.integers(0, 6), st.integers(0, 6)
+  st.integers(1, 6),
+  st.integers(1, 6),
+  st.integers(0, 6),
+  st.integers(0, 6),
+  st.integers(0, 6),
 )
-def test_only_leaves_for_good_lower_the_quorum(k, n, left, lost):
-  state = joined(k, n, n, lower_on_leave=True, two_phase=False)
-  left = min(left, n)
-  lost = min(lost, n - left)
+def test_only_leaves_for_good_lower_the_quorum(k, n, number, left, lost):
+  number = min(number, n)  # The others have yet to come.
+  state = joined(k, n, number, lower_on_leave=True, two_phase=False)
+  left = min(left, number)
+  lost = min(lost, number - left)
   gone = [quorum.Leave(replica) for replica in range(left)]
-  gone += [quorum.Lost(n - 1 - i) for i in range(lost)]
+  gone += [quorum.Lost(number - 1 - i) for i in range(lost)]
   for event in gone:
     state, _ = quorum.step(state, event)
   expected = k if k > n else max(1, min(k, n - left))

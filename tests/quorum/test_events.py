@@ -28,8 +28,8 @@ def test_ids_may_come_from_an_iterator():
 @pytest.mark.parametrize(
   ("missing", "final", "words"),
   [
-    ((0, "b"), False, "missing: 0, b; restart the missing replicas."),
-    ((), False, "missing: nobody; restart"),
+    ((0, "b"), False, "missing: 0, b; the step waits until they have joined"),
+    ((), False, "missing: none; the step waits until more replicas join."),
     ((3,), True, "missing: 3; lower replicas_to_aggregate, or let leaves"),
   ],
 )

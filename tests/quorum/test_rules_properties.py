@@ -1,60 +1,371 @@
-"""Properties of the default rules under random events.
+"""Properties of the default rules: what holds after every event.
 
 The coordinator's invariants, of which most are the rules', are in
 tests/coordinator/runs/test_invariants.py.
 """
 
-from hypothesis import given, settings
-from rule_histories import CHOICES, OPTIONS, event_of, histories, started
+from rule_histories import check, random_history
 
 from optax_dist import quorum
+from optax_dist.quorum import Reason
 
 
-@given(OPTIONS, CHOICES)
-@settings(max_examples=150)
-def test_the_ledger_adds_up(options, choices):
-  sent = 0
-  for _, event, _, after in histories(options, choices):
-    sent += event.count if isinstance(event, quorum.Arrive) else 0
-    ledger = quorum.ledger(after)
-    assert ledger.arrived == sent
-    assert sent == ledger.applied + ledger.inside + sum(ledger.dropped.values())
+def of(decisions, kind):
+  return [d for d in decisions if isinstance(d, kind)]
 
 
-@given(OPTIONS, CHOICES)
-@settings(max_examples=60)
-def test_old_states_stay_as_they_were(options, choices):
-  history = list(histories(options, choices))
-  seen = [repr(before) for before, *_ in history]
-  for (before, event, decisions, after), text in zip(
-    reversed(history), reversed(seen), strict=True
-  ):
-    assert repr(before) == text
-    assert quorum.step(before, event) == (after, decisions)
+def members(state):
+  return state.attempt.members if state.attempt else ()
 
 
-@given(OPTIONS, CHOICES)
-@settings(max_examples=100)
-def test_enough_live_replicas_always_get_on(options, choices):
-  state = started(options)
-  for choice in choices:
-    state, _ = quorum.step(state, event_of(choice, state))
-  if state.finished:
-    return
-  # All come (back), work as they are told, and nothing more goes wrong.
-  for replica in range(options["total_num_replicas"]):
-    state, _ = quorum.step(state, quorum.Join(replica))
-  target = state.step + 3
-  for _ in range(200):
-    if state.step >= target:
-      break
-    if state.attempt:
-      (member, *_) = sorted(state.attempt.pending)
-      event = quorum.Done(member, state.step, state.attempt.number)
+def test_a_live_replica_has_a_token_or_a_gradient_in():
+  def holds(event, before, decisions, after):
+    inside = {c.replica for c in members(after)} | {*after.inside, *after.early}
+    for replica, record in after.replicas.items():
+      assert record.asked >= 0
+      if record.live and not after.finished:
+        assert record.asked or replica in inside
+    for token in of(decisions, quorum.Token):
+      assert before.step <= token.step <= after.step
+      later = decisions[decisions.index(token) + 1 :]
+      if token.replica not in {
+        d.replica for d in of(later, quorum.Accept | quorum.Token)
+      }:
+        assert after.replicas[token.replica].asked == token.count
+
+  check(holds)
+
+
+def test_a_gradient_gets_one_outcome_and_its_sender_an_answer():
+  def holds(event, before, decisions, after):
+    if not isinstance(event, quorum.Arrive):
+      return
+    replica, step, late = event.replica, event.local_step, before.config
+    outcome = decisions[0]
+    record = before.replicas.get(replica)
+    known = record is not None and record.live
+    same = known and event.incarnation in (None, record.incarnation)
+    assert outcome.replica == replica
+    if isinstance(outcome, quorum.Accept):
+      assert same
+      assert event.finite
+      assert record.asked >= event.count
+      assert before.step - late.max_staleness <= step <= before.step
+      assert outcome.staleness == before.step - step
+      assert (outcome.local_step, outcome.count) == (step, event.count)
+      # It counts until something later takes it out.
+      assert after.replicas[replica].counted == step or after.step > before.step
+    elif isinstance(outcome, quorum.Wait):
+      assert step == before.step + 1
+      assert after.early[replica] == event
     else:
-      # Some replica has a token, or the run would stall.
-      (worker, *_) = quorum.missing(state).computing
-      asked = state.replicas.get(worker).asked
-      event = quorum.Arrive(worker, state.step, count=asked)
-    state, _ = quorum.step(state, event)
-  assert state.step >= target
+      assert (outcome.local_step, outcome.count) == (step, event.count)
+      assert holds_of_reason(outcome.reason, event, before, record, same)
+    answers = [
+      d
+      for d in decisions
+      if isinstance(d, quorum.Finished)
+      or (
+        getattr(d, "replica", None) == replica
+        and isinstance(d, quorum.Token | quorum.Wait)
+      )
+      or replica in [m.replica for m in getattr(d, "members", ())]
+    ]
+    # In an open window nothing is decided until more have come.
+    window = after.config.window and after.gathered >= quorum.needed(after)
+    if not (window and isinstance(outcome, quorum.Accept)):
+      assert bool(answers) == (same or before.finished)
+
+  check(holds)
+
+
+def holds_of_reason(reason, event, before, record, same):
+  """Whether what a reason says is so."""
+  step, held = event.local_step, before.inside.get(event.replica)
+  late = before.step - step
+  match reason:
+    case Reason.FINISHED:
+      return before.finished
+    case Reason.UNKNOWN_REPLICA:
+      return record is None or not record.live
+    case Reason.OTHER_INCARNATION:
+      return not same or step < record.start
+    case Reason.STALE:
+      return late > before.config.max_staleness
+    case Reason.FUTURE:
+      return late < 0
+    case Reason.DUPLICATE:
+      counted = step <= record.counted and not (
+        held and held.local_step == step
+      )
+      return not record.asked or counted or event.replica in before.early
+    case Reason.NON_FINITE:
+      return not event.finite
+    case Reason.OVER_QUOTA:
+      exact = before.config.exact and before.gathered + event.count
+      return event.count > record.asked or exact > quorum.needed(before)
+  return False
+
+
+def test_a_sum_stands_or_falls_as_a_whole():
+  seen = 0
+
+  def holds(event, before, decisions, after):
+    nonlocal seen
+    drops = of(decisions, quorum.Drop)
+    if not isinstance(event, quorum.Arrive) or before.finished or not drops:
+      return
+    held = before.inside.get(event.replica)
+    if drops[0].reason in (Reason.NON_FINITE, Reason.OVER_QUOTA) and held:
+      seen += 1
+      record = before.replicas[event.replica]
+      full = before.config.exact and before.gathered + event.count > (
+        quorum.needed(before)
+      )
+      continues = held.local_step == event.local_step
+      if continues and (drops[0].reason == Reason.NON_FINITE or full):
+        assert drops[1:] == [
+          quorum.Drop(
+            event.replica, held.local_step, Reason.SUPERSEDED, held.count
+          )
+        ]
+        assert event.replica not in after.inside
+        # All of it is to be computed again, and no step that counted before.
+        asked = after.replicas[event.replica].asked
+        exact = before.config.exact
+        assert asked == record.asked + held.count or exact
+        assert after.replicas[event.replica].counted == held.local_step - 1
+      else:
+        assert after.inside[event.replica] == held
+
+  check(holds)
+  assert seen > 20
+
+
+def test_one_gradient_per_replica_and_step_counts():
+  for seed in range(300):
+    counted = set()
+    for *_, decisions, _after in random_history(seed, "any"):
+      for commit in of(decisions, quorum.Commit):
+        for m in commit.members:
+          key = (m.replica, m.incarnation, m.local_step)
+          assert key not in counted, (seed, commit)
+          counted.add(key)
+
+
+def test_what_was_asked_for_is_accepted():
+  def holds(event, before, decisions, after):
+    if not isinstance(event, quorum.Arrive) or before.finished:
+      return
+    record = before.replicas.get(event.replica)
+    if (
+      record is not None
+      and record.live
+      and event.incarnation in (None, record.incarnation)
+      and event.finite
+      and event.local_step == before.step
+      and event.count == record.asked
+    ):
+      assert isinstance(decisions[0], quorum.Accept | quorum.Drop)
+      if not (before.config.exact and before.gathered):
+        assert decisions[-1] != quorum.Drop
+        kinds = [type(d) for d in decisions]
+        assert kinds.index(quorum.Accept) <= 1  # One that it replaces is first.
+
+  check(holds)
+
+
+def test_a_step_has_enough_fresh_gradients_with_their_weights():
+  def holds(event, before, decisions, after):
+    config = before.config
+    for commit in of(decisions, quorum.Commit):
+      assert commit.members == tuple(
+        sorted(commit.members, key=lambda m: m.replica)
+      )
+      number = sum(m.count for m in commit.members)
+      shared = config.replicas_to_aggregate > config.total_num_replicas
+      if not config.lower_on_leave:
+        assert number >= config.replicas_to_aggregate
+      if config.exact and shared:
+        assert number == config.replicas_to_aggregate
+      for m in commit.members:
+        assert m.staleness == commit.step - m.local_step
+        assert 0 <= m.staleness <= config.max_staleness
+        assert m.weight == (config.weight(m.staleness) if config.weight else 1)
+    commits = of(decisions, quorum.Commit)
+    assert [c.step for c in commits] == [*range(before.step, after.step)]
+    applied = sum(m.count for c in commits for m in c.members)
+    assert after.applied == before.applied + applied
+
+  check(holds)
+
+
+def test_no_step_with_enough_gradients_is_held_back():
+  def holds(event, before, decisions, after):
+    if after.finished or after.attempt or not after.gathered:
+      return
+    open_ = after.config.window and after.working and not after.closed
+    assert after.gathered < quorum.needed(after) or open_
+
+  check(holds)
+
+
+def test_shares_are_asked_for_until_a_step_is_full():
+  def holds(event, before, decisions, after):
+    config = after.config
+    shared = config.replicas_to_aggregate > config.total_num_replicas
+    if not shared or after.finished or after.attempt:
+      return
+    if not (after.awaited or after.lost) and after.live:
+      assert after.working
+
+  check(holds)
+
+
+def test_what_healthy_replicas_are_asked_for_fills_the_step():
+  def holds(event, before, decisions, after):
+    config = after.config
+    if config.replicas_to_aggregate <= config.total_num_replicas:
+      return
+    assert not of(decisions, quorum.Drop)
+    if after.attempt:
+      return
+    asked = sum(record.asked for record in after.replicas.values())
+    missing = config.replicas_to_aggregate - after.gathered
+    assert asked >= missing
+    if config.exact and config.replicas_to_aggregate >= after.live:
+      assert asked == missing
+
+  check(holds, "healthy")
+
+
+def test_who_cannot_proceed_is_told_why():
+  def holds(event, before, decisions, after):
+    have, need = after.live + after.awaited, quorum.needed(after)
+    config = after.config
+    if config.replicas_to_aggregate > config.total_num_replicas:
+      need = 1
+    for told in of(decisions, quorum.CannotProceed):
+      assert (told.step, told.have, told.needed) == (after.step, have, need)
+      assert told.have < told.needed
+      assert told.final == (have + after.lost < need)
+      assert told.missing == quorum.missing(after).absent
+    gone = isinstance(event, quorum.Lost | quorum.Leave) and before != after
+    if gone and not after.attempt and not after.finished and have < need:
+      assert of(decisions, quorum.CannotProceed)
+
+  check(holds)
+
+
+def test_an_abandoned_attempt_keeps_the_gradients_of_the_others():
+  seen = 0
+
+  def holds(event, before, decisions, after):
+    nonlocal seen
+    for abandoned in of(decisions, quorum.Abandon):
+      seen += 1
+      attempt = before.attempt
+      assert (abandoned.step, abandoned.attempt) == (
+        before.step,
+        attempt.number,
+      )
+      inside = {*after.inside.values(), *members(after)}
+      dropped = {d.replica: d.reason for d in of(decisions, quorum.Drop)}
+      for m in attempt.members:
+        record = before.replicas[m.replica]
+        here = record.live and record.incarnation == m.incarnation
+        if here and m.replica != abandoned.failed_replica:
+          assert m in inside
+        else:
+          assert m.replica in dropped
+      assert abandoned.failed_replica in dropped
+      for replica in before.early:
+        assert replica in dropped
+      if after.attempt:
+        assert after.attempt.number == attempt.number + 1
+      record = after.replicas[abandoned.failed_replica]
+      if record.live and isinstance(event, quorum.Failed):
+        assert record.asked >= 1
+
+  check(holds)
+  assert seen > 100
+
+
+def test_a_joining_replica_gets_the_present_step():
+  def holds(event, before, decisions, after):
+    if not isinstance(event, quorum.Join) or before.finished:
+      return
+    old = before.replicas.get(event.replica)
+    if decisions[0] == quorum.Refuse(event.replica, Reason.OTHER_INCARNATION):
+      assert event.incarnation <= old.incarnation
+      assert before == after
+      return
+    record = after.replicas[event.replica]
+    earlier = -1 if old is None else old.incarnation
+    expected = event.incarnation
+    assert record.incarnation == (earlier + 1 if expected is None else expected)
+    assert record.live
+    assert not record.left
+    assert (record.counted, record.start) == (-1, before.step)
+    assert quorum.Token(event.replica, before.step, record.asked) in decisions
+    was = old is not None and old.live
+    assert after.live == before.live + (not was)
+
+  check(holds)
+
+
+def test_tokens_are_counted():
+  # A replica that has one and gets another is still one that computes.
+  def holds(event, before, decisions, after):
+    holders = [m for m in after.replicas.values() if m.asked]
+    assert after.working == len(holders)
+    assert all(m.live for m in holders)
+
+  check(holds)
+  check(holds, "healthy")
+
+
+def test_the_ledger_adds_up():
+  def holds(event, before, decisions, after):
+    sent = event.count if isinstance(event, quorum.Arrive) else 0
+    ledger = quorum.ledger(after)
+    assert ledger.arrived == quorum.ledger(before).arrived + sent
+    dropped = sum(ledger.dropped.values())
+    assert ledger.arrived == ledger.applied + ledger.inside + dropped
+
+  check(holds)
+
+
+def test_old_states_stay_as_they_were():
+  for seed in range(100):
+    history = random_history(seed, "any")
+    seen = [repr(before) for _, before, _, _ in history]
+    for (event, before, decisions, after), text in zip(
+      reversed(history), reversed(seen), strict=True
+    ):
+      assert quorum.step(before, event) == (after, decisions)
+      assert repr(before) == text
+
+
+def test_enough_live_replicas_always_get_on():
+  for seed in range(300):
+    *_, state = random_history(seed, "any")[-1]
+    if state.finished:
+      continue
+    # All come (back), work as they are told, and nothing more goes wrong.
+    for replica in range(state.config.total_num_replicas):
+      state, _ = quorum.step(state, quorum.Join(replica))
+    target = state.step + 3
+    for _ in range(200):
+      if state.step >= target:
+        break
+      if state.attempt:
+        (member, *_) = sorted(state.attempt.pending)
+        event = quorum.Done(member, state.step, state.attempt.number)
+      else:
+        # Some replica has a token, or the run would stall.
+        (worker, *_) = quorum.missing(state).computing
+        asked = state.replicas.get(worker).asked
+        event = quorum.Arrive(worker, state.step, count=asked)
+      state, _ = quorum.step(state, event)
+    assert state.step >= target, seed

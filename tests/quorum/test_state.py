@@ -1,50 +1,42 @@
 """The state's fields against what they count, in random histories."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from rule_histories import CHOICES, OPTIONS, histories
+from rule_histories import check
 
 from optax_dist import quorum
 
 
-@given(OPTIONS, CHOICES, st.booleans())
-@settings(max_examples=100)
-def test_each_count_is_of_what_it_says(options, choices, named):
-  n = options["total_num_replicas"]
-  options = options | {"replicas": range(n) if named else None}
-  for _, _, _, after in histories(options, choices):
-    records = dict(after.replicas.items())
-    known = records.values()
+def test_each_count_is_of_what_it_says():
+  def holds(event, before, decisions, after):
+    expected = after.config.expected
+    known = after.replicas.values()
     assert after.live == sum(m.live for m in known)
-    assert after.working == sum(bool(m.live and m.asked) for m in known)
-    assert not any(m.asked for m in known if not m.live)
     assert after.lost == sum(not m.live and not m.left for m in known)
-    inside = dict(after.inside.items())
-    assert after.gathered == sum(c.count for c in inside.values())
-    if named:
-      assert after.awaited == len(set(range(n)) - set(records))
+    assert after.gathered == sum(c.count for c in after.inside.values())
+    if expected is not None:
+      assert after.awaited == len(expected - set(after.replicas))
     else:
-      assert 0 <= after.awaited <= n
+      assert 0 <= after.awaited <= after.config.total_num_replicas
+
+  check(holds)
 
 
-@given(OPTIONS, CHOICES)
-@settings(max_examples=100)
-def test_missing_are_those_that_could_still_contribute(options, choices):
-  for _, _, _, after in histories(options, choices):
+def test_missing_are_those_that_could_still_contribute():
+  def holds(event, before, decisions, after):
     found = quorum.missing(after)
-    records = dict(after.replicas.items())
     for replica in found.computing:
-      assert records[replica].live
-      assert records[replica].asked
+      assert after.replicas[replica].live
+      assert after.replicas[replica].asked
     assert len(found.computing) == after.working
     pending = after.attempt.pending if after.attempt else ()
     assert set(found.reporting) == set(pending)
-    gone = {r for r, m in records.items() if not m.live}
+    gone = {r for r, m in after.replicas.items() if not m.live}
     assert gone <= set(found.absent)
     assert set(found.absent) & set(found.computing) == set()
     never = set(found.absent) - gone
-    assert not never & set(records)
+    assert not never & set(after.replicas)
     assert len(never) <= after.awaited
+
+  check(holds)
 
 
 def test_as_many_are_absent_as_are_awaited():

@@ -1,43 +1,48 @@
-"""The plan: as theory has it, and no surer than it can be."""
+"""The plan: what it recommends, why, and how uncertain it is."""
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 from optax_dist import simulate
-from optax_dist.simulate import theory
 from optax_dist.simulate.plan import weight_of_step
 
 
 @pytest.mark.parametrize(
   ("spec", "noise"),
-  [("shifted-exponential:1,0.3", 16.0), ("bernoulli:1,10,0.1", math.inf)],
+  [("shifted-exponential:1,0.3", 8.0), ("bernoulli:1,10,0.1", math.inf)],
 )
-def test_the_recommendation_is_that_of_theory(spec, noise):
-  n, latency = 16, simulate.parse_latency(spec)
-  plan = simulate.plan(latency, n, noise_scale=noise, cancel=True, steps=400)
-  hosts = latency.hosts(n, np.random.default_rng(0))
-  weight = lambda k: weight_of_step(k, n, noise)
-  best = theory.best_replicas_to_aggregate(hosts, weight)
-  assert plan.best_low <= best <= plan.best_high
+def test_recommendation_is_that_of_order_statistics(spec, noise):
+  n, latency = 8, simulate.parse_latency(spec)
+  plan = simulate.plan(
+    latency, n, noise_scale=noise, cancel=True, repetitions=10
+  )
+  # The k-th of n is the time of a step.
+  draws = latency.draw(np.random.default_rng(1), 100_000 * n).reshape(n, -1)
+  times = np.sort(draws, axis=0).mean(axis=1)
+  weights = [weight_of_step(k, n, noise) for k in range(1, n + 1)]
+  progress = np.array(weights) / times
   # Neighbours may be as good as equal; then either will do.
-  times, ks = theory.step_times(hosts), np.arange(1, n + 1)
-  progress = weight(ks) / times
   chosen = plan.recommended.replicas_to_aggregate
-  assert progress[chosen - 1] >= 0.995 * progress[best - 1]
-  assert [c.replicas_to_aggregate for c in plan.candidates] == ks.tolist()
+  assert progress[chosen - 1] >= 0.995 * progress.max()
+  assert plan.best_low <= chosen <= plan.best_high
+  ks = [c.replicas_to_aggregate for c in plan.candidates]
+  assert ks == list(range(1, n + 1))
   for candidate, expected in zip(plan.candidates, progress, strict=True):
-    assert candidate.progress == pytest.approx(expected, rel=0.02)
-    slack = 1e-3
-    assert candidate.low - slack <= candidate.progress
-    assert candidate.progress <= candidate.high + slack
+    # Those that are far from the best were simulated less often.
+    near = expected > 0.9 * progress.max()
+    assert candidate.progress == pytest.approx(
+      expected, rel=0.05 if near else 0.15
+    )
+    assert candidate.low <= candidate.progress <= candidate.high
   assert not plan.resampled
   assert sum(c.best for c in plan.candidates) == pytest.approx(1)
 
 
-def test_with_few_recorded_times_it_is_less_sure():
+def test_few_recorded_times_give_a_wide_interval():
   rng = np.random.default_rng(0)
   few, many = (
     simulate.plan(
@@ -53,7 +58,7 @@ def test_with_few_recorded_times_it_is_less_sure():
   assert width(few) > 2 * width(many)
 
 
-def test_waiting_for_all_is_best_where_nobody_is_late():
+def test_waiting_for_all_is_best_if_all_are_equally_fast():
   plan = simulate.plan(simulate.parse_latency("constant:2"), 4, steps=10)
   assert plan.recommended.replicas_to_aggregate == 4
   assert plan.recommended.best == 1
@@ -61,56 +66,51 @@ def test_waiting_for_all_is_best_where_nobody_is_late():
   assert plan.recommended.wasted == 0
 
 
-def test_the_runner_up_and_the_reason():
+def test_reason_compares_the_best_with_the_runner_up():
   plan = simulate.plan(
-    simulate.parse_latency("bernoulli:1,10,0.01"), 8, cancel=True, steps=200
+    simulate.parse_latency("bernoulli:1,10,0.01"), 8, cancel=True
   )
   assert plan.recommended.replicas_to_aggregate == 7
   assert plan.runner_up.replicas_to_aggregate == 6
   # A step from k is worth k / (k + 8).
-  assert plan.reason.startswith("its steps are worth 8.89 % more than those")
-  assert "from 6, and there are" in plan.reason
-  assert plan.reason.endswith("% less of them")
-  # All alike, and each of them costs.
-  alike = simulate.plan(simulate.parse_latency("constant:2"), 4, steps=10)
-  assert alike.runner_up.replicas_to_aggregate == 3
-  assert simulate.plan(
-    simulate.parse_latency("constant:2"), 1, steps=5
-  ).reason == ("there is nothing else")
-
-
-def test_communication_may_grow_with_the_gradients_in_a_step():
-  latency = simulate.parse_latency("constant:1")
-  plan = simulate.plan(
-    latency, 4, steps=20, communication=lambda k: 3.0 if k == 4 else 0.5
+  assert re.fullmatch(
+    r"k = 7: each step makes 8\.9 % more progress, at \d\.\d % (fewer|more)"
+    r" steps/s, than k = 6",
+    plan.reason,
   )
-  assert plan.recommended.replicas_to_aggregate == 3
-  rates = [c.steps_per_second for c in plan.candidates]
-  # The first step has nothing before it; stale gradients are finished first.
-  assert rates[3] == pytest.approx(20 / (20 + 19 * 3.0))
-  assert rates[2] == pytest.approx(20 / (20 + 19 * 0.5), rel=0.1)
+  alone = simulate.plan(simulate.parse_latency("constant:2"), 1, steps=5)
+  assert alone.reason == "there is nothing else to choose"
+
+
+def test_communication_is_part_of_a_step():
+  plan = simulate.plan(
+    simulate.parse_latency("constant:1"), 4, steps=20, communication=3.0
+  )
+  assert plan.candidates[-1].steps_per_second == pytest.approx(1 / 4)
 
 
 def test_many_replicas_have_fewer_candidates():
-  plan = simulate.plan(simulate.parse_latency("lognormal:0,0.5"), 300, steps=5)
+  plan = simulate.plan(
+    simulate.parse_latency("lognormal:0,0.5"), 100, steps=5, repetitions=2
+  )
   ks = [c.replicas_to_aggregate for c in plan.candidates]
   assert ks == sorted(set(ks))
-  assert len(ks) < 30
-  assert ks[-8:] == list(range(293, 301))
+  assert len(ks) < 25
+  assert ks[-5:] == [96, 97, 98, 99, 100]
   assert ks[0] == 1
 
 
-def test_the_same_seed_gives_the_same_plan_and_progress_is_told():
-  told = []
+def test_equal_seeds_give_equal_plans_and_progress_is_reported():
+  reported = []
   run = lambda seed, **options: json.dumps(
     simulate.plan(
       simulate.Empirical([1.0, 2.0, 5.0]), 4, steps=20, seed=seed, **options
     ).report(),
     allow_nan=False,
   )
-  assert run(0, progress=told.append) == run(0) != run(1)
-  assert told == sorted(told)
-  assert told[-1] == 1.0
+  assert run(0, progress=reported.append) == run(0) != run(1)
+  assert reported == sorted(reported)
+  assert reported[-1] == 1.0
   assert "null" in run(0, noise_scale=math.inf)
 
 
@@ -123,6 +123,6 @@ def test_the_same_seed_gives_the_same_plan_and_progress_is_told():
     ({"communication": -1.0}, "communication must be at least 0"),
   ],
 )
-def test_a_bad_number_is_named(options, said):
+def test_bad_number_is_named(options, said):
   with pytest.raises(ValueError, match=said):
     simulate.plan(simulate.parse_latency("constant:1"), 4, **options)

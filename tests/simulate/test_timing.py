@@ -1,40 +1,326 @@
-"""Tests of the results of a simulation."""
+"""Timing in virtual time: known figures, failures, and where time goes."""
+
+import json
+import math
 
 import numpy as np
 import pytest
 
-from optax_dist.simulate import strategy, timing
+from optax_dist import simulate
+from optax_dist.coordinator import journal
 
 
-def _made():
-  return timing.make(
-    strategy.elastic_average(5),
-    np.array([2.0, 4.0]),
-    np.array([2, 1]),
-    np.array([0, 1]),
-    {"useful": np.array([4.0, 1.5]), "stale": np.array([0.0, 2.0])},
-    np.array([1, 0, 2]),
+def _run(strategy, spec, n, **options):
+  return simulate.simulate_timing(
+    strategy, simulate.parse_latency(spec), n, **options
   )
 
 
-def test_rates_count_local_steps():
-  made = _made()
-  assert made.replicas == 2
-  assert made.steps_per_second == 0.5
-  assert made.gradients_per_second == 3 * 5 / 4
-  assert made.dropped_share == 0.25
-  assert made.mean_staleness == pytest.approx(4 / 3)
+def _assert_time_adds_up(timing):
+  """All of each replica's time has one cause, and no cause is negative."""
+  for cause, seconds in timing.seconds.items():
+    assert (seconds > -1e-9 * timing.duration).all(), cause
+  total = sum(timing.seconds.values())
+  np.testing.assert_allclose(total, timing.duration)
+  assert sum(timing.shares().values()) == pytest.approx(1)
+  goodput = timing.goodput()
+  assert goodput.total == pytest.approx(timing.duration * timing.replicas)
+  assert goodput.share("useful") == pytest.approx(timing.shares()["useful"])
 
 
-def test_what_is_not_said_is_unfinished():
-  made = _made()
-  np.testing.assert_allclose(made.seconds["unfinished"], [0.0, 0.5])
-  assert made.shares() == {
-    "useful": 5.5 / 8,
-    "waiting": 0,
-    "stale": 0.25,
-    "communication": 0,
-    "lost": 0,
-    "down": 0,
-    "unfinished": 0.5 / 8,
-  }
+@pytest.mark.parametrize(
+  ("spec", "k"),
+  [
+    ("exponential:2", 1),
+    ("exponential:2", 16),
+    ("shifted-exponential:0.5,2", 8),
+    ("lognormal:0,1", 14),
+    ("bernoulli:1,5,0.1", 14),
+    ("bernoulli:1,5,0.1", 16),
+    ("slow-hosts:0.25,5,gamma:2,1", 8),
+    ("slow-hosts:0.25,5,gamma:2,1", 14),
+  ],
+)
+def test_step_takes_as_long_as_the_kth_of_n(spec, k):
+  """With `cancel`, all replicas start anew at each step."""
+  latency, n = simulate.parse_latency(spec), 16
+  rng = np.random.default_rng(5)
+  draws = [host.draw(rng, 20_000) for host in latency.hosts(n, rng)]
+  expected = np.sort(draws, axis=0)[k - 1].mean()
+  timing = _run(simulate.sync_replicas(k, cancel=True), spec, n, steps=2000)
+  assert 1 / timing.steps_per_second == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+  ("backups", "at_once", "at_the_end"), [(0, 2.72, 2.73), (4, 1.02, 1.39)]
+)
+def test_late_replicas_that_drop_their_work_at_once_are_faster(
+  backups, at_once, at_the_end
+):
+  # 8 of 8 + b, exponential(1): H_(8+b) - H_b at once; more if a stale gradient
+  # is finished first, as another implementation found.
+  for cancel, seconds in ((True, at_once), (False, at_the_end)):
+    timing = _run(
+      simulate.sync_replicas(8, cancel=cancel),
+      "exponential:1",
+      8 + backups,
+      steps=3000,
+    )
+    assert 1 / timing.steps_per_second == pytest.approx(seconds, rel=0.02)
+
+
+def test_asynchronous_replicas_never_wait():
+  timing = _run(simulate.asynchronous(), "exponential:2", 50, steps=10_000)
+  assert timing.steps_per_second == pytest.approx(25, rel=0.03)
+  # In the mean, each of the 49 others has contributed since.
+  assert timing.mean_staleness == pytest.approx(49, rel=0.02)
+  assert timing.dropped_share == 0
+  assert timing.shares()["waiting"] == 0
+
+
+def test_tighter_bound_on_staleness_drops_more():
+  shares = [
+    _run(
+      simulate.bounded_staleness(bound), "exponential:1", 20, steps=3000
+    ).dropped_share
+    for bound in (0, 20, 60)
+  ]
+  assert shares == sorted(shares, reverse=True)
+  assert shares[0] > 0.5
+  assert 0 < shares[-1] < 0.1
+
+
+def test_long_periods_hide_communication_and_stragglers():
+  def gradients_per_second(strategy):
+    timing = _run(strategy, "exponential:1", 8, steps=1000, communication=1.0)
+    return timing.gradients_per_second
+
+  one, ten, hundred = (
+    gradients_per_second(simulate.local_updates(8, period))
+    for period in (1, 10, 100)
+  )
+  # 8 gradients in H_8 + 1 seconds; the best there can be is 8 in a second.
+  assert one == pytest.approx(8 / 3.718, rel=0.04)
+  assert one < ten < hundred < 8
+  elastic = gradients_per_second(simulate.elastic_average(10))
+  assert elastic == pytest.approx(80 / 11, rel=0.04)
+
+
+def test_replicas_share_a_step_of_more_gradients_than_replicas():
+  # Each of 2 replicas computes 3 gradients of a second each.
+  timing = _run(simulate.sync_replicas(6), "constant:1", 2, steps=4)
+  np.testing.assert_array_equal(timing.commit_times, [3, 6, 9, 12])
+  np.testing.assert_array_equal(timing.applied, [12, 12])
+  assert timing.shares()["useful"] == 1.0
+
+
+def test_equal_seeds_give_equal_outcomes_as_plain_numbers():
+  def report(seed):
+    timing = _run(
+      simulate.sync_replicas(3),
+      "slow-hosts:0.4,3,gamma:2,1",
+      5,
+      steps=200,
+      seed=seed,
+      communication=0.1,
+    )
+    _assert_time_adds_up(timing)
+    return json.dumps(timing.report(), allow_nan=False)
+
+  assert report(1) == report(1) != report(2)
+  found = json.loads(report(1))
+  assert found["steps"] == found["steps_asked"] == 200
+  assert sum(found["per_replica"]["applied"]) == 600
+
+
+# Failures.
+
+
+def test_step_with_backups_does_not_wait_for_a_lost_replica():
+  failures = simulate.Failures(rate=0.05, downtime=7.5)
+  options = {"steps": 400, "seed": 1, "failures": failures}
+  backed = _run(simulate.sync_replicas(3), "constant:1", 5, **options)
+  alone = _run(simulate.sync_replicas(5), "constant:1", 5, **options)
+  assert backed.steps_per_second > 0.7
+  assert alone.steps_per_second < 0.3
+  for timing in (backed, alone):
+    _assert_time_adds_up(timing)
+    # 0.05 failures per second up, 7.5 s down: up 1 / (1 + 0.375) of the time.
+    assert abs(timing.shares()["down"] - 0.375 / 1.375) < 0.06
+    assert timing.shares()["lost"] > 0
+  assert alone.lost.sum() > 0
+
+
+def test_simulation_ends_with_its_last_step_if_replicas_never_come_back():
+  """Two of three are needed: nothing counts after the second is gone."""
+  timing = _run(
+    simulate.sync_replicas(2),
+    "constant:1",
+    3,
+    steps=20_000,
+    failures=simulate.Failures(0.002, math.inf),
+    seed=3,
+  )
+  assert timing.stopped
+  assert timing.commit_times.size < timing.steps_asked == 20_000
+  _assert_time_adds_up(timing)
+  # A second for each gradient that counted.
+  useful = timing.seconds["useful"].sum()
+  assert useful == pytest.approx(timing.applied.sum())
+  assert timing.seconds["lost"].sum() < 3
+  # One is down from its failure on.
+  down = np.sort(timing.seconds["down"])
+  assert down[1] == 0.0
+  assert down[2] > 10.0
+
+
+def test_simulation_that_takes_all_its_steps_has_not_stopped():
+  assert not _run(simulate.sync_replicas(2), "constant:1", 3, steps=9).stopped
+  in_time = _run(
+    simulate.sync_replicas(2), "constant:1", 3, steps=90, seconds=4.5
+  )
+  assert in_time.commit_times.tolist() == [1, 2, 3, 4]
+  assert not in_time.stopped
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+@pytest.mark.parametrize("k", [3, 4, 7])
+def test_time_adds_up_under_failures_of_all_kinds(k, lowers):
+  """Also if a replica fails while it computes another gradient of a sum."""
+  for seed in range(8):
+    timing = _run(
+      simulate.sync_replicas(k, max_staleness=seed % 2, cancel=seed % 3 == 0),
+      "exponential:1",
+      4,
+      steps=150,
+      communication=0.2 * (seed % 2),
+      failures=simulate.Failures(
+        0.02, (0.5, 3.0), unnoticed=(0.0, 1.5), takeovers=(2.0,), lowers=lowers
+      ),
+      seed=seed,
+    )
+    _assert_time_adds_up(timing)
+    if k > 4 and not timing.stopped:
+      # Sums are whole, so that a step may have some more.
+      assert timing.applied.sum() >= 150 * k
+
+
+def test_run_in_which_all_replicas_have_left_stops():
+  """Where a loss lowers the number of gradients, the last loss ends the run."""
+  timing = _run(
+    simulate.sync_replicas(1),
+    "constant:1",
+    1,
+    steps=10_000,
+    failures=simulate.Failures(0.1, 5.0, lowers=True),
+  )
+  assert timing.stopped
+
+
+def test_no_step_at_all_is_an_error():
+  with pytest.raises(ValueError, match="no step is ever taken: too few"):
+    _run(
+      simulate.sync_replicas(1),
+      "constant:1000",
+      1,
+      failures=simulate.Failures(1.0, math.inf),
+    )
+
+
+# The journal.
+
+
+def _journal(path, strategy, spec, n, **options):
+  with journal.Journal(path) as writer:
+    timing = _run(strategy, spec, n, journal=writer, **options)
+  return timing, journal.read(path, strict=True).records
+
+
+def test_returned_replica_contributes_to_the_present_step(tmp_path):
+  timing, records = _journal(
+    tmp_path / "run.jsonl",
+    simulate.sync_replicas(2),
+    "exponential:1",
+    3,
+    steps=200,
+    failures=simulate.Failures(0.1, 3.0),
+  )
+  commits = [r for r in records if r["kind"] == "commit"]
+  np.testing.assert_allclose(
+    [r["time"] for r in commits], timing.commit_times, atol=1e-6
+  )
+  assert [r["step"] for r in commits] == list(range(200))
+  for record in commits:
+    assert [m["staleness"] for m in record["members"]] == [0, 0]
+  every = [r for r in records if r["kind"] == "drop"]
+  drops = [r for r in every if r["reason"] != "lost"]
+  assert len(every) - len(drops) == timing.lost.sum() > 0
+  assert len(drops) == timing.dropped.sum() > 0
+  joined = {}
+  for record in records:
+    if record["kind"] == "join":
+      known = joined.get(record["replica"], -1)
+      assert record["incarnation"] == known + 1
+      joined[record["replica"]] = record["incarnation"]
+  assert max(joined.values()) > 3
+  for replica, times in journal.latencies(records).items():
+    assert len(times) == timing.applied[replica] + sum(
+      r["replica"] == replica for r in every
+    )
+    assert 0.4 < times.mean() < 1.2
+
+
+def test_cancelled_computation_has_no_time_in_the_journal(tmp_path):
+  _, records = _journal(
+    tmp_path / "run.jsonl",
+    simulate.sync_replicas(2, cancel=True),
+    "exponential:1",
+    4,
+    steps=50,
+  )
+  drops = [r for r in records if r["kind"] == "drop"]
+  assert len(drops) == 100
+  assert {r["compute"] for r in drops} == {None}
+
+
+def test_progress_is_reported():
+  reported = []
+  _run(
+    simulate.sync_replicas(2),
+    "exponential:1",
+    3,
+    steps=1500,
+    progress=reported.append,
+  )
+  assert reported == sorted(reported)
+  assert len(reported) >= 3
+  assert reported[-1] <= 1500
+
+
+@pytest.mark.parametrize(
+  ("options", "said"),
+  [
+    ({"steps": 0}, "steps must be at least 1, got 0"),
+    ({"seed": -1}, "seed must be at least 0"),
+    ({"communication": np.nan}, "communication must be at least 0"),
+    ({"failures": simulate.Failures(0.0, 1.0)}, "rate and downtime"),
+  ],
+)
+def test_bad_argument_is_named(options, said):
+  with pytest.raises(ValueError, match=said):
+    _run(simulate.sync_replicas(1), "constant:1", 2, **options)
+
+
+@pytest.mark.parametrize(
+  ("make", "said"),
+  [
+    (lambda: simulate.sync_replicas(0), "replicas_to_aggregate must be"),
+    (lambda: simulate.bounded_staleness(-1), "max_staleness must be"),
+    (lambda: simulate.elastic_average(0), "communication_period must be"),
+    (lambda: simulate.local_updates(4, True), "communication_period must be"),
+    (lambda: simulate.local_updates(4, 2, 4), "replicas_to_aggregate must be"),
+  ],
+)
+def test_bad_number_of_a_strategy_is_named(make, said):
+  with pytest.raises(ValueError, match=said):
+    make()

@@ -10,14 +10,14 @@ FAULTS = (
   (
     "a sample counts twice: what is sent is taken in",
     "leader.lender",
-    "    samples = sp.size(message.data)\n",
+    "    if sp.size(message.data) != message.count * self.state.unit:\n",
     "    self._step(ledger.Claim(incarnation, message.data))\n"
-    "    samples = sp.size(message.data)\n"
     "    if not ledger.fits(self.state, incarnation, message.data):\n"
     "      inside = self.data(incarnation)\n"
     "      mine = ledger.Held(message.data, inside)\n"
     "      held = self.state.held | {incarnation: mine}\n"
-    "      self.state = self.state._replace(held=held)\n",
+    "      self.state = self.state._replace(held=held)\n"
+    "    if sp.size(message.data) != message.count * self.state.unit:\n",
   ),
   (
     "what is committed is not in what a replica starts with",

@@ -1,1 +1,1 @@
-"""``optax-dist simulate``, ``plan`` and ``replay``."""
+"""``optax-dist simulate`` and ``plan``."""

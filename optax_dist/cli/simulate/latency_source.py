@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,15 +28,9 @@ def add_command(
   run: Callable[[argparse.Namespace], int],
   **texts: str,
 ) -> argparse.ArgumentParser:
-  """Adds a command about latencies; see `parser.add_command`."""
+  """Adds a command with the arguments of all simulations."""
   command = parser.add_command(commands, name, run, epilog=_LATENCIES, **texts)
-  add_arguments(command)
-  return command
-
-
-def add_arguments(to: argparse.ArgumentParser) -> None:
-  """Adds --latency, --journal and --replicas."""
-  source = to.add_mutually_exclusive_group(required=True)
+  source = command.add_mutually_exclusive_group(required=True)
   source.add_argument(
     "--latency",
     metavar="NAME:PARAMETERS",
@@ -45,17 +38,13 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
   )
   what = "take the latencies of a recorded run of the coordinator"
   parser.add_file(source, "--journal", what)
-  to.add_argument(
+  add = command.add_argument
+  add(
     "--replicas",
     metavar="N",
-    type=parser.whole_number(1, 100_000),
+    type=parser.whole_number(1, 10_000),
     help="replicas (default: as many as in the journal, else 8)",
   )
-
-
-def add_run_arguments(to: argparse.ArgumentParser) -> None:
-  """Adds the arguments of all simulations: --cancel, --communication, ..."""
-  add = to.add_argument
   add(
     "--max-staleness",
     metavar="N",
@@ -74,50 +63,26 @@ def add_run_arguments(to: argparse.ArgumentParser) -> None:
     metavar="SECONDS",
     type=parser.non_negative_float,
     help="time from the last gradient of a step until its parameters are there"
-    " (default: the journal's, else by --network and --model-bytes, else 0)",
-  )
-  add(
-    "--model-bytes",
-    metavar="N",
-    type=parser.non_negative_float,
-    help="size of a gradient, as it is sent (default: the journal's, else 0)",
-  )
-  add(
-    "--network",
-    metavar="LATENCY,BANDWIDTH",
-    type=_network,
-    help="seconds one way, and bytes per second of a replica or group (default: the"
-    " journal's, else no time at all)",
-  )
-  add(
-    "--more-journals",
-    metavar="FILE",
-    nargs="+",
-    type=pathlib.Path,
-    default=[],
-    help="with --journal: runs with gradients of other sizes over the same network,"
-    " to separate latency and bandwidth",
+    " (default: the journal's, else 0)",
   )
   parser.add_number(
-    to,
+    command,
     "--seed",
     "N",
     parser.whole_number(0),
     default=0,
     help="seed of the simulation; equal seeds give equal output",
   )
-  parser.add_file(to, "--json", "write all figures")
-  what = "save a picture: PNG, JPEG, SVG or PDF, by its name"
-  parser.add_file(to, "--save", what)
+  parser.add_file(command, "--json", "write all figures")
+  return command
 
 
 def load(args: argparse.Namespace):
-  """Loads what the arguments of `add_arguments` name.
+  """Loads what `--latency` or `--journal` names.
 
   Returns:
-    The latency, and the `simulate.Recorded` run or None. `args.replicas` and
-    `args.max_staleness` are filled in; `args.network` is a `simulate.Network`
-    or None.
+    The latency, and the `simulate.Recorded` run or None. Arguments that were
+    not given are filled in.
 
   Raises:
     errors.CommandError: the latency is invalid, or the journal does not exist.
@@ -125,69 +90,23 @@ def load(args: argparse.Namespace):
   from optax_dist import simulate
 
   recorded = None
-  if args.more_journals and args.journal is None:
-    raise errors.CommandError("--more-journals goes with --journal")
   try:
     if args.journal is None:
       latency = simulate.parse_latency(args.latency)
     else:
-      recorded = simulate.from_journal(
-        journal_file.read(args.journal, "--journal "),
-        [journal_file.read(p, "--more-journals ") for p in args.more_journals],
-      )
+      records = journal_file.read(args.journal, "--journal ")
+      recorded = simulate.from_journal(records)
       latency = recorded.latency
   except ValueError as error:
     what = "--latency" if args.journal is None else f"--journal {args.journal}"
     raise errors.CommandError(f"{what}: {error}") from error
-  if args.network is not None:
-    args.network = simulate.Network(*args.network)
-  if args.replicas is None:
-    args.replicas = recorded.replicas if recorded else 8
-  if recorded and recorded.strategy.cancel:
-    args.cancel = True
   for doubt in recorded.doubts if recorded else ():
     parser.say(f"{args.journal}: {doubt}")
+  if args.replicas is None:
+    args.replicas = recorded.replicas if recorded else 8
   if args.max_staleness is None:
-    late = recorded.strategy.max_staleness if recorded else 0
-    args.max_staleness = late
+    args.max_staleness = recorded.strategy.max_staleness if recorded else 0
+  if args.communication is None:
+    args.communication = recorded.communication if recorded else 0.0
+  args.cancel |= recorded is not None and recorded.strategy.cancel
   return latency, recorded
-
-
-def communication(args: argparse.Namespace, recorded) -> Callable[[int], float]:
-  """Seconds of communication as a function of the gradients in a step.
-
-  Args:
-    args: the parsed arguments, after `load`.
-    recorded: the run from `load`.
-
-  Raises:
-    errors.CommandError: the journal does not say.
-  """
-  if args.communication is not None:
-    return lambda members: args.communication
-  network = args.network
-  if recorded is None:
-    if network is None:
-      return lambda members: 0.0
-    nbytes = args.model_bytes or 0.0
-    return lambda members: network.all_reduce(nbytes, max(2, members))
-  try:
-    recorded.communication_of(1, args.model_bytes, network)
-  except ValueError as error:
-    raise errors.CommandError(f"--journal {args.journal}: {error}") from error
-  if recorded.exchange is not None:
-    for doubt in recorded.exchange.doubts(args.model_bytes, network):
-      parser.say(f"{args.journal}: {doubt}")
-  return lambda members: recorded.communication_of(
-    min(members, args.replicas), args.model_bytes, network
-  )
-
-
-def _network(text: str) -> tuple[float, float]:
-  """An argument type: a number of at least 0 and a positive one."""
-  parts = text.split(",")
-  if len(parts) != 2:
-    raise argparse.ArgumentTypeError(
-      f"must be LATENCY,BANDWIDTH, two numbers, got {text!r}"
-    )
-  return parser.non_negative_float(parts[0]), parser.positive_float(parts[1])

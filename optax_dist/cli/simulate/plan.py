@@ -6,18 +6,14 @@ import argparse
 import math
 
 from optax_dist.cli import errors, installed, output_files, parser
-from optax_dist.cli.simulate import fleet_plan, latency_source
+from optax_dist.cli.simulate import latency_source
 
 _DESCRIPTION = """\
 Recommends how many gradients a step of sync replicas should aggregate, for given
 latencies, and shows the table behind it. With more, steps wait for stragglers; with
 fewer, work is left unused. Progress counts steps per second, weighted by the gradients
 in each: a step from k of them makes k / (k + B) of the progress of a noiseless one,
-with B the noise scale; it is counted in steps from all replicas.
-With --chips a strategy is recommended for a fleet whose chips fail: its k, period,
-group size and checkpoint interval, by the share of the chips' time that is useful."""
-
-_ROWS = 16
+with B the noise scale; it is counted in steps from all replicas."""
 
 
 def add_parser(commands) -> None:
@@ -36,36 +32,33 @@ def add_parser(commands) -> None:
     help="gradients of one replica at which their noise is as large as their"
     " mean; 'inf' to count gradients (default: the number of replicas)",
   )
-  latency_source.add_run_arguments(command)
-  fleet_plan.add_arguments(command)
-  parser.add_number(
-    command,
+  command.add_argument(
     "--steps",
-    "N",
-    parser.whole_number(1),
-    default=200,
-    help="steps in each simulation",
+    metavar="N",
+    type=parser.whole_number(1),
+    help="steps in each simulation (default: 200 with up to 8 replicas, fewer"
+    " with more)",
   )
   parser.add_number(
     command,
     "--repetitions",
     "N",
     parser.whole_number(2),
-    default=100,
-    help="simulations of each number of gradients; with a journal each draws the"
-    " recorded times anew; fewer with many replicas",
+    default=20,
+    help="simulations of each number of gradients; with a journal, each"
+    " resamples the recorded times",
   )
+  what = "save a picture: PNG, JPEG, SVG or PDF, by its name"
+  parser.add_file(command, "--save", what)
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the ``plan`` command with its parsed arguments."""
   installed.check()
   output_files.check_writable(
-    args.json, picture=args.save, read=(args.journal, *args.more_journals)
+    args.json, picture=args.save, read=(args.journal,)
   )
   latency, recorded = latency_source.load(args)
-  if args.chips is not None:
-    return fleet_plan.run(args, latency, recorded)
   if recorded is not None and recorded.strategy.kind == "exchange":
     raise errors.CommandError(
       f"--journal {args.journal}: it is of elastic averaging, where no gradients"
@@ -74,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
   from optax_dist import simulate
   from optax_dist.cli import bar
 
-  communication = latency_source.communication(args, recorded)
   with bar.bar(f"planning for {args.replicas} replicas", 1) as shown:
     plan = simulate.plan(
       latency,
@@ -82,19 +74,20 @@ def run(args: argparse.Namespace) -> int:
       noise_scale=args.noise_scale,
       cancel=args.cancel,
       max_staleness=args.max_staleness,
-      communication=communication,
+      communication=args.communication,
       steps=args.steps,
       repetitions=args.repetitions,
       seed=args.seed,
       progress=shown,
     )
-  _show(plan, f"{args.replicas} replicas, {latency}")
+  title = f"{args.replicas} replicas, {latency}"
+  _show(plan, title)
   if args.json:
     output_files.write_json(args.json, plan.report())
   if args.save:
     from optax_dist.cli.simulate import plan_picture
 
-    plan_picture.save(args.save, plan, f"{args.replicas} replicas, {latency}")
+    plan_picture.save(args.save, plan, title)
   output_files.tell(args.json, args.save)
   return 0
 
@@ -115,7 +108,7 @@ def _show(plan, title: str) -> None:
   ):
     shown.add_column(name, justify="right")
   best = plan.recommended
-  for row in _rows(plan):
+  for row in plan.candidates:
     shown.add_row(
       f"{row.replicas_to_aggregate:,}",
       f"{plan.replicas - row.replicas_to_aggregate:,}",
@@ -128,40 +121,30 @@ def _show(plan, title: str) -> None:
       style="bold" if row is best else None,
     )
   tables.show(shown)
-  all_in = plan.candidates[-1]
+  n, all_in = plan.replicas, plan.candidates[-1]
   print(
-    f"recommended: replicas_to_aggregate={best.replicas_to_aggregate} of"
-    f" {plan.replicas}, {best.progress / all_in.progress:.2f} times the progress"
-    " of waiting for all"
+    f"recommended: replicas_to_aggregate={best.replicas_to_aggregate} of {n},"
+    f" {best.progress / all_in.progress:.2f} times the progress of waiting for"
+    " all"
   )
   if plan.runner_up is not None:
-    other = plan.runner_up
     print(
-      f"runner-up: {other.replicas_to_aggregate} of {plan.replicas}"
-      f" ({other.progress:.4g}); {plan.reason}"
+      f"runner-up: k = {plan.runner_up.replicas_to_aggregate} of {n}\n"
+      f"reason: {plan.reason}"
     )
-  doubt = "drawn from the recorded times" if plan.resampled else "simulated"
+  from_ = "resampled from the recorded times" if plan.resampled else "simulated"
   print(
-    f"how sure: the best in {best.best:.0%} of {plan.repetitions} repetitions"
-    f" {doubt}; 95 % of them are best from {plan.best_low} to {plan.best_high}"
+    f"uncertainty: it is the best in {best.best:.0%} of {plan.repetitions}"
+    f" repetitions, {from_}; in 95 % of them the best is from {plan.best_low} to"
+    f" {plan.best_high}"
   )
   noise = plan.noise_scale
   weighed = (
-    "counts gradients" if math.isinf(noise) else f"noise scale {noise:g}"
+    "each gradient counts the same"
+    if math.isinf(noise)
+    else f"noise scale {noise:g}"
   )
-  print(f"progress: in steps per second from all {plan.replicas}; {weighed}")
-
-
-def _rows(plan) -> list:
-  """The candidates to show: the best one, its neighbors, and the ends."""
-  rows = list(plan.candidates)
-  if len(rows) <= _ROWS:
-    return rows
-  at = rows.index(plan.recommended)
-  keep = {0, len(rows) - 1} | set(range(at - 4, at + 5))
-  stride = math.ceil(len(rows) / (_ROWS - 6))
-  keep |= set(range(len(rows) - 1, -1, -stride))
-  return [row for i, row in enumerate(rows) if i in keep]
+  print(f"progress: in steps from all {n} replicas, per second; {weighed}")
 
 
 def _noise_scale(text: str) -> float:

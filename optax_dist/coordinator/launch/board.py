@@ -25,6 +25,7 @@ class Board:
 
   Attributes:
     trouble: why the store can't be read; "" while it can.
+    reached: whether the store has ever answered.
   """
 
   def __init__(
@@ -60,7 +61,7 @@ class Board:
     self._next = 0
     # Open requests: the host whose notice is read, or None for a write.
     self._asked: dict[int, int | None] = {}
-    self.trouble = ""
+    self.trouble, self.reached = "", False
     self._connect()
 
   def publish(self, notice: notices.Notice) -> None:
@@ -93,6 +94,7 @@ class Board:
         self._lose(event.reason)
         break
       host = self._asked.pop(event.request, None)
+      self.reached |= not isinstance(event, interface.Unknown)
       match event:
         case interface.Unknown() | interface.Refused():
           self.trouble = event.reason

@@ -155,6 +155,19 @@ class Launcher:
       for p in self._node.places(replicas, processes, nodes_per_replica)
     }
     hosted = list(self._places)
+    self._settings = (
+      ("--nodes", str(self._node.count)),
+      ("--replicas", str(replicas)),
+      ("--processes-per-replica", str(processes)),
+      ("--nodes-per-replica", str(nodes_per_replica)),
+      *(
+        (flag, str(value))
+        for flag, value in (
+          ("--replicas-to-aggregate", told and told.replicas_to_aggregate),
+          ("--min-replicas", told and told.min_replicas),
+        )
+      ),
+    )
     self._shared = [p for p in self._places.values() if len(p.hosts) > 1]
     followed = [
       p.replica for p in self._shared if p.hosts[0] != self._node.rank
@@ -193,7 +206,7 @@ class Launcher:
     self._spread: spread.Spread | None = None
     self._board: board.Board | None = None
     self._agreed: collections.deque[spread.Effect] = collections.deque()
-    self._agreeing = False
+    self._agreeing = self._said_trouble = False
     self._settled: set[int] = set(followed)
     # In random order, since the launchers of a host would collide.
     ports = random.sample(MEETING_PORTS, len(MEETING_PORTS))
@@ -202,6 +215,8 @@ class Launcher:
     self._spares: list[child.Child] = []
     self._everyone: list[child.Child] = []
     self._losses: list[Loss] = []
+    # Why replicas had to stop before the end of the run, by replica.
+    self._failures: dict[int, str] = {}
     self._to_continue: list[tuple[float, child.Child]] = []
     self._store: store_process.StoreProcess | None = None
     self._watcher: watcher.Watcher | None = None
@@ -281,25 +296,30 @@ class Launcher:
       if node.rank == 0:
         assert told.secret is not None
         bind, port = node.listens_at()
+        at = None if address is None else addresses.parse(address)[-1].host
         self._store = store_process.start(
-          told.secret.encode(), bind=bind, port=port
+          told.secret.encode(), bind=bind, port=port, advertise=at
         )
         self._watcher.add(self._store.process.pid)
         address = address or self._store.address.partition(",")[0]
       self._told = dataclasses.replace(told, coordinator_address=address)
-    if self._shared:
+    if self._node.count > 1:
       self._begin_to_agree()
     self._execute(self._supervisor.start(time.monotonic()))
 
   def _begin_to_agree(self) -> None:
-    """Connects to the launchers with which it shares replicas."""
+    """Connects to the launchers of other hosts."""
     assert self._told.secret is not None
+    node = self._node
     self._spread = spread.Spread(
-      self._node.rank,
+      node.rank,
       secrets.token_hex(8),
       self._shared,
       self._patience,
       time.monotonic(),
+      [0] if node.rank else range(1, node.count),
+      self._settings,
+      f"{socket.gethostname()}, process {os.getpid()}",
     )
     self._board = board.Board(
       self._where(),
@@ -354,9 +374,8 @@ class Launcher:
         for process in self._groups[replica].processes:
           process.signal(number)
       case spread.ReplicaEnded(replica, start, code, words, tail):
-        if code and self._over_since is None:
-          self._lose(replica, start, code, f"ended, for {words}", tail)
-        self._step(supervisor.ReplicaEnded(replica, code))
+        ending = f"ended, because {words}"
+        self._replica_ended(replica, start, code, ending, tail)
       case spread.CannotStart(replica, words):
         self._settled.add(replica)
         trouble = self._board.trouble if self._board is not None else ""
@@ -367,10 +386,7 @@ class Launcher:
         )
       case spread.RunOverElsewhere():
         self._run_is_over()
-      case spread.Clash(words):
-        if self._board is not None:
-          self._board.close(0.0)  # Its place is the other launcher's.
-          self._board = None
+      case spread.Refused(words):
         raise LaunchError("", words)
 
   def _leave(self, words: str) -> None:
@@ -386,8 +402,9 @@ class Launcher:
         self._spread.step(given, now)
       if replica not in self._settled:
         self._spread.step(spread.NoMoreStarts(replica, words), now)
-    made.publish(self._spread.notice)
-    made.close(_LAST_WORDS)
+    if self._spread.writes:
+      made.publish(self._spread.notice)
+    made.close(_LAST_WORDS if made.reached else 0.0)
     if self._store is not None and (words or self._code):
       self._store.drain(_LAST_WORDS)  # Other hosts still have to read it.
 
@@ -407,6 +424,13 @@ class Launcher:
           for process in self._groups[replica].processes:
             process.kill()
         case supervisor.JobEnded(code):
+          if not code and self._failures and self._over_since is None:
+            replica, reason = min(self._failures.items())
+            raise LaunchError(
+              f"replica {replica}",
+              f"The run has failed, though all replicas ended with exit code 0:"
+              f" replica {replica}: {reason}",
+            )
           self._code = code
         case supervisor.GiveUpRun(reason):
           raise self._error(reason)
@@ -514,7 +538,9 @@ class Launcher:
         self._look_at(replica, group)
     if self._board is not None and self._spread is not None:
       self._agree(spread.Tick())
-      self._board.publish(self._spread.notice)
+      if self._spread.writes:
+        self._board.publish(self._spread.notice)
+      self._check_reach(self._board)
       for host, notice in self._board.poll():
         self._agree(spread.Heard(host, notice))
     for process in list(self._spares):
@@ -558,7 +584,6 @@ class Launcher:
     else:
       code, ending = failed.popen.returncode, failed.ending()
       tail = failed.tail()
-      _log.info("%s %s", failed.name, ending)
     if self._is_shared(replica):
       if failed is not None:
         ending = f"{failed.name} on host {self._node.rank} {ending}"
@@ -566,23 +591,30 @@ class Launcher:
         spread.PartEnded(replica, code, ending, tail[-_LONGEST_TAIL:])
       )
       return
-    if code and self._over_since is None:
-      self._lose(replica, group.restarts, code, ending, tail)
-    self._step(supervisor.ReplicaEnded(replica, code))
+    self._replica_ended(replica, group.restarts, code, ending, tail)
 
-  def _lose(
+  def _replica_ended(
     self, replica: int, restarts: int, code: int, ending: str, tail: str
   ) -> None:
-    self._losses.append(
-      Loss(
-        replica,
-        restarts,
-        ending,
-        tail,
-        time.monotonic() - self._start,
-        supervisor.exit_code(code),
+    if code == -signal.SIGKILL and not self._supervisor.has_struck(replica):
+      # The kernel leaves no other trace in the output of the process.
+      ending += " (out of memory?)"
+    if code and self._over_since is None:
+      seconds = time.monotonic() - self._start
+      shells = supervisor.exit_code(code)
+      self._losses.append(
+        Loss(replica, restarts, ending, tail, seconds, shells)
       )
-    )
+    self._step(supervisor.ReplicaEnded(replica, code))
+    follows = self._supervisor.outlook(replica, code, time.monotonic())
+    if follows:
+      self._say(f"replica {replica} {ending}; {follows}")
+
+  def _say(self, line: str) -> None:
+    if self._echo is not None:
+      self._echo("launch", line, True)
+    else:
+      _log.info("%s", line)
 
   def _kill(self, process: child.Child) -> None:
     if process.popen.returncode is None:
@@ -604,7 +636,10 @@ class Launcher:
       case "fault":
         self._step(supervisor.Struck(replica))
       case "joined":
+        self._failures.pop(replica, None)
         self._step(supervisor.Joined(replica))
+      case "failed":
+        self._failures[replica] = str(event["reason"])
       case "finished":
         self._run_is_over()
         self._agree(spread.RunOver())
@@ -634,25 +669,70 @@ class Launcher:
       process.signal(number)
 
   def _error(self, what: str) -> LaunchError:
-    # The first replica to die without a replacement is the cause.
     final = {}
     for loss in self._losses:
       if loss.restarts == self._supervisor.restarts_of(loss.replica):
         final[loss.replica] = loss
     if not final:  # It never started, or another host reports it.
       return LaunchError("", f"{what}.")
-    by_itself = [x for x in final.values() if "exit code" not in x.ending]
-    first = (by_itself or list(final.values()))[0]
-    name = f"replica {first.replica}"
-    told = f"{what}: {name} {first.ending} after {first.seconds:.1f} s."
-    if first.tail:
-      told += f" Its last words:\n{first.tail}"
+    cause = self._cause(list(final))
+    name = f"replica {cause.replica}"
+    told = f"{what}: {name} {cause.ending} after {cause.seconds:.1f} s."
+    if cause.tail:
+      told += f" The last lines of its output:\n{cause.tail}"
     for loss in final.values():
-      if loss is not first:
-        told += f"\nreplica {loss.replica} {loss.ending}."
+      if loss is cause:
+        continue
+      told += f"\nreplica {loss.replica} {loss.ending}"
+      again = loss.restarts - cause.restarts
+      if loss.replica == cause.replica:
+        last = loss.tail.rpartition("\n")[2]
+        told += f" after {again} more start{'s' * (again > 1)}: {last}"
+      told += "" if told.endswith(".") else "."
     if not self._groups:
       told += "\nTo go on, start the job again from its last checkpoint."
-    return LaunchError(name, told, first.code)
+    return LaunchError(name, told, cause.code)
+
+  def _cause(self, replicas: Sequence[int]) -> Loss:
+    """The first of the failures because of which the run can't continue.
+
+    What replicas raise after a restart often follows from the first error: the
+    run is over, or its store is gone.
+    """
+    firsts = []
+    for replica in replicas:
+      mine = [loss for loss in self._losses if loss.replica == replica]
+      in_a_row = self._supervisor.failures_of(replica)
+      firsts.append(mine[-in_a_row:][0])
+    first = min(firsts, key=lambda loss: loss.seconds)
+    # A replica that was killed makes others fail at nearly the same time.
+    for loss in firsts:
+      killed = loss.seconds - first.seconds < 1.0 and loss.code > 128
+      if killed and first.code <= 128:
+        return loss
+    return first
+
+  def _check_reach(self, notices: board.Board) -> None:
+    """Says what a launcher of several hosts waits for, and until when."""
+    if notices.reached or not notices.trouble:
+      return
+    waited = time.monotonic() - self._start
+    late = waited >= self._patience.meet
+    if self._said_trouble and not late:
+      return
+    self._said_trouble = True
+    words = f"The store of the job does not answer: {notices.trouble}."
+    if self._store is not None:
+      words += (
+        " This is host 0, which has started it: --address must lead here."
+      )
+    elif self._told.store is None:
+      words += " The launcher of host 0 (--node-rank 0) starts it at --address."
+    if late:
+      raise LaunchError(
+        "the store", f"{words} It was waited for {waited:.0f} s."
+      )
+    self._say(words)
 
   def _check_store(self) -> None:
     if self._store is None or self._over_since is not None:

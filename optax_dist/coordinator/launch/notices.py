@@ -1,7 +1,7 @@
-"""The notices that launchers exchange about replicas on several hosts.
+"""The notices by which the launchers of a job's hosts know each other.
 
 Each launcher writes one notice, under its own key of the job's store, and reads
-those of the hosts it shares replicas with.
+those of host 0 and of the hosts it shares replicas with; host 0 reads all.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class Notice:
     signal: the signal that asked it to end; 0 for none.
     plans: plans for the replicas whose first host it is on.
     parts: its parts of all replicas that it shares.
+    settings: the settings that must be the same on all hosts, by flag.
+    process: where it runs, for people.
   """
 
   launcher: str
@@ -91,6 +93,8 @@ class Notice:
   signal: int = 0
   plans: tuple[Plan, ...] = ()
   parts: tuple[Part, ...] = ()
+  settings: tuple[tuple[str, str], ...] = ()
+  process: str = ""
 
   def plan(self, replica: int) -> Plan | None:
     """The plan of a replica, if there is one."""

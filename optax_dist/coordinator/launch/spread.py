@@ -1,11 +1,13 @@
-"""Starts, ends and restarts replicas on several hosts as a whole.
+"""Compares hosts' settings; starts replicas on several hosts as a whole.
 
-The launchers of a replica's hosts coordinate through their notices (`notices`):
-the first host decides, by the same rules as for its own replicas
-(`supervisor`), and starts the replica once the launchers of all its hosts are
-there; the others follow. A process that dies on any host ends the replica on
-all of them, and so does a host that is silent for too long. A pure state
-machine: it takes one input and the time, and returns effects.
+Launchers of one job that were started with different settings end, and so does
+one that runs as a host that has a launcher already. The launchers of a
+replica's hosts coordinate through their notices (`notices`): the first host
+decides, by the same rules as for its own replicas (`supervisor`), and starts
+the replica once the launchers of all its hosts are there; the others follow. A
+process that dies on any host ends the replica on all of them, and so does a
+host that is silent for too long. A pure state machine: it takes one input and
+the time, and returns effects.
 """
 
 from __future__ import annotations
@@ -181,11 +183,11 @@ class RunOverElsewhere:
 
 
 @dataclasses.dataclass(frozen=True)
-class Clash:
-  """Effect: another launcher runs as this host.
+class Refused:
+  """Effect: this launcher can't take part in the job.
 
   Attributes:
-    words: which one, for people.
+    words: the reason, for people.
   """
 
   words: str
@@ -198,7 +200,7 @@ Effect: TypeAlias = (
   | ReplicaEnded
   | CannotStart
   | RunOverElsewhere
-  | Clash
+  | Refused
 )
 
 
@@ -220,6 +222,10 @@ class Patience:
       value = getattr(self, field.name)
       if not 0 < value < math.inf:
         raise ValueError(f"{field.name} must be above 0, got {value}.")
+
+
+# Seconds after which a notice that doesn't change is of a launcher that ended.
+_SETTLED = 1.5
 
 
 @dataclasses.dataclass
@@ -253,6 +259,10 @@ class _Replica:
 class Spread:
   """The state machine; see the module docstring.
 
+  Attributes:
+    writes: whether this launcher may write its notice: not before it knows that
+      no other launcher writes under the same key.
+
   Example:
     >>> places = [Place(0, range(1), range(2))]
     >>> first = Spread(0, "a", places, Patience(), now=0.0)
@@ -280,6 +290,9 @@ class Spread:
     places: Iterable[Place],
     patience: Patience,
     now: float,
+    hosts: Iterable[int] = (),
+    settings: Iterable[tuple[str, str]] = (),
+    process: str = "",
   ):
     """Starts without knowledge of other hosts.
 
@@ -289,17 +302,21 @@ class Spread:
       places: the replicas that this host shares with others.
       patience: how long hosts wait for each other.
       now: the time.
+      hosts: more hosts whose settings are compared with those of this one.
+      settings: the settings that must be the same on all hosts, by flag.
+      process: where this launcher runs, for people.
     """
     self._host, self._launcher, self._patience = host, launcher, patience
+    self._settings, self._process = tuple(settings), process
+    # The notice of another launcher under this host's key, and since when.
+    self._before: Notice | None = None
+    self._before_since = now
+    self.writes = False
     self._replicas = {
       p.replica: _Replica(p, until=now + patience.meet) for p in places
     }
-    self._others = {
-      h: _Host()
-      for one in self._replicas.values()
-      for h in one.place.hosts
-      if h != host
-    }
+    shared = [h for p in self._replicas.values() for h in p.place.hosts]
+    self._others = {h: _Host() for h in (*shared, *hosts) if h != host}
     self._written = self._over = False
     self._signal = 0
 
@@ -318,6 +335,8 @@ class Spread:
       signal=self._signal,
       plans=tuple(r.plan for r in every if r.plan is not None),
       parts=tuple(r.part for r in every if r.part is not None),
+      settings=self._settings,
+      process=self._process,
     )
 
   def step(self, given: Input, now: float) -> list[Effect]:
@@ -325,7 +344,7 @@ class Spread:
     effects: list[Effect] = []
     match given:
       case Heard(host, notice) if host == self._host:
-        effects += self._read_own(notice)
+        effects += self._read_own(notice, now)
       case Heard(host, notice):
         effects += self._hear(self._others[host], notice, now)
       case StartWanted(replica, start):
@@ -364,20 +383,30 @@ class Spread:
   def _decides(self, one: _Replica) -> bool:
     return one.place.hosts[0] == self._host
 
-  def _read_own(self, notice: Notice | None) -> list[Effect]:
+  def _read_own(self, notice: Notice | None, now: float) -> list[Effect]:
     if notice is None:
+      self.writes = True
       return []
-    mine = notice.launcher == self._launcher
-    if self._written and not mine:
-      return [
-        Clash(
-          f"Another launcher says that it is on host {self._host}, too: each"
-          " host has a --node-rank of its own, and one launcher."
-        )
-      ]
-    # It may come from an earlier launcher of this host.
-    self._written = self._written or mine
-    return []
+    if notice.launcher == self._launcher:
+      self._written = True
+      return []
+    before, self._before = self._before, notice
+    if before is None or before.launcher != notice.launcher:
+      self._before_since = now
+      lives = self._written  # Both have begun at the same time.
+    else:
+      lives = notice.beat > before.beat
+      self.writes |= now - self._before_since >= _SETTLED
+    if not lives:
+      return []  # It may be of an earlier launcher of this host.
+    self.writes = False
+    return [
+      Refused(
+        f"Two launchers say that they are on host {self._host}: this one"
+        f" ({self._process}) and another ({notice.process}). Give each host a"
+        " --node-rank of its own, and start one launcher there."
+      )
+    ]
 
   def _hear(
     self, other: _Host, notice: Notice | None, now: float
@@ -395,10 +424,28 @@ class Spread:
     other.notice = notice
     if changed:
       other.changed = now
+      difference = self._difference(notice)
+      if difference:
+        return [Refused(difference)]
     if notice.over and not self._over:
       self._over = True
       return [RunOverElsewhere(), *self._close()]
     return []
+
+  def _difference(self, notice: Notice) -> str:
+    """Names the settings that differ from another launcher's, or ""."""
+    mine, theirs = dict(self._settings), dict(notice.settings)
+    differ = [name for name in mine if mine[name] != theirs.get(name)]
+    if not differ:
+      return ""
+    shown = lambda values: ", ".join(
+      f"{name} {values.get(name, '(none)')}" for name in differ
+    )
+    return (
+      "The launchers of the job have different settings:"
+      f" {shown(mine)} here ({self._process}), {shown(theirs)} there"
+      f" ({notice.process}). Start all of them with the same."
+    )
 
   def _is_there(self, host: int, now: float) -> bool:
     if host == self._host:

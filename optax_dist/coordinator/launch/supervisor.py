@@ -223,6 +223,37 @@ class Supervisor:
     """How often a replica was restarted."""
     return self._places[replica].restarts
 
+  def failures_of(self, replica: int) -> int:
+    """How often in a row a replica has failed."""
+    return self._places[replica].failures
+
+  def has_struck(self, replica: int) -> bool:
+    """Whether a replica has injected a fault into itself."""
+    return self._places[replica].struck
+
+  def outlook(self, replica: int, code: int, now: float) -> str:
+    """What follows from the end of a replica, for people; "" for nothing.
+
+    Args:
+      replica: its index.
+      code: its exit code, of which `ReplicaEnded` was the last input.
+      now: the time.
+    """
+    place, allowed = self._places[replica], self._policy.restarts
+    match place.state:
+      case _ if not code or self._stopped is not None:
+        return ""
+      case State.RUNNING:
+        return f"it starts again at once (restart {self.restarts} of {allowed})"
+      case State.WAITING if self.restarts_left > 0:
+        number = f"restart {self.restarts + 1} of {allowed}"
+        return f"it starts again in {place.due - now:.1f} s ({number})"
+      case State.WAITING | State.ABSENT:
+        return f"it does not start again: no restart is left of {allowed}"
+      case State.DONE if place.joined:
+        return f"the run was over, and the exit code is {self._code}"
+    return ""
+
   @property
   def restarts_left(self) -> int:
     """How many more restarts are allowed."""

@@ -407,7 +407,8 @@ class Stalled:
 
   Attributes:
     step: the step.
-    waited: seconds waited so far.
+    waited: seconds waited so far; 0.0 if it was found just now that too few
+      replicas are left.
     missing: the missing replicas, for people.
   """
 

@@ -293,15 +293,15 @@ class Driver:
     )
 
   def missing(self) -> str:
-    """What the event loop is waiting for, for an error message."""
+    """A sentence that says what the event loop is waiting for."""
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
     self.post(lambda: found.put(self._core.missing(self._transport.now())))
     try:
       waits = found.get(timeout=1.0)
     except queue.Empty:
-      return "does not answer"
+      return "Its event loop does not answer."
     store = f" ({self._unanswered})" if self._unanswered else ""
-    return f"says that it waits {waits}{store}"
+    return f"It waits {waits}{store}."
 
   def stalled(self) -> bool:
     """Whether other replicas wait; callable from any thread."""

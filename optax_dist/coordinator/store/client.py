@@ -90,7 +90,8 @@ class StoreClient:
         del self._pending[number]
         reason = (
           f"{interface.describe(pending.request)} at {self.address}: no answer"
-          f" in {now - pending.began:.1f} s ({self._detail})"
+          f" in {now - pending.began:.1f} s"
+          f" ({self._why()})"
         )
         self._events.append(interface.Unknown(pending.number, reason))
     events = list(self._events)
@@ -100,6 +101,11 @@ class StoreClient:
   def close(self) -> None:
     if not self._closed:
       self._end()
+
+  def _why(self) -> str:
+    """Why there may be no answer."""
+    trouble = self._transport.trouble(wire.STORE)
+    return f"not connected: {trouble}" if trouble else self._detail
 
   def _connect(self) -> None:
     self._connect_at = math.inf
@@ -126,6 +132,8 @@ class StoreClient:
     if self._closed:
       return
     if how in ("left", "refused", "ended"):
+      if not self._store:
+        reason = f"what listens there is not this job's store: {reason}"
       self._lose(reason)
     elif how != "replaced":
       self._connect_at = time.monotonic() + self._pause

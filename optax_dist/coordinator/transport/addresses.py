@@ -167,9 +167,16 @@ def advertised(ip: str, towards: str | None = None) -> str:
       found = _source(family, target or _ANYWHERE[family])
       if found and not is_loopback(found):
         return found
+  if towards is not None and not is_ip(towards):
+    try:
+      socket.getaddrinfo(towards, None)
+    except (OSError, UnicodeError) as error:
+      raise ValueError(
+        f"The name of the store's host, {towards!r}, can't be resolved: {error}."
+      ) from None
   raise ValueError(
     f"This host has no address that others could reach (listening on {ip})."
-    " Pass advertise=, the address of this host as others see it."
+    " Pass its address as others see it: advertise=, or launch --local-addr."
   )
 
 

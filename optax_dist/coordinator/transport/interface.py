@@ -273,6 +273,10 @@ class Transport(Protocol):
     """Names of the connected peers."""
     ...
 
+  def trouble(self, peer: str) -> str:
+    """Why a peer is not connected yet; "" if nothing is known."""
+    ...
+
   def silences(self) -> Mapping[str, float]:
     """How long each peer may be silent, in seconds, if silence is detected."""
     ...

@@ -64,6 +64,9 @@ class Peers:
     self._to_write(peer)
     return True
 
+  def trouble(self, peer: str) -> str:
+    return ""
+
   def send_all(
     self, peers: Sequence[str], payload: Sequence[interface.Buffer]
   ) -> None:

@@ -68,7 +68,7 @@ class _Dial:
   pause: float = _PAUSES[0]
   index: int = 0
   link: _Link | None = None
-  reason: str = "no attempt was made"
+  reason: str = "no attempt has ended yet"
   key: bytes | None = None  # Set if it belongs to another run.
   found: list[addresses.Endpoint] | None = None  # The addresses of a host name.
   refusals: int = 0  # Endpoints in a row that refused the connection.
@@ -305,6 +305,14 @@ class SocketTransport(peers.Peers):
   def peers(self) -> list[str]:
     return list(self._up_links)
 
+  def trouble(self, peer: str) -> str:
+    dial = self._dials.get(peer)
+    if dial is None:
+      return ""
+    if dial.link is not None and dial.link.channel is not None:
+      return _no_handshake(dial.link)
+    return dial.reason
+
   def silences(self) -> dict[str, float]:
     usual, gaps = self._limits.silence, self._gaps
     return {
@@ -507,7 +515,7 @@ class SocketTransport(peers.Peers):
     for link in list(self._links):
       if link.session is None or link.leaving:
         if now >= link.until:
-          self._end(link, "broken", "the handshake took too long")
+          self._end(link, "broken", _no_handshake(link))
         continue
       silent = now - link.heard
       gaps = self._gaps.get(link.peer)
@@ -814,7 +822,7 @@ def _look_up(transport: weakref.ref[SocketTransport], dial: _Dial) -> None:
         ):
           found.append(addresses.Endpoint(str(info[4][0]), way.port))
       except (OSError, UnicodeError) as error:  # Unicode: an empty label.
-        dial.reason = f"{way.host}: {error}"
+        dial.reason = f"the name {way.host!r} can't be resolved: {error}"
     dial.found = found
     dial.at = 0.0
     living = transport()
@@ -823,6 +831,17 @@ def _look_up(transport: weakref.ref[SocketTransport], dial: _Dial) -> None:
       living.wake()
 
   threading.Thread(target=look, name="optax-dist-dns", daemon=True).start()
+
+
+def _no_handshake(link: _Link) -> str:
+  if link.endpoint is None:
+    return "the handshake took too long"
+  if link.channel is None:
+    return f"{link.endpoint}: it does not accept the connection"
+  return (
+    f"what listens at {link.endpoint} is not {link.peer!r} of this job: it"
+    " accepts the connection, and does not answer"
+  )
 
 
 def _is_own_user(sock: socket.socket) -> bool:

@@ -25,6 +25,14 @@ def _hear(number, frame):
   print("hears", flush=True)
 
 
+def _end_together(sign, died):
+  """The others are there until the one that died is, too."""
+  if died:
+    pathlib.Path(sign).touch()
+  while not os.path.exists(sign):
+    time.sleep(0.01)
+
+
 def main():
   told = {
     name.removeprefix("OPTAX_DIST_"): value
@@ -39,6 +47,10 @@ def main():
       for name in ("CHANNEL", "LAUNCHER", "LAUNCH"):
         del told[name]
       print(rest, sorted(told.items()))
+    case ["killed-twice", _] if replica == 0 and restarts < 2:
+      os.kill(os.getpid(), signal.SIGKILL)
+    case ["killed-twice", sign]:
+      _end_together(sign, replica == 0)
     case ["fail", which] if replica == int(which):
       print("no disk", file=sys.stderr)
       sys.exit(9)
@@ -48,12 +60,10 @@ def main():
     case ["die-once", _] if not restarts and replica == 1:
       _sleep()
     case ["die-once", sign]:
-      # The others are there until the one that died is, too.
-      if replica == 1:
-        pathlib.Path(sign).touch()
-      while not os.path.exists(sign):
-        time.sleep(0.01)
+      _end_together(sign, replica == 1)
       print("ends")
+    case ["fail-quietly"]:
+      line.sendall(b'{"event": "failed", "reason": "all were removed"}\n')
     case ["fail-late"]:
       line.sendall(b'{"event": "joined"}\n')
       # By the one that fails: if the other one came first and said so, this one

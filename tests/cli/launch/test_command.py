@@ -123,11 +123,49 @@ def test_it_gives_up_with_the_last_words_and_the_code(
   assert _launch(*flags, *script) == 9
   err = capfd.readouterr().err
   assert words in err
-  assert "Its last words:\nno disk" in err
+  assert "The last lines of its output:\nno disk" in err
+
+
+def test_a_replica_that_is_killed_and_restarted_is_reported(tmp_path, capfd):
+  """Off a terminal, too: a replica without memory dies again and again."""
+  flags = ("--replicas", 2, "--restarts", 2, *_NO_STORE)
+  assert _launch(*flags, _LIGHT, "killed-twice", tmp_path / "sign") == 0
+  lines = capfd.readouterr().err.splitlines()
+  said = "[launch] replica 0 was ended by SIGKILL (out of memory?); it starts"
+  assert [line for line in lines if "SIGKILL" in line] == [
+    f"{said} again at once (restart 1 of 2)",
+    f"{said} again in 0.5 s (restart 2 of 2)",
+  ]
+
+
+def test_the_first_error_is_the_cause_and_not_what_follows_from_it(capfd):
+  script = """import os, sys
+first = os.environ["OPTAX_DIST_RESTARTS"] == "0"
+sys.exit("ValueError: no data" if first else "RunFinished: the run has ended")
+"""
+  flags = ("--replicas", 2, "--restarts", 2, "--min-replicas", 2, *_NO_STORE)
+  sleep = '[ $OPTAX_DIST_REPLICA = 0 ] || exec sleep 600; exec $0 -c "$1"'
+  command = ("--", "sh", "-c", sleep, sys.executable, script)
+  assert _launch(*flags, *command) == 1
+  err = capfd.readouterr().err
+  final = err[err.index("optax-dist: 1 replicas are left") :]
+  assert "The last lines of its output:\nValueError: no data\n" in final
+  assert "exit code 1 after 2 more starts: RunFinished: the run has" in final
+
+
+def test_a_run_that_failed_is_an_error_though_its_programs_hide_it(capfd):
+  assert _launch("--replicas", 2, *_NO_STORE, _LIGHT, "fail-quietly") == 1
+  assert (
+    "The run has failed, though all replicas ended with exit code 0: rep"
+    in (capfd.readouterr().err)
+  )
 
 
 def test_a_failure_after_the_run_is_the_jobs(capfd):
   assert _launch("--replicas", 2, *_NO_STORE, _LIGHT, "fail-late") == 4
+  assert "[launch] replica 1 ended with exit code 4; the run was over, and" in (
+    capfd.readouterr().err
+  )
 
 
 _COMMAND = """

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -13,7 +14,16 @@ import time
 import left_over
 import pytest
 
-from optax_dist.coordinator.launch import child, environment, launcher
+from optax_dist.coordinator.launch import (
+  board,
+  child,
+  environment,
+  launcher,
+  nodes,
+  spread,
+)
+from optax_dist.coordinator.store import process as stores
+from optax_dist.coordinator.transport import addresses
 
 _PROGRAM = str(pathlib.Path(__file__).with_name("launched.py"))
 
@@ -43,7 +53,7 @@ def test_who_dies_is_started_again_by_a_spare(tmp_path):
   assert report.restarts == 1
   [loss] = report.losses
   assert (loss.replica, loss.restarts) == (1, 0)
-  assert loss.ending == "was ended by SIGKILL"
+  assert loss.ending == "was ended by SIGKILL (out of memory?)"
   placed = [(r, i) for r, i, event in told if event["event"] == "placed"]
   assert sorted(placed) == [(0, 0), (1, 0), (1, 1)]
   assert made.store.process.returncode is not None
@@ -193,6 +203,91 @@ def test_a_host_may_have_hundreds_of_processes(tmp_path):
       stack.enter_context(open(os.devnull))
     ends = [sys.executable, "-c", "pass"]
     assert not launcher.Launcher(ends, 2, folder=tmp_path).run().losses
+
+
+def test_a_host_without_a_store_says_what_it_waits_for(monkeypatch, tmp_path):
+  """Host 0 was never started."""
+  monkeypatch.setattr(board, "_TIMEOUT", 0.1)
+  address = f"127.0.0.1:{addresses.free_ports()[0]}"
+  said = []
+  made = launcher.Launcher(
+    [sys.executable, "-c", "import time; time.sleep(600)"],
+    2,
+    told=environment.Environment(secret="a secret of enough bytes"),
+    node=nodes.Node(1, 2, address),
+    patience=spread.Patience(meet=1.0),
+    echo=lambda label, line, error: said.append((label, line)),
+  )
+  with pytest.raises(
+    launcher.LaunchError, match=r"waited for 1 s\.$"
+  ) as caught:
+    made.run()
+  [(label, line)] = said
+  assert label == "launch"
+  for text in (line, str(caught.value)):
+    assert "Connection refused" in text
+    assert address in text
+    assert "The launcher of host 0 (--node-rank 0) starts it" in text
+
+
+class _Hosts:
+  """Launchers as commands, each as if on a host of its own."""
+
+  def __init__(self, *flags):
+    self._flags, self.processes = flags, []
+
+  def launch(self, rank, *flags):
+    self.processes.append(
+      subprocess.Popen(
+        [
+          *(sys.executable, "-m", "optax_dist", "launch", "--nodes", "2"),
+          *("--node-rank", str(rank), *self._flags, *flags),
+          *("--", "sh", "-c", "echo starts; exec sleep 600"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ
+        | {"JAX_PLATFORMS": "cpu", "OPTAX_DIST_SECRET": "a" * 16},
+      )
+    )
+    return self.processes[-1]
+
+  def close(self):
+    for one in self.processes:
+      one.kill()
+      one.wait()
+      one.stdout.close()
+
+
+def test_hosts_that_were_started_with_different_settings_end():
+  address = f"127.0.0.1:{addresses.free_ports()[0]}"
+  with contextlib.closing(_Hosts("--address", address)) as hosts:
+    both = [hosts.launch(0, "--replicas", "2"), hosts.launch(1, "--replicas=4")]
+    for one, mine, theirs in zip(both, (2, 4), (4, 2), strict=True):
+      text = one.communicate(timeout=180)[0]
+      assert one.returncode == 1, text
+      assert re.search(
+        f"--replicas {mine},.* here .*--replicas {theirs},", text
+      )
+
+
+def test_a_second_host_of_the_same_rank_ends():
+  secret = b"a" * 16
+  with stores.start(secret, port=0) as store:
+    url = f"tcp://{store.address.partition(',')[0]}"
+    flags = ("--store", url, "--run", "one", "--address", "none:1")
+    with contextlib.closing(_Hosts(*flags)) as hosts:
+      first = hosts.launch(0)
+      assert "starts" in first.stdout.readline()
+      time.sleep(1.0)  # It writes its notice.
+      second = hosts.launch(0)
+      text = second.communicate(timeout=180)[0]
+      assert second.returncode == 1, text
+      assert "Two launchers say that they are on host 0" in text
+      assert f"process {first.pid})" in text
+      assert "advertise" not in text
+      assert first.poll() is None
 
 
 def test_wrong_numbers_are_refused(tmp_path):

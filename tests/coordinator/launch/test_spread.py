@@ -12,12 +12,13 @@ from optax_dist.coordinator.launch.nodes import Place
 _MEET, _SILENCE = 30.0, 6.0
 
 
-def _spread(host, name="", hosts=2, now=0.0, replicas=1):
+def _spread(host, name="", hosts=2, now=0.0, replicas=1, **told):
   places = [
     Place(r, range(host, host + 1), range(hosts)) for r in range(replicas)
   ]
   patience = spread.Patience(_MEET, _SILENCE)
-  return spread.Spread(host, name or f"launcher {host}", places, patience, now)
+  name = name or f"launcher {host}"
+  return spread.Spread(host, name, places, patience, now, **told)
 
 
 class _Two:
@@ -247,14 +248,55 @@ def test_a_host_that_waits_for_others_can_be_stopped(stopped):
   assert one.step(spread.Tick(), 100.0) == []
 
 
-def test_two_launchers_of_one_host_are_told():
+def test_a_launcher_waits_until_an_earlier_one_of_its_host_is_silent():
   one = _spread(0, "a")
   left = notices.Notice("of an earlier run", 5)
-  assert one.step(spread.Heard(0, left), 1.0) == []
+  for now in (1.0, 1.2, 2.4):
+    assert one.step(spread.Heard(0, left), now) == []
+    assert not one.writes
+  assert one.step(spread.Heard(0, left), 2.6) == []
+  assert one.writes
+  other = _spread(0, "b")
+  assert other.step(spread.Heard(0, None), 0.1) == []
+  assert other.writes
+
+
+def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on():
+  second = _spread(0, "b", process="node2, process 7")
+  first = notices.Notice("a", 5, process="node1, process 9")
+  assert second.step(spread.Heard(0, first), 1.0) == []
+  beats = dataclasses.replace(first, beat=6)
+  [refused] = second.step(spread.Heard(0, beats), 1.2)
+  assert (
+    "on host 0: this one (node2, process 7) and another (node1, process 9)"
+    in (refused.words)
+  )
+  assert "--node-rank" in refused.words
+  assert not second.writes
+
+
+def test_two_launchers_of_one_host_that_begin_at_once_both_end():
+  one = _spread(0, "a")
+  one.step(spread.Heard(0, None), 1.0)
   assert one.step(spread.Heard(0, notices.Notice("a", 1)), 1.2) == []
-  [clash] = one.step(spread.Heard(0, notices.Notice("b", 1)), 1.4)
-  assert "on host 0, too" in clash.words
-  assert "--node-rank" in clash.words
+  [refused] = one.step(spread.Heard(0, notices.Notice("b", 1)), 1.4)
+  assert "Two launchers say that they are on host 0" in refused.words
+
+
+def test_hosts_that_were_started_differently_name_both_settings():
+  two = _spread(1, settings=[("--nodes", "2"), ("--replicas", "4")])
+  left = notices.Notice(
+    "old", 3, settings=(("--nodes", "2"), ("--replicas", "9"))
+  )
+  assert two.step(spread.Heard(0, left), 0.5) == []  # Of an earlier run.
+  settings = (("--nodes", "2"), ("--replicas", "2"))
+  other = notices.Notice(
+    "new", 1, settings=settings, process="node1, process 9"
+  )
+  [refused] = two.step(spread.Heard(0, other), 0.7)
+  assert "--replicas 4 here" in refused.words
+  assert "--replicas 2 there (node1, process 9)" in refused.words
+  assert "--nodes" not in refused.words
 
 
 def test_patience_is_above_0():
@@ -309,7 +351,7 @@ class _Launcher:
           self.supervise(sup.ReplicaEnded(replica, code), now)
         case spread.CannotStart(replica, words):
           self.supervise(sup.CannotStart(replica, words), now)
-        case spread.Clash(words):
+        case spread.Refused(words):
           raise AssertionError(words)
 
 
@@ -343,10 +385,13 @@ class _World:
     one.supervise(sup.Tick(), self.now)
     one.agree(spread.Tick(), self.now)
     one.beat += 1
-    notice = dataclasses.replace(one.spread.notice, beat=one.beat)
-    self.board[one.host] = notice
+    if one.spread.writes:
+      notice = dataclasses.replace(one.spread.notice, beat=one.beat)
+      self.board[one.host] = notice
     for other in range(self.hosts):
       delay = self.random.uniform(0.0, 2.0 if faults else 0.3)
+      if other == one.host:
+        delay = 0.0  # It has one request for its own notice at a time.
       if self.random.random() < 0.5:
         found = self.board.get(other)
         self.late.append((self.now + delay, one, other, found))

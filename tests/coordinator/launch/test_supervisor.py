@@ -106,6 +106,27 @@ def test_when_stopped_nobody_starts_and_the_code_is_the_signals():
   assert made.step(sup.ReplicaEnded(2, -15), 2.0) == [sup.JobEnded(143)]
 
 
+def test_what_follows_from_an_end_is_said_with_the_restarts():
+  made = _made(3, restarts=2, settle=1.0)
+  made.step(sup.ReplicaEnded(0, -9), 5.0)
+  assert made.outlook(0, -9, 5.0) == "it starts again at once (restart 1 of 2)"
+  made.step(sup.ReplicaEnded(1, 3), 6.0)
+  assert made.outlook(1, 3, 6.2) == "it starts again in 0.8 s (restart 2 of 2)"
+  assert made.step(sup.Tick(), 7.0) == [sup.StartReplica(1, 1)]
+  made.step(sup.ReplicaEnded(2, 3), 8.0)
+  assert made.outlook(2, 3, 8.0).endswith("no restart is left of 2")
+  assert made.failures_of(1) == 1
+  # A replica that succeeds, and one that came too late, are no news.
+  made.step(sup.Joined(0), 8.5)
+  made.step(sup.RunOver(), 9.0)
+  made.step(sup.ReplicaEnded(1, -9), 9.1)
+  assert made.outlook(1, -9, 9.1) == ""
+  made.step(sup.ReplicaEnded(0, -9), 9.2)
+  assert (
+    made.outlook(0, -9, 9.2) == "the run was over, and the exit code is 137"
+  )
+
+
 @pytest.mark.parametrize(("code", "shells"), [(0, 0), (3, 3), (-9, 137)])
 def test_codes_are_those_of_shells(code, shells):
   assert sup.exit_code(code) == shells

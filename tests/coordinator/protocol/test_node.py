@@ -237,6 +237,17 @@ def test_who_comes_again_before_it_reads_that_it_has_left_is_no_member():
   assert cluster.done("p0", fx.Publish)
 
 
+def test_a_loss_below_the_quorum_is_reported_as_what_it_is():
+  """No step has taken long, and a launcher restarts the replica by itself."""
+  cluster = Cluster(2)
+  cluster.kill("p1")
+  (log,) = [e for e in cluster.done("p0", fx.Log) if "step 0" in e.text]
+  assert log.text == (
+    "step 0 needs 2 replicas and 1 can contribute; missing: 1; the step waits"
+    " until they have joined again."
+  )
+
+
 def test_a_submission_of_an_old_admission_is_lost():
   cluster = Cluster(2)
   cluster.submit("p1", 0, 0, admission=0)
@@ -244,7 +255,7 @@ def test_a_submission_of_an_old_admission_is_lost():
   assert outcome.reason == "lost"
 
 
-def test_whoever_cannot_reach_the_store_says_so_in_the_end():
+def test_a_replica_without_an_answer_of_the_store_fails_at_its_timeout():
   node = Node(Config("p0", 0, "at p0"))
   effects = node.step(ins.Started("n"), 0.0)
   now, fail = 0.0, []
@@ -258,9 +269,11 @@ def test_whoever_cannot_reach_the_store_says_so_in_the_end():
       now = node.deadline()
       effects = node.step(ins.TimePassed(), now)
     fail = [e for e in effects if isinstance(e, fx.Fail)]
-  assert now == pytest.approx(325.0)
-  assert "has waited 325.0 s to be let in" in fail[0].reason
-  assert "the store does not answer" in fail[0].reason
+  assert now == pytest.approx(300.0)
+  assert fail[0].reason == (
+    "Replica 0 has waited 300.0 s for the job's store, which has not answered"
+    " yet."
+  )
 
 
 @pytest.mark.parametrize(
@@ -370,7 +383,7 @@ def test_who_comes_after_the_end_is_told_if_the_final_state_is_gone(how):
   (failed,) = cluster.done("p2", fx.Fail)
   assert failed.error == "RunFinished"
   assert "(enough) at step 1" in failed.reason
-  assert "replica 2 came too late" in failed.reason
+  assert "replica 2 joined after the run had ended and" in failed.reason
   assert "checkpoint" in failed.reason
   assert cluster.nodes["p2"].deadline() == math.inf
 

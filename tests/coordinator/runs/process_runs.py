@@ -14,7 +14,7 @@ import training_process
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.launch import child
 from optax_dist.coordinator.store import process as store_process
-from optax_dist.simulate.replay.run import replay_run
+from optax_dist.simulate import replay_run
 from tests.chaos import checks as chaos_checks
 
 # No wait of a test lasts longer, and none of a replica longer than TIMEOUT.

@@ -1,6 +1,7 @@
 """Tests of leased samples: each is in one committed step, under all faults."""
 
 import collections
+import contextlib
 import itertools
 import threading
 
@@ -14,7 +15,8 @@ import pytest
 from optax_dist import coordinator, ledger
 from optax_dist.coordinator import checkpoint
 from optax_dist.coordinator import journal as journals
-from optax_dist.simulate.replay.run import replay_run
+from optax_dist.coordinator.aggregation import encoder
+from optax_dist.simulate import replay_run
 
 PARAMS = jnp.zeros(4)
 
@@ -322,6 +324,54 @@ def test_abandoned_samples_come_again():
   coordinator.run_embedded(gives_up, 1, optax.sgd(0.1), PARAMS, data=data)
   assert len(drawn) == 4
   assert drawn[1] == drawn[2]
+
+
+def test_abandoned_samples_of_a_late_replica_are_used():
+  """It abandons whenever the two others have taken a step without it."""
+  data = coordinator.Batches(num_samples=40, global_batch=4, seed=3)
+  seen = Seen(data)
+  together = threading.Barrier(3, timeout=60.0)
+  reasons = []
+
+  def late(replica):
+    together.wait()
+    for indices in replica.batches():
+      if replica.replica == 2 and replica.wait_until_stale(60.0):
+        reasons.append(replica.abandon().reason)
+        continue
+      outcome = replica.step(jnp.ones(4))
+      if outcome.accepted:
+        seen.accepted(outcome, indices)
+
+  coordinator.run_embedded(
+    late, 3, optax.sgd(0.1), PARAMS, replicas_to_aggregate=2, data=data
+  )
+  assert seen.counts() == dict.fromkeys(range(40), 1)
+  assert "stale" in reasons
+
+
+def test_an_interrupted_step_on_samples_goes_on(monkeypatch):
+  """Ctrl-C before the gradient is submitted: the next call submits it."""
+  data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
+  write, calls = encoder.Encoder.write, itertools.count()
+
+  def interrupted(*args, **keywords):
+    if next(calls) == 1:
+      raise KeyboardInterrupt
+    return write(*args, **keywords)
+
+  monkeypatch.setattr(encoder.Encoder, "write", interrupted)
+
+  def train(replica):
+    for number, _ in enumerate(replica.batches()):
+      assert number < 4
+      with contextlib.suppress(KeyboardInterrupt):
+        replica.step(jnp.ones(4))
+    return replica.stats()["gradients"]
+
+  assert coordinator.run_embedded(
+    train, 1, optax.sgd(0.1), PARAMS, data=data
+  ) == [{"applied": 3}]
 
 
 def test_mistakes_are_named():

@@ -36,10 +36,11 @@ def test_a_pause_of_all_ends_nothing(machine, tmp_path, k, n):
     leader_timeout=None,
     attempt_timeout=None,
   )
-  run.start(n)
-  for _ in range(2):
-    run.wait_steps(3)
-    _stop(run.members, 7.0)
+  # The leader in the midst of an attempt, and the others right after it.
+  fault = {"phase": "reduce_scatter", "time": 30, "what": "stop"}
+  leader, *_ = run.start(n, first_alone=True, replica_0={"fault": fault})
+  machine.wait(lambda: leader.said("struck"), "the stop")
+  _stop(run.members, 7.0)
   run.wait_steps(3)
   assert run.live == run.members
   run.finish()
@@ -66,8 +67,9 @@ def test_a_replica_stopped_for_longer_than_its_patience_joins_again(
     leader_timeout=1.0,
     attempt_timeout=0.5,
   )
-  *others, stopped = run.start(3, first_alone=True)
-  run.wait_steps(3)
+  fault = {"phase": "arrived", "time": 5, "what": "stop"}
+  *others, stopped = run.start(3, first_alone=True, replica_2={"fault": fault})
+  machine.wait(lambda: stopped.said("struck"), "the stop")
   _stop([stopped], 9.0)  # Its patience is 4 + 3 * 1 + 0.5 s.
   run.wait_steps(3, others)
   run.wait_steps(3)

@@ -90,8 +90,10 @@ def test_loopback_is_never_told_to_other_hosts(monkeypatch):
   assert addresses.advertised("0.0.0.0", "store") == "10.9.8.7"
   assert addresses.advertised("0.0.0.0", "elsewhere") == "10.9.8.7"
   monkeypatch.setattr(addresses, "_source", lambda family, target: "127.0.0.1")
-  with pytest.raises(ValueError, match="Pass advertise="):
-    addresses.advertised("0.0.0.0", "store")
+  with pytest.raises(ValueError, match=r"advertise=, or launch --local-addr\."):
+    addresses.advertised("0.0.0.0", "10.1.2.3")
+  with pytest.raises(ValueError, match=r"'store\.\.svc', can't be resolved"):
+    addresses.advertised("0.0.0.0", "store..svc")
 
 
 def test_the_address_towards_a_host_is_looked_up():

@@ -123,6 +123,8 @@ class Follower:
     # Since when it waits, and for which step: the next one starts a new wait.
     self._waiting_since, self._waiting_step = math.inf, -1
     self._missing, self._store_silent = "", False
+    # Whether the store has ever answered.
+    self._store_reached = False
     # When a leader was last heard from, and by which message.
     self._heard: tuple[float, str] | None = None
 
@@ -160,7 +162,7 @@ class Follower:
       self._rival_until,
       self._call_at,
       self._called_at + self._limits.patience,
-      self._waiting_since + self._limits.replica,
+      self._waiting_since + self._patience,
     )
     if self._search.idle:
       return time
@@ -221,6 +223,7 @@ class Follower:
       case ins.GetAnswered():
         self._store_delay.answered(input_, now)
         self._store_silent = not input_.known
+        self._store_reached |= input_.known
         if input_.request == self._run_request:
           self._run_found(input_, now)
         else:
@@ -505,7 +508,7 @@ class Follower:
       case msg.Stalled(step, waited, missing):
         self._missing = missing
         text = f"step {step} has taken {waited:.1f} s so far: {missing}"
-        self._out.append(fx.Log("warning", text))
+        self._out.append(fx.Log("warning", text if waited else missing))
       case _:
         text = f"a leader doesn't say {type(message).__name__}"
         self._out.append(fx.Send(self._leader, msg.Rejected(text)))
@@ -710,13 +713,13 @@ class Follower:
     self._out.append(
       fx.Log(
         "warning",
-        f"replica {config.replica!r} was given up ({reason}); it joins again",
+        f"replica {config.replica!r} was removed ({reason}); it joins again",
       )
     )
     if self._called:
       return  # It has already asked to join.
     if self._leader and self._leader != config.process:
-      self._out.append(fx.Disconnect(self._leader, "it was given up"))
+      self._out.append(fx.Disconnect(self._leader, "it was removed"))
     self._leader = ""
     # If it is about to call its leader again, this is part of the same loss.
     when, self._call_at = self._call_at, math.inf
@@ -869,13 +872,13 @@ class Follower:
       replica = self._config.replica
       lacks = f"has only the parameters of step {applier.step}"
       if not applier.sound:
-        lacks = "came too late to have any of its parameters"
+        lacks = "joined after the run had ended and received no parameters"
       self._fail(
         "RunFinished",
         f"The run has ended ({ended.reason}) at step {ended.step}, and replica "
-        f"{replica!r} {lacks}: nobody is left who could send it the final ones. "
-        "They are in the last checkpoint; a job that is to train on needs a "
-        "store, or a run name, of its own.",
+        f"{replica!r} {lacks}: no replica is left that could send the final "
+        "ones. They are in the last checkpoint; a job that is to train on needs "
+        "a store, or a run name, of its own.",
       )
 
   def _awaits_end(self, now: float) -> bool:
@@ -907,6 +910,12 @@ class Follower:
     self.over = True
     self._search.end()
 
+  @property
+  def _patience(self) -> float:
+    """How long it waits; only a leader may need more than `timeout`."""
+    limits = self._limits
+    return limits.replica if self._store_reached else limits.timeout
+
   def _check_waiting(self, now: float) -> None:
     """Fails a replica that waits for too long, whatever the leader says."""
     waits = (
@@ -923,7 +932,7 @@ class Follower:
       self._waiting_step != self.applier.step
     ):
       self._waiting_since, self._waiting_step = now, self.applier.step
-    elif now >= self._waiting_since + self._limits.replica:
+    elif now >= self._waiting_since + self._patience:
       waited = f"has waited {now - self._waiting_since:.1f} s"
       self._fail(
         "CoordinatorError",
@@ -933,14 +942,16 @@ class Follower:
   def missing(self, now: float) -> str:
     """What this replica waits for, and why it does not come, for people."""
     view, awaited = self.view, self.applier.awaits
+    if not self._store_reached:
+      return "for the job's store, which has not answered yet"
     if self.incarnation < 0:
-      what = "to be let in"
+      what = "for admission to the run"
     elif awaited:
       what = f"for {awaited}"
     elif self.session.waits:
       what = f"for the commit of step {view.step}"
     elif self._leaving is not None:
-      what = "to be let go"
+      what = "for the confirmation that it may leave"
     elif self._finishing is not None or view.ended is not None:
       what = "for the end of the run"
     else:
@@ -952,15 +963,17 @@ class Follower:
       who = f"its leader is replica {leader.replica!r}"
     else:
       who = f"it has lost its leader, replica {leader.replica!r}"
-    heard = "no leader was ever heard"
+    heard = "no leader has sent a message yet"
     if self._heard is not None:
       at, message = self._heard
-      heard = f"a leader was last heard {now - at:.1f} s ago ({message})"
+      heard = f"its last message came {now - at:.1f} s ago ({message})"
+      if leader is None:
+        heard = f"the last message of one came {now - at:.1f} s ago ({message})"
     texts = [what, who, heard, self._missing]
     if self._store_silent:
       texts.append("the store does not answer")
     if self.incarnation < 0:
       texts.append(
-        "if all replicas of the job have died, resume from a checkpoint"
+        "if all other replicas have died, start the job again from a checkpoint"
       )
     return "; ".join(text for text in texts if text)

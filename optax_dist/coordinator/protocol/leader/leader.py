@@ -952,8 +952,7 @@ class Leader:
     if self._lender is not None:
       if tokens:
         self._lend(tokens)
-      if self._lender.untold:
-        self._tell_leases()
+      self._tell_leases()
     elif self._shared:
       self._ask(tokens)
 

@@ -13,7 +13,7 @@ from optax_dist import ledger, quorum
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
 from optax_dist.coordinator.protocol.messages import Arrive
-from optax_dist.ledger import Spans, rules
+from optax_dist.ledger import Spans
 from optax_dist.ledger import spans as sp
 
 
@@ -21,50 +21,37 @@ class Lender:
   """A ledger, and the leases to announce.
 
   Attributes:
-    exhausted: whether the remaining samples no longer fill a step.
-    untold: leases that are not announced yet, by member.
+    state: the ledger's state.
+    pending: leases that are not announced yet, by member.
   """
 
   def __init__(self, config: Config, progress: ledger.Progress):
     assert config.data is not None
-    self._state = ledger.init(
+    self.state = ledger.init(
       config.data, config.replicas_to_aggregate, progress
     )
-    self.exhausted = self._state.exhausted
-    self.untold: dict[Incarnation, Spans] = {}
-    # Gradients that are in, by member, for the state to be told with the next
-    # event: most often that is the commit.
-    self._accepted: dict[Incarnation, Spans] = {}
+    self.pending: dict[Incarnation, Spans] = {}
 
   @property
-  def state(self) -> ledger.State:
-    """The ledger's state."""
-    if self._accepted:
-      self._step()
-    return self._state
+  def exhausted(self) -> bool:
+    """Whether the remaining samples no longer fill a step."""
+    return self.state.exhausted
 
   def _step(self, *events: ledger.Event) -> None:
-    if self._accepted:
-      accepted = [ledger.Accept(*one) for one in self._accepted.items()]
-      events = (*accepted, *events)
-      self._accepted.clear()
-    self._state, leases = ledger.step(self._state, *events)
-    self.exhausted = self._state.exhausted
+    self.state, leases = ledger.step(self.state, *events)
     for lease in leases:
       assert isinstance(lease.holder, int)
-      self.untold[lease.holder] = lease.spans
+      self.pending[lease.holder] = lease.spans
 
   def take(self, incarnation: Incarnation) -> Spans:
     """The lease to send to this member; empty for none."""
-    return self.untold.pop(incarnation, ())
+    return self.pending.pop(incarnation, ())
 
   def take_all(self) -> tuple[Leased, ...]:
     """All leases to announce."""
-    if not self.untold:
-      return ()
-    found = tuple(Leased(i, spans) for i, spans in self.untold.items())
-    self.untold.clear()
-    return found
+    leases = tuple(Leased(i, spans) for i, spans in self.pending.items())
+    self.pending.clear()
+    return leases
 
   def lease(self, incarnation: Incarnation) -> Spans:
     """The samples that a member computes on."""
@@ -73,13 +60,8 @@ class Lender:
 
   def data(self, incarnation: Incarnation) -> Spans:
     """The samples of a member's accepted gradient."""
-    found = self._state.held.get(incarnation)
-    inside = found.inside if found is not None else ()
-    accepted = self._accepted.get(incarnation)
-    if accepted is None:
-      return inside
-    # As its step will have it, which is taken with the commit's.
-    return sp.join(inside, accepted) if inside else accepted
+    found = self.state.held.get(incarnation)
+    return found.inside if found is not None else ()
 
   def need(self, state: quorum.State) -> None:
     """The members have changed, and thus how many gradients a step needs."""
@@ -88,10 +70,10 @@ class Lender:
   def claim(self, incarnation: Incarnation, spans: Spans, count: int) -> None:
     """A member reports the samples that it computes on."""
     self._step(ledger.Claim(incarnation, spans, count))
-    if incarnation not in self.untold:
+    if incarnation not in self.pending:
       confirmed = self.lease(incarnation)
       if confirmed:
-        self.untold[incarnation] = confirmed
+        self.pending[incarnation] = confirmed
 
   def ask(self, incarnation: Incarnation, count: int) -> None:
     """A member gets a token."""
@@ -99,20 +81,13 @@ class Lender:
 
   def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
     """Whether a gradient may be accepted."""
-    samples = sp.size(message.data)
-    if samples != message.count * self._state.unit:
+    if sp.size(message.data) != message.count * self.state.unit:
       return False
-    held = self._state.held.get(incarnation)
-    if held is not None and held.out == message.data and not held.copied:
-      # Other accepted gradients don't matter: these samples are only here.
-      return bool(samples) and incarnation not in self._accepted
     return ledger.fits(self.state, incarnation, message.data)
 
   def accept(self, incarnation: Incarnation, spans: Spans) -> None:
     """A gradient was accepted."""
-    if incarnation in self._accepted:
-      self._step()
-    self._accepted[incarnation] = spans
+    self._step(ledger.Accept(incarnation, spans))
 
   def drop(
     self, incarnation: Incarnation, spans: Spans, finite: bool = True
@@ -124,7 +99,7 @@ class Lender:
   def gone(self, incarnation: Incarnation, keep: Spans) -> None:
     """A member was removed; samples that are kept may still be committed."""
     self._step(ledger.Gone(incarnation, keep))
-    self.untold.pop(incarnation, None)
+    self.pending.pop(incarnation, None)
 
   def commit(
     self, parts: tuple[Part, ...], tokens: dict[Incarnation, int]
@@ -140,16 +115,8 @@ class Lender:
       members do, where that is to be told; and the samples that are given up.
     """
     held = tuple([(part.incarnation, part.data) for part in parts])
-    found = rules.usual(self._state, self._accepted, held, tokens)
-    if found is not None:
-      self._accepted.clear()
-      self._state, told = found
-      skipped: Spans = ()
-      self.untold.update(told)
-    else:
-      skipped = self._state.giving_up
-      asks = [ledger.Ask(holder, count) for holder, count in tokens.items()]
-      self._step(ledger.Commit(held, skipped), *asks)
-    untold = self.untold
-    leases = tuple([untold.pop(part.incarnation, ()) for part in parts])
+    skipped = self.state.giving_up
+    asks = [ledger.Ask(holder, count) for holder, count in tokens.items()]
+    self._step(ledger.Commit(held, skipped), *asks)
+    leases = tuple([self.take(part.incarnation) for part in parts])
     return leases, self.take_all(), skipped

@@ -377,6 +377,16 @@ def test_a_deposed_leader_s_word_counts_no_more():
   assert not driven.done(fx.SetAsked)
 
 
+def test_a_training_loop_is_told_how_much_to_sum_after_a_partial_sum():
+  driven = Driven().join()
+  driven.submit(0)
+  driven.hear(msg.Asked(0, 3))
+  assert driven.done(fx.Taken) == [fx.Taken(0, 3)]
+  # As many as before the partial sum; the training loop does not know that.
+  driven.hear(msg.Dropped(0, "stale", 1))
+  assert driven.done(fx.SetAsked) == [fx.SetAsked(1)]
+
+
 @pytest.mark.parametrize("digest", ["s", "another"])
 def test_a_run_that_begins_anew_begins_without_it(digest):
   """What it has computed is lost, and so is its state if that is another."""

@@ -760,6 +760,17 @@ def test_at_the_end_a_member_that_calls_again_is_served_the_state(incarnation):
   assert driven.logged(Ended)
 
 
+def test_that_the_run_has_finished_is_told_by_the_log_alone():
+  """Another leader may go on, as long as the end is not in the log."""
+  driven = inline()
+  driven.arrive("p0", payload=b"a")
+  driven.say("p1", msg.Finish("enough"))
+  driven.arrive("p1", payload=b"b")
+  assert driven.logged(Ended)
+  for peer in ("p0", "p1"):
+    assert not driven.sent_to(peer, msg.Dropped)
+
+
 def test_at_the_end_nobody_joins():
   driven = inline(replicas_to_aggregate=1)
   driven.arrive("p0", payload=b"g")

@@ -1,0 +1,489 @@
+"""Replicas in virtual time: the quorum's rules decide on every event."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from optax_dist import quorum
+from optax_dist.simulate.latency import Latency
+from optax_dist.simulate.strategy import Strategy
+from optax_dist.simulate.timing import CAUSES, CONTRIBUTIONS, Timing
+
+_ARRIVE, _FAIL, _RETURN, _NOTICE = range(4)
+_STRATEGIES = {
+  "gradient": "sync_replicas",
+  "exchange": "elastic_average",
+  "change": "local_updates",
+}
+# Drops of gradients that had been accepted before.
+_WITHDRAWN = (
+  quorum.Reason.LOST,
+  quorum.Reason.LEFT,
+  quorum.Reason.FINISHED,
+  quorum.Reason.SUPERSEDED,
+)
+# Computing times are drawn in rows of so many.
+_ROW = 256
+
+
+class Failures(NamedTuple):
+  """When replicas fail and come back.
+
+  Attributes:
+    rate: failures per second of a running replica.
+    downtime: seconds from the detection of a failure until the replica is back;
+      or several values of which one is drawn each time, infinite for never.
+    unnoticed: seconds until a failure is detected, one drawn each time; none
+      for immediately.
+    takeovers: seconds without steps if the failed replica was the leader, one
+      drawn each time; none for no leader.
+    lowers: whether a loss lowers the number of gradients in a step.
+  """
+
+  rate: float
+  downtime: float | tuple[float, ...]
+  unnoticed: tuple[float, ...] = ()
+  takeovers: tuple[float, ...] = ()
+  lowers: bool = False
+
+  @property
+  def downtimes(self) -> tuple[float, ...]:
+    """All possible downtimes."""
+    down = self.downtime
+    return down if isinstance(down, tuple) else (down,)
+
+
+class Writer(Protocol):
+  """The interface of a journal; see `optax_dist.coordinator.journal`."""
+
+  def write(self, kind: str, /, **fields: Any) -> None:
+    """Appends a record."""
+
+
+def _computing_times(
+  host: Latency, seed: np.random.SeedSequence, local_steps: int
+) -> Iterator[float]:
+  """The seconds of a replica's contributions; equal for equal seeds."""
+  rng = np.random.Generator(np.random.SFC64(seed))
+  while True:
+    row = host.draw(rng, _ROW * local_steps)
+    yield from row.reshape(_ROW, local_steps).sum(axis=1).tolist()
+
+
+class _Replica:
+  """The current state of one replica.
+
+  All of its time is in exactly one period: it computes, waits, or is down.
+
+  Attributes:
+    times: its computing times.
+    period: "computing" (from its token on), "waiting" or "down".
+    since: when the period began, or up to when its time is accounted for.
+    start: when it has the parameters for its token, and starts to compute.
+    computations: number of computations so far; a planned arrival of an earlier
+      one is void.
+    silent: whether it has failed, undetected so far.
+    arrived: when its last accepted gradient arrived.
+    accepted: seconds by cause of its accepted gradients that are in no step yet.
+  """
+
+  def __init__(self, times: Iterator[float]):
+    self.times = times
+    self.period, self.since, self.start = "waiting", 0.0, 0.0
+    self.silent = False
+    self.computations = self.incarnation = 0
+    self.local_step, self.count = 0, 1
+    self.arrived = 0.0
+    self.accepted: defaultdict[str, float] = defaultdict(float)
+
+  def expects(self, number: int) -> bool:
+    """Whether the computation with this number is still in progress."""
+    return self.period == "computing" and number == self.computations
+
+  def account(self, now: float, seconds: defaultdict[str, float]) -> None:
+    """Adds the time since the last call to the seconds by cause."""
+    if self.period == "computing":
+      started = min(max(self.start, self.since), now)
+      seconds["communication"] += started - self.since
+      seconds["useful"] += now - started
+    else:
+      seconds[self.period] += now - self.since
+    self.since = now
+
+
+class _Engine:
+  """A simulation in progress."""
+
+  def __init__(
+    self,
+    strategy: Strategy,
+    latency: Latency,
+    replicas: int,
+    communication: float,
+    failures: Failures | None,
+    seed: int,
+    journal: Writer | None,
+  ):
+    self.strategy, self.journal = strategy, journal
+    self.communication, self.failures = communication, failures
+    self.rng = np.random.default_rng([seed, 1])
+    of_hosts, *seeds = np.random.SeedSequence(seed).spawn(replicas + 1)
+    hosts = latency.hosts(replicas, np.random.default_rng(of_hosts))
+    self.replicas = [
+      _Replica(_computing_times(host, of_host, strategy.local_steps))
+      for host, of_host in zip(hosts, seeds, strict=True)
+    ]
+    self.state = quorum.init(
+      strategy.replicas_to_aggregate,
+      replicas,
+      max_staleness=strategy.max_staleness,
+      two_phase=False,
+      lower_on_leave=failures is not None and failures.lowers,
+    )
+    self.finished = False
+    self.handlers: dict[type, Callable[[Any], None]] = {
+      quorum.Accept: self.accept,
+      quorum.Commit: self.commit,
+      quorum.Drop: self.drop,
+      quorum.Finished: self.finish,
+      quorum.Token: self.begin,
+    }
+    self.leader, self.no_leader_until = 0, 0.0
+    self.now = self.ready = 0.0
+    # When, which replica, what, and the number of its computation.
+    self.events: list[tuple[float, int, int, int]] = []
+    self.commit_times: list[float] = []
+    self.staleness: Counter[int] = Counter()
+    zeros = lambda: [0.0] * replicas
+    self.seconds = {cause: zeros() for cause in CAUSES}
+    self.contributions = {what: zeros() for what in CONTRIBUTIONS}
+    # What has happened since the last step. If no other step follows, it is not
+    # part of the simulated time.
+    self.since_commit: list[tuple[list[float], int, float]] = []
+    self.down: set[int] = set()
+
+  def goes_on(self) -> bool:
+    """Whether anything can still happen."""
+    return bool(self.events) and not self.finished
+
+  def next_event(self) -> None:
+    """Processes the next event."""
+    self.now, number, what, computation = heapq.heappop(self.events)
+    if what == _FAIL:
+      self.fail(number)
+    elif what == _NOTICE:
+      self.notice(number)
+    elif what == _RETURN:
+      replica = self.replicas[number]
+      self.settle_down(number)
+      self.down.discard(number)
+      replica.period = "waiting"
+      replica.incarnation += 1
+      self.join(number)
+    elif self.replicas[number].expects(computation):
+      if self.now < self.no_leader_until:
+        again = self.no_leader_until, number, _ARRIVE, computation
+        heapq.heappush(self.events, again)
+      else:
+        self.arrive(number)
+
+  def join(self, number: int) -> None:
+    incarnation = self.replicas[number].incarnation
+    self.write("join", replica=number, incarnation=incarnation)
+    self.decide(quorum.Join(number, incarnation))
+    if self.failures is not None:
+      after = self.rng.exponential(1 / self.failures.rate)
+      heapq.heappush(self.events, (self.now + after, number, _FAIL, 0))
+
+  def fail(self, number: int) -> None:
+    assert self.failures is not None
+    if self.failures.takeovers and number == self.leader:
+      seconds = self.rng.choice(self.failures.takeovers)
+      self.no_leader_until = self.now + seconds
+      self.leader = (number + 1) % len(self.replicas)
+    after = 0.0
+    if self.failures.unnoticed:
+      after = self.rng.choice(self.failures.unnoticed)
+    if after <= 0:
+      self.notice(number)
+      return
+    replica = self.replicas[number]
+    replica.silent = True
+    replica.computations += 1
+    heapq.heappush(self.events, (self.now + after, number, _NOTICE, 0))
+
+  def notice(self, number: int) -> None:
+    assert self.failures is not None
+    replica = self.replicas[number]
+    replica.silent = False
+    seconds: defaultdict[str, float] = defaultdict(float)
+    if replica.period == "computing":
+      replica.account(self.now, seconds)
+      self.settle(number, seconds, "lost")
+    else:
+      replica.account(self.now, replica.accepted)
+    replica.period = "down"
+    self.down.add(number)
+    self.write("lost", replica=number, incarnation=replica.incarnation)
+    kind = quorum.Leave if self.failures.lowers else quorum.Lost
+    self.decide(kind(number))
+    down = self.failures.downtimes
+    back = self.now + (down[0] if len(down) == 1 else self.rng.choice(down))
+    if back < math.inf:
+      heapq.heappush(self.events, (back, number, _RETURN, 0))
+
+  def arrive(self, number: int) -> None:
+    replica = self.replicas[number]
+    self.decide(quorum.Arrive(number, replica.local_step, count=replica.count))
+
+  def decide(self, event: quorum.Event) -> None:
+    """Lets the rules decide on an event, and applies their decisions."""
+    before = self.state.step
+    self.state, decisions = quorum.step(self.state, event)
+    for decision in decisions:
+      handler = self.handlers.get(type(decision))
+      if handler is not None:
+        handler(decision)
+    if self.strategy.cancel and self.state.step > before:
+      oldest = self.state.step - self.strategy.max_staleness
+      for number, replica in enumerate(self.replicas):
+        if replica.period == "computing" and replica.local_step < oldest:
+          self.arrive(number)
+
+  def finish(self, finished: quorum.Finished) -> None:
+    self.finished = True
+
+  def begin(self, token: quorum.Token) -> None:
+    assert isinstance(token.replica, int)
+    replica = self.replicas[token.replica]
+    if replica.period == "computing":
+      return  # It finishes this first, and gets another token then.
+    replica.account(self.now, replica.accepted)
+    replica.period, replica.count = "computing", token.count
+    replica.local_step = token.step
+    replica.computations += 1
+    replica.start = max(self.now, self.ready)
+    if not replica.silent:
+      seconds = sum(next(replica.times) for _ in range(token.count))
+      arrival = replica.start + seconds, token.replica, _ARRIVE
+      heapq.heappush(self.events, (*arrival, replica.computations))
+
+  def accept(self, accept: quorum.Accept) -> None:
+    assert isinstance(accept.replica, int)
+    replica = self.replicas[accept.replica]
+    replica.account(self.now, replica.accepted)
+    replica.period, replica.arrived = "waiting", self.now
+
+  def drop(self, drop: quorum.Drop) -> None:
+    assert isinstance(drop.replica, int)
+    number, replica = drop.replica, self.replicas[drop.replica]
+    lost = drop.reason in (quorum.Reason.LOST, quorum.Reason.LEFT)
+    withdrawn = drop.reason in _WITHDRAWN
+    self.write(
+      "drop",
+      **self.gradient(number, drop.local_step, drop.count, withdrawn),
+      reason=drop.reason.value,
+    )
+    what = "lost" if lost else "dropped"
+    self.since_commit.append((self.contributions[what], number, drop.count))
+    seconds = replica.accepted
+    if not withdrawn:
+      seconds = defaultdict(float)
+      replica.account(self.now, seconds)
+      replica.period = "waiting"
+    self.settle(number, seconds, "lost" if lost else "stale")
+
+  def commit(self, commit: quorum.Commit) -> None:
+    self.commit_times.append(self.now)
+    self.ready = self.now + self.communication
+    members = []
+    for member in commit.members:
+      assert isinstance(member.replica, int)
+      number, replica = member.replica, self.replicas[member.replica]
+      self.staleness[member.staleness] += member.count
+      if self.journal is not None:
+        gradient = self.gradient(number, member.local_step, member.count, True)
+        late = {"staleness": member.staleness, "weight": member.weight}
+        members.append(gradient | late)
+      if replica.period == "waiting":
+        replica.account(self.now, replica.accepted)
+      applied = self.contributions["applied"]
+      self.since_commit.append((applied, number, member.count))
+      self.settle(number, replica.accepted)
+    for number in self.down:
+      self.settle_down(number)
+    self.flush()
+    self.write(
+      "commit",
+      step=commit.step,
+      attempt=commit.attempt,
+      attempt_time=self.now,
+      members=members,
+    )
+
+  def settle(
+    self,
+    number: int,
+    seconds: defaultdict[str, float],
+    instead: str | None = None,
+  ) -> None:
+    """Books seconds by cause; all but communication for another one, if any."""
+    for cause, amount in seconds.items():
+      if instead is not None and cause != "communication":
+        cause = instead
+      self.since_commit.append((self.seconds[cause], number, amount))
+    seconds.clear()
+
+  def settle_down(self, number: int) -> None:
+    seconds: defaultdict[str, float] = defaultdict(float)
+    self.replicas[number].account(self.now, seconds)
+    self.settle(number, seconds)
+
+  def flush(self) -> None:
+    """Counts what has happened since the last step."""
+    for totals, number, amount in self.since_commit:
+      totals[number] += amount
+    self.since_commit.clear()
+
+  def gradient(
+    self, number: int, local_step: int, count: int, accepted: bool
+  ) -> dict[str, Any]:
+    """The journal's fields for a gradient."""
+    replica = self.replicas[number]
+    compute: float | None = self.now - replica.start
+    if accepted:
+      compute = replica.accepted["useful"]
+    elif self.strategy.cancel:
+      # The time of an aborted computation does not tell how long it would have
+      # taken.
+      compute = None
+    return {
+      "replica": number,
+      "incarnation": replica.incarnation,
+      "local_step": local_step,
+      "count": count,
+      "batches": None,
+      "compute": compute,
+      "arrived": replica.arrived if accepted else self.now,
+    }
+
+  def write(self, kind: str, **fields: Any) -> None:
+    if self.journal is not None:
+      fields = {"time": self.now, "step": self.state.step} | fields
+      self.journal.write(kind, **fields)
+
+
+def simulate_timing(
+  strategy: Strategy,
+  latency: Latency,
+  replicas: int,
+  *,
+  steps: int = 1000,
+  seconds: float = math.inf,
+  seed: int = 0,
+  communication: float = 0.0,
+  failures: Failures | None = None,
+  journal: Writer | None = None,
+  progress: Callable[[int], None] = lambda steps: None,
+) -> Timing:
+  """Simulates N replicas until a number of steps is committed.
+
+  The rules of `optax_dist.quorum` decide what counts and what is dropped. No
+  gradient is computed: only time advances.
+
+  Args:
+    strategy: what the replicas do.
+    latency: how long a gradient takes on each host.
+    replicas: number of replicas.
+    steps: number of steps to simulate.
+    seconds: time to stop if that comes first, but not before the first step.
+    seed: equal seeds give equal outcomes, to the last bit.
+    communication: seconds from a commit until its parameters are available.
+    failures: when replicas fail and come back; None for never.
+    journal: receives every event, in virtual time; None for none.
+    progress: called from time to time with the steps so far.
+
+  Returns:
+    The outcome; `Timing.stopped` if too few replicas were left to continue.
+
+  Raises:
+    ValueError: a number is out of range, or no step is ever taken.
+
+  Example:
+    >>> from optax_dist import simulate
+    >>> timing = simulate_timing(
+    ...   simulate.sync_replicas(3), simulate.parse_latency("constant:0.5"), 4)
+    >>> timing.steps_per_second, round(timing.dropped_share, 2)
+    (2.0, 0.25)
+  """
+  for name, value, least in (
+    ("replicas", replicas, 1),
+    ("steps", steps, 1),
+    ("communication", communication, 0),
+    ("seed", seed, 0),
+  ):
+    if not least <= value < math.inf:
+      raise ValueError(f"{name} must be at least {least}, got {value!r}.")
+  if failures is not None and not (
+    failures.rate > 0 and failures.downtimes and min(failures.downtimes) > 0
+  ):
+    raise ValueError(
+      f"rate and downtime of failures must be above 0, got {failures}."
+    )
+  engine = _Engine(
+    strategy, latency, replicas, communication, failures, seed, journal
+  )
+  engine.write(
+    "run",
+    strategy=_STRATEGIES[strategy.kind],
+    replicas_to_aggregate=strategy.replicas_to_aggregate,
+    total_num_replicas=replicas,
+    max_staleness=strategy.max_staleness,
+    config={"simulated": strategy._asdict(), "seed": seed},
+  )
+  for number in range(replicas):
+    engine.join(number)
+  commits, events = engine.commit_times, engine.events
+  reported = 0
+  in_time = lambda: not commits or events[0][0] <= seconds
+  while len(commits) < steps and engine.goes_on() and in_time():
+    engine.next_event()
+    if len(commits) - reported >= 256:
+      reported = len(commits)
+      progress(reported)
+  if not commits:
+    raise ValueError(
+      "no step is ever taken: too few replicas are left, and the others do not"
+      " come back."
+    )
+  if engine.now == commits[-1]:
+    engine.flush()
+  stopped = len(commits) < steps and not engine.goes_on()
+  return _timing(engine, steps if stopped else len(commits))
+
+
+def _timing(engine: _Engine, steps_asked: int) -> Timing:
+  """The outcome of a simulation, until its last step."""
+  seconds = {c: np.array(values) for c, values in engine.seconds.items()}
+  # What had no end by then.
+  known = np.sum([*seconds.values()], axis=0)
+  seconds["unfinished"] = engine.commit_times[-1] - known
+  contributions = {
+    what: np.array(values, np.int64)
+    for what, values in engine.contributions.items()
+  }
+  most = max(engine.staleness)
+  return Timing(
+    engine.strategy,
+    np.array(engine.commit_times),
+    **contributions,
+    seconds=seconds,
+    staleness=np.array([engine.staleness[late] for late in range(most + 1)]),
+    steps_asked=steps_asked,
+  )

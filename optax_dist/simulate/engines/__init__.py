@@ -1,1 +1,0 @@
-"""The engines that compute the timing of a run."""

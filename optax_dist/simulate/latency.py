@@ -1,0 +1,320 @@
+"""How long a gradient takes: distributions, hosts, and their names.
+
+A *latency* is the distribution on one host; `hosts` returns the latency of each
+host, which may differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class Latency(Protocol):
+  """Seconds for one gradient.
+
+  Attributes:
+    mean: the expected value, possibly infinite.
+  """
+
+  @property
+  def mean(self) -> float: ...
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values, a float64 array `[size]`."""
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+
+
+class Family(NamedTuple):
+  """A kind of distribution; each field is a function of its parameters."""
+
+  names: tuple[str, ...]
+  draw: Callable[..., np.ndarray]
+  mean: Callable[..., float]
+
+
+FAMILIES = {
+  "constant": Family(
+    ("t",),
+    lambda rng, size, t: np.full(size, t),
+    lambda t: t,
+  ),
+  "exponential": Family(
+    ("mean",),
+    lambda rng, size, mean: rng.exponential(mean, size),
+    lambda mean: mean,
+  ),
+  "shifted-exponential": Family(
+    ("shift", "mean"),
+    lambda rng, size, shift, mean: shift + rng.exponential(mean, size),
+    lambda shift, mean: shift + mean,
+  ),
+  "lognormal": Family(
+    ("mu", "sigma"),
+    lambda rng, size, mu, sigma: rng.lognormal(mu, sigma, size),
+    lambda mu, sigma: math.exp(mu + sigma**2 / 2),
+  ),
+  "pareto": Family(
+    ("scale", "shape"),
+    lambda rng, size, scale, shape: scale * (1 + rng.pareto(shape, size)),
+    lambda scale, shape: scale * shape / (shape - 1) if shape > 1 else math.inf,
+  ),
+  "gamma": Family(
+    ("shape", "scale"),
+    lambda rng, size, shape, scale: rng.gamma(shape, scale, size),
+    lambda shape, scale: shape * scale,
+  ),
+  "bernoulli": Family(
+    ("fast", "slow", "p"),
+    lambda rng, size, fast, slow, p: np.array([fast, slow])[
+      (rng.random(size) < p).astype(np.intp)
+    ],
+    lambda fast, slow, p: p * slow + (1 - p) * fast,
+  ),
+}
+# Parameters that may be 0, or anything; all others must be positive.
+_AT_LEAST_0 = ("shift", "p")
+_ANY = ("mu",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+  """A latency from a named family, equal on every host.
+
+  Attributes:
+    family: a key of `FAMILIES`.
+    parameters: of that family, in its order.
+
+  Raises:
+    ValueError: the family is unknown, or a parameter is invalid.
+
+  Example:
+    >>> latency = Distribution("shifted-exponential", (1.0, 0.5))
+    >>> latency.mean, str(latency)
+    (1.5, 'shifted-exponential:1,0.5')
+  """
+
+  family: str
+  parameters: tuple[float, ...]
+
+  def __post_init__(self) -> None:
+    names = _family(self.family).names
+    if len(self.parameters) != len(names):
+      raise ValueError(
+        f"{self.family} takes {len(names)} numbers,"
+        f" {self.family}:{','.join(names)}; got {len(self.parameters)}."
+      )
+    for name, value in zip(names, self.parameters, strict=True):
+      least = "" if name in _ANY else "above 0"
+      least = "of at least 0" if name in _AT_LEAST_0 else least
+      wrong = not math.isfinite(value)
+      wrong |= least == "above 0" and value <= 0
+      wrong |= least == "of at least 0" and value < 0
+      if wrong:
+        raise ValueError(
+          f"{name} of {self.family} must be a finite number {least}".rstrip()
+          + f", got {value:g}."
+        )
+      if name == "p" and value > 1:
+        raise ValueError(
+          f"p of {self.family} must be at most 1, got {value:g}."
+        )
+
+  @property
+  def mean(self) -> float:
+    return float(_family(self.family).mean(*self.parameters))
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values, a float64 array `[size]`."""
+    return _family(self.family).draw(rng, size, *self.parameters)
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+    return [self] * n
+
+  def __str__(self) -> str:
+    return f"{self.family}:{','.join(f'{p:g}' for p in self.parameters)}"
+
+
+class Empirical:
+  """Recorded times, all equally likely.
+
+  Example:
+    >>> Empirical([1.0, 3.0]).mean
+    2.0
+  """
+
+  def __init__(self, seconds: Sequence[float] | np.ndarray):
+    """Creates a latency from recorded times.
+
+    Args:
+      seconds: one time per gradient.
+
+    Raises:
+      ValueError: there are none, or one is not positive and finite.
+    """
+    self.seconds = np.sort(np.asarray(seconds, np.float64))
+    if not self.seconds.size:
+      raise ValueError("an empirical latency needs recorded times, got none.")
+    if not (self.seconds[0] > 0 and np.isfinite(self.seconds[-1])):
+      raise ValueError(
+        "recorded times must be finite and above 0, got"
+        f" {self.seconds[0]:g} to {self.seconds[-1]:g}."
+      )
+
+  @property
+  def mean(self) -> float:
+    return float(self.seconds.mean())
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values, a float64 array `[size]`."""
+    return rng.choice(self.seconds, size)
+
+  def resampled(self, rng: np.random.Generator) -> Empirical:
+    """A bootstrap sample of the recorded times."""
+    return Empirical(self.draw(rng, self.seconds.size))
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+    return [self] * n
+
+  def __str__(self) -> str:
+    return f"{self.seconds.size} recorded times, mean {self.mean:.4g} s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+  """A latency that is `factor` times longer."""
+
+  base: Latency
+  factor: float
+
+  @property
+  def mean(self) -> float:
+    return self.factor * self.base.mean
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values, a float64 array `[size]`."""
+    return self.factor * self.base.draw(rng, size)
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts."""
+    return [Scaled(host, self.factor) for host in self.base.hosts(n, rng)]
+
+  def __str__(self) -> str:
+    return f"{self.factor:g} times {self.base}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowHosts:
+  """Some hosts are permanently slow.
+
+  Attributes:
+    share: the fraction of slow hosts, 0 to 1.
+    factor: how many times longer they take.
+    base: the latency of the others.
+
+  Raises:
+    ValueError: share or factor is invalid.
+
+  Example:
+    >>> rng = np.random.default_rng(0)
+    >>> slow = parse_latency("slow-hosts:0.25,10,constant:2")
+    >>> sorted(host.mean for host in slow.hosts(4, rng))
+    [2.0, 2.0, 2.0, 20.0]
+  """
+
+  share: float
+  factor: float
+  base: Latency
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.share <= 1:
+      raise ValueError(
+        f"share of slow-hosts must be from 0 to 1, got {self.share:g}."
+      )
+    if not 0 < self.factor < math.inf:
+      raise ValueError(
+        "factor of slow-hosts must be a finite number above 0, got"
+        f" {self.factor:g}."
+      )
+
+  @property
+  def mean(self) -> float:
+    return (1 + self.share * (self.factor - 1)) * self.base.mean
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values of randomly chosen hosts, a float64 array `[size]`."""
+    slow = np.where(rng.random(size) < self.share, self.factor, 1.0)
+    return slow * self.base.draw(rng, size)
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The latency of each of n hosts; the slow ones are chosen by `rng`."""
+    hosts = self.base.hosts(n, rng)
+    for i in rng.permutation(n)[: round(self.share * n)]:
+      hosts[i] = Scaled(hosts[i], self.factor)
+    return hosts
+
+  def __str__(self) -> str:
+    return f"slow-hosts:{self.share:g},{self.factor:g},{self.base}"
+
+
+def parse_latency(text: str) -> Latency:
+  """Parses a latency from its name and numbers, as on the command line.
+
+  Args:
+    text: `NAME:PARAMETERS`, with a name in `FAMILIES`; or
+      `slow-hosts:SHARE,FACTOR,NAME:PARAMETERS`, where that share of the hosts
+      always takes that many times longer.
+
+  Returns:
+    The latency.
+
+  Raises:
+    ValueError: the text is invalid; the message says what is expected.
+
+  Example:
+    >>> str(parse_latency("pareto:1,2.5"))
+    'pareto:1,2.5'
+    >>> parse_latency("exponential:1,2")
+    Traceback (most recent call last):
+    ValueError: exponential takes 1 numbers, exponential:mean; got 2.
+  """
+  name, _, rest = text.strip().partition(":")
+  if name == "slow-hosts":
+    share, factor, base = (*rest.split(",", 2), "", "", "")[:3]
+    if not base:
+      raise ValueError(
+        "slow-hosts takes slow-hosts:share,factor,NAME:PARAMETERS, got"
+        f" {text!r}."
+      )
+    return SlowHosts(_number(share), _number(factor), parse_latency(base))
+  _family(name)
+  parts = rest.split(",") if rest else []
+  return Distribution(name, tuple(map(_number, parts)))
+
+
+def _family(name: str) -> Family:
+  """The family with this name; raises an error that lists the known ones."""
+  if name not in FAMILIES:
+    known = [f"{n}:{','.join(f.names)}" for n, f in FAMILIES.items()]
+    raise ValueError(
+      f"a latency is one of {', '.join(known)},"
+      f" slow-hosts:share,factor,NAME:PARAMETERS; got {name!r}."
+    )
+  return FAMILIES[name]
+
+
+def _number(text: str) -> float:
+  try:
+    return float(text)
+  except ValueError:
+    raise ValueError(
+      f"the parameters of a latency are numbers, got {text!r}."
+    ) from None

@@ -1,1 +1,0 @@
-"""How long a gradient takes: distributions, hosts, and their names."""

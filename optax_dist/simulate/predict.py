@@ -1,0 +1,222 @@
+"""Predictions from a journal, with their uncertainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optax_dist.coordinator import journal
+from optax_dist.simulate import computations
+from optax_dist.simulate.engine import simulate_timing
+from optax_dist.simulate.recorded import Recorded, from_journal
+from optax_dist.simulate.strategy import Strategy
+
+_LEVEL = 95
+_MOST_STEPS = 500
+# Relative accuracy to aim for.
+_GOAL = 0.1
+
+
+class Prediction(NamedTuple):
+  """A predicted pace in steps per second.
+
+  Attributes:
+    steps_per_second: the mean over the repetitions.
+    low, high: the interval of 95 % of the repetitions. Each draws its times
+      from the recorded ones in stretches (a moving block bootstrap), and is as
+      long as the predicted run.
+    repetitions: number of repetitions.
+    doubts: why it may still be wrong, one line each.
+  """
+
+  steps_per_second: float
+  low: float
+  high: float
+  repetitions: int
+  doubts: tuple[str, ...]
+
+  def __str__(self) -> str:
+    return (
+      f"{self.steps_per_second:.4g} steps/s"
+      f" ({_LEVEL} %: {self.low:.4g} to {self.high:.4g})"
+    )
+
+
+class HeldOut(NamedTuple):
+  """A prediction of a run's second half from its first.
+
+  Attributes:
+    predicted: from the first half of the steps.
+    measured: steps per second in the second half.
+  """
+
+  predicted: Prediction
+  measured: float
+
+  @property
+  def error(self) -> float:
+    """The relative error of the prediction; positive if it is too high."""
+    return self.predicted.steps_per_second / self.measured - 1
+
+  @property
+  def inside(self) -> bool:
+    """Whether the measured pace is within the interval."""
+    return self.predicted.low <= self.measured <= self.predicted.high
+
+  def report(self) -> dict[str, Any]:
+    """Everything as plain numbers, for JSON."""
+    return {
+      "predicted": self.predicted._asdict(),
+      "measured": self.measured,
+      "error": self.error,
+      "inside": self.inside,
+    }
+
+  def __str__(self) -> str:
+    where = "within" if self.inside else "OUTSIDE"
+    return (
+      f"the first half predicts {self.predicted}; in the second it was"
+      f" {self.measured:.4g} steps/s: {self.error:+.1%}, {where} the interval"
+    )
+
+
+def predict(
+  recorded: Recorded,
+  strategy: Strategy | None = None,
+  replicas: int | None = None,
+  *,
+  steps: int | None = None,
+  communication: float | None = None,
+  repetitions: int = 20,
+  seed: int = 0,
+) -> Prediction:
+  """Predicts the pace of replicas like the recorded ones.
+
+  Args:
+    recorded: a run from `from_journal`.
+    strategy: the strategy to predict; None for the recorded one.
+    replicas: number of replicas; None for the recorded number.
+    steps: length of the predicted run; None for the recorded number, but at
+      most 500.
+    communication: seconds from the last gradient of a step until its members
+      continue to compute; None for the recorded time.
+    repetitions: number of simulations.
+    seed: equal seeds give equal predictions.
+
+  Returns:
+    The prediction.
+
+  Raises:
+    ValueError: a number is out of range.
+  """
+  if repetitions < 2:
+    raise ValueError(f"repetitions must be at least 2, got {repetitions}.")
+  strategy = recorded.strategy if strategy is None else strategy
+  n = recorded.replicas if replicas is None else replicas
+  if steps is None:
+    steps = min(max(recorded.steps, 10), _MOST_STEPS)
+  if communication is None:
+    communication = recorded.communication
+  paces, stopped = [], 0
+  seeds = np.random.SeedSequence(seed).spawn(repetitions)
+  for i, source in enumerate(seeds):
+    rng = np.random.default_rng(source)
+    failures = recorded.failures
+    if failures is not None:
+      # Resamples the failures observed in the same time.
+      count = len(failures.downtimes)
+      rate = failures.rate * rng.gamma(count) / count
+      pick = lambda values: tuple(rng.choice(values, len(values)))  # noqa: B023
+      failures = failures._replace(
+        rate=rate,
+        downtime=pick(failures.downtimes),
+        unnoticed=pick(failures.unnoticed) if failures.unnoticed else (),
+        takeovers=pick(failures.takeovers) if failures.takeovers else (),
+      )
+    try:
+      timing = simulate_timing(
+        strategy,
+        recorded.latency.resampled(rng),
+        n,
+        steps=steps + 1,
+        seed=seed + i,
+        communication=communication,
+        failures=failures,
+      )
+    except ValueError:
+      if failures is None:
+        raise
+      paces.append(0.0)  # All were lost at once.
+      stopped += 1
+      continue
+    stopped += timing.stopped
+    times = timing.commit_times
+    # From the first step on, as for a journal.
+    taken = times[-1] - times[0]
+    paces.append((times.size - 1) / taken if taken > 0 else 0.0)
+  low, high = np.percentile(paces, [(100 - _LEVEL) / 2, 50 + _LEVEL / 2])
+  pace = float(np.mean(paces))
+  doubts = recorded.doubts + _too_wide(recorded, pace, float(low), float(high))
+  if stopped:
+    doubts += (
+      f"in {stopped} of {repetitions} simulations too few replicas were left to"
+      " take all steps",
+    )
+  if n > recorded.replicas:
+    doubts += (
+      f"{recorded.replicas} replicas were recorded: those beyond are taken to be"
+      " like these",
+    )
+  return Prediction(pace, float(low), float(high), repetitions, doubts)
+
+
+def held_out(
+  records: Sequence[journal.Record], *, repetitions: int = 20, seed: int = 0
+) -> HeldOut | None:
+  """Predicts the second half of a run from the first.
+
+  Args:
+    records: records from `journal.read`; the longest run in them is used.
+    repetitions: see `predict`.
+    seed: see `predict`.
+
+  Returns:
+    Both paces; None if a half has fewer than ten steps.
+  """
+  parts = journal.segments(records)
+  if not parts:
+    return None
+  part = max(parts, key=lambda part: len(computations.ends(part)))
+  at = [i for i, r in enumerate(part) if r["kind"] in ("commit", "exchange")]
+  if len(at) < 20:
+    return None
+  middle = at[len(at) // 2]
+  ends = computations.ends(part)[len(at) // 2 :]
+  if ends[-1] <= ends[0]:
+    return None
+  first = from_journal(part[: middle + 1])
+  predicted = predict(
+    first,
+    steps=min(len(ends) - 1, _MOST_STEPS),
+    repetitions=repetitions,
+    seed=seed,
+  )
+  return HeldOut(predicted, (len(ends) - 1) / (ends[-1] - ends[0]))
+
+
+def _too_wide(
+  recorded: Recorded, pace: float, low: float, high: float
+) -> tuple[str, ...]:
+  if pace <= 0:
+    return ("in the simulation the run stands still",)
+  half = (high - low) / 2 / pace
+  if half <= _GOAL:
+    return ()
+  needed = math.ceil(recorded.steps * (half / _GOAL) ** 2 / 10) * 10
+  return (
+    f"too short: {recorded.steps} steps tell the pace to {half:.0%}; about"
+    f" {needed} would tell it to {_GOAL:.0%}",
+  )

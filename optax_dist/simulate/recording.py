@@ -1,0 +1,200 @@
+"""Recorded times, drawn in blocks to keep their correlation.
+
+A busy machine slows all replicas for a while, and a slow host stays slow. So
+stretches of the recording are drawn instead of single times, the same ones for
+all replicas (a moving block bootstrap).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from optax_dist.simulate.latency import Empirical, Latency
+
+_LEAST_BLOCKS = 4
+
+
+class Recording:
+  """The times of replicas that trained together.
+
+  Attributes:
+    latencies: the latency of each replica, regardless of order.
+    block: how many steps are drawn together.
+
+  Example:
+    >>> starts, seconds = [np.arange(40.0)] * 2, [np.linspace(1, 2, 40)] * 2
+    >>> recording = Recording(starts, seconds, np.arange(40.0))
+    >>> one, other = recording.hosts(2, np.random.default_rng(0))
+    >>> bool((one.draw(None, 99) == other.draw(None, 99)).all())
+    True
+  """
+
+  def __init__(
+    self,
+    starts: Sequence[np.ndarray],
+    seconds: Sequence[np.ndarray],
+    marks: np.ndarray,
+    block: int | None = None,
+  ):
+    """Creates a recording.
+
+    Args:
+      starts: when each replica began each of its gradients, increasing.
+      seconds: how long each gradient took.
+      marks: when each step ended, increasing; stretches are cut there.
+      block: steps per stretch; None to use the correlation length.
+
+    Raises:
+      ValueError: there are no replicas, or one has no times.
+    """
+    if not starts:
+      raise ValueError("a recording needs at least one replica, got none.")
+    self.latencies = [Empirical(times) for times in seconds]
+    self._seconds = [np.asarray(times, np.float64) for times in seconds]
+    self._starts = [np.asarray(times, np.float64) for times in starts]
+    self.marks = np.asarray(marks, np.float64)
+    # The gradients of each replica between two marks, by index.
+    self._at = [np.searchsorted(times, self.marks) for times in self._starts]
+    self.block = self._usual_block() if block is None else block
+
+  @property
+  def steps(self) -> int:
+    """The number of steps to draw from."""
+    return max(0, len(self.marks) - 1)
+
+  @property
+  def mean(self) -> float:
+    return float(np.mean([latency.mean for latency in self.latencies]))
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Draws values of randomly chosen replicas, a float64 array `[size]`."""
+    which = rng.integers(len(self.latencies), size=size)
+    return np.array([self.latencies[i].draw(rng, 1)[0] for i in which])
+
+  def hosts(self, n: int, rng: np.random.Generator) -> list[Latency]:
+    """The times of each of n replicas; further replicas repeat the list."""
+    seed = int(rng.integers(2**62))
+    m = len(self._seconds)
+    return [_Track(self, i % m, seed + i // m) for i in range(n)]
+
+  def resampled(self, rng: np.random.Generator) -> Recording:
+    """A bootstrap sample of the recording, of the same length."""
+    steps = self.steps
+    if steps < 2 * _LEAST_BLOCKS:
+      return Recording(
+        self._starts,
+        [rng.choice(times, times.size) for times in self._seconds],
+        self.marks,
+        self.block,
+      )
+    starts: list[list[np.ndarray]] = [[] for _ in self._seconds]
+    seconds: list[list[np.ndarray]] = [[] for _ in self._seconds]
+    marks, now, left = [np.zeros(1)], 0.0, steps
+    while left:
+      begin = int(rng.integers(steps))
+      end = min(begin + min(self.block, left), steps)
+      a, b = self.marks[begin], self.marks[end]
+      marks.append(self.marks[begin + 1 : end + 1] - a + now)
+      for i, at in enumerate(self._at):
+        part = slice(at[begin], at[end])
+        starts[i].append(self._starts[i][part] - a + now)
+        seconds[i].append(self._seconds[i][part])
+      now, left = now + b - a, left - (end - begin)
+    joined = [np.concatenate(parts) for parts in seconds]
+    for i, times in enumerate(joined):
+      if not times.size:  # It hardly took part.
+        joined[i] = rng.choice(self._seconds[i], 1)
+        starts[i] = [np.zeros(1)]
+    return Recording(
+      [np.concatenate(parts) for parts in starts],
+      joined,
+      np.concatenate(marks),
+      self.block,
+    )
+
+  def stretch(self, replica: int, begin: int) -> np.ndarray:
+    """A replica's times in the block of steps from there on, cyclically."""
+    at, steps = self._at[replica], self.steps
+    end = begin + self.block
+    times = self._seconds[replica][at[begin] : at[min(end, steps)]]
+    if end > steps:
+      more = self._seconds[replica][at[0] : at[end - steps]]
+      times = np.concatenate([times, more])
+    return times
+
+  def has(self, replica: int) -> bool:
+    """Whether a replica has times between the marks."""
+    at = self._at[replica]
+    return self.steps >= 2 * _LEAST_BLOCKS and at[-1] > at[0]
+
+  def _usual_block(self) -> int:
+    """Twice the correlation length in steps, with a minimum."""
+    steps = self.steps
+    if steps < 2 * _LEAST_BLOCKS:
+      return 1
+    means = []
+    for begin in range(steps):
+      parts = [
+        times[at[begin] : at[begin + 1]]
+        for times, at in zip(self._seconds, self._at, strict=True)
+      ]
+      values = np.concatenate(parts)
+      means.append(values.mean() if values.size else math.nan)
+    if np.isnan(means).all():
+      return 1
+    series = np.array(means)
+    series = np.where(np.isnan(series), np.nanmean(series), series)
+    # With few gradients per step, a replica is only in one of several steps.
+    rounds = steps * len(self._seconds)
+    rounds //= max(1, sum(int(at[-1] - at[0]) for at in self._at))
+    block = max(
+      round(steps ** (1 / 3)), math.ceil(2 * _memory(series)), 4 * rounds
+    )
+    return int(min(block, max(1, steps // _LEAST_BLOCKS)))
+
+  def __str__(self) -> str:
+    return (
+      f"{len(self.latencies)} recorded replicas, mean {self.mean:.4g} s,"
+      f" in blocks of {self.block} steps"
+    )
+
+
+class _Track(Empirical):
+  """One replica's times, one stretch after the other."""
+
+  def __init__(self, recording: Recording, replica: int, seed: int):
+    super().__init__(recording.latencies[replica].seconds)
+    self._recording, self._replica = recording, replica
+    self._starts = np.random.default_rng(seed)
+    self._rest = np.empty(0)
+
+  def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
+    """The next values; all replicas share the choice of stretches."""
+    if not self._recording.has(self._replica):
+      return super().draw(rng, size)
+    parts, have = [self._rest], self._rest.size
+    while have < size:
+      begin = int(self._starts.integers(self._recording.steps))
+      parts.append(self._recording.stretch(self._replica, begin))
+      have += parts[-1].size
+    values = np.concatenate(parts)
+    self._rest = values[size:]
+    return values[:size]
+
+
+def _memory(series: np.ndarray) -> float:
+  """The integrated correlation length of a series."""
+  centered = series - series.mean()
+  variance = float(centered @ centered)
+  if variance <= 0:
+    return 1.0
+  total = 1.0
+  for lag in range(1, max(2, len(series) // 4)):
+    correlation = float(centered[:-lag] @ centered[lag:]) / variance
+    if correlation < 2 / math.sqrt(len(series)):
+      break
+    total += 2 * correlation
+  return total

@@ -1,1 +1,0 @@
-"""Reads a journal: its latencies, and its run for replay."""

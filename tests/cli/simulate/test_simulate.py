@@ -1,0 +1,177 @@
+"""``optax-dist simulate`` and ``plan``, as a user meets them."""
+
+import json
+import re
+
+import pytest
+
+from optax_dist import simulate
+from optax_dist.cli import main
+from optax_dist.coordinator import journal
+
+
+def _recorded(path, steps=300, n=4, k=3, **options):
+  """Writes the journal of a simulation."""
+  with journal.Journal(path) as writer:
+    simulate.simulate_timing(
+      simulate.sync_replicas(k, cancel=options.pop("cancel", False)),
+      simulate.parse_latency("gamma:4,0.25"),
+      n,
+      steps=steps,
+      journal=writer,
+      **options,
+    )
+  return str(path)
+
+
+def test_numbers_of_backups_are_compared_in_one_table(tmp_path, capsys):
+  figures = tmp_path / "out.json"
+  argv = ["simulate", "--latency", "slow-hosts:0.25,3,gamma:4,0.25"]
+  argv += ["--replicas", "8", "--backups", "0", "2", "--steps", "200"]
+  argv += ["--communication", "0.1", "--json", str(figures)]
+  assert main.main(argv) == 0
+  printed = capsys.readouterr().out
+  for name in ("0 backups", "2 backups", "exchanging"):
+    assert name in printed
+  none, two = json.loads(figures.read_text())["simulations"]
+  assert two["steps_per_second"] > none["steps_per_second"]
+  assert none["dropped_share"] == 0.0 < two["dropped_share"]
+  assert sum(two["per_replica"]["applied"]) == 200 * 6
+  before = figures.read_bytes()
+  assert main.main(argv) == 0
+  assert figures.read_bytes() == before
+
+
+def test_journal_is_predicted_within_ten_percent(tmp_path, capsys):
+  path, figures = _recorded(tmp_path / "run.jsonl"), tmp_path / "out.json"
+  with open(path, "a") as file:
+    file.write("{not JSON\n")
+  argv = ["simulate", "--journal", path, "--steps", "300"]
+  assert main.main([*argv, "--json", str(figures)]) == 0
+  captured = capsys.readouterr()
+  assert "recorded: sync, 3 of N" in captured.out
+  assert "; predicted: " in captured.out
+  assert "check: the first half predicts" in captured.out
+  bad, rest, doubt = captured.err.splitlines()
+  assert "no timings" in doubt
+  assert "run.jsonl: line " in bad
+  assert "not JSON" in bad
+  assert "going on with the other" in rest
+  report = json.loads(figures.read_text())
+  assert report["prediction"]["steps_per_second"] == pytest.approx(
+    report["recorded_steps_per_second"], rel=0.1
+  )
+  assert abs(report["held_out"]["error"]) < 0.15
+  # Another number of gradients has a prediction, and nothing to compare with.
+  assert main.main([*argv, "--backups", "0"]) == 0
+  last = capsys.readouterr().out.splitlines()[-2]
+  assert "; predicted: " in last
+  assert not last.endswith("%")
+
+
+def test_time_of_failures_is_in_the_table(capsys):
+  argv = ["simulate", "--latency", "constant:1"]
+  assert main.main([*argv, "--steps", "200", "--failures", "0.05,4"]) == 0
+  printed = capsys.readouterr().out
+  assert "recovery" in printed
+  assert re.search(r"0 backups .* [1-9]\d\.\d%", printed)
+  assert "stopped" not in printed
+
+
+def test_simulation_that_stopped_early_says_so(tmp_path, capsys):
+  argv = ["simulate", "--latency", "constant:1", "--replicas", "2"]
+  argv += ["--failures", "0.01,inf", "--steps", "20000"]
+  figures = tmp_path / "out.json"
+  assert main.main([*argv, "--json", str(figures)]) == 0
+  printed = capsys.readouterr().out
+  (found,) = json.loads(figures.read_text())["simulations"]
+  assert found["steps"] < found["steps_asked"] == 20_000
+  assert (
+    f"0 backups: stopped after {found['steps']} of 20,000 steps, since too"
+    " few replicas were left" in printed
+  )
+
+
+@pytest.mark.parametrize(
+  ("more", "said"),
+  [
+    (["--latency", "weibull:1"], "--latency: a latency is one of constant:t"),
+    (["--latency", "constant:-1"], "must be a finite number above 0, got -1"),
+    ([], "one of the arguments --latency --journal is required"),
+    (["--journal", "nowhere.jsonl"], "--journal nowhere.jsonl: can't be read"),
+    (["--journal", "empty.jsonl"], "no line of it can be used"),
+    (["--journal", "alone.jsonl"], "no times of computing"),
+    (["--latency", "constant:1", "--backups", "8"], "leaves none of --repl"),
+    (["--latency", "constant:1", "--failures", "1"], "must be RATE,DOWNTIME"),
+    (["--latency", "constant:1", "--failures", "1,0"], "above 0, got '0'"),
+    (
+      ["--latency", "constant:9", "--failures", "99,inf"],
+      "0 backups: no step is ever taken",
+    ),
+    (["--latency", "constant:1", "--json", "."], "can't write ."),
+  ],
+)
+def test_error_is_one_line(more, said, capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "empty.jsonl").write_text("")
+  (tmp_path / "alone.jsonl").write_text(
+    '{"kind": "run", "time": 0, "version": 1, "strategy": "x", "step": 0}\n'
+  )
+  assert main.main(["simulate", "--steps", "1", *more]) == 2
+  assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_plan_has_a_recommendation_a_reason_and_a_picture(tmp_path, capsys):
+  figures, image = tmp_path / "plan.json", tmp_path / "plan.png"
+  argv = ["plan", "--latency", "bernoulli:1,10,0.05", "--replicas", "8"]
+  argv += ["--steps", "50", "--json", str(figures), "--save", str(image)]
+  assert main.main(argv) == 0
+  printed = capsys.readouterr().out
+  report = json.loads(figures.read_text())
+  best = report["recommended"]["replicas_to_aggregate"]
+  second = report["runner_up"]["replicas_to_aggregate"]
+  assert f"recommended: replicas_to_aggregate={best} of 8" in printed
+  assert f"runner-up: k = {second} of 8" in printed
+  assert f"reason: k = {best}: each step makes " in printed
+  assert f" steps/s, than k = {second}\n" in printed
+  assert "of 20 repetitions, simulated" in printed
+  assert len(report["candidates"]) == 8
+  assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_resamples_a_journal(tmp_path, capsys):
+  path = _recorded(tmp_path / "run.jsonl", steps=50, k=4, cancel=True)
+  argv = ["plan", "--journal", path, "--replicas", "40", "--noise-scale", "inf"]
+  assert main.main([*argv, "--steps", "5", "--repetitions", "4"]) == 0
+  captured = capsys.readouterr()
+  assert "resampled from the recorded times" in captured.out
+  assert "each gradient counts the same" in captured.out
+
+
+def test_plan_says_what_a_journal_cannot_know(tmp_path, capsys):
+  path = _recorded(tmp_path / "run.jsonl", steps=50, cancel=True)
+  argv = ["plan", "--journal", path, "--steps", "5", "--repetitions", "2"]
+  assert main.main(argv) == 0
+  assert "slow computations are missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("more", "said"),
+  [
+    (["--latency", "gamma:1"], "gamma takes 2 numbers, gamma:shape,scale"),
+    (["--latency", "constant:1", "--noise-scale", "-1"], "got '-1'"),
+    (["--latency", "constant:1", "--save", "no/x.png"], "no directory no"),
+    (["--journal", "elastic.jsonl"], "it is of elastic averaging"),
+  ],
+)
+def test_error_of_plan_is_one_line(more, said, capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  lines = [
+    {"kind": "run", "version": 1, "strategy": "elastic_average"},
+    {"kind": "exchange", "replica": 0, "local_step": 1, "compute": 1.0},
+  ]
+  (tmp_path / "elastic.jsonl").write_text(
+    "\n".join(json.dumps(line | {"time": 0, "step": 0}) for line in lines)
+  )
+  assert main.main(["plan", *more]) == 2
+  assert said in capsys.readouterr().err.splitlines()[-1]

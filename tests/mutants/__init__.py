@@ -1,0 +1,1 @@
+"""Mutation testing of the pure rooms, by hand or nightly."""

@@ -1,0 +1,103 @@
+"""Tries mutants of a pure room's files, and names those that nothing finds.
+
+python -m tests.mutants optax_dist/quorum/rules.py
+python -m tests.mutants optax_dist/quorum/*.py optax_dist/ledger/*.py
+python -m tests.mutants optax_dist/coordinator/protocol/node.py --sample 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pathlib
+import random
+import sys
+import time
+
+from tests.mutants import making, running
+
+_ROOT = pathlib.Path("optax_dist")
+# Mutants that change no behaviour, with the reason.
+_EQUIVALENT = pathlib.Path(__file__).with_name("equivalent.txt")
+# Seconds of a test that `--quick` runs.
+_QUICK = 0.2
+# Simulated schedules of each kind, after a room's own tests.
+_SCHEDULES = {
+  "quorum": {"faults": 100, "groups": 20},
+  "ledger": {"leases": 40},
+  "coordinator": {"faults": 100, "leases": 20, "groups": 20, "fragments": 10},
+}
+
+
+def equivalent() -> dict[str, str]:
+  """The known mutants without another behaviour, and why."""
+  found, reason = {}, ""
+  for line in _EQUIVALENT.read_text().splitlines():
+    if line.startswith("#"):
+      reason = line[1:].strip()
+    elif line.strip():
+      found[line.strip()] = reason
+  return found
+
+
+def tests_of(path: pathlib.Path) -> list[str]:
+  """The room's own tests."""
+  below = path.relative_to(_ROOT)
+  tests = pathlib.Path("tests") / below.parent
+  if below.parts[0] in ("quorum", "ledger"):
+    return [str(tests)]
+  own = tests / f"test_{below.name}"
+  return [str(own)] if own.exists() else [str(tests)]
+
+
+def main() -> int:
+  """Tries the mutants of each file."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("paths", nargs="+", type=pathlib.Path)
+  parser.add_argument("--sample", type=int, help="so many of all, at random")
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--of", help="only mutants whose name contains this")
+  parser.add_argument("--survivors", action="store_true", help="only these")
+  parser.add_argument(
+    "--quick", action="store_true", help="no schedules, no long tests"
+  )
+  args = parser.parse_args()
+  known = equivalent()
+  some = [
+    (path, mutant)
+    for path in args.paths
+    for mutant in making.mutants(path.read_text())
+    if not args.of or args.of in mutant.name
+  ]
+  if args.sample is not None and args.sample < len(some):
+    some = random.Random(args.seed).sample(some, args.sample)
+  survived = 0
+  for path in args.paths:
+    chosen = [mutant for other, mutant in some if other == path]
+    names = {mutant: f"{path}: {mutant.name}" for mutant in chosen}
+    todo = [mutant for mutant in chosen if names[mutant] not in known]
+    if not chosen:
+      continue
+    began = time.perf_counter()
+
+    def say(mutant: making.Mutant, by: str, names=names) -> None:
+      if not by or not args.survivors:
+        print(f"{names[mutant]}  [{by or 'SURVIVES'}]", flush=True)
+
+    counts = _SCHEDULES[path.relative_to(_ROOT).parts[0]]
+    schedules = None if args.quick else running.schedules(counts)
+    longest = _QUICK if args.quick else math.inf
+    results = running.run(path, tests_of(path), todo, schedules, say, longest)
+    lost = sum(not by for _, by in results)
+    print(
+      f"{path}: {len(chosen)} mutants, {len(chosen) - len(todo)} equivalent, "
+      f"{len(results) - lost} found, {lost} survived, "
+      f"{time.perf_counter() - began:.0f} s",
+      flush=True,
+    )
+    survived += lost
+  return int(bool(survived))
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,445 @@
+"""Journals: the run that they recorded, predictions from it, and doubts."""
+
+import numpy as np
+import pytest
+
+from optax_dist import simulate
+from optax_dist.coordinator import journal
+
+
+def _records(path, strategy, spec="gamma:4,0.25", n=4, steps=300, **options):
+  path.unlink(missing_ok=True)
+  with journal.Journal(path) as writer:
+    simulate.simulate_timing(
+      strategy,
+      simulate.parse_latency(spec),
+      n,
+      steps=steps,
+      journal=writer,
+      **options,
+    )
+  return journal.read(path, strict=True).records
+
+
+@pytest.mark.parametrize("communication", [0.0, 0.2])
+@pytest.mark.parametrize("k", [5, 4])
+def test_recorded_run_is_found_in_its_journal(tmp_path, k, communication):
+  records = _records(
+    tmp_path / "run.jsonl",
+    simulate.sync_replicas(k),
+    "slow-hosts:0.2,2,gamma:4,0.25",
+    n=5,
+    communication=communication,
+    steps=1000,
+  )
+  recorded = simulate.from_journal(records)
+  assert recorded.replicas == 5
+  assert recorded.strategy.replicas_to_aggregate == k
+  assert not recorded.strategy.cancel
+  assert recorded.communication == pytest.approx(communication, abs=1e-5)
+  commits = [r["time"] for r in records if r["kind"] == "commit"]
+  pace = (len(commits) - 1) / (commits[-1] - commits[0])
+  assert recorded.steps_per_second == pytest.approx(pace, rel=0.01)
+  means = sorted(host.mean for host in recorded.latency.latencies)
+  assert means[-1] > 1.7 * means[-2]
+
+
+def test_cancelled_and_late_work_is_part_of_the_strategy(tmp_path):
+  records = lambda **options: _records(
+    tmp_path / "a.jsonl", simulate.sync_replicas(3, **options)
+  )
+  recorded = simulate.from_journal(records(cancel=True))
+  assert recorded.strategy.cancel
+  assert "slow computations are missing" in recorded.doubts[-1]
+  recorded = simulate.from_journal(records(max_staleness=2))
+  assert recorded.strategy.max_staleness == 2
+
+
+def _run(**fields):
+  return {
+    "kind": "run",
+    "time": 0.0,
+    "strategy": "sync_replicas",
+    "replicas_to_aggregate": 1,
+    "max_staleness": 0,
+    "step": 0,
+  } | fields
+
+
+def test_elastic_exchange_is_a_step_of_one_replica():
+  exchange = {"kind": "exchange", "replica": 0, "local_step": 10, "step": 1}
+  records = [_run(strategy="elastic_average")]
+  records += [
+    exchange | {"time": 2.0 * i, "compute": 1.5} for i in range(1, 11)
+  ]
+  recorded = simulate.from_journal(records)
+  assert recorded.strategy.replicas_to_aggregate == 1
+  assert recorded.latency.mean == 1.5
+  assert recorded.steps_per_second == pytest.approx(0.5)
+
+
+def test_replicas_that_exchange_together_make_one_step():
+  commit = {
+    "kind": "commit",
+    "time": 1.0,
+    "step": 0,
+    "members": [
+      {"replica": i, "local_step": 0, "compute": 1.0, "arrived": 1.0}
+      for i in range(3)
+    ],
+  }
+  run = _run(strategy="elastic_average", replicas_to_aggregate=3)
+  recorded = simulate.from_journal([run, commit])
+  assert recorded.strategy.kind == "exchange"
+  assert recorded.strategy.replicas_to_aggregate == 3
+  assert recorded.strategy.max_staleness == 0
+
+
+def test_pace_of_a_restarted_run_is_that_of_its_longest_part():
+  commit = {"kind": "commit", "step": 0, "members": []}
+  drop = {
+    "kind": "drop",
+    "step": 0,
+    "replica": "a",
+    "local_step": 0,
+    "count": 1,
+    "compute": 0.0,
+    "arrived": 1.0,
+    "time": 1.0,
+  }
+  first = [_run()] + [commit | {"time": float(i)} for i in range(3)]
+  second = [_run()] + [commit | {"time": 4.0 * i} for i in range(5)]
+  recorded = simulate.from_journal([*first, *second, drop])
+  assert recorded.steps_per_second == 0.25
+  # Rounding must not make a latency 0.
+  assert recorded.latency.mean > 0
+
+
+def test_late_start_counts_as_computing():
+  """Replica 0 follows its commit by 0.1, 0.1 and 0.5 s, and computes for 1 s."""
+  records, end = [_run()], 0.0
+  for step, delay in enumerate((0.1, 0.1, 0.5, 0.1)):
+    end += delay + 1.0
+    member = {"replica": 0, "local_step": step, "compute": 1.0, "arrived": end}
+    records.append(
+      {"kind": "commit", "time": end, "step": step, "members": [member]}
+    )
+  # A gradient that was dropped is followed by one that began 0.4 s later.
+  drop = {
+    "kind": "drop",
+    "step": 4,
+    "replica": 1,
+    "local_step": 3,
+    "compute": 2.0,
+    "arrived": end,
+    "time": end,
+  }
+  records += [drop, drop | {"arrived": end + 2.4, "local_step": 4, "step": 5}]
+  recorded = simulate.from_journal(records)
+  assert recorded.communication == pytest.approx(0.1)
+  first, second = recorded.latency.latencies
+  np.testing.assert_allclose(first.seconds, [1.0, 1.0, 1.0, 1.4])
+  np.testing.assert_allclose(second.seconds, [2.0, 2.3])
+  # A replica that was away in between was not late.
+  back = {"kind": "join", "replica": 1, "time": end, "step": 4}
+  recorded = simulate.from_journal([*records[:-1], back, records[-1]])
+  np.testing.assert_allclose(recorded.latency.latencies[1].seconds, [2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+  ("records", "said"),
+  [([], "no record of kind 'run'"), ([_run()], "no times of computing")],
+)
+def test_journal_without_a_run_is_refused(records, said):
+  with pytest.raises(ValueError, match=said):
+    simulate.from_journal(records)
+
+
+# Predictions.
+
+
+@pytest.mark.parametrize("k", [4, 3, 6])
+def test_another_run_of_the_same_kind_is_predicted_within_ten_percent(
+  tmp_path, k
+):
+  first, second = (
+    simulate.from_journal(
+      _records(
+        tmp_path / "run.jsonl",
+        simulate.sync_replicas(k),
+        "slow-hosts:0.25,2,gamma:4,0.25",
+        seed=seed,
+        steps=steps,
+      )
+    )
+    for seed, steps in ((7, 300), (8, 900))
+  )
+  found = simulate.predict(first)
+  assert found.steps_per_second == pytest.approx(
+    second.steps_per_second, rel=0.1
+  )
+  assert found.low < found.steps_per_second < found.high
+
+
+@pytest.mark.parametrize(
+  ("recorded_k", "other_k"), [(3, 4), (3, 2), (4, 3), (4, 6)]
+)
+def test_another_number_of_gradients_is_predicted(
+  tmp_path, recorded_k, other_k
+):
+  recorded = simulate.from_journal(
+    _records(tmp_path / "run.jsonl", simulate.sync_replicas(recorded_k))
+  )
+  strategy = simulate.sync_replicas(other_k)
+  real = simulate.simulate_timing(
+    strategy, simulate.parse_latency("gamma:4,0.25"), 4, steps=2000, seed=5
+  )
+  found = simulate.predict(recorded, strategy, repetitions=8)
+  assert found.steps_per_second == pytest.approx(
+    real.steps_per_second, rel=0.08
+  )
+
+
+def test_failures_are_part_of_the_prediction(tmp_path):
+  path, strategy = tmp_path / "run.jsonl", simulate.sync_replicas(4)
+  calm = simulate.from_journal(_records(path, strategy))
+  recorded = simulate.from_journal(
+    _records(path, strategy, failures=simulate.Failures(0.02, 10.0), steps=400)
+  )
+  assert recorded.failures.rate == pytest.approx(0.02, rel=0.3)
+  assert len(recorded.losses) > 10
+  ended = [loss.restarted for loss in recorded.losses if loss.ended]
+  assert ended == pytest.approx([10.0] * len(ended))
+  assert recorded.failures.downtimes == pytest.approx(
+    [10.0] * len(recorded.losses), rel=0.01
+  )
+  found = simulate.predict(recorded)
+  assert found.steps_per_second == pytest.approx(
+    recorded.steps_per_second, rel=0.15
+  )
+  assert found.steps_per_second < 0.8 * calm.steps_per_second
+
+
+def test_longer_journal_gives_a_narrower_interval(tmp_path):
+  widths = []
+  for steps in (20, 400):
+    recorded = simulate.from_journal(
+      _records(
+        tmp_path / "run.jsonl",
+        simulate.sync_replicas(4),
+        "lognormal:0,1",
+        steps=steps,
+      )
+    )
+    found = simulate.predict(recorded)
+    widths.append((found.high - found.low) / found.steps_per_second)
+    assert any("too short" in doubt for doubt in found.doubts) == (steps == 20)
+  assert widths[0] > 2 * widths[1]
+
+
+def test_second_half_of_a_journal_checks_the_prediction(tmp_path):
+  records = _records(
+    tmp_path / "run.jsonl", simulate.sync_replicas(3), steps=400
+  )
+  found = simulate.held_out(records)
+  assert abs(found.error) < 0.1
+  assert found.inside
+  assert "within the interval" in str(found)
+  # The second half is another run, three times slower.
+  commits = [r for r in records if r["kind"] == "commit"]
+  middle = commits[len(commits) // 2]["time"]
+  later = lambda t: t if t <= middle else middle + 3 * (t - middle)
+  for record in records:
+    record["time"] = later(record["time"])
+    for one in record.get("members", ()):
+      one["arrived"] = later(one["arrived"])
+  slowed = simulate.held_out(records)
+  assert slowed.error == pytest.approx(2.0, rel=0.2)
+  assert not slowed.inside
+  assert "OUTSIDE" in str(slowed)
+
+
+def test_few_steps_have_no_second_half_to_check(tmp_path):
+  records = _records(
+    tmp_path / "run.jsonl", simulate.sync_replicas(3), steps=15
+  )
+  assert simulate.held_out(records) is None
+  assert simulate.held_out([]) is None
+
+
+def test_more_replicas_than_recorded_are_in_doubt(tmp_path):
+  recorded = simulate.from_journal(
+    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
+  )
+  found = simulate.predict(recorded, replicas=8, repetitions=5)
+  assert "4 replicas were recorded" in found.doubts[-1]
+  with pytest.raises(ValueError, match="repetitions"):
+    simulate.predict(recorded, repetitions=1)
+
+
+def test_prediction_says_if_simulations_stopped(tmp_path):
+  recorded = simulate.from_journal(
+    _records(tmp_path / "run.jsonl", simulate.sync_replicas(4))
+  )
+  for_good = simulate.Failures(0.05, (float("inf"),))
+  found = simulate.predict(recorded._replace(failures=for_good), repetitions=5)
+  assert (
+    "in 5 of 5 simulations too few replicas were left" in (found.doubts[-1])
+  )
+
+
+# Losses of replicas.
+
+
+def _contribution(replica, time, start=None):
+  timings = None
+  if start is not None:
+    times = dict.fromkeys(("cpu", "compiled", "encoded", "applied"), 0.0)
+    timings = times | {"start": start, "sent": time}
+  return {
+    "replica": replica,
+    "local_step": 0,
+    "compute": 0.5,
+    "arrived": time,
+    "timings": timings,
+  }
+
+
+def _commit(time, replicas, start=None):
+  members = [_contribution(replica, time, start) for replica in replicas]
+  return {"kind": "commit", "time": time, "step": 0, "members": members}
+
+
+def _lossy(*events):
+  """Three replicas take a step each second; and what happens besides."""
+  joins = [
+    {"kind": "join", "time": 0.0, "replica": i, "address": f"h{i}:1"}
+    for i in range(3)
+  ]
+  commits = [_commit(float(t), [0, 1]) for t in range(1, 101)]
+  records = sorted([*commits, *events], key=lambda r: r["time"])
+  return simulate.from_journal([_run(), *joins, *records])
+
+
+def _lost(time, replica=2):
+  return {"kind": "lost", "time": time, "replica": replica, "reason": "silent"}
+
+
+def _back(time, replica=2):
+  join = {"kind": "join", "time": time, "replica": replica, "address": "h2:1"}
+  return join, _commit(time + 0.25, [0, replica])
+
+
+def test_loss_has_a_cause_and_a_length():
+  recorded = simulate.from_journal(
+    [
+      _run(lower_on_loss=True),
+      {"kind": "leader", "time": 0.0, "replica": 0},
+      {"kind": "join", "time": 0.0, "replica": 0},
+      {"kind": "join", "time": 0.0, "replica": 1},
+      _commit(1.0, [0, 1]),
+      _commit(2.0, [0, 1]),
+      _lost(6.0, 1),
+      {"kind": "join", "time": 9.0, "replica": 1},
+      _commit(10.5, [0, 1], start=9.5),
+      _commit(11.5, [0, 1], start=10.5),
+      _lost(12.0, 0),
+      {"kind": "leader", "time": 13.0, "replica": 1},
+      _commit(14.5, [1]),
+    ]
+  )
+  first, second = recorded.losses
+  assert (first.replica, first.reason, first.ended) == (1, "silent", True)
+  assert first.unnoticed == pytest.approx(4.0 - 0.5)
+  assert (first.restarted, first.caught_up, first.length) == (3.0, 0.5, 3.5)
+  assert (second.replica, second.ended) == (0, False)
+  assert second.length == 2.5
+  # Two in 6 and 5.5 seconds of replica 1, 12 of replica 0.
+  assert recorded.failures.rate == pytest.approx(2 / (6 + 5.5 + 12))
+  # 3.0 between the commits, of which 1.0 is usual.
+  assert recorded.failures.takeovers == (2.0,)
+  assert recorded.failures.lowers
+
+
+def test_departure_is_no_loss():
+  leave = {"kind": "leave", "time": 50.0, "replica": 2}
+  assert _lossy(leave).losses == ()
+  assert _lossy(leave).failures is None
+
+
+def test_loss_just_before_the_end_says_little_about_how_long_one_takes():
+  """It is censored: others took 5 seconds, so this one would have, too."""
+  others = [
+    event
+    for t in (10.0, 30.0, 50.0, 70.0)
+    for event in (_lost(t), *_back(t + 5.0))
+  ]
+  recorded = _lossy(*others, _lost(99.0))
+  assert len(recorded.failures.downtimes) == 5
+  assert recorded.failures.downtimes == pytest.approx([5.0] * 5)
+  assert not any("was not back" in doubt for doubt in recorded.doubts)
+
+
+def test_long_absence_at_the_end_keeps_its_share():
+  returned = [_lost(10.0), *_back(15.0), _lost(20.0), *_back(25.0)]
+  recorded = _lossy(*returned, _lost(40.0))
+  assert recorded.failures.downtimes == pytest.approx((5.0, 5.0, 60.0))
+  (doubt,) = (d for d in recorded.doubts if "was not back" in d)
+  assert doubt.startswith("replica 2 was not back when the journal ended")
+  assert "longer than the 60 s" in doubt
+
+
+def test_only_loss_just_before_the_end_does_not_stop_the_prediction():
+  recorded = _lossy(_lost(99.0))
+  assert all(down < 2.0 for down in recorded.failures.downtimes)
+  found = simulate.predict(recorded, repetitions=5)
+  assert found.low > 0
+  assert any("was not back" in doubt for doubt in found.doubts)
+
+
+# Doubts.
+
+
+def _joined(replica, address):
+  return {"kind": "join", "time": 0.0, "replica": replica, "address": address}
+
+
+def _busy(cpu, addresses, steps=40, end=()):
+  """The doubts about replicas that use so much of two cores."""
+  joins = [_joined(i, address) for i, address in enumerate(addresses)]
+  commit = _commit(1.0, range(len(addresses)), start=0.0)
+  for member in commit["members"]:
+    member["timings"]["cpu"] = cpu
+  records = [_run(cores=2), *joins, *[commit] * steps, *end]
+  return simulate.from_journal(records).doubts
+
+
+def test_replicas_that_share_cores_are_outside_the_model():
+  one_host, hosts = ["h:1", "h:2"], ["h1:1", "h2:1"]
+  (line,) = _busy(0.95, one_host)
+  assert line.startswith("outside the model: 2 replicas on one host keep 1.9")
+  assert _busy(0.5, one_host) == ()
+  assert _busy(0.95, hosts) == ()
+  # Threads of a process: each has counted all of it.
+  threads = ["in-process:1", "in-process:2"]
+  assert _busy(0.95, threads) == ()
+  assert len(_busy(1.95, threads)) == 1
+
+
+def test_other_work_on_the_host_is_outside_the_model():
+  end = lambda load: [{"kind": "finish", "time": 2.0, "step": 9, "load": load}]
+  (line,) = _busy(0.5, ["h:1"], end=end(19.0))
+  assert line.startswith("outside the model: a load of 19.0 on 2 cores")
+  for load in (4.4, None):
+    assert _busy(0.5, ["h:1"], end=end(load)) == ()
+
+
+def test_doubts_name_what_a_journal_lacks():
+  assert _busy(0.1, ["h:1"], steps=1)[0].startswith("too short: 1 steps")
+  quiet = [_joined("c", "h:1")]
+  assert (
+    "no time of computing of replica c" in (_busy(0.1, ["h:1"], end=quiet)[0])
+  )
+  assert any("no timings" in doubt for doubt in _lossy().doubts)
+  few = _lossy(_lost(10.0), *_back(15.0)).doubts
+  assert any("1 loss tells" in d and "0.18 to 39 times" in d for d in few)
