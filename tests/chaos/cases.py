@@ -36,8 +36,8 @@ class Case:
     inline: whether gradients are sent inline, in the messages.
     loopback: whether replicas listen on 127.0.0.1 by `bind`.
     max_staleness: the quorum's `max_staleness`.
-    aggregate: gradients in a step; less if replicas are lost, unless that is
-      fewer than there are replicas.
+    aggregate: gradients in a step.
+    lowers: whether it takes fewer while replicas are lost.
     data: the mode in which samples are leased; "" for none.
     times: how often an outage comes.
     at: the phase in which a replica must be when an outage begins; "" for any.
@@ -54,6 +54,7 @@ class Case:
   loopback: bool
   max_staleness: int
   aggregate: int
+  lowers: bool
   data: Literal["", "exact", "streaming"]
   times: int = 1
   at: str = ""
@@ -97,18 +98,22 @@ def _cell(seed: int, index: int) -> Case:
   index %= cells * len(WHO)
   phase = PHASES[index % len(PHASES)]
   large = phase in _LARGE
+  after, seconds = rng.randint(2, 5), rng.choice((0.3, 1.0, 2.5))
+  inline, loopback = not large and rng.random() < 0.5, rng.random() < 0.2
+  max_staleness, everyone = rng.choice((0, 0, 1)), rng.random() < 0.4
   return Case(
     seed,
     phase,
     fault=FAULTS[index // len(PHASES) % len(FAULTS)],
     # The number of cells is odd, so the second half has the other targets.
     who=WHO[index % len(WHO)],
-    after=rng.randint(2, 5),
-    seconds=rng.choice((0.3, 1.0, 2.5)),
-    inline=not large and rng.random() < 0.5,
-    loopback=rng.random() < 0.2,
-    max_staleness=rng.choice((0, 0, 1)),
-    aggregate=REPLICAS if rng.random() < 0.4 else REPLICAS - 1,
+    after=after,
+    seconds=seconds,
+    inline=inline,
+    loopback=loopback,
+    max_staleness=max_staleness,
+    aggregate=REPLICAS if everyone else REPLICAS - 1,
+    lowers=everyone,
     data=rng.choice(("", "exact", "streaming")),
   )
 
@@ -120,7 +125,7 @@ def _outage(seed: int, index: int) -> Case:
   after, times, shortest, longest = {
     # Deadlines follow what was observed, once there is enough of it.
     "pause-all": (60, 2, 7.0, 9.0),
-    # Also before the first step.
+    # Also before the first step, if no step can do without it.
     "stop-one": (rng.choice((0, 60)), 1, 17.0, 20.0),
     "cut-host": (0, 5, 12.0, 14.0),
   }[fault]
@@ -139,6 +144,7 @@ def _outage(seed: int, index: int) -> Case:
     max_staleness=rng.choice((0, 0, 1)),
     # With more gradients than replicas, each gives several.
     aggregate=rng.choice((REPLICAS, 2 * REPLICAS)),
+    lowers=fault != "stop-one" or after > 0,
     data=rng.choice(("", "exact", "streaming")),
     times=times,
     healed=rng.choice((4.0, 16.0)),

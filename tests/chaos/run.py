@@ -151,7 +151,7 @@ class _Run:
         "replica": replica,
         "incarnation": incarnation,
         "replicas": REPLICAS,
-        "lower_on_loss": case.aggregate >= REPLICAS,
+        "lower_on_loss": case.lowers,
         "journal": str(self._journal),
         # The deadlines that outages are to exceed are the usual ones.
         "deadlines": {} if case.phase == OUTAGE else _DEADLINES,
