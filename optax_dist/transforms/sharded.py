@@ -188,12 +188,10 @@ def sharded(
       update_leaves.check_like(_USER, updates, params)
     leaves = [leaf for _, leaf in paths_and_leaves]
     check(params, updates, count, extra_args)
-    numbers = parts.numbers_of(leaves)
     own = parts.reduce_scatter(
       [precision.for_sums(x) for x in leaves],
       names,
       count,
-      numbers,
       reduction == "mean",
     )
     own = [precision.cast_like(x, y) for x, y in zip(own, leaves, strict=True)]
@@ -209,7 +207,6 @@ def sharded(
       leaves,
       names,
       count,
-      numbers,
     )
     inner_state = jax.tree.map(
       lambda node, x: _put_back(node, x, names),
