@@ -102,7 +102,7 @@ def reduce_scatter(
 
   def scatter(leaves: list[jax.Array]) -> list[jax.Array]:
     results: list[Any] = [None] * len(leaves)
-    for at in packing.together(leaves, [names] * len(leaves)):
+    for at in _messages(leaves):
       rows = packing.join([_rows(leaves[i], count) for i in at])
       part = _scatter(rows, names)
       if mean:
@@ -133,7 +133,7 @@ def all_gather(
 
   def gather(parts: list[jax.Array]) -> list[jax.Array]:
     results: list[Any] = [None] * len(parts)
-    for at in packing.together(parts, [names] * len(parts)):
+    for at in _messages(parts):
       rows = collectives.gather_rows(
         packing.join([parts[i] for i in at]), names
       )
@@ -145,6 +145,14 @@ def all_gather(
 
   parts = [axes.cast_to_varying(x, names) for x in parts]
   return axes.in_auto(gather, list(like), parts)
+
+
+def _messages(arrays: Sequence[jax.Array]) -> list[list[int]]:
+  """Returns the indices of arrays that share a message: those of one type."""
+  messages: dict[Any, list[int]] = {}
+  for i, x in enumerate(arrays):
+    messages.setdefault((x.dtype, axes.varying_axes(x)), []).append(i)
+  return list(messages.values())
 
 
 def _scatter(buffer: jax.Array, names: Names) -> jax.Array:
