@@ -77,8 +77,9 @@ class Known:
   on is read once.
   """
 
-  def __init__(self) -> None:
-    self.warned = False
+  def __init__(self, warned: bool = False) -> None:
+    # Whether the caller knows that nothing can be told of values without a program.
+    self.warned = warned
     self._program = _Program(None)
     self._found: dict[Any, dict[Any, tuple[int, _Value]]] = {}
 

@@ -294,7 +294,9 @@ def _name(eqns: Any) -> str:
       name, _, inside = frame.function_name.partition(".<locals>.")
       ours = "/optax_dist/" in frame.file_name
       checking = frame.file_name.endswith(("elementwise.py", "sharded.py"))
-      if not inside or (ours and (checking or "/_internal/" in frame.file_name)):
+      if not inside or (
+        ours and (checking or "/_internal/" in frame.file_name)
+      ):
         continue
       # A transformation's function.
       if ours or inside.startswith(("update", "init")):
