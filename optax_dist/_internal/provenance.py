@@ -34,7 +34,7 @@ _NONE, _CALLER, _MOST = range(3)
 _REARRANGES = frozenset(
   """all_to_all broadcast_in_dim concatenate dynamic_slice dynamic_update_slice
   expand_dims gather name pad ppermute reshape rev slice split squeeze
-  transpose""".split()
+  transpose""".split()  # noqa: SIM905
 )
 
 

@@ -408,7 +408,6 @@ class TestRefused:
   )
   def test_a_state_that_starts_from_other_elements_of_a_leaf(self, start):
     """Each replica would start from those of its own part."""
-
     tx = optax_dist.sharded(_starting(start), maps.AXIS, num_replicas=N)
     with pytest.raises(ValueError, match="can't be sharded: _starting mixes"):
       tx.init(PARAMS)
