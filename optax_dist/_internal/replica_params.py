@@ -44,14 +44,15 @@ class Replicas:
     user: the transform, for messages.
     names: names of the axes over the replicas.
     number: their number; None for the size of the axes.
-    model_axes: further axes, over which each replica's parameters are sharded.
+    model_axes: further axes, over which each replica's parameters are sharded;
+      None for those that types show.
     argument: the transform's name for the number.
   """
 
   user: str
   names: tuple[axes.AxisName, ...]
   number: int | None
-  model_axes: tuple[axes.AxisName, ...]
+  model_axes: tuple[axes.AxisName, ...] | None
   argument: str = "num_replicas"
 
   @classmethod
@@ -60,7 +61,7 @@ class Replicas:
     user: str,
     axis_name: axes.AxisNames,
     number: Any,
-    model_axes: axes.AxisNames,
+    model_axes: axes.AxisNames | None,
     argument: str = "num_replicas",
   ) -> "Replicas":
     """Checks the arguments of the transform.
@@ -70,14 +71,17 @@ class Replicas:
         if the replicas and the model share an axis.
     """
     names = axes.canonical_names(axis_name)
-    sharded = axes.canonical_names(model_axes) if model_axes != () else ()
-    both = set(names) & set(sharded)
+    sharded = model_axes
+    if model_axes not in (None, (), []):
+      sharded = axes.canonical_names(model_axes)
+    both = set(names) & set(sharded or ())
     if both:
       raise ValueError(
         f"{user}: the replicas lie along {sorted(map(str, both))}, so these can't"
         " be `model_axes` too."
       )
     number = checks.count_or_none(argument, number)
+    sharded = None if sharded is None else tuple(sharded)
     return cls(user, names, number, sharded, argument)
 
   def at_init(self) -> int:
@@ -136,7 +140,7 @@ class Replicas:
         between replicas, or if the block is not a single replica's.
     """
     size = replicas.in_update(self.user, self.names, self.number, self.argument)
-    axes.check_bound(self.model_axes, self.user)
+    axes.check_bound(self.model_axes or (), self.user)
     replicas.check_counter(self.user, counter, self.names)
     own, leading = own_block(node, node.value.local_step, self.user)
     return Replica(self, size, own, leading, axes.varying_axes(counter))
@@ -176,14 +180,33 @@ class Replica:
       flag: a boolean scalar.
       like: a pytree of arrays; with tracked axes, those over which they vary
         are included, besides ``model_axes``.
+
+    Raises:
+      ValueError: if it can't be told over which axes the model is sharded.
     """
+    self._check_model_axes()
     over = axes.all_varying_axes((flag, dense_values(like)))
-    over = over.union(self.of.model_axes)
+    over = over.union(self.of.model_axes or ())
     names = tuple(sorted(over - set(self.of.names) - self.undecided, key=str))
     if not names:
       return flag
     against = axes.cast_to_varying((~flag).astype(jnp.int32), names)
     return collectives.sum_leaves([against], [names])[0] == 0
+
+  def _check_model_axes(self) -> None:
+    """Raises an error where neither types nor the caller tell the model axes."""
+    unknown = {
+      name
+      for name in axes.mesh_axes() - set(self.of.names)
+      if axes.axes_size([name]) > 1 and not axes.is_tracked(name)
+    }
+    if self.of.model_axes is None and unknown:
+      raise ValueError(
+        f"{self.of.user}: JAX does not track here (check_vma=False) whether a"
+        f" replica's parameters are sharded over axis {axes.listed(unknown)}, and"
+        " all shards must make the same decision. Give `model_axes`: these axes"
+        " if they are, and () if not."
+      )
 
   def all_finite(self, tree: Any) -> jax.Array:
     """Whether every element is finite, on all shards of this replica."""

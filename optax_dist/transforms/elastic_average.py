@@ -66,7 +66,7 @@ def elastic_average(
   exchange: Literal["after_step", "same_point"] = "after_step",
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
-  model_axes: axes.AxisNames = (),
+  model_axes: axes.AxisNames | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica train its own parameters, tied to a common center.
 
@@ -120,7 +120,8 @@ def elastic_average(
       parameter's own, or float32 if that is narrower.
     model_axes: further axes over which each replica's parameters are sharded:
       all shards of a replica make the same decision. Under ``check_vma=True``
-      the types show them.
+      the types show them; otherwise, if the mesh has further axes, they are
+      required: ``()`` for none.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with an

@@ -81,7 +81,7 @@ def local_updates(
   inner_state: Literal["local", "averaged"] = "local",
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
-  model_axes: axes.AxisNames = (),
+  model_axes: axes.AxisNames | None = None,
   compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica take local steps, then applies their mean change.
@@ -134,7 +134,8 @@ def local_updates(
       parameter's own, or float32 if that is narrower.
     model_axes: further axes over which each replica's parameters are sharded:
       all shards of a replica make the same decision. Under ``check_vma=True``
-      the types show them.
+      the types show them; otherwise, if the mesh has further axes, they are
+      required: ``()`` for none.
     compression: a method of :mod:`optax_dist.compression`, to average the
       differences from the start in fewer bytes; None for no compression. A
       replica that is not finite counts as one that has not moved.

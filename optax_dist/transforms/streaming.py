@@ -69,7 +69,7 @@ def streaming_updates(
   num_replicas: int | None = None,
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
-  model_axes: axes.AxisNames = (),
+  model_axes: axes.AxisNames | None = None,
   compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Like ``local_updates``, but for one group of the parameters at a time.

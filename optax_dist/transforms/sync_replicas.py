@@ -103,7 +103,7 @@ def sync_replicas(
   averages_dtype: Any = None,
   sparse_capacity: Any = None,
   sparse_average: Literal["touched", "gradients"] = "touched",
-  model_axes: axes.AxisNames = (),
+  model_axes: axes.AxisNames | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Applies ``inner`` once the replicas have submitted enough fresh gradients.
 
@@ -169,8 +169,8 @@ def sync_replicas(
       all ``"gradients"`` in the step.
     model_axes: further axes over which each gradient is sharded, as in tensor
       parallelism: either all shards of a replica's gradient are dropped or
-      none. Under ``check_vma=True`` the types show them; otherwise they are
-      required.
+      none. Under ``check_vma=True`` the types show them; otherwise, if the mesh
+      has further axes, they are required: ``()`` for none.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
