@@ -15,6 +15,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import packing
 
+# Elements of a TPU tile of one-dimensional arrays.
+_TILE = 1024
+
 Names = tuple[axes.AxisName, ...]
 
 
@@ -104,7 +107,7 @@ def reduce_scatter(
     results: list[Any] = [None] * len(leaves)
     for at in _messages(leaves):
       rows = packing.join([_rows(leaves[i], count) for i in at])
-      part = _scatter(rows, names)
+      part = _scatter(_in_tiles(rows), names)
       if mean:
         part = part / jnp.asarray(count, part.dtype)
       lengths = [length(leaves[i].shape, count) for i in at]
@@ -134,9 +137,8 @@ def all_gather(
   def gather(parts: list[jax.Array]) -> list[jax.Array]:
     results: list[Any] = [None] * len(parts)
     for at in _messages(parts):
-      rows = collectives.gather_rows(
-        packing.join([parts[i] for i in at]), names
-      )
+      row = _in_tiles(packing.join([parts[i] for i in at]))
+      rows = collectives.gather_rows(row, names)
       lengths = [parts[i].size for i in at]
       columns = packing.split(rows.reshape(count, -1), lengths)
       for i, x in zip(at, columns, strict=True):
@@ -145,6 +147,18 @@ def all_gather(
 
   parts = [axes.cast_to_varying(x, names) for x in parts]
   return axes.in_auto(gather, list(like), parts)
+
+
+def _in_tiles(x: jax.Array) -> jax.Array:
+  """Pads the last axis for TPU.
+
+  For sizes that aren't whole tiles the compiler uses an all-reduce with zeros,
+  which moves twice the bytes.
+  """
+  if axes.platform() != "tpu":
+    return x
+  missing = -x.shape[-1] % _TILE
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
 
 
 def _messages(arrays: Sequence[jax.Array]) -> list[list[int]]:

@@ -63,8 +63,11 @@ def join(arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def split(buffer: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-  """Undoes :func:`join`, for arrays whose last axis has these sizes."""
-  if len(sizes) == 1:
+  """Undoes :func:`join`, for arrays whose last axis has these sizes.
+
+  What follows them in the buffer is left out.
+  """
+  if len(sizes) == 1 and buffer.shape[-1] == sizes[0]:
     return [buffer]
   # Slices at constant offsets would be separate kernels to compile.
   starts = materialize.integers([*itertools.accumulate(sizes, initial=0)])

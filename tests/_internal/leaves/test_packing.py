@@ -65,3 +65,4 @@ def test_a_single_array_is_not_copied():
   x = jnp.ones(3)
   assert packing.join([x]) is x
   assert packing.split(x, [3])[0] is x
+  np.testing.assert_array_equal(packing.split(jnp.arange(3), [2])[0], [0, 1])

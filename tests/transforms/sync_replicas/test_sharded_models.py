@@ -97,7 +97,7 @@ def test_model_axes_must_be_given_where_types_do_not_show_them(tx, size):
   if size == 1:
     jax.eval_shape(run, jnp.ones((N, 4)), state)
     return
-  with pytest.raises(ValueError, match="over axis 'model'.*Give `model_axes`"):
+  with pytest.raises(ValueError, match=r"over axis 'model'.*Give `model_axes`"):
     jax.eval_shape(run, jnp.ones((N, 4)), state)
 
 
