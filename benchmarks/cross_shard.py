@@ -151,8 +151,8 @@ def joining(leaves: int, size: int, rounds: int) -> dict[str, float]:
   mean = lambda xs: [x / jnp.float32(jax.device_count()) for x in xs]
 
   def join(leaves):
-    together = packing.Packing.side_by_side(leaves)
-    return mean(together.unpack([total(x) for x in together.pack(leaves)]))
+    sums = total(packing.join([x.ravel() for x in leaves]))
+    return mean(packing.split(sums, [x.size for x in leaves]))
 
   joined = _aggregating(join)
   single = _aggregating(lambda g: mean([total(x) for x in g]))

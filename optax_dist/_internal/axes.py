@@ -179,36 +179,49 @@ def _cast(x: Any, names: Iterable[AxisName]) -> Any:
   return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
-def cond(
-  predicate: Any,
-  true_fun: Callable[[], Any],
-  false_fun: Callable[[], Any],
-) -> Any:
-  """Like ``jax.lax.cond``, for branches that vary over different tracked axes.
+def when(predicate: Any, new: Callable[[], Any], old: Callable[[], Any]) -> Any:
+  """Returns ``new()`` if ``predicate`` is true, and ``old()`` otherwise.
 
-  ``jax.lax.cond`` rejects branches whose results differ in the axes over which
-  they vary, such as zeros and a gradient. Here each result is cast to vary over
-  the axes of both.
+  Unlike ``jax.lax.cond``, it accepts branches that vary over different tracked
+  axes, such as zeros and a gradient: each result is cast to vary over the axes of
+  both.
 
   Args:
-    predicate: a boolean scalar, equal on all replicas if a branch communicates.
-    true_fun: returns the result if ``predicate`` is true.
-    false_fun: returns the result otherwise, with the same structure, shapes and
-      dtypes.
+    predicate: a boolean scalar, equal on all replicas if a branch communicates;
+      or the Python value True, for always.
+    new: returns the result if ``predicate`` is true.
+    old: returns the result otherwise, with the same structure and shapes. It has
+      the dtypes to which ``new`` is cast.
 
   Returns:
     The chosen result.
   """
-  types = [jax.eval_shape(fun) for fun in (true_fun, false_fun)]
-  varying = jax.tree.map(
-    lambda a, b: tuple(sorted(varying_axes(a) | varying_axes(b), key=str)),
-    *types,
+  if predicate is True:
+    return new()
+  types = jax.eval_shape(old)
+  # Without tracked axes, asking for the types would only trace everything twice.
+  over = jax.tree.map(lambda _: (), types)
+  if any(map(is_tracked, bound_axes())):
+    over = jax.tree.map(
+      lambda a, b: tuple(sorted(varying_axes(a) | varying_axes(b), key=str)),
+      types,
+      jax.eval_shape(new),
+    )
+
+  def cast(x: Any, like: Any, over: tuple[AxisName, ...]) -> Any:
+    return _cast(with_dtype(x, like.dtype), over)
+
+  return jax.lax.cond(
+    predicate,
+    lambda: jax.tree.map(cast, new(), types, over),
+    lambda: jax.tree.map(cast, old(), types, over),
   )
 
-  def cast(fun):
-    return lambda: jax.tree.map(_cast, fun(), varying)
 
-  return jax.lax.cond(predicate, cast(true_fun), cast(false_fun))
+def with_dtype(x: Any, dtype: Any) -> jax.Array:
+  """Returns an array of a dtype, which may be that of random keys."""
+  x = jnp.asarray(x)
+  return x if x.dtype == dtype else x.astype(dtype)
 
 
 def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:

@@ -87,14 +87,19 @@ def sum_leaves(
     The sums, each in its leaf's shape and dtype. They are bit-identical on all
     replicas of the sum.
   """
-  packed = packing.Packing.of(names, leaves)
-  totals = []
-  for members, x in zip(packed.buckets, packed.pack(leaves), strict=True):
-    over = names[members[0]]
+  totals = list(leaves)
+  for at in packing.together(leaves, names):
+    over = names[at[0]]
     if over:
-      x = _group_sum(over[0], groups)(x) if groups else _axis_sum(over)(x)
-    totals.append(x)
-  return packed.unpack(totals)
+      add_up = _group_sum(over[0], groups) if groups else _axis_sum(over)
+      if len(at) == 1:
+        totals[at[0]] = add_up(leaves[at[0]])
+        continue
+      total = add_up(packing.join([jnp.ravel(leaves[i]) for i in at]))
+      sums = packing.split(total, [leaves[i].size for i in at])
+      for i, x in zip(at, sums, strict=True):
+        totals[i] = x.reshape(leaves[i].shape)
+  return totals
 
 
 def gather_rows(

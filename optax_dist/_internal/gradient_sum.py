@@ -6,7 +6,6 @@ gradients that touched each row: TensorFlow's sparse accumulators divide each
 row by that number.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 
 from optax_dist._internal import axes, collectives
 from optax_dist._internal.leaves import precision
-from optax_dist._internal.leaves.packing import Joined, Packing
 from optax_dist.sparse import indexed_slices
 from optax_dist.sparse.indexed_slices import IndexedSlices
 
@@ -99,90 +97,20 @@ def init(params: Any, sparse_capacity: Any = None, dtype: Any = None) -> Any:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Packed:
-  """Gradients and sums in the form for computing: small leaves share a buffer.
+def check(gradient: Any, total: Any) -> None:
+  """Checks that a gradient can be added to a sum.
 
-  The functions of this module accept its lists instead of trees. Their first
-  element is a float32 scalar, so that the number of gradients is sent along
-  with the sums.
-
-  Attributes:
-    treedef: the structure of the parameters.
-    packing: which leaves share a buffer.
-    names: names of the axes to sum over.
+  Raises:
+    ValueError: if only one of a gradient and its sum is sparse, or if the
+      gradient has more slots than its sum.
   """
-
   treedef: Any
-  packing: Packing
-  names: tuple[axes.AxisName, ...]
-
-  @classmethod
-  def of(
-    cls, gradient: Any, total: Any, names: tuple[axes.AxisName, ...]
-  ) -> "Packed":
-    """Returns a fast packing for gradients that are summed over axes.
-
-    Args:
-      gradient: a pytree like the parameters, with None for missing gradients.
-      total: the sum that it can be added to; None if there is none.
-      names: names of the bound axes.
-
-    Raises:
-      ValueError: if only one of a gradient and its sum is sparse, or if the
-        gradient has more slots than its sum.
-    """
-    treedef: Any
-    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
-      gradient, is_leaf=is_leaf
-    )
-    lists = [[_room(names), *(leaf for _, leaf in paths_and_leaves)]]
-    if total is not None:
-      sums = treedef.flatten_up_to(total)
-      for (path, grad), into in zip(paths_and_leaves, sums, strict=True):
-        _check_leaf(path, grad, into)
-      lists.append([_room(names), *sums])
-    packing = Packing.of([names] * len(lists[0]), *lists)
-    return cls(treedef, packing, names)
-
-  def leaves(self, tree: Any) -> list[Any]:
-    """Returns the leaves of a tree of gradients or sums."""
-    return self.treedef.flatten_up_to(tree)
-
-  def pack(self, tree: Any, count: jax.Array | None = None) -> list[Any]:
-    """Packs a tree of gradients or sums into a list.
-
-    Args:
-      tree: the tree, or a list of its leaves.
-      count: a scalar to send along; an integer up to 2**24.
-    """
-    room = _room(self.names)
-    if count is not None:
-      room = axes.cast_to_varying(count.astype(jnp.float32), self.names)
-    leaves = tree if isinstance(tree, list) else self.leaves(tree)
-    return self.packing.pack([room, *leaves])
-
-  def kinds(self, leaves: Sequence[Any]) -> list[Any]:
-    """Returns a gradient that represents each element of such a list."""
-    room = [_room(self.names), *leaves]
-    return [room[members[-1]] for members in self.packing.buckets]
-
-  def unpack(self, buffers: Sequence[Any]) -> Any:
-    """Unpacks a list into a tree."""
-    return self.treedef.unflatten(self.packing.unpack(buffers)[1:])
-
-  def joined(self, buffers: Sequence[Any], tree: Any) -> list[Joined]:
-    """Returns the positions of the leaves that share a buffer."""
-    leaves = [None, *self.treedef.flatten_up_to(tree)]
-    return self.packing.joined(buffers, leaves)
-
-  def count(self, sums: Sequence[Any]) -> jax.Array:
-    """Returns the count that was sent along with the sums."""
-    return self.packing.get(sums, 0).astype(jnp.int32)
-
-
-def _room(names: tuple[axes.AxisName, ...]) -> jax.Array:
-  return axes.cast_to_varying(jnp.zeros([], jnp.float32), names)
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
+    gradient, is_leaf=is_leaf
+  )
+  sums = treedef.flatten_up_to(total)
+  for (path, grad), into in zip(paths_and_leaves, sums, strict=True):
+    _check_leaf(path, grad, into)
 
 
 def _check_leaf(path: Any, grad: Any, into: Any) -> None:
@@ -204,19 +132,25 @@ def _check_leaf(path: Any, grad: Any, into: Any) -> None:
       )
 
 
-def add(total: Any, gradient: Any, weight: Any = None) -> tuple[Any, jax.Array]:
+def add(
+  total: Any, gradient: Any, weight: Any = None, dtype: Any = None
+) -> tuple[Any, Any]:
   """Adds one weighted gradient.
 
   Args:
-    total: the result of :func:`init` or of this function.
+    total: the result of :func:`init` or of this function; None for no sum, of
+      which the gradient is the only one.
     gradient: a pytree like the parameters, with None for missing gradients.
     weight: a scalar, or None for 1.
+    dtype: dtype of the result without a sum, see :func:`precision.wide_dtype`.
 
   Returns:
-    The new sum, and a boolean scalar: whether every row found a slot. If not,
-    the new sum lacks rows and must not be used.
+    The new sum, and a boolean scalar: whether every row found a slot, or True
+    if there are no rows. If not, the new sum lacks rows and must not be used.
   """
-  fits = jnp.asarray(True)
+  if total is None:
+    return _cast(gradient, dtype), True
+  fits: Any = True
 
   def add_leaf(grad, into):
     nonlocal fits
@@ -224,7 +158,7 @@ def add(total: Any, gradient: Any, weight: Any = None) -> tuple[Any, jax.Array]:
       return into
     if isinstance(into, SparseSum):
       into, leaf_fits = _add_slices(into, grad, weight)
-      fits &= leaf_fits
+      fits = leaf_fits if fits is True else fits & leaf_fits
       return into
     return into + _weighted(grad.astype(into.dtype), weight)
 
@@ -282,40 +216,34 @@ def clear(total: Any, where: Any) -> Any:
   )
 
 
-def cast(gradient: Any, total: Any = None, dtype: Any = None) -> Any:
-  """Casts dense gradients to the dtypes in which they are summed.
+def _cast(gradient: Any, dtype: Any) -> Any:
+  """Casts dense gradients to the dtypes in which they are summed."""
 
-  Args:
-    gradient: a pytree like the parameters, with None for missing gradients.
-    total: the sum that it could be added to; None if there is none.
-    dtype: dtype of the sums without one, see :func:`precision.wide_dtype`.
-
-  Returns:
-    A pytree like ``gradient``.
-  """
-  treedef: Any
-  grads, treedef = jax.tree.flatten(gradient, is_leaf=is_leaf)
-  like = grads if total is None else treedef.flatten_up_to(total)
-
-  def cast_leaf(grad, like):
+  def cast_leaf(grad: Any) -> Any:
     if grad is None or isinstance(grad, IndexedSlices):
       return grad
-    kind = precision.wide_dtype(like, dtype) if total is None else like.dtype
-    return jnp.asarray(grad, kind)
+    return jnp.asarray(grad, precision.wide_dtype(grad, dtype))
 
-  return treedef.unflatten(list(map(cast_leaf, grads, like)))
+  return jax.tree.map(cast_leaf, gradient, is_leaf=is_leaf)
 
 
-def reduce(total: Any, like: Any, names: tuple[axes.AxisName, ...]) -> Any:
-  """Sums the sums of all replicas.
+def reduce(
+  total: Any,
+  count: jax.Array | None,
+  like: Any,
+  names: tuple[axes.AxisName, ...],
+) -> tuple[Any, Any]:
+  """Sums the sums of all replicas, and how many gradients are in them.
 
   Args:
     total: this replica's sum.
+    count: the number of gradients in it, sent along as a float32 number; None
+      not to send it.
     like: the gradient, for its structure.
     names: the bound axes over the replicas.
 
   Returns:
-    The total, with the structure of ``like``.
+    The total, with the structure of ``like``, and the count or None.
   """
   treedef: Any
   grads, treedef = jax.tree.flatten(like, is_leaf=is_leaf)
@@ -324,9 +252,12 @@ def reduce(total: Any, like: Any, names: tuple[axes.AxisName, ...]) -> Any:
   dense = [
     i for i, grad in enumerate(grads) if grad is not None and not is_sparse[i]
   ]
-  sums = collectives.sum_leaves(
-    [results[i] for i in dense], [names] * len(dense)
-  )
+  sent = [results[i] for i in dense]
+  if count is not None:
+    sent.append(axes.cast_to_varying(count.astype(jnp.float32), names))
+  sums = collectives.sum_leaves(sent, [names] * len(sent))
+  if count is not None:
+    count = sums.pop().astype(jnp.int32)
   for i, x in zip(dense, sums, strict=True):
     results[i] = x
   for i, sparse in enumerate(is_sparse):
@@ -334,15 +265,11 @@ def reduce(total: Any, like: Any, names: tuple[axes.AxisName, ...]) -> Any:
       results[i] = merge(
         jax.tree.map(lambda x: collectives.gather_rows(x, names), results[i])
       )
-  return treedef.unflatten(results)
+  return treedef.unflatten(results), count
 
 
 def divide(
-  total: Any,
-  like: Any,
-  all_in: Any,
-  sparse_average: str = "touched",
-  inverse: jax.Array | None = None,
+  total: Any, like: Any, all_in: Any, sparse_average: str = "touched"
 ) -> Any:
   """Returns the average of all gradients.
 
@@ -353,15 +280,8 @@ def divide(
     sparse_average: ``"touched"`` divides each row of a sparse gradient by the
       number of gradients that touched it, ``"gradients"`` by the number of
       gradients.
-    inverse: 1 / max(``all_in``, 1), a float32 scalar, if it is known.
   """
   divisor = jnp.maximum(all_in, 1)
-  inverses = {} if inverse is None else {inverse.dtype: inverse}
-
-  def inverse_of(kind: Any) -> jax.Array:
-    if kind not in inverses:
-      inverses[kind] = 1 / divisor.astype(kind)
-    return inverses[kind]
 
   def divide_leaf(grad, x):
     if grad is None:
@@ -369,13 +289,11 @@ def divide(
     if isinstance(grad, IndexedSlices):
       by = None if sparse_average == "touched" else divisor
       return _divide_slices(x, grad.dense_shape, by)
-    # The compiler recomputes a product wherever it is needed, but stores a
-    # quotient in memory: so multiply.
     kind = jnp.finfo(x.dtype).dtype
     wide = x.dtype
     if kind.itemsize < 4:
       kind = wide = jnp.dtype(jnp.float32)
-    mean = x.astype(wide) * inverse_of(kind).astype(wide)
+    mean = x.astype(wide) * (1 / divisor.astype(kind)).astype(wide)
     return mean.astype(grad.dtype)
 
   return jax.tree.map(divide_leaf, like, total, is_leaf=is_leaf)

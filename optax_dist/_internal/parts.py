@@ -1,12 +1,9 @@
 """Splits leaves into one flat part per replica, and joins them again.
 
 Part ``r`` of a leaf is row ``r`` of its elements, padded with zeros, in as many
-rows as there are replicas. The rows of all leaves of a dtype are concatenated
-in one buffer, so that there is one message for all and each leaf still has its
-own part on every replica.
+rows as there are replicas, so that each leaf has its own part on every replica.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes, collectives
-from optax_dist._internal.leaves import materialize
+from optax_dist._internal.leaves import packing
+
+# Elements of a TPU tile of one-dimensional arrays.
+_TILE = 1024
 
 Names = tuple[axes.AxisName, ...]
 
@@ -88,22 +88,8 @@ def own(x: jax.Array, names: Names, count: int) -> jax.Array:
   return axes.in_auto(part, _sharding(x, count), x)
 
 
-def numbers_of(leaves: Sequence[Any]) -> list[jax.Array]:
-  """Returns the offsets at which leaves are split, on CPU.
-
-  Slices at constant offsets would be separate kernels to compile there.
-  """
-  if axes.platform() != "cpu" or len(leaves) < 2:
-    return []
-  return materialize.integers(range(len(leaves)))
-
-
 def reduce_scatter(
-  leaves: Sequence[jax.Array],
-  names: Names,
-  count: int,
-  numbers: list[jax.Array],
-  mean: bool = False,
+  leaves: Sequence[jax.Array], names: Names, count: int, mean: bool = False
 ) -> list[jax.Array]:
   """Sums leaves over the replicas; each gets its own part of the sums.
 
@@ -111,37 +97,26 @@ def reduce_scatter(
     leaves: each replica's own arrays.
     names: the bound axes over the replicas.
     count: the number of replicas.
-    numbers: the leaves' offsets, see :func:`numbers_of`.
     mean: whether to divide the sums by ``count``.
 
   Returns:
-    Flat arrays, with one reduce-scatter per dtype.
+    Flat arrays.
   """
-  scatter = functools.partial(_reduce_scatter, names, count, mean)
+
+  def scatter(leaves: list[jax.Array]) -> list[jax.Array]:
+    results: list[Any] = [None] * len(leaves)
+    for at in _messages(leaves):
+      rows = packing.join([_rows(leaves[i], count) for i in at])
+      part = _scatter(_in_tiles(rows), names)
+      if mean:
+        part = part / jnp.asarray(count, part.dtype)
+      lengths = [length(leaves[i].shape, count) for i in at]
+      for i, x in zip(at, packing.split(part, lengths), strict=True):
+        results[i] = x
+    return results
+
   to = [_sharding(x, count) for x in leaves]
-  return axes.in_auto(scatter, to, list(leaves), numbers)
-
-
-def _reduce_scatter(
-  names: Names,
-  count: int,
-  mean: bool,
-  leaves: list[jax.Array],
-  numbers: list[jax.Array],
-) -> list[jax.Array]:
-  results: list[Any] = [None] * len(leaves)
-  for at in _buckets(leaves).values():
-    buffer = _side_by_side([_rows(leaves[i], count) for i in at])
-    part = _scatter(buffer, names)
-    if mean:
-      part = part / jnp.asarray(count, part.dtype)
-    for i, x in zip(
-      at,
-      _apart(part, [length(leaves[i].shape, count) for i in at], numbers),
-      strict=True,
-    ):
-      results[i] = x
-  return results
+  return axes.in_auto(scatter, to, list(leaves))
 
 
 def all_gather(
@@ -149,7 +124,6 @@ def all_gather(
   like: Sequence[jax.Array],
   names: Names,
   count: int,
-  numbers: list[jax.Array],
 ) -> list[jax.Array]:
   """Returns the whole leaves from their parts, equal on all replicas.
 
@@ -158,92 +132,41 @@ def all_gather(
     like: arrays of the shapes and the shardings of the leaves.
     names: the bound axes over the replicas.
     count: the number of replicas.
-    numbers: the leaves' offsets, see :func:`numbers_of`.
-
-  Returns:
-    Arrays of these shapes, with one all-gather per dtype.
   """
+
+  def gather(parts: list[jax.Array]) -> list[jax.Array]:
+    results: list[Any] = [None] * len(parts)
+    for at in _messages(parts):
+      row = _in_tiles(packing.join([parts[i] for i in at]))
+      rows = collectives.gather_rows(row, names)
+      lengths = [parts[i].size for i in at]
+      columns = packing.split(rows.reshape(count, -1), lengths)
+      for i, x in zip(at, columns, strict=True):
+        results[i] = whole(x, like[i].shape)
+    return results
+
   parts = [axes.cast_to_varying(x, names) for x in parts]
-  shapes = [x.shape for x in like]
-  gather = functools.partial(_all_gather, shapes, names, count)
-  return axes.in_auto(gather, list(like), parts, numbers)
+  return axes.in_auto(gather, list(like), parts)
 
 
-def _all_gather(
-  shapes: Sequence[Sequence[int]],
-  names: Names,
-  count: int,
-  parts: list[jax.Array],
-  numbers: list[jax.Array],
-) -> list[jax.Array]:
-  results: list[Any] = [None] * len(parts)
-  for at in _buckets(parts).values():
-    together = _side_by_side([parts[i] for i in at])
-    gathered = collectives.gather_rows(together, names)
-    gathered = gathered.reshape(count, together.size)
-    for i, x in zip(
-      at, _apart(gathered, [parts[i].size for i in at], numbers), strict=True
-    ):
-      results[i] = whole(x, shapes[i])
-  return results
+def _in_tiles(x: jax.Array) -> jax.Array:
+  """Pads the last axis for TPU.
 
-
-def _buckets(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
-  """Groups leaves that share a buffer: equal dtypes and types."""
-  buckets: dict[Any, list[int]] = {}
-  for i, x in enumerate(leaves):
-    buckets.setdefault((x.dtype, axes.varying_axes(x)), []).append(i)
-  return buckets
-
-
-def _side_by_side(xs: list[jax.Array]) -> jax.Array:
-  """Concatenates arrays along their last axis, those of one length as a block.
-
-  Arrays of one length are stacked along a first axis and transposed together:
-  concatenating many along their last axis takes CPU compilers minutes.
+  For sizes that aren't whole tiles the compiler uses an all-reduce with zeros,
+  which moves twice the bytes.
   """
-  blocks = []
-  for at in _by_length([x.shape[-1] for x in xs]):
-    block = jnp.stack([xs[i] for i in at], axis=0)
-    block = jnp.moveaxis(block, 0, -2)
-    size = len(at) * block.shape[-1]
-    blocks.append(block.reshape(*block.shape[:-2], size))
-  return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=-1)
+  if axes.platform() != "tpu":
+    return x
+  missing = -x.shape[-1] % _TILE
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
 
 
-def _apart(
-  x: jax.Array, lengths: list[int], numbers: list[jax.Array]
-) -> list[jax.Array]:
-  """Undoes :func:`_side_by_side`."""
-  results: list[Any] = [None] * len(lengths)
-  start = 0
-  on_cpu = bool(numbers)
-  for at in _by_length(lengths):
-    end = start + len(at) * lengths[at[0]]
-    block = jax.lax.slice_in_dim(x, start, end, axis=-1)
-    block = block.reshape(*x.shape[:-1], len(at), lengths[at[0]])
-    block = jnp.moveaxis(block, -2, 0)
-    for number, i in enumerate(at):
-      results[i] = (
-        jax.lax.dynamic_index_in_dim(
-          block,
-          numbers[number],
-          keepdims=False,
-          allow_negative_indices=False,
-        )
-        if on_cpu
-        else block[number]
-      )
-    start = end
-  return results
-
-
-def _by_length(lengths: list[int]) -> list[list[int]]:
-  """Groups positions of equal lengths, in order of their first."""
-  groups: dict[int, list[int]] = {}
-  for i, each in enumerate(lengths):
-    groups.setdefault(each, []).append(i)
-  return list(groups.values())
+def _messages(arrays: Sequence[jax.Array]) -> list[list[int]]:
+  """Returns the indices of arrays that share a message: those of one type."""
+  messages: dict[Any, list[int]] = {}
+  for i, x in enumerate(arrays):
+    messages.setdefault((x.dtype, axes.varying_axes(x)), []).append(i)
+  return list(messages.values())
 
 
 def _scatter(buffer: jax.Array, names: Names) -> jax.Array:

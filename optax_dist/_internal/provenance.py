@@ -11,6 +11,7 @@ computed eagerly have no origin.
 import contextlib
 import contextvars
 import itertools
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ import jax.extend.core
 import optax
 
 from optax_dist._internal import axes
+from optax_dist._internal.leaves.elementwise import is_elementwise
 
 _given: contextvars.ContextVar[frozenset[axes.AxisName]] = (
   contextvars.ContextVar("given", default=frozenset())
@@ -28,29 +30,11 @@ Origin = Literal["gradient", "caller"]
 # What the origin of a value shows, in order.
 _NONE, _CALLER, _MOST = range(3)
 
-# Elementwise operations, and changes of shape or dtype.
-_SHAPE_AND_SCALE = frozenset(
-  [
-    "add",
-    "add_any",
-    "broadcast_in_dim",
-    "clamp",
-    "convert_element_type",
-    "copy",
-    "div",
-    "max",
-    "min",
-    "mul",
-    "name",
-    "neg",
-    "pvary",
-    "reduce_precision",
-    "reshape",
-    "select_n",
-    "squeeze",
-    "sub",
-    "transpose",
-  ]
+# Operations that keep the elements of an array, all of them or some.
+_REARRANGES = frozenset(
+  """all_to_all broadcast_in_dim concatenate dynamic_slice dynamic_update_slice
+  expand_dims gather name pad ppermute reshape rev slice split squeeze
+  transpose""".split()  # noqa: SIM905
 )
 
 
@@ -93,7 +77,9 @@ class Known:
   on is read once.
   """
 
-  def __init__(self) -> None:
+  def __init__(self, warned: bool = False) -> None:
+    # Whether the caller knows that nothing can be told of values without a program.
+    self.warned = warned
     self._program = _Program(None)
     self._found: dict[Any, dict[Any, tuple[int, _Value]]] = {}
 
@@ -153,7 +139,7 @@ def of_invariant(
 def is_scattered(
   x: Any, name: axes.AxisName, known: Known | None = None
 ) -> bool:
-  """Whether a value is a replica's part of a sum, except for shape and scale.
+  """Whether a value is a replica's part of a sum, or a function of its elements.
 
   The gradient of a parameter that is sharded over the axis, and gathered where
   it is used, is of that kind.
@@ -167,7 +153,7 @@ def is_scattered(
   def read(value: _Value, equation: _Equation) -> tuple[int, list[_Value]]:
     if "reduce_scatter" in equation.primitive:
       return (_MOST if name in equation.over() else _NONE), []
-    return _NONE, equation.of_same_size(value)
+    return _NONE, equation.element_by_element(value)
 
   return (known or Known()).search(x, ("scattered", name), read) == _MOST
 
@@ -191,6 +177,25 @@ def check_whole(
   Raises:
     ValueError: if it is.
   """
+  varying = axes.varying_axes(x)
+  spread = [
+    name
+    for name in names
+    if name in axes.mesh_axes()
+    and (name in varying or not axes.is_tracked(name))
+  ]
+  has_program = _traced(x, _Program(None))
+  known = known or Known()
+  is_eager = isinstance(x, jax.core.Tracer) and not has_program
+  if spread and is_eager and not known.warned:
+    known.warned = True
+    warnings.warn(
+      f"{what} is computed outside of jax.jit, where it can't be told whether it is"
+      f" each replica's own or one shard of a sum over axis {axes.listed(spread)},"
+      " as the gradient of a parameter that is sharded over it: that would be"
+      " summed again. Call the mapped step under jax.jit, which checks it.",
+      stacklevel=2,
+    )
   over = [name for name in names if is_scattered(x, name, known)]
   if over:
     raise ValueError(
@@ -203,7 +208,7 @@ def check_whole(
 def was_reduced(
   x: Any, name: axes.AxisName, known: Known | None = None
 ) -> bool:
-  """Whether a value is already final over an axis, except for shape and scale.
+  """Whether a value is final over an axis, or a function of such elements.
 
   For a shard, which varies over the axis, types don't show it.
 
@@ -216,7 +221,7 @@ def was_reduced(
   def read(value: _Value, equation: _Equation) -> tuple[int, list[_Value]]:
     if not equation.transposed and _scope(name) in equation.stack:
       return _MOST, []
-    return _NONE, equation.of_same_size(value)
+    return _NONE, equation.element_by_element(value)
 
   return (known or Known()).search(x, ("reduced", name), read) == _MOST
 
@@ -311,11 +316,16 @@ class _Equation:
       programs.append((_Program(makers), jaxpr.outvars))
     return _Call(self._raw, {id(v): i for i, v in enumerate(outs)}, programs)
 
-  def of_same_size(self, value: "_Value") -> list["_Value"]:
-    """The values that its result ``value`` has the elements of, scaled."""
+  def element_by_element(self, value: "_Value") -> list["_Value"]:
+    """The values that the elements of its result ``value`` are computed from.
+
+    Only if each is computed from one element of each of them.
+    """
     if insides := self.insides(value):
       return insides
-    if self.primitive not in _SHAPE_AND_SCALE:
+    if self.primitive in _REARRANGES:
+      return self.inputs()
+    if not is_elementwise(self._raw):
       return []
     return [v for v in self.inputs() if v.size == value.size]
 

@@ -8,7 +8,8 @@ decision.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,22 +18,15 @@ import optax
 
 from optax_dist._internal import axes, checks, collectives, replicas
 from optax_dist._internal.leaves import (
-  are_finite,
-  packing,
   precision,
   update_leaves,
 )
-from optax_dist._internal.leaves.in_place import change_if
 from optax_dist._internal.leaves.materialize import materialize
-from optax_dist._internal.leaves.on_blocks import on_blocks
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.leaves.take_if import take_if
 from optax_dist._internal.replica_blocks import (
   PerReplica,
   as_block,
-  block,
   own_block,
-  row,
 )
 from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
@@ -50,14 +44,15 @@ class Replicas:
     user: the transform, for messages.
     names: names of the axes over the replicas.
     number: their number; None for the size of the axes.
-    model_axes: further axes, over which each replica's parameters are sharded.
+    model_axes: further axes, over which each replica's parameters are sharded;
+      None for those that types show.
     argument: the transform's name for the number.
   """
 
   user: str
   names: tuple[axes.AxisName, ...]
   number: int | None
-  model_axes: tuple[axes.AxisName, ...]
+  model_axes: tuple[axes.AxisName, ...] | None
   argument: str = "num_replicas"
 
   @classmethod
@@ -66,7 +61,7 @@ class Replicas:
     user: str,
     axis_name: axes.AxisNames,
     number: Any,
-    model_axes: axes.AxisNames,
+    model_axes: axes.AxisNames | None,
     argument: str = "num_replicas",
   ) -> "Replicas":
     """Checks the arguments of the transform.
@@ -76,14 +71,17 @@ class Replicas:
         if the replicas and the model share an axis.
     """
     names = axes.canonical_names(axis_name)
-    sharded = axes.canonical_names(model_axes) if model_axes != () else ()
-    both = set(names) & set(sharded)
+    sharded = model_axes
+    if model_axes not in (None, (), []):
+      sharded = axes.canonical_names(model_axes)
+    both = set(names) & set(sharded or ())
     if both:
       raise ValueError(
         f"{user}: the replicas lie along {sorted(map(str, both))}, so these can't"
         " be `model_axes` too."
       )
     number = checks.count_or_none(argument, number)
+    sharded = None if sharded is None else tuple(sharded)
     return cls(user, names, number, sharded, argument)
 
   def at_init(self) -> int:
@@ -142,7 +140,7 @@ class Replicas:
         between replicas, or if the block is not a single replica's.
     """
     size = replicas.in_update(self.user, self.names, self.number, self.argument)
-    axes.check_bound(self.model_axes, self.user)
+    axes.check_bound(self.model_axes or (), self.user)
     replicas.check_counter(self.user, counter, self.names)
     own, leading = own_block(node, node.value.local_step, self.user)
     return Replica(self, size, own, leading, axes.varying_axes(counter))
@@ -175,10 +173,6 @@ class Replica:
     """Sums each array over the replicas."""
     return collectives.sum_leaves(leaves, [self.of.names] * len(leaves))
 
-  def packing(self, *lists: Sequence[jax.Array]) -> packing.Packing:
-    """Returns the packing of lists with the same structure."""
-    return packing.Packing.of([self.of.names] * len(lists[0]), *lists)
-
   def agree(self, flag: jax.Array, like: Any = ()) -> jax.Array:
     """Whether ``flag`` is true on all shards of this replica's model.
 
@@ -186,33 +180,44 @@ class Replica:
       flag: a boolean scalar.
       like: a pytree of arrays; with tracked axes, those over which they vary
         are included, besides ``model_axes``.
+
+    Raises:
+      ValueError: if it can't be told over which axes the model is sharded.
     """
+    self._check_model_axes()
     over = axes.all_varying_axes((flag, dense_values(like)))
-    over = over.union(self.of.model_axes)
+    over = over.union(self.of.model_axes or ())
     names = tuple(sorted(over - set(self.of.names) - self.undecided, key=str))
     if not names:
       return flag
     against = axes.cast_to_varying((~flag).astype(jnp.int32), names)
     return collectives.sum_leaves([against], [names])[0] == 0
 
+  def _check_model_axes(self) -> None:
+    """Raises an error where neither types nor the caller tell the model axes."""
+    unknown = {
+      name
+      for name in axes.mesh_axes() - set(self.of.names)
+      if axes.axes_size([name]) > 1 and not axes.is_tracked(name)
+    }
+    if self.of.model_axes is None and unknown:
+      raise ValueError(
+        f"{self.of.user}: JAX does not track here (check_vma=False) whether a"
+        f" replica's parameters are sharded over axis {axes.listed(unknown)}, and"
+        " all shards must make the same decision. Give `model_axes`: these axes"
+        " if they are, and () if not."
+      )
+
   def all_finite(self, tree: Any) -> jax.Array:
     """Whether every element is finite, on all shards of this replica."""
-    finite = self._finite_numbers(dense_values(tree))
-    flag = self.agree(are_finite.are_all(finite), tree)
-    return flag if len(finite) == 1 else materialize(flag)
-
-  def finite_number(self, tree: Any) -> jax.Array:
-    """Like :meth:`all_finite`, but a float32 number: finite if all are."""
-    finite = are_finite.add_up(self._finite_numbers(dense_values(tree)))
-    flag = jnp.isfinite(finite)
-    agreed = self.agree(flag, tree)
-    return finite if agreed is flag else jnp.where(agreed, 0.0, jnp.nan)
-
-  def _finite_numbers(self, leaves: list) -> list:
-    together = self.packing(leaves).pack(leaves) if leaves else []
-    zero = [jnp.zeros([], jnp.float32)]
-    numbers = [are_finite.number(x) for x in together] or zero
-    return are_finite.of_one_type(numbers)
+    flags = [jnp.all(jnp.isfinite(x)) for x in dense_values(tree)]
+    varying = axes.all_varying_axes(flags)
+    yes = functools.reduce(
+      jnp.logical_and,
+      axes.cast_to_varying(flags, varying),
+      jnp.asarray(True),
+    )
+    return materialize(self.agree(yes, tree))
 
   def where_finite(
     self, points: list, center: list, reject: bool
@@ -231,117 +236,10 @@ class Replica:
     points = [cast_like(x, c) for x, c in zip(points, center, strict=True)]
     if not reject:
       return points, jnp.asarray(True)
-    pairs = list(zip(points, center, strict=True))
-    # Uses the difference, which changes in the enclosing loop: compilers hoist
-    # values that a loop does not change, and compute them in every step.
-    finite = self.all_finite([x - c for x, c in pairs])
-    return [jnp.where(finite, x, c) for x, c in pairs], finite
-
-  def rows(self, tree: Any) -> Any:
-    """Drops the leading axis of blocks."""
-    return row(tree) if self.leading else tree
-
-  def blocks(self, tree: Any) -> Any:
-    """Adds the leading axis of blocks."""
-    return block(tree) if self.leading else tree
-
-  def elementwise(self, fun: Callable, *lists: Sequence) -> list:
-    """Applies ``fun`` to the arrays of several lists, one of each at a time.
-
-    An operation that overwrites a large array must have the block's shape, or
-    the CPU compiler makes copies.
-    """
+    finite = self.all_finite(points)
     return [
-      fun(*xs)
-      if packing.is_small(xs[0], self.of.names)
-      else self.rows(fun(*map(self.blocks, xs)))
-      for xs in zip(*lists, strict=True)
-    ]
-
-  def change_if(
-    self,
-    predicate: Any,
-    fun: Callable[[Any, Any, Any], tuple[Any, Any]],
-    own: Any,
-    common: Any,
-    read: Any = (),
-  ) -> tuple[Any, Any]:
-    """Returns ``fun(read, own, common)`` if ``predicate`` is true.
-
-    Otherwise returns ``(own, common)``, in place. See :func:`change_if`.
-
-    Args:
-      predicate: a boolean scalar, equal on all replicas; True for always.
-      fun: a function that returns the new ``own`` and ``common``.
-      own: a pytree of this replica's arrays.
-      common: a pytree of arrays that are equal on all replicas.
-      read: a pytree of this replica's arrays that are only read.
-    """
-    read = self.blocks(read)
-
-    def change(carry):
-      own, common = carry
-      own, common = fun(self.rows(read), self.rows(own), common)
-      return self.blocks(own), common
-
-    carry = self.blocks(own), common
-    if predicate is True:
-      carry = change(carry)
-    else:
-      carry = change_if(predicate, change, carry, self.of.names)
-    return self.rows(carry[0]), carry[1]
-
-  def meet_if(
-    self,
-    predicate: Any,
-    prepare: Callable[[Any, Any, Any], Any],
-    send: Callable[[Any], Any],
-    take: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
-    own: Any,
-    common: Any,
-    read: Any = (),
-    together: bool = True,
-  ) -> tuple[Any, Any]:
-    """Returns the result of an exchange if ``predicate`` is true.
-
-    With ``args = read, own, common``, that is
-    ``take(send(prepare(*args)), *args)``. Otherwise returns ``(own, common)``: in
-    place, see :func:`change_if`, or by a choice if everything is small, see
-    :func:`take_if`.
-
-    Args:
-      predicate: a boolean scalar, equal on all replicas; True for always.
-      prepare: a function that returns what ``send`` needs, in few arrays.
-      send: a function that communicates. It should return few arrays.
-      take: a function that does not; it returns the new ``own`` and ``common``.
-      own: a pytree of this replica's arrays.
-      common: a pytree of arrays that are equal on all replicas.
-      read: a pytree of this replica's arrays that do not change.
-      together: whether ``prepare`` and ``take`` may be computed in each step, if all
-        is small.
-    """
-    leaves = jax.tree.leaves((read, own, common))
-    asked = predicate is not True and together
-    if not (asked and packing.all_small(leaves, self.of.names)):
-      fun = lambda *args: take(send(prepare(*args)), *args)
-      return self.change_if(predicate, fun, own, common, read)
-    # In the shape that they are stored in, as in `on_blocks`.
-    read, own = self.blocks((read, own))
-    args = lambda: (*self.rows((read, own)), common)
-
-    def taken(sent: Any) -> tuple[Any, Any]:
-      new, shared = take(sent, *args())
-      return self.blocks(new), shared
-
-    prepared = prepare(*args())
-    new, shared = take_if(
-      predicate, lambda: send(prepared), taken, (own, common)
-    )
-    return self.rows(new), shared
-
-  def on_blocks(self, fun: Callable[..., Any], *args: Any) -> Any:
-    """Returns ``fun(*args)`` of this replica's arrays, see :func:`on_blocks`."""
-    return on_blocks(fun, *args) if self.leading else fun(*args)
+      jnp.where(finite, x, c) for x, c in zip(points, center, strict=True)
+    ], finite
 
 
 @dataclasses.dataclass(frozen=True)

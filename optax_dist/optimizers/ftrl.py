@@ -96,7 +96,10 @@ def ftrl(
     return value ** -hyperparameters.cast(learning_rate_power, value.dtype)
 
   def apply_rule(grad, param, slots, step):
-    dtype, rate = grad.dtype, step.learning_rate
+    dtype = grad.dtype
+    # The rule divides by the rate. Where a schedule is at 0, nothing changes.
+    moves = jnp.asarray(step.learning_rate) > 0
+    rate = jnp.where(moves, step.learning_rate, 1)
     l1 = hyperparameters.cast(l1_regularization_strength, dtype)
     l2 = hyperparameters.cast(l2_regularization_strength, dtype)
     shrinkage = hyperparameters.cast(
@@ -119,7 +122,10 @@ def ftrl(
       (l1 * jnp.sign(linear) - linear) / jnp.where(active, quadratic, 1),
       0,
     )
-    return new - param, {"accum": accum, "linear": linear}
+    changed = {"accum": accum, "linear": linear}
+    return jnp.where(moves, new - param, 0), {
+      name: jnp.where(moves, x, slots[name]) for name, x in changed.items()
+    }
 
   optimizer = leaf_rule.base_custom(
     apply_rule,

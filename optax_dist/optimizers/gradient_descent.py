@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_dist._internal.leaves import precision
 from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
@@ -92,8 +93,11 @@ def normalized_sgd(
 
   def apply_rule(grad, param, slots, step):
     del param
-    square_sum = jnp.sum(complex_numbers.abs_square(grad))
+    # In float16, 1e-12 is 0, and many squares are 0 or infinite.
+    wide = precision.wide_dtype(grad)
+    square_sum = jnp.sum(complex_numbers.abs_square(grad.astype(wide)))
     inverse_norm = jax.lax.rsqrt(jnp.maximum(square_sum, 1e-12))
-    return -step.learning_rate * (grad * inverse_norm), slots
+    normalized = (grad.astype(wide) * inverse_norm).astype(grad.dtype)
+    return -step.learning_rate * normalized, slots
 
   return leaf_rule.base_custom(apply_rule, learning_rate)

@@ -95,7 +95,8 @@ def from_returnn_config(
     The transformation.
 
   Raises:
-    ValueError: If the class or an argument is unknown, the learning rate is set
+    ValueError: If ``config`` is neither a name nor a mapping, the class or an
+      argument is unknown, the learning rate is set
       in ``config``, or an argument is missing or out of its range.
 
   Source: ``returnn.tf.updater.Updater._create_optimizer`` and
@@ -111,6 +112,11 @@ def from_returnn_config(
   """
   if isinstance(config, str):
     config = {"class": config}
+  if not isinstance(config, Mapping):
+    raise ValueError(
+      "config must be the name of a class, or a mapping with a 'class' and its"
+      f" arguments, got {config!r}"
+    )
   arguments: dict[str, Any] = dict(config)
   if "class" not in arguments:
     raise ValueError(

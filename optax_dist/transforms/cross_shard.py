@@ -174,7 +174,7 @@ def cross_shard(
     param_of = dict(jax.tree_util.tree_flatten_with_path(params)[0])
     sharded_over = _sharded_over(param_specs, updates, names)
     leaves, kinds = [], []
-    known = provenance.Known()
+    known = provenance.Known(warned=param_specs is not None)
     for (path, leaf), shards in zip(
       paths_and_leaves, sharded_over, strict=True
     ):

@@ -10,9 +10,7 @@ import optax
 from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision
-from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist._internal.steady_state import with_steady_state
@@ -68,7 +66,7 @@ def elastic_average(
   exchange: Literal["after_step", "same_point"] = "after_step",
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
-  model_axes: axes.AxisNames = (),
+  model_axes: axes.AxisNames | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica train its own parameters, tied to a common center.
 
@@ -122,7 +120,8 @@ def elastic_average(
       parameter's own, or float32 if that is narrower.
     model_axes: further axes over which each replica's parameters are sharded:
       all shards of a replica make the same decision. Under ``check_vma=True``
-      the types show them.
+      the types show them; otherwise, if the mesh has further axes, they are
+      required: ``()`` for none.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with an
@@ -209,18 +208,6 @@ def elastic_average(
       step_size = step_size(own.local_step)
     return rate, _ratio(rate, step_size)
 
-  def count(
-    global_step: jax.Array, ticks: jax.Array, local_step: jax.Array
-  ) -> tuple[jax.Array, ...]:
-    """Whether there is an exchange, and the counters after this step."""
-    meets = ticks + 1 >= period
-    return (
-      meets,
-      jnp.where(meets, optax.safe_increment(global_step), global_step),
-      jnp.where(meets, 0, ticks + 1),
-      optax.safe_increment(local_step),
-    )
-
   def update_fn(
     updates: optax.Updates,
     state: ElasticAverageState,
@@ -239,62 +226,41 @@ def elastic_average(
     check_used(_USER, inner.update, args, extra_args)
     rate, pull = strengths(me.size, own, *args, **extra_args)
 
-    def pulled(g: jax.Array, x: jax.Array, c: jax.Array) -> Any:
-      wide = precision.for_sums(g)
-      gap = cast_like(cast_like(x, c) - c, wide)
-      wide += cast_like(pull, wide) * gap
-      return cast_like(wide, g)
+    # 1. The gradient, with the pull towards the center: rho * (x - center).
+    if not _is_zero(pull):
+      gradients = [
+        _pulled(g, x, c, pull)
+        for g, x, c in zip(gradients, x, local_center, strict=True)
+      ]
 
-    def step(
-      gradients: list[Any],
-      inner_state: Any,
-      x: list[Any],
-      local_center: list[Any],
-    ) -> tuple[Any, Any]:
-      """Steps 1 and 2: the gradient with the pull, and the inner step."""
-      if not _is_zero(pull):
-        gradients = me.elementwise(pulled, gradients, x, local_center)
-      return inner.update(
-        leaves.put(updates, gradients), inner_state, params, **extra_args
-      )
-
-    steps, inner_state = fuse_leaves(step, replicas.names)(
-      gradients, own.inner_state, x, local_center
+    # 2. A step of this replica.
+    steps, inner_state = inner.update(
+      leaves.put(updates, gradients), own.inner_state, params, **extra_args
     )
+    u = leaves.of(steps)
 
-    # Step 3: the exchange.
-    def meet(
-      x: list[Any], own: Any, center: list[Any]
-    ) -> tuple[Any, list[Any]]:
-      u, _, dropped = own
-      packed = me.packing(u, x, center)
-      us, xs, cs = map(packed.pack, (u, x, center))
-      points = optax.apply_updates(xs, us) if exchange == "after_step" else xs
-      points, finite = me.where_finite(points, cs, reject_nonfinite)
-      met = elastic_exchange(points, cs, rate, me.sum)
-      us = [u - cast_like(p, u) for u, p in zip(us, met.pull, strict=True)]
-      us, cs = map(packed.computed_once, (us, met.center))
-      dropped += (~finite).astype(jnp.int32)
-      return (packed.unpack(us), center, dropped), packed.unpack(cs)
+    # 3. The exchange, in which replicas and center move towards each other.
+    def meet() -> tuple[Any, ...]:
+      points = optax.apply_updates(x, u) if exchange == "after_step" else x
+      points, finite = me.where_finite(points, center, reject_nonfinite)
+      met = elastic_exchange(points, center, rate, me.sum)
+      moves = [u - cast_like(p, u) for u, p in zip(u, met.pull, strict=True)]
+      dropped = own.dropped_nonfinite + (~finite).astype(jnp.int32)
+      return moves, met.center, center, dropped
 
     # Equal on all replicas, so either all of them exchange or none.
-    meets, global_step, ticks, local_step = in_one_kernel(
-      count, state.global_step, state.ticks, own.local_step
+    meets = True if period == 1 else state.ticks + 1 >= period
+    u, new_center, local_center, dropped = axes.when(
+      meets, meet, lambda: (u, center, local_center, own.dropped_nonfinite)
     )
-    (u, local_center, dropped), center = me.change_if(
-      True if period == 1 else meets,
-      meet,
-      (leaves.of(steps), local_center, own.dropped_nonfinite),
-      center,
-      read=x,
-    )
+    global_step = optax.safe_increment(state.global_step)
     return leaves.put(steps, u), ElasticAverageState(
-      global_step=global_step,
-      ticks=ticks,
-      center=leaves.put(state.center, center),
+      global_step=jnp.where(meets, global_step, state.global_step),
+      ticks=jnp.where(meets, 0, state.ticks + 1),
+      center=leaves.put(state.center, new_center),
       replica=me.leave(
         ElasticReplica(
-          local_step=local_step,
+          local_step=optax.safe_increment(own.local_step),
           local_center=leaves.put(own.local_center, local_center),
           inner_state=inner_state,
           dropped_nonfinite=dropped,
@@ -350,6 +316,13 @@ def _ratio(rate: Any, learning_rate: Any) -> Any:
   # A warm-up starts at 0, where nothing moves whatever the gradient is.
   moves = learning_rate > 0
   return jnp.where(moves, rate / jnp.where(moves, learning_rate, 1), 0)
+
+
+def _pulled(g: jax.Array, x: jax.Array, c: jax.Array, rho: Any) -> jax.Array:
+  """Returns ``g + rho * (x - c)``, rounded once."""
+  wide = precision.for_sums(g)
+  gap = cast_like(cast_like(x, c) - c, wide)
+  return cast_like(wide + cast_like(rho, wide) * gap, g)
 
 
 def _is_zero(rho: Any) -> bool:

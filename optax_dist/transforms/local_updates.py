@@ -9,20 +9,18 @@ import optax
 
 from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
-from optax_dist._internal.gaps import Gaps
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
-  aggregate,
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
+from optax_dist.transforms._outer_gradient import outer_gradient
 from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
@@ -83,7 +81,7 @@ def local_updates(
   inner_state: Literal["local", "averaged"] = "local",
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
-  model_axes: axes.AxisNames = (),
+  model_axes: axes.AxisNames | None = None,
   compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets each replica take local steps, then applies their mean change.
@@ -136,7 +134,8 @@ def local_updates(
       parameter's own, or float32 if that is narrower.
     model_axes: further axes over which each replica's parameters are sharded:
       all shards of a replica make the same decision. Under ``check_vma=True``
-      the types show them.
+      the types show them; otherwise, if the mesh has further axes, they are
+      required: ``()`` for none.
     compression: a method of :mod:`optax_dist.compression`, to average the
       differences from the start in fewer bytes; None for no compression. A
       replica that is not finite counts as one that has not moved.
@@ -201,6 +200,7 @@ def local_updates(
         f"{_USER}: `compression` can't be combined with inner_state='averaged':"
         " the inner state would be sent as it is."
       )
+  gradient = outer_gradient(compression, reject_nonfinite)
 
   def period_after(step: jax.Array, last: Any = None) -> jax.Array:
     if settable and last is not None:
@@ -214,12 +214,8 @@ def local_updates(
     center = replica_params.common(params, replicas.names, center_dtype)
     # Separate arrays, so that the state can be donated.
     zero = lambda: jnp.zeros([], jnp.int32)
-    own = LocalReplica(zero(), inner.init(params), zero())
-    shared = None
-    if compression is not None:
-      method = compression.init(replica_params.unmoved(center))
-      own = own._replace(residual=method.residual)
-      shared = method.shared
+    method = gradient.init(center)
+    own = LocalReplica(zero(), inner.init(params), zero(), method.residual)
     return LocalUpdatesState(
       global_step=zero(),
       ticks=zero(),
@@ -228,7 +224,7 @@ def local_updates(
       center=center,
       outer_state=outer.init(center),
       replica=replicas.start(own, size),
-      shared=shared,
+      shared=method.shared,
     )
 
   def update_fn(
@@ -242,119 +238,68 @@ def local_updates(
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
 
-    # 1. A step of this replica.
-    steps, new_inner_state = me.on_blocks(
-      lambda *args: inner.update(*args, **extra_args), *args
-    )
-    floats, with_floats = _floats(new_inner_state)
-    ends, round_end, global_step, ticks, round_start, local_step = (
-      in_one_kernel(
-        _count,
-        (state.global_step, state.ticks, state.round_start, state.period),
-        own.local_step,
+    # An inner step of this replica.
+    steps, inner_state = inner.update(*args, **extra_args)
+    u = replica_params.dense(leaves.of(steps))
+    averaged, with_averaged = _floats(inner_state) if averages else ([], None)
+    ticks = state.ticks + 1
+    ends = True if first == 1 and not settable else ticks >= state.period
+    round_end = state.round_start + ticks
+
+    def end_round() -> tuple[Any, ...]:
+      # The outer gradient: how far the replicas moved from their common start.
+      method = CompressionState(own.residual, state.shared, state.global_step)
+      points = [x + u for x, u in zip(x, u, strict=True)]
+      change = gradient.average(
+        me, leaves, state.center, points, method, averaged
       )
-    )
-
-    # 2. and 3. A step of all replicas.
-    averaged = floats if averages else []
-    gaps = Gaps.of(me, leaves.of(state.center), reject_nonfinite, averaged)
-
-    def prepare(x: list[Any], own: Any, common: Any) -> Any:
-      center, _, floats, _, shared = common
-      points = [x + u for x, u in zip(x, own[0], strict=True)]
-      if compression is None:
-        return gaps.pack(points, leaves.of(center), floats)
-      return points, own[2], center, shared
-
-    def send(prepared: Any) -> tuple[Any, jax.Array]:
-      """Computes the replicas' mean change since the start."""
-      if compression is None:
-        return gaps.mean(prepared)
-      points, residual, center, shared = prepared
-      centers = leaves.of(center)
-      points, finite = me.where_finite(points, centers, reject_nonfinite)
-      # In a tree of all parameters, so that the state's structure never
-      # changes.
-      gap = leaves.put(
-        replica_params.unmoved(center),
-        [c - x for x, c in zip(points, centers, strict=True)],
+      # The outer step, in which parameters that don't take part have not moved.
+      mean = leaves.put(replica_params.unmoved(state.center), change.mean)
+      outer_steps, outer_state = outer.update(
+        mean, state.outer_state, state.center
       )
-      rounds = CompressionState(residual, shared, state.global_step)
-      return aggregate(compression, gap, rounds, replicas.names), finite
-
-    def take(sent: Any, x: list[Any], own: Any, common: Any) -> tuple[Any, Any]:
-      """Computes the new start, and the step of the replica that leads there."""
-      u, dropped, residual = own
-      center, outer_state, floats, _, shared = common
-      mean, finite = sent
-      if compression is None:
-        gap, floats = gaps.unpack(mean, floats)
-      else:
-        gap, rounds = leaves.of(mean[0]), mean[1]
-        residual, shared = rounds.residual, rounds.shared
-      # Parameters that do not take part have not moved.
-      gradient = leaves.put(replica_params.unmoved(center), gap)
-      outer_steps, outer_state = outer.update(gradient, outer_state, center)
-      start = leaves.of(apply_updates(center, outer_steps))
-      u = [
+      start = leaves.of(apply_updates(state.center, outer_steps))
+      # All replicas continue from the new start.
+      to_start = [
         cast_like(c - cast_like(x, c), u)
         for x, u, c in zip(x, u, start, strict=True)
       ]
-      dropped += (~finite).astype(jnp.int32)
-      period = period_after(round_end, state.period)
-      center = leaves.put(center, start)
-      common = center, outer_state, floats, period, shared
-      return (u, dropped, residual), common
+      dropped = own.dropped_nonfinite + (~change.finite).astype(jnp.int32)
+      return (
+        *(to_start, leaves.put(state.center, start), outer_state),
+        *(change.others, dropped, change.method.residual),
+        *(change.method.shared, period_after(round_end, state.period)),
+      )
 
     # Equal on all replicas, so either all of them communicate or none.
-    (u, dropped, residual), common = me.meet_if(
-      True if first == 1 and not settable else ends,
-      prepare,
-      send,
-      take,
-      (
-        replica_params.dense(leaves.of(steps)),
-        own.dropped_nonfinite,
-        own.residual,
-      ),
-      (state.center, state.outer_state, averaged, state.period, state.shared),
-      read=x,
-      together=compression is None,
+    u, center, outer_state, averaged, dropped, residual, shared, period = (
+      axes.when(
+        ends,
+        end_round,
+        lambda: (
+          *(u, state.center, state.outer_state, averaged),
+          *(own.dropped_nonfinite, own.residual, state.shared, state.period),
+        ),
+      )
     )
-    center, outer_state, floats, period, shared = common
-    if averages:
-      new_inner_state = with_floats(floats)
+    if with_averaged is not None:
+      inner_state = with_averaged(averaged)
+    own = LocalReplica(
+      optax.safe_increment(own.local_step), inner_state, dropped, residual
+    )
+    rounds = optax.safe_increment(state.global_step)
     return leaves.put(steps, u), LocalUpdatesState(
-      global_step=global_step,
-      ticks=ticks,
-      round_start=round_start,
+      global_step=jnp.where(ends, rounds, state.global_step),
+      ticks=jnp.where(ends, 0, ticks),
+      round_start=jnp.where(ends, round_end, state.round_start),
       period=period,
       center=center,
       outer_state=outer_state,
-      replica=me.leave(
-        LocalReplica(local_step, new_inner_state, dropped, residual)
-      ),
+      replica=me.leave(own),
       shared=shared,
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _count(
-  common: tuple[jax.Array, ...], local_step: jax.Array
-) -> tuple[jax.Array, ...]:
-  """Whether a round ends, its end, and the counters after this step."""
-  global_step, ticks, round_start, period = common
-  ends = ticks + 1 >= period
-  round_end = round_start + ticks + 1
-  return (
-    ends,
-    round_end,
-    jnp.where(ends, optax.safe_increment(global_step), global_step),
-    jnp.where(ends, 0, ticks + 1),
-    jnp.where(ends, round_end, round_start),
-    optax.safe_increment(local_step),
-  )
 
 
 def _floats(tree: Any) -> tuple[list, Callable[[list], Any]]:

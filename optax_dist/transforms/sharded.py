@@ -188,12 +188,10 @@ def sharded(
       update_leaves.check_like(_USER, updates, params)
     leaves = [leaf for _, leaf in paths_and_leaves]
     check(params, updates, count, extra_args)
-    numbers = parts.numbers_of(leaves)
     own = parts.reduce_scatter(
       [precision.for_sums(x) for x in leaves],
       names,
       count,
-      numbers,
       reduction == "mean",
     )
     own = [precision.cast_like(x, y) for x, y in zip(own, leaves, strict=True)]
@@ -209,7 +207,6 @@ def sharded(
       leaves,
       names,
       count,
-      numbers,
     )
     inner_state = jax.tree.map(
       lambda node, x: _put_back(node, x, names),
@@ -274,7 +271,9 @@ def _shapes_key(tree: Any) -> Any:
 
 
 def _struct(x: Any) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+  # As if an empty leaf had an element, like its parts.
+  shape = tuple(max(1, dim) for dim in jnp.shape(x))
+  return jax.ShapeDtypeStruct(shape, jnp.result_type(x))
 
 
 def _of_part(x: Any, count: int) -> jax.ShapeDtypeStruct:
@@ -313,12 +312,17 @@ def _check_inner(
   Raises:
     ValueError: if not; names the reason, and the remedy.
   """
+  params, updates = jax.tree.map(_struct, (params, updates))
   of_part = lambda tree: jax.tree.map(lambda x: _of_part(x, count), tree)
   extra, extra_def = jax.tree.flatten(extra_args)
   is_array = [hasattr(x, "shape") for x in extra]
-  arrays = [_struct(x) for x, yes in zip(extra, is_array, strict=True) if yes]
-  like = jax.tree.map(_struct, updates if params is None else params)
-  wholes = (jax.tree.map(_struct, updates), None if params is None else like)
+  arrays = [
+    jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    for x, yes in zip(extra, is_array, strict=True)
+    if yes
+  ]
+  like = updates if params is None else params
+  wholes = (updates, params)
   of_parts = (of_part(wholes[0]), of_part(wholes[1]))
   try:
     with shard_scope.dry_run():
@@ -327,6 +331,7 @@ def _check_inner(
       _check_structure(whole_state, part_state)
       part_leaves = jax.tree.leaves(_is_part(inner, like, count))
       _check_state(whole_state, part_state, part_leaves, like)
+      _check_init(inner, like, of_part(like), part_leaves)
       programs = []
       for (grads, own), state in zip((wholes, of_parts), states, strict=True):
         flat, treedef = jax.tree.flatten((grads, own, state))
@@ -352,6 +357,19 @@ def _check_inner(
       " masks and labels by name instead of by shape; use all else unsharded, in"
       " optax.chain(optax_dist.cross_shard(axis_name), ...)."
     ) from error
+
+
+def _check_init(inner: Any, like: Any, parts: Any, is_part: list[bool]) -> None:
+  """Checks that each element of the state starts from its own of a leaf."""
+  programs = []
+  for tree in (like, parts):
+    leaves, treedef = jax.tree.flatten(tree)
+    init = lambda *xs, treedef=treedef: jax.tree.leaves(
+      inner.init(treedef.unflatten(xs))
+    )
+    programs.append((init, leaves))
+  own = [True] * len(programs[0][1])
+  elementwise.check(*programs, own, lambda i: is_part[i])
 
 
 def _check_structure(whole: Any, of_part: Any) -> None:

@@ -10,20 +10,18 @@ import optax
 
 from optax_dist._internal import axes, checks, replica_params
 from optax_dist._internal.extra_args import check_used
-from optax_dist._internal.gaps import Gaps
 from optax_dist._internal.leaves import precision
 from optax_dist._internal.leaves.precision import cast_like
-from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replicas
 from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.compression.interface import (
   Compression,
   CompressionState,
-  aggregate,
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
+from optax_dist.transforms._outer_gradient import outer_gradient
 from optax_dist.transforms.local_updates import LocalReplica
 
 _USER = "streaming_updates"
@@ -71,7 +69,7 @@ def streaming_updates(
   num_replicas: int | None = None,
   reject_nonfinite: bool = True,
   center_dtype: Any = None,
-  model_axes: axes.AxisNames = (),
+  model_axes: axes.AxisNames | None = None,
   compression: Compression | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Like ``local_updates``, but for one group of the parameters at a time.
@@ -152,6 +150,7 @@ def streaming_updates(
   outer = with_steady_state(outer, "outer")
   if compression is not None:
     check_compression(_USER, compression)
+  gradient = outer_gradient(compression, reject_nonfinite, mix)
 
   def init_fn(params: optax.Params) -> StreamingUpdatesState:
     size = replicas.at_init()
@@ -162,8 +161,9 @@ def streaming_updates(
     own = LocalReplica(zero(), inner.init(params), zero())
     shared = None
     if compression is not None:
-      moves = [_only(center, at, like=center) for at in members]
-      methods = [compression.init(replica_params.unmoved(x)) for x in moves]
+      methods = [
+        gradient.init(_only(center, at, like=center)) for at in members
+      ]
       own = own._replace(residual=tuple(m.residual for m in methods))
       shared = tuple(m.shared for m in methods)
     return StreamingUpdatesState(
@@ -177,24 +177,6 @@ def streaming_updates(
       replica=replicas.start(own, size),
       shared=shared,
     )
-
-  def compressed_gap(
-    compression: Compression, gap: Any, method: CompressionState
-  ) -> tuple[Any, CompressionState]:
-    """A fragment's change, as the other replicas decode it."""
-    before = method.residual
-    gap, method = aggregate(compression, gap, method, replicas.names)
-    decay = compression.error_feedback
-    if mix and decay is not None:
-      # This share of what the round left out stays in the replica's own
-      # parameters, and is part of the next round's change.
-      residual = jax.tree.map(
-        lambda left, owed: (1 - mix) * left + mix * decay * owed,
-        method.residual,
-        before,
-      )
-      method = method._replace(residual=residual)
-    return gap, method
 
   def outer_step(
     center: Any,
@@ -226,105 +208,38 @@ def streaming_updates(
     """One fragment's part of a step."""
     steps, center, pending, outer_state, dropped, residual, shared = fragment
     x, u, start = leaves.of(params), leaves.of(steps), leaves.of(center)
-    gap = leaves.of(pending) if delay else []
-    gaps = Gaps.of(me, start, reject_nonfinite)
+    points = [x + u for x, u in zip(x, u, strict=True)]
 
-    def prepare(points: list[Any], residual: Any, shared: Any) -> Any:
-      if compression is None:
-        return gaps.pack(points, leaves.of(center))
-      return points, residual, shared
-
-    def send(prepared: Any) -> tuple[Any, jax.Array]:
-      """Computes the replicas' mean change since the common start."""
-      if compression is None:
-        return gaps.mean(prepared)
-      points, residual, shared = prepared
-      moving = leaves.of(center)
-      points, finite = me.where_finite(points, moving, reject_nonfinite)
-      # Always all of the fragment's parameters, so that the structure is fixed.
-      gap = leaves.put(
-        replica_params.unmoved(_only(center, of, like=center)),
-        [c - x for x, c in zip(points, moving, strict=True)],
-      )
+    def send() -> tuple[Any, ...]:
+      """The replicas' mean change since their common start."""
       method = CompressionState(residual, shared, count)
-      gap, method = compressed_gap(compression, gap, method)
-      return (leaves.of(gap), method), finite
+      own = _only(center, of, like=center)
+      change = gradient.average(me, leaves, own, points, method)
+      counted = dropped + (~change.finite).astype(jnp.int32)
+      method = change.method
+      return change.mean, method.residual, method.shared, counted
 
-    def receive(sent: Any, dropped: Any) -> tuple[list[Any], Any, Any, Any]:
-      """Returns the gap, the state of the method, and the replica's counter."""
-      mean, finite = sent
-      dropped += (~finite).astype(jnp.int32)
-      if compression is None:
-        return gaps.unpack(mean)[0], residual, shared, dropped
-      gap, method = mean
-      return gap, method.residual, method.shared, dropped
-
-    def prepare_early(_: Any, own: Any, common: Any) -> Any:
-      points, _, residual = own
-      return prepare(points, residual, common[1])
-
-    def keep(sent: Any, _: Any, own: Any, common: Any) -> tuple[Any, Any]:
-      """Keeps the gap until it is applied."""
-      points, dropped, _ = own
-      gap, residual, shared, dropped = receive(sent, dropped)
-      # Compilers hoist values that a loop does not change, and compute them in
-      # every step: so the loop carries something else instead of the points.
-      other = [cast_like(g, x) for g, x in zip(common[0], points, strict=True)]
-      return (other, dropped, residual), (gap, shared)
-
-    def prepare_now(x: list[Any], own: Any, common: Any) -> Any:
-      if delay:
-        return ()
-      u, _, residual = own
-      points = [x + u for x, u in zip(x, u, strict=True)]
-      return prepare(points, residual, common[3])
-
-    def apply(
-      sent: Any, x: list[Any], own: Any, common: Any
-    ) -> tuple[Any, Any]:
-      """Computes the fragment's new start, and the replica's new parameters."""
-      u, dropped, residual = own
-      start, outer_state, gap, shared = common
-      points = [x + u for x, u in zip(x, u, strict=True)]
-      if not delay:
-        gap, residual, shared, dropped = receive(sent, dropped)
-      start, outer_state = outer_step(
-        center, start, gap, leaves, outer_state, of
-      )
-      u = [_towards(*xs, mix) for xs in zip(x, u, points, start, strict=True)]
-      gap = gap if delay else []
-      return (u, dropped, residual), (start, outer_state, gap, shared)
-
-    together = compression is None
+    received = leaves.of(pending) if delay else [], residual, shared, dropped
     if delay:
-      # Sent when the round ends; applied later, once something was sent.
-      points = [x + u for x, u in zip(x, u, strict=True)]
-      (_, dropped, residual), (gap, shared) = me.meet_if(
-        sends,
-        prepare_early,
-        send,
-        keep,
-        (points, dropped, residual),
-        (gap, shared),
-        together=together,
-      )
-      pending = leaves.put(pending, gap)
-    (u, dropped, residual), (start, outer_state, _, shared) = me.meet_if(
-      applies,
-      prepare_now,
-      (lambda _: ()) if delay else send,
-      apply,
-      (u, dropped, residual),
-      (start, outer_state, gap, shared),
-      read=x,
-      together=together,
+      received = axes.when(sends, send, lambda: received)
+      pending = leaves.put(pending, received[0])
+
+    def apply() -> tuple[Any, ...]:
+      """The fragment's new start, and the replica's new parameters."""
+      gap, *rest = received if delay else send()
+      new, new_state = outer_step(center, start, gap, leaves, outer_state, of)
+      moves = [_towards(*xs, mix) for xs in zip(x, u, points, new, strict=True)]
+      return moves, new, new_state, rest
+
+    u, start, outer_state, (residual, shared, dropped) = axes.when(
+      applies, apply, lambda: (u, start, outer_state, [*received[1:]])
     )
     steps, center = leaves.put(steps, u), leaves.put(center, start)
     return steps, center, pending, outer_state, dropped, residual, shared
 
   def count(
-    ticks: jax.Array, syncs: jax.Array, local_step: jax.Array
-  ) -> tuple[Any, ...]:
+    ticks: jax.Array, syncs: jax.Array
+  ) -> tuple[jax.Array, jax.Array, list[tuple[jax.Array, jax.Array]]]:
     """The counters after this step, and which fragments to send and apply."""
     ticks = (ticks + 1) % period
     ends = [(i + 1) * period // syncs.size for i in range(syncs.size)]
@@ -336,7 +251,7 @@ def streaming_updates(
       turns.append((sends, applies))
     sent = jnp.stack([sends for sends, _ in turns])
     syncs = jnp.where(sent, optax.safe_increment(syncs), syncs)
-    return ticks, syncs, optax.safe_increment(local_step), turns
+    return ticks, syncs, turns
 
   def update_fn(
     updates: optax.Updates,
@@ -354,16 +269,13 @@ def streaming_updates(
       )
     args = updates, own.inner_state, params
     check_used(_USER, inner.update, args, extra_args)
-    steps, inner_state = me.on_blocks(
-      lambda *args: inner.update(*args, **extra_args), *args
-    )
+    steps, inner_state = inner.update(*args, **extra_args)
     steps = moving.put(steps, replica_params.dense(moving.of(steps)))
     center, pending = state.center, state.pending
     outer_states, dropped = list(state.outer_state), own.dropped_nonfinite
     residuals = list(own.residual or [None] * len(members))
     shareds = list(state.shared or [None] * len(members))
-    counted = in_one_kernel(count, state.ticks, state.syncs, own.local_step)
-    ticks, syncs, local_step, turns = counted
+    ticks, syncs, turns = count(state.ticks, state.syncs)
 
     for i, (of, (sends, applies)) in enumerate(
       zip(members, turns, strict=True)
@@ -385,6 +297,7 @@ def streaming_updates(
       steps, center, pending, outer_states[i], dropped = fragment[:5]
       residuals[i], shareds[i] = fragment[5:]
 
+    local_step = optax.safe_increment(own.local_step)
     own = LocalReplica(local_step, inner_state, dropped)
     if compression is not None:
       own = own._replace(residual=tuple(residuals))

@@ -1,6 +1,5 @@
 """Synchronous updates: a step uses the fresh gradients of k of N replicas."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -20,13 +19,6 @@ from optax_dist._internal import (
 )
 from optax_dist._internal.extra_args import check_used
 from optax_dist._internal.leaves import precision, update_leaves
-from optax_dist._internal.leaves.choose import choose
-from optax_dist._internal.leaves.horizontal_fusion import fuse_leaves
-from optax_dist._internal.leaves.in_place import change_if
-from optax_dist._internal.leaves.keep_unless import keep_unless
-from optax_dist._internal.leaves.materialize import materialize
-from optax_dist._internal.leaves.packing import is_large, is_small
-from optax_dist._internal.leaves.scalars import in_one_kernel
 from optax_dist._internal.replica_blocks import PerReplica
 from optax_dist._internal.replica_params import Replica, Replicas
 from optax_dist._internal.steady_state import with_steady_state
@@ -111,7 +103,7 @@ def sync_replicas(
   averages_dtype: Any = None,
   sparse_capacity: Any = None,
   sparse_average: Literal["touched", "gradients"] = "touched",
-  model_axes: axes.AxisNames = (),
+  model_axes: axes.AxisNames | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Applies ``inner`` once the replicas have submitted enough fresh gradients.
 
@@ -177,8 +169,8 @@ def sync_replicas(
       all ``"gradients"`` in the step.
     model_axes: further axes over which each gradient is sharded, as in tensor
       parallelism: either all shards of a replica's gradient are dropped or
-      none. Under ``check_vma=True`` the types show them; otherwise they are
-      required.
+      none. Under ``check_vma=True`` the types show them; otherwise, if the mesh
+      has further axes, they are required: ``()`` for none.
 
   Returns:
     A :class:`optax.GradientTransformationExtraArgs` with a
@@ -259,112 +251,6 @@ def sync_replicas(
       replica=replicas.start(own, size),
     )
 
-  def add_up(
-    me: Replica,
-    total: list[Any] | None,
-    gradient: list[Any],
-    on_time: tuple[jax.Array, jax.Array, jax.Array],
-    weight: jax.Array | None = None,
-  ) -> tuple[list[Any], "_Judged"]:
-    """Steps 1 and 2: adds the gradient to this replica's sum if it counts."""
-    yes = jnp.asarray(True)
-    if total is None:
-      one = jnp.asarray(1, jnp.int32)
-      return gradient, _Judged(_Verdict(yes, yes, yes, yes), yes, one, one)
-    # Clearing a sum when it is next used costs nothing; clearing it at the step
-    # would cost another pass over memory.
-    is_empty = me.own.num_accumulated == 0
-    at = in_place(me, total, gradient) if weight is None else []
-    # Flat, as it is sent: the compiler may compute another shape twice.
-    flat = lambda x: jnp.ravel(x) if is_small(x, names) else x
-    others = [None if i in at else flat(x) for i, x in enumerate(gradient)]
-    before = gradient_sum.clear(list(map(flat, total)), is_empty)
-    held, fits = gradient_sum.add(before, others, weight)
-    number = jnp.zeros([], jnp.float32)
-    if reject_nonfinite and not all_arrive:
-      number = jax.lax.stop_gradient(me.finite_number(gradient))
-    judged = in_one_kernel(
-      judge,
-      me.own.num_accumulated,
-      on_time,
-      number,
-      yes if all_arrive else me.agree(fits, gradient),
-    )
-    if not all_arrive:
-      # A dropped gradient may hold NaN, so it is never used in arithmetic.
-      held = choose(judged.accepted, held, before)
-    held = [
-      jnp.reshape(x, like.shape) if is_small(like, names) else x
-      for x, like in zip(held, total, strict=True)
-    ]
-    if not at:
-      return held, judged
-
-    def add(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-      xs, is_empty, zero = carry
-      before = [
-        jnp.where(is_empty, zero.astype(total[i].dtype), total[i]) for i in at
-      ]
-      held, _ = gradient_sum.add(before, xs)
-      # Loop invariants are hoisted and computed every time, so this value
-      # changes.
-      return choose(judged.accepted, held, before), ~is_empty, -zero
-
-    # The sum of a single gradient is that gradient, without a pass over memory.
-    xs = [gradient[i].astype(total[i].dtype) for i in at]
-    carry = xs, is_empty, jnp.zeros([], jnp.float32)
-    xs, *_ = change_if(~(is_empty & judged.accepted), add, carry, names)
-    return _put_at(held, at, xs), judged
-
-  def judge(
-    num_accumulated: jax.Array,
-    on_time: tuple[jax.Array, jax.Array, jax.Array],
-    number: jax.Array,
-    fits: jax.Array,
-  ) -> "_Judged":
-    """Whether the gradient counts, and how many there are then."""
-    here, global_step, local_step = on_time
-    yes = jnp.asarray(True)
-    # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
-    # of different runs: a future step counts as fresh.
-    fresh = yes if max_staleness is None else global_step - local_step <= bound
-    verdict = _Verdict(here, fresh, jnp.isfinite(number), fits)
-    if all_arrive:
-      verdict = _Verdict(yes, yes, yes, yes)
-    accepted = verdict.accepted
-    count = num_accumulated + accepted.astype(jnp.int32)
-    return _Judged(verdict, accepted, count, count.astype(jnp.float32))
-
-  def in_place(me: Replica, total: list[Any], gradient: list[Any]) -> list[int]:
-    """The gradients large enough for a loop of at most one iteration."""
-    if needed > me.size:
-      return []
-    return [
-      i
-      for i, x in enumerate(gradient)
-      if is_large(total[i], names) and isinstance(x, jax.Array)
-    ]
-
-  def keep(
-    me: Replica,
-    total: list[Any],
-    held: list[Any],
-    gradient: list[Any],
-    stepped: jax.Array,
-  ) -> list[Any]:
-    """Keeps what accumulates until a step; leaves the rest after one."""
-    at = in_place(me, total, gradient) if weight_of is None else []
-    if not at:
-      return held
-    xs, _ = me.change_if(
-      ~stepped,
-      lambda held, _, common: (held, common),
-      [total[i] for i in at],
-      (),
-      read=[held[i] for i in at],
-    )
-    return _put_at(held, at, xs)
-
   def update_fn(
     updates: optax.Updates,
     state: SyncReplicasState,
@@ -374,143 +260,111 @@ def sync_replicas(
     local_step: Any = None,
     **extra_args: Any,
   ) -> tuple[optax.Updates, SyncReplicasState]:
-    me = replicas.enter(state.replica, state.at_most)
-    own = me.own
-    # None can be all parameters, of which there are none, and their sum.
-    accumulates = own.gradient_sum is not None or updates is None
-    check_update(me, accumulates, updates, params, arrived, local_step)
-    _check_gradients(updates, names)
-    if params is not None:
-      update_leaves.check_like(_USER, updates, params)
-    args = updates, state.inner_state, params
-    check_used(_USER, inner.update, args, extra_args, _ARGUMENTS)
+    me = enter(updates, state, params, arrived, local_step, extra_args)
+    own, before = me.own, (state.inner_state, state.averages)
     here = _scalar(arrived, True, "arrived", jnp.bool_)
-    step = _scalar(local_step, own.local_step, "local_step", jnp.integer)
-    weight = weight_of and weight_of(state.global_step - step)
-    # The maximum number of gradients: equal on all replicas, and exact if all
-    # arrive.
-    at_most = jnp.asarray(me.size, jnp.int32)
-    if accumulates:
-      at_most += state.at_most
-
-    # Steps 1 and 2: each replica adds its gradient if it counts.
-    given = updates
-    if not accumulates:
-      given = gradient_sum.cast(updates, dtype=accumulator_dtype)
-    packed = gradient_sum.Packed.of(given, own.gradient_sum, names)
-    gradient, total = packed.leaves(given), None
-    if accumulates:
-      total = packed.leaves(own.gradient_sum)
-    on_time = here, state.global_step, step
-    held, judged = add_up(me, total, gradient, on_time, weight)
-
-    # Step 3: if there are enough gradients, aggregate once, and apply.
-    def reduced() -> tuple[list[Any], jax.Array]:
-      sent = packed.pack(held, None if all_arrive else judged.sent)
-      total = gradient_sum.reduce(sent, packed.kinds(gradient), names)
-      return total, at_most if all_arrive else packed.count(total)
-
-    def settled(all_in: jax.Array) -> "_Settled":
-      return in_one_kernel(
-        functools.partial(_settle, needed),
-        own._replace(gradient_sum=None),
-        (state.global_step, at_most),
-        judged,
-        all_in,
-      )
-
-    def applied(
-      total: list[Any], all_in: jax.Array, enough: Any, inverse: Any = None
-    ) -> tuple[Any, Any]:
-      apply: Any = functools.partial(apply_if, enough, all_in, inverse)
-      sums = packed.unpack(total)
-      if accumulates:
-        # Selecting for each leaf costs more than the inner update itself.
-        apply = fuse_leaves(apply, names, packed.joined(total, sums))
-      return apply(sums, before)
-
-    def apply_if(
-      enough: Any, all_in: jax.Array, inverse: Any, total: Any, before: Any
-    ) -> tuple[Any, Any]:
-      def apply() -> tuple[Any, Any]:
-        mean = gradient_sum.divide(
-          total, updates, all_in, sparse_average, inverse
-        )
-        new_updates, inner_state = inner.update(
-          mean, before[0], params, **extra_args
-        )
-        averages = moving_averages.update(
-          before[1], params, new_updates, variable_averages
-        )
-        return new_updates, (inner_state, averages)
-
-      if enough is None:
-        return apply()
-      if _has_slices(updates):
-        nothing = _nothing(jax.eval_shape(apply)[0]), before
-        return axes.cond(enough, apply, lambda: nothing)
-      # Selecting element by element is fused with the inner update, and with
-      # the caller's next operations; a conditional would prevent that.
-      if not any(is_large(x, names) for x in jax.tree.leaves(before)):
-        applied = apply()
-        return choose(enough, applied, (_nothing(applied[0]), before))
-      nothing = _nothing(jax.eval_shape(apply)[0])
-      return keep_unless(enough, apply, nothing, before)
-
-    before = state.inner_state, state.averages
-    inputs = jax.tree.leaves((held, before), is_leaf=is_indexed_slices)
-    if needed <= me.size or all(is_small(x, names) for x in inputs):
-      if needed <= me.size:
-        sums, all_in = reduced()
-      else:
-        nothing = jax.tree.map(axes.zeros, jax.eval_shape(reduced))
-        # Equal on all replicas, so either all of them enter the collectives or
-        # none.
-        sums, all_in = axes.cond(at_most >= needed, reduced, lambda: nothing)
-      after = settled(all_in)
-      always = all_arrive and needed <= me.size
-      enough = None if always else after.stepped
-      if not (always or axes.is_fully_manual()):
-        enough = materialize(enough)
-      results = applied(sums, all_in, enough, after.inverse)
-    else:
-
-      def aggregate() -> tuple[Any, Any, jax.Array]:
-        sums, all_in = reduced()
-        enough = None if all_arrive else materialize(all_in >= needed)
-        return *applied(sums, all_in, enough), all_in
-
-      nothing = _nothing(jax.eval_shape(aggregate)[0])
-      *results, all_in = axes.cond(
-        at_most >= needed,
-        aggregate,
-        lambda: (nothing, before, jnp.zeros([], jnp.int32)),
-      )
-      after = settled(all_in)
-    new_updates, (inner_state, averages) = results
-
-    # Step 4: tokens.
-    sums_kept = None
-    if total is not None:
-      sums_kept = packed.treedef.unflatten(
-        keep(me, total, held, gradient, after.stepped)
-      )
-    return new_updates, SyncReplicasState(
-      global_step=after.global_step,
-      at_most=after.at_most,
-      inner_state=inner_state,
-      averages=averages,
-      replica=me.leave(after.own._replace(gradient_sum=sums_kept)),
+    late = state.global_step - _scalar(
+      local_step, own.local_step, "local_step", jnp.integer
     )
 
-  def check_update(
-    me: Replica,
-    accumulates: bool,
+    # 1. and 2. The replica's sum, with its gradient if that counts.
+    total = gradient_sum.clear(own.gradient_sum, own.num_accumulated == 0)
+    added, fits = gradient_sum.add(
+      total, updates, weight_of and weight_of(late), accumulator_dtype
+    )
+    verdict = judge(me, updates, here, late, fits)
+    total = added if all_arrive else _where(verdict.accepted, added, total)
+    count = own.num_accumulated + verdict.accepted.astype(jnp.int32)
+    # How many there are if all arrive, which is equal on all replicas.
+    at_most = state.at_most + me.size
+
+    # 3. With enough gradients on all replicas together, their mean is applied.
+    def apply(total: Any, count: Any) -> tuple[Any, Any]:
+      mean = gradient_sum.divide(total, updates, count, sparse_average)
+      new_updates, inner_state = inner.update(
+        mean, state.inner_state, params, **extra_args
+      )
+      averages = moving_averages.update(
+        state.averages, params, new_updates, variable_averages
+      )
+      return new_updates, (inner_state, averages)
+
+    def aggregate() -> tuple[Any, Any, Any]:
+      sums, all_in = gradient_sum.reduce(
+        total, None if all_arrive else count, updates, names
+      )
+      all_in = at_most if all_arrive else all_in
+      enough = True if all_arrive else all_in >= needed
+      new = if_enough(enough, lambda: apply(sums, all_in))
+      return *new, jnp.asarray(enough)
+
+    def if_enough(enough: Any, step: Callable[[], Any]) -> tuple[Any, Any]:
+      if enough is True:
+        return step()
+      if _has_slices(updates):
+        # A branch changes just the rows of a table that have a gradient.
+        types = jax.eval_shape(step)
+        return axes.when(enough, step, lambda: (_nothing(types[0]), before))
+      # A choice of each element is fused with the inner update and with the
+      # caller's next operation, unlike a branch.
+      new = step()
+      return _where(enough, new, (_nothing(new[0]), before))
+
+    if needed <= me.size:
+      new_updates, (inner_state, averages), stepped = aggregate()
+    else:
+      types = jax.eval_shape(aggregate)
+      # Nothing is communicated while there can't be enough.
+      new_updates, (inner_state, averages), stepped = axes.when(
+        at_most >= needed,
+        aggregate,
+        lambda: (_nothing(types[0]), before, False),
+      )
+
+    # 4. Who arrived takes a token for the next step.
+    global_step = state.global_step + stepped.astype(jnp.int32)
+    own = verdict.tally(own)._replace(
+      # Cleared where it is next used, which saves a pass over memory.
+      gradient_sum=None if own.gradient_sum is None else total,
+      num_accumulated=jnp.where(stepped, 0, count),
+      local_step=jnp.where(here, global_step, own.local_step),
+    )
+    return new_updates, SyncReplicasState(
+      global_step=global_step,
+      at_most=jnp.where(stepped, 0, at_most),
+      inner_state=inner_state,
+      averages=averages,
+      replica=me.leave(own),
+    )
+
+  def judge(
+    me: Replica, gradient: Any, here: jax.Array, late: jax.Array, fits: Any
+  ) -> "_Verdict":
+    """Whether a gradient counts: arrived, fresh, finite, and with free slots."""
+    yes = jnp.asarray(True)
+    if all_arrive:
+      return _Verdict(yes, yes, yes, yes)
+    return _Verdict(
+      here,
+      # As in TensorFlow, and unlike the coordinator, which distinguishes replicas
+      # of different runs: a future step counts as fresh.
+      yes if max_staleness is None else late <= bound,
+      me.all_finite(gradient) if reject_nonfinite else yes,
+      yes if fits is True else me.agree(fits, gradient),
+    )
+
+  def enter(
     updates: Any,
+    state: SyncReplicasState,
     params: Any,
     arrived: Any,
     local_step: Any,
-  ) -> None:
+    extra_args: dict[str, Any],
+  ) -> Replica:
+    """Checks the arguments of an update, and returns this replica."""
+    me = replicas.enter(state.replica, state.at_most)
+    # None can be all parameters, of which there are none, and their sum.
+    accumulates = me.own.gradient_sum is not None or updates is None
     given = params is not None or updates is None
     if variable_averages is not None and not given:
       raise ValueError(
@@ -529,6 +383,14 @@ def sync_replicas(
         " one from init, with the global_step, inner_state and averages of the"
         " old."
       )
+    _check_gradients(updates, names)
+    if params is not None:
+      update_leaves.check_like(_USER, updates, params)
+    if accumulates:
+      gradient_sum.check(updates, me.own.gradient_sum)
+    args = updates, state.inner_state, params
+    check_used(_USER, inner.update, args, extra_args, _ARGUMENTS)
+    return me
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -560,66 +422,10 @@ class _Verdict(NamedTuple):
     )
 
 
-class _Judged(NamedTuple):
-  """Whether a gradient counts, and how many the replica then has.
-
-  Attributes:
-    verdict: why it counts or not.
-    accepted: whether it does (boolean scalar).
-    count: gradients accumulated since the last step (int32 scalar).
-    sent: the same, in the form that is sent (float32 scalar).
-  """
-
-  verdict: _Verdict
-  accepted: Any
-  count: Any
-  sent: Any
-
-
-class _Settled(NamedTuple):
-  """The result of a tick.
-
-  Attributes:
-    stepped: whether it is a step (boolean scalar).
-    inverse: 1 over the gradients accumulated on all replicas, or over 1
-      (float32 scalar).
-    global_step: the global step after it.
-    at_most: the maximum number of gradients since the last step.
-    own: the replica's counters.
-  """
-
-  stepped: Any
-  inverse: Any
-  global_step: Any
-  at_most: Any
-  own: SyncReplica
-
-
-def _settle(
-  needed: int,
-  own: SyncReplica,
-  common: tuple[jax.Array, jax.Array],
-  judged: _Judged,
-  all_in: jax.Array,
-) -> _Settled:
-  """Decides whether to take a step, and updates the counters."""
-  global_step, at_most = common
-  stepped = all_in >= needed
-  global_step += stepped.astype(jnp.int32)
-  own = judged.verdict.tally(own)._replace(
-    num_accumulated=jnp.where(stepped, 0, judged.count),
-    local_step=jnp.where(judged.verdict.here, global_step, own.local_step),
-  )
-  inverse = 1 / jnp.maximum(all_in, 1).astype(jnp.float32)
-  at_most = jnp.where(stepped, 0, at_most)
-  return _Settled(stepped, inverse, global_step, at_most, own)
-
-
-def _put_at(xs: list[Any], at: list[int], others: list[Any]) -> list[Any]:
-  xs = list(xs)
-  for i, x in zip(at, others, strict=True):
-    xs[i] = x
-  return xs
+def _where(yes: jax.Array, new: Any, old: Any) -> Any:
+  """A choice, so that NaN in what is not chosen does no harm."""
+  choose = lambda x, y: jnp.where(yes, axes.with_dtype(x, y.dtype), y)
+  return jax.tree.map(choose, new, old)
 
 
 def _check_gradients(

@@ -66,12 +66,24 @@ def test_branches_that_vary_differently(map_name, which):
     if axes.is_tracked(maps.AXIS):
       with pytest.raises(TypeError, match="must have equal output types"):
         jax.lax.cond(which, *branches)
-    return axes.cond(which, *branches)
+    return axes.when(which, *branches)
 
   own = np.arange(N, dtype=np.float32)
   got = maps.run(map_name, step, own, maps.Replicated(np.float32(7)), size=N)
   expected = (own, 7 * ONES) if which else (0 * ONES, own)
   np.testing.assert_array_equal((got["a"], got["b"]), expected)
+
+
+@pytest.mark.parametrize("yes", [True, jnp.asarray(True), jnp.asarray(False)])
+def test_a_step_is_taken_or_not_in_the_dtypes_of_what_was_there(yes):
+  """Always, without a branch, if the predicate is no array."""
+  new = lambda: {"a": jnp.asarray(2.5), "key": jax.random.key(1)}
+  old = lambda: {"a": jnp.asarray(1, jnp.bfloat16), "key": jax.random.key(0)}
+  got = axes.when(yes, new, old)
+  want = new() if yes else old()
+  assert got["a"] == want["a"]
+  assert got["a"].dtype == (jnp.float32 if yes is True else jnp.bfloat16)
+  assert got["key"] == want["key"]
 
 
 @maps.every_map
@@ -83,7 +95,7 @@ def test_a_collective_under_a_predicate_that_was_reduced_first(
 
   def step(here, x):
     count = jax.lax.psum(here.astype(jnp.float32), maps.AXIS)
-    return axes.cond(
+    return axes.when(
       count >= enough,
       lambda: jax.lax.psum(x, maps.AXIS),
       lambda: jnp.zeros_like(x),
@@ -101,7 +113,7 @@ def test_branches_may_vary_over_several_axes(map_name):
   mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind,) * 2)
 
   def step(x, y):
-    got = axes.cond(x.sum() < 0, lambda: x, lambda: y)
+    got = axes.when(x.sum() < 0, lambda: x, lambda: y)
     assert axes.varying_axes(got) == {"a", "b"}
     return got
 

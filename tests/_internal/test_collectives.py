@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import optax_dist
 from optax_dist._internal import collectives
-from optax_dist._internal.leaves import packing
 
 N = 4
 
@@ -42,17 +41,6 @@ def test_large_leaves_travel_by_themselves_on_cpu():
   }
   tx = optax_dist.cross_shard(maps.AXIS)
   assert _all_reduces(tx, tree) == 1 + 2
-
-
-def test_the_smallest_leaves_are_joined_first(monkeypatch):
-  monkeypatch.setattr(packing, "_BUFFER_WITHIN", 4 * (3 + 4 + 5))
-  rng = np.random.default_rng(0)
-  tree = [rng.normal(size=(N, n)).astype(np.float32) for n in (7, 3, 6, 4, 5)]
-  tx = optax_dist.cross_shard(maps.AXIS)
-  assert _all_reduces(tx, tree) == 1 + 2
-  means = jax.tree.map(lambda x: np.broadcast_to(x.mean(0), x.shape), tree)
-  got = maps.run("shard_map", functools.partial(_update, tx), tree, size=N)
-  chex.assert_trees_all_close(got, means, rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_is_joined_where_the_compiler_may_have_sharded_it():

@@ -111,7 +111,7 @@ def test_what_has_no_slot_in_sight_is_refused_while_tracing():
   with pytest.raises(
     ValueError, match=r"has 4 slots, but `sparse_capacity`.* 3"
   ):
-    gradient_sum.Packed.of(many, total, ())
+    gradient_sum.check(many, total)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -123,7 +123,7 @@ def test_kinds_must_agree(sparse):
   total = gradient_sum.init({"t": table}, {"t": None if sparse else 3})
   kind = "sparse" if sparse else "dense"
   with pytest.raises(ValueError, match=rf"updates\['t'\] is {kind}"):
-    gradient_sum.Packed.of({"t": slices if sparse else table}, total, ())
+    gradient_sum.check({"t": slices if sparse else table}, total)
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, True])
@@ -143,12 +143,8 @@ def _average(sums, counts):
   """The average over replicas that hold a sum of so many gradients each."""
 
   def average(x, count):
-    packed = gradient_sum.Packed.of(x, x, (maps.AXIS,))
-    held = packed.pack(x, count)
-    total = gradient_sum.reduce(held, packed.pack(x), (maps.AXIS,))
-    all_in = packed.count(total)
-    mean = gradient_sum.divide(packed.unpack(total), x, all_in)
-    return mean, all_in
+    total, all_in = gradient_sum.reduce(x, count, x, (maps.AXIS,))
+    return gradient_sum.divide(total, x, all_in), all_in
 
   return jax.vmap(average, axis_name=maps.AXIS)(sums, counts)
 
@@ -169,7 +165,7 @@ def test_half_precision_sums_are_divided_in_float32(dtype):
 
 @pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
 def test_counts_are_sent_with_the_sums(map_name):
-  """In a buffer, with leaves of other dtypes, and where there is no gradient."""
+  """With leaves of other dtypes, and where there is no gradient."""
   rng = np.random.default_rng(0)
   tree = {
     "a": rng.normal(size=(N, 3)).astype(np.float32),
@@ -180,12 +176,9 @@ def test_counts_are_sent_with_the_sums(map_name):
   def summed(tree, count):
     gradient = {**tree, "none": None}
     total = {**tree, "none": tree["a"]}
-    packed = gradient_sum.Packed.of(gradient, total, (maps.AXIS,))
-    held = packed.pack(total, count)
-    sums = gradient_sum.reduce(held, packed.pack(gradient), (maps.AXIS,))
-    found = packed.unpack(sums)
-    del found["none"]
-    return found, packed.count(sums)
+    sums, count = gradient_sum.reduce(total, count, gradient, (maps.AXIS,))
+    del sums["none"]
+    return sums, count
 
   sums, count = maps.run(map_name, summed, tree, np.arange(N), size=N)
   np.testing.assert_array_equal(count, N * (N - 1) // 2)

@@ -33,9 +33,8 @@ def test_scattered_sums_gather_to_the_whole(map_name, mean):
 
   def step(*leaves):
     names = (maps.AXIS,)
-    numbers = parts.numbers_of(leaves)
-    own = parts.reduce_scatter(leaves, names, N, numbers, mean)
-    return own, parts.all_gather(own, leaves, names, N, numbers)
+    own = parts.reduce_scatter(leaves, names, N, mean)
+    return own, parts.all_gather(own, leaves, names, N)
 
   own, whole = maps.run(map_name, step, *leaves, size=N)
   for x, part, result in zip(leaves, own, whole, strict=True):

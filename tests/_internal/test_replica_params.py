@@ -111,9 +111,6 @@ _SPARSE = IndexedSlices(np.ones((2, 1), np.float32), np.array([0, 2]), (3, 1))
 )
 def test_whether_all_is_finite(tree, finite):
   assert bool(_replica().all_finite(tree)) == finite
-  number = _replica().finite_number(tree)
-  assert (number.shape, number.dtype) == ((), np.float32)
-  assert bool(np.isfinite(number)) == finite
 
 
 @some_maps
@@ -131,56 +128,6 @@ def test_a_replica_that_is_not_finite_counts_as_at_the_center(map_name, reject):
     assert x.dtype == c.dtype
     for i in range(N):
       np.testing.assert_array_equal(x[i], c if i in away else given[i])
-
-
-@some_maps
-@pytest.mark.parametrize("leading", [False, True])
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("yes", [True, False, None])
-def test_replicas_meet_or_stay_as_they_are(map_name, leading, together, yes):
-  """What is computed in steps in which nothing is sent stays out: 1 / 0 here."""
-  me = _replica(leading)
-
-  def step(yes, own, read, common):
-    return me.meet_if(
-      True if yes is None else yes > 0,
-      lambda read, own, common: own["x"] + read,
-      lambda sent: jax.lax.pmean(sent, maps.AXIS),
-      lambda mean, read, own, common: ({"x": own["x"] / mean}, common + mean),
-      own,
-      common,
-      read=read,
-      together=together,
-    )
-
-  own, read = {"x": _normal(0, 3)}, _normal(1, 3)
-  common = np.float32([1, 2, 3])
-  given = own, read, maps.Replicated(common)
-  if yes is None:
-    got = maps.run(map_name, lambda *args: step(None, *args), *given, size=N)
-  else:
-    flag = maps.Replicated(np.float32(yes))
-    got = maps.run(map_name, step, flag, *given, size=N)
-  if yes is False:
-    np.testing.assert_array_equal(got[0]["x"], own["x"])
-    np.testing.assert_array_equal(got[1], np.stack([common] * N))
-    return
-  mean = (own["x"] + read).mean(0)
-  np.testing.assert_allclose(got[0]["x"], own["x"] / mean, rtol=1e-5)
-  np.testing.assert_allclose(
-    got[1], np.stack([common + mean] * N), rtol=1e-5, atol=1e-6
-  )
-
-
-@some_maps
-def test_arrays_are_changed_one_at_a_time_whatever_their_size(map_name):
-  """Small ones as they are, large ones in the block's shape."""
-  xs = [_normal(0, 3), _normal(1, 160, 160), _normal(2)]
-  fun = lambda x, y: 2 * x + y
-  step = lambda xs: _replica(leading=True).elementwise(fun, xs, xs)
-  got = maps.run(map_name, step, xs, size=N)
-  for x, y in zip(xs, got, strict=True):
-    np.testing.assert_array_equal(y, 3 * x)
 
 
 class _Own(NamedTuple):

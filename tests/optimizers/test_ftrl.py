@@ -114,3 +114,19 @@ def test_it_needs_the_parameters():
   params = jnp.ones(2)
   with pytest.raises(ValueError, match="reads the parameters"):
     optimizer.update(params, optimizer.init(params))
+
+
+@pytest.mark.parametrize("options", _OPTIONS)
+def test_nothing_changes_while_a_schedule_is_at_zero(options):
+  """A warm-up begins there, and the rule divides by the rate."""
+  schedule = lambda count: jnp.where(count == 1, 0.0, 0.5)
+  optimizer = optimizers.ftrl(schedule, **_OPTIONS[options])
+  params, grads = jnp.array([1.0, 0.0]), jnp.array([0.5, -2.0])
+  updates, before = optimizer.update(grads, optimizer.init(params), params)
+  params += updates
+  updates, after = optimizer.update(grads, before, params)
+  np.testing.assert_array_equal(updates, 0)
+  for name, slot in before.slots.items():
+    np.testing.assert_array_equal(after.slots[name], slot)
+  updates, _ = optimizer.update(grads, after, params)
+  assert np.isfinite(updates).all()

@@ -35,6 +35,23 @@ def test_a_tiny_gradient_is_not_blown_up_to_a_whole_step():
     np.testing.assert_allclose(updates, [0.6 * want, 0.8 * want], rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_gradient_of_zeros_moves_nothing(dtype):
+  grad = jnp.zeros(3, dtype)
+  optimizer = optimizers.normalized_sgd(1.0)
+  updates, _ = optimizer.update(grad, optimizer.init(grad))
+  assert updates.dtype == dtype
+  np.testing.assert_array_equal(updates, np.zeros(3))
+
+
+def test_large_half_precision_gradients_are_normalized():
+  """Their squares do not fit."""
+  grad = jnp.array([3e3, 4e3], jnp.float16)
+  optimizer = optimizers.normalized_sgd(1.0)
+  updates, _ = optimizer.update(grad, optimizer.init(grad))
+  np.testing.assert_allclose(updates, [-0.6, -0.8], rtol=1e-3)
+
+
 def test_repeated_rows_count_each_in_the_norm():
   values = np.array([[3.0], [-1.0], [2.0]], np.float32)
   slices = IndexedSlices(values, np.array([1, 1, 0]), (3, 1))

@@ -109,6 +109,7 @@ def test_every_class_by_all_its_names(name):
     ({"class": "BaseCustom"}, "abstract"),
     ({"class": None}, "got None"),
     ({"class": "adagrad", "epsilon": 1.0}, "got epsilon"),
+    (None, "config must be the name of a class, or a mapping .* got None"),
   ],
 )
 def test_errors(config, message):

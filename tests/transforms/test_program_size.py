@@ -1,6 +1,6 @@
 """Tests that programs, and so their compilation, grow with the leaves and no more.
 
-``benchmarks/compile_time.py`` measures the time.
+``benchmarks/whole_step.py`` measures the time.
 """
 
 import re
@@ -108,56 +108,6 @@ def test_twice_the_leaves_are_twice_the_program(name):
   assert len(_kernels(many)) <= len(_kernels(few)) + 2
 
 
-_ADAM = optax.adam(0.1)
-_WITH_ADAM = {
-  "sync": _sync(_ADAM, replicas_to_aggregate=N),
-  "accumulating": _sync(_ADAM, replicas_to_aggregate=4 * N),
-  "elastic": optax_dist.elastic_average(
-    _ADAM, maps.AXIS, learning_rate=0.1, **_REPLICAS
-  ),
-}
-
-
-@jax.numpy_dtype_promotion("standard")  # Which Adam needs.
-@pytest.mark.parametrize("name", _WITH_ADAM)
-def test_the_inner_optimizer_computes_once_for_all_small_leaves(name):
-  text = _lowered(_WITH_ADAM[name], 9, name in _OWN).as_text()
-  assert text.count("stablehlo.sqrt") == 1
-
-
-def test_only_sums_pass_the_conditional_of_accumulating_small_leaves():
-  """What passes a branch is copied, and is more to compile."""
-  text = _lowered(_SHARED["accumulating"], 9, False).as_text()
-  returned = re.findall(r"^ *\}\) : \(tensor<i32>\) -> (.*)$", text, re.M)
-  sums = f"tensor<{9 * 8 + 1}xf32>"
-  assert f"({sums}, tensor<i32>)" in returned
-  assert not any("tensor<8xf32>" in types for types in returned)
-
-
-@pytest.mark.parametrize(
-  ("name", "sizes"), [("local", [9 * 8]), ("streaming", [5 * 8, 4 * 8])]
-)
-def test_only_what_was_sent_passes_a_conditional_where_all_is_small(
-  name, sizes
-):
-  """What passes a loop or a branch is copied, and is more to compile."""
-  text = _lowered(_OWN[name], 9, True).as_text()
-  branches = re.findall(r"^ *\}\) : \(tensor<i32>\) -> (.*)$", text, re.M)
-  loops = re.findall(r"stablehlo\.while\(.*\) : (.*)$", text, re.M)
-  assert loops
-  for size in sizes:
-    # Beside them, how many replicas are finite; and whether this one is.
-    sent = f"(tensor<{size + 1}xf32>, tensor<i1>)"
-    assert sent in branches
-  # What a branch reads passes it, too.
-  inside = re.findall(
-    r'"stablehlo\.case"\(.*?\}\) : \(tensor<i32>\)', text, re.S
-  )
-  assert len(inside) == len(branches)
-  for types in inside + branches + loops:
-    assert not re.search(r"tensor<(1x)?8xf32>", types)
-
-
 def test_kernels_are_told_apart_by_their_constants_and_not_by_names():
   text = """
 %a (p.1: f32[8]) -> f32[8] {
@@ -177,30 +127,3 @@ def test_kernels_are_told_apart_by_their_constants_and_not_by_names():
 """
   assert len(_kernels(text)) == 2
   assert _operations(text) == 6
-
-
-def test_no_large_array_goes_through_a_branch_in_an_elastic_exchange():
-  """It would be copied there, in each exchange."""
-  large = 1 << 14
-  array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-  params = [array(large), array(8), array(8)]
-  stacked = [array(N, *x.shape) for x in params]
-  tx = _OWN["elastic"]
-  state = jax.eval_shape(tx.init, params)
-  specs = optax_dist.state_specs(state, maps.AXIS)
-
-  def step(params, state, gradients):
-    row = lambda tree: jax.tree.map(lambda x: x[0], tree)
-    return tx.update(row(gradients), state, row(params))[1]
-
-  run = jax.shard_map(
-    step,
-    mesh=maps.mesh(N),
-    in_specs=(P(maps.AXIS), specs, P(maps.AXIS)),
-    out_specs=specs,
-    check_vma=False,
-  )
-  text = jax.jit(run).lower(stacked, state, stacked).as_text()
-  returned = re.findall(r"^ *\}\) : \(tensor<i32>\) -> (.*)$", text, re.M)
-  assert any("tensor<16xf32>" in types for types in returned)
-  assert not any(f"tensor<{large}xf32>" in types for types in returned)

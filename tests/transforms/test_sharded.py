@@ -164,6 +164,36 @@ def test_leaves_without_elements_and_of_equal_lengths(map_name):
     )
 
 
+@pytest.mark.parametrize(
+  "inner",
+  [
+    optax.adagrad(0.1),
+    optax.radam(0.1),
+    optax.rprop(0.1),
+    optax.adan(0.1),
+    optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+    optimizers.adagrad(0.1),
+    optimizers.ftrl(0.1),
+  ],
+)
+@jax.numpy_dtype_promotion("standard")
+def test_a_leaf_without_elements_does_not_matter(inner):
+  with_it = {"w": jnp.ones((2, 3)), "empty": jnp.ones((0, 3))}
+  without = {"w": with_it["w"]}
+  tx = optax_dist.sharded(inner, maps.AXIS, num_replicas=N)
+  found = []
+  for params in (with_it, without):
+    state = tx.init(params)
+    run = maps.stepper(
+      "vmap", lambda s, g, p=params: tx.update(g, s, p), state, N
+    )
+    gradients = jax.tree.map(lambda x: jnp.stack([x] * N), params)
+    updates, state = run(state, gradients)
+    updates, _ = run(state, gradients)
+    found.append(updates["w"])
+  np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_several_axes_together(check_vma):
   names = ("a", "b")
@@ -323,6 +353,13 @@ def test_the_state_of_another_number_of_replicas_is_refused():
     )
 
 
+def _starting(start):
+  def init_fn(params):
+    return jax.tree.map(start, params)
+
+  return optax.GradientTransformation(init_fn, lambda u, s, p=None: (u, s))
+
+
 class TestRefused:
   """What is not element by element, by name."""
 
@@ -361,6 +398,19 @@ class TestRefused:
     with pytest.raises(ValueError, match=f"can't be sharded: .*{name}") as info:
       tx.init(PARAMS)
     assert "optax_dist.clip_by_global_norm(max_norm" in str(info.value)
+
+  @pytest.mark.parametrize(
+    "start",
+    [
+      lambda x: x / jnp.sum(jnp.abs(x)),
+      lambda x: jnp.full_like(x, 2.0) * jnp.max(x),
+    ],
+  )
+  def test_a_state_that_starts_from_other_elements_of_a_leaf(self, start):
+    """Each replica would start from those of its own part."""
+    tx = optax_dist.sharded(_starting(start), maps.AXIS, num_replicas=N)
+    with pytest.raises(ValueError, match="can't be sharded: _starting mixes"):
+      tx.init(PARAMS)
 
   def test_a_constant_like_a_leaf(self):
     mask = jnp.arange(12.0).reshape(3, 4)

@@ -293,9 +293,13 @@ def _name(eqns: Any) -> str:
     for frame in _source.user_frames(eqn.source_info.traceback):
       name, _, inside = frame.function_name.partition(".<locals>.")
       ours = "/optax_dist/" in frame.file_name
-      if not inside or (ours and "/_internal/" in frame.file_name):
+      checking = frame.file_name.endswith(("elementwise.py", "sharded.py"))
+      if not inside or (
+        ours and (checking or "/_internal/" in frame.file_name)
+      ):
         continue
-      if ours or inside.startswith("update"):  # A transformation's function.
+      # A transformation's function.
+      if ours or inside.startswith(("update", "init")):
         return name
       names.append(name)
   return names[0] if names else "it"

@@ -44,8 +44,8 @@ def materialize(tree: Any) -> Any:
   return treedef.unflatten(kept)
 
 
-def integers(values: Sequence[int]) -> list[jax.Array]:
-  """Returns constants that are kernel arguments, on every platform.
+def integers(values: Sequence[int]) -> list[Any]:
+  """Returns constants that are kernel arguments if the platform is CPU.
 
   Args:
     values: Python integers.
@@ -53,8 +53,8 @@ def integers(values: Sequence[int]) -> list[jax.Array]:
   Returns:
     An int32 scalar for each.
   """
-  if not values:
-    return []
+  if axes.platform() != "cpu":
+    return [np.int32(value) for value in values]
   return _second(
     lambda _: [np.int32(0)] * len(values),
     lambda _: [np.int32(value) for value in values],

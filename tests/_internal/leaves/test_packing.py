@@ -1,4 +1,4 @@
-"""Tests of leaves that share a buffer."""
+"""Tests of leaves that share a message."""
 
 import jax.numpy as jnp
 import maps
@@ -6,128 +6,63 @@ import numpy as np
 import pytest
 
 from optax_dist._internal.leaves import packing
-from optax_dist._internal.leaves.packing import Packing
 
 N = 4
 _SHAPES = [(3, 2), (), (5,), (1 << 14,), (2,)]
 
 
-def _leaves(rng):
+def _leaves():
+  rng = np.random.default_rng(0)
   return [rng.normal(size=(N, *shape)).astype(np.float32) for shape in _SHAPES]
 
 
-def _packed(*lists):
-  return Packing.of([(maps.AXIS,)] * len(lists[0]), *lists)
-
-
-@maps.every_map
-def test_what_is_packed_is_unpacked(map_name):
-  xs = _leaves(np.random.default_rng(0))
-
-  def there_and_back(*leaves):
-    packed = _packed(leaves)
-    buffers = packed.pack(leaves)
-    first = packed.get(buffers, 0)
-    buffers = packed.put(buffers, 4, jnp.full_like(leaves[4], 7))
-    return packed.unpack(buffers), first
-
-  back, first = maps.run(map_name, there_and_back, *xs, size=N)
-  np.testing.assert_array_equal(first, xs[0])
-  np.testing.assert_array_equal(back[4], np.full((N, 2), 7))
-  for x, y in zip(xs[:4], back[:4], strict=True):
-    np.testing.assert_array_equal(x, y)
-
-
-@maps.every_map
-def test_a_leaf_that_stays_by_itself_may_come_first(map_name):
-  rng = np.random.default_rng(1)
-  shapes = [(1 << 14,), (3,), (2, 2), (1 << 14,), (4,), (2,)]
-  types = [
-    np.float32,
-    np.float32,
-    np.float32,
-    np.float16,
-    np.float16,
-    np.float16,
-  ]
-  xs = [
-    rng.normal(size=(N, *shape)).astype(dtype)
-    for shape, dtype in zip(shapes, types, strict=True)
-  ]
-
-  def there_and_back(*leaves):
-    packed = _packed(leaves)
-    return packed.unpack(packed.pack(leaves))
-
-  for x, y in zip(
-    xs, maps.run(map_name, there_and_back, *xs, size=N), strict=True
-  ):
-    np.testing.assert_array_equal(x, y)
-
-
 @pytest.mark.parametrize(
-  ("map_name", "sizes"),
+  ("map_name", "messages"),
   [
-    ("shard_map", [[1, 4, 2, 0], [3]]),
-    ("shard_map_vma", [[1, 4, 2, 0], [3]]),
-    ("pmap", [[1, 4, 2, 0], [3]]),
+    ("shard_map", [[0, 1, 2, 4], [3]]),
+    ("shard_map_vma", [[0, 1, 2, 4], [3]]),
+    ("pmap", [[0, 1, 2, 4], [3]]),
     ("vmap", [[0], [1], [2], [3], [4]]),
   ],
 )
-def test_the_small_ones_share_a_buffer_where_that_is_faster(map_name, sizes):
+def test_small_leaves_share_a_message_where_that_is_faster(map_name, messages):
   found = []
 
   def look(*leaves):
-    found.append([list(members) for members in _packed(leaves).buckets])
+    found.append(packing.together(leaves, [(maps.AXIS,)] * len(leaves)))
     return leaves[0]
 
-  maps.run(map_name, look, *_leaves(np.random.default_rng(0)), size=N)
-  assert sizes in found
+  maps.run(map_name, look, *_leaves(), size=N)
+  assert messages in found
 
 
-def test_what_is_packed_alike_has_equal_types_in_each_list():
+def test_leaves_share_a_message_only_with_equal_types_and_axes():
   found = []
 
-  def look(a, b):
-    narrow = b.astype(jnp.bfloat16)
-    found.append(_packed([a, b, a, None], [a, b, narrow, a]).buckets)
+  def look(a):
+    leaves = [a, a, a.astype(jnp.bfloat16), a]
+    over = [(maps.AXIS,)] * 3 + [()]
+    found.append(packing.together(leaves, over))
     return a
 
-  x = np.ones((N, 3), np.float32)
-  maps.run("shard_map", look, x, x, size=N)
-  assert ((0, 1), (2,), (3,)) in found
+  maps.run("shard_map", look, np.ones((N, 3), np.float32), size=N)
+  assert [[0, 1], [2], [3]] in found
 
 
-def test_a_buffer_has_room_for_so_much(monkeypatch):
-  monkeypatch.setattr(packing, "_BUFFER_WITHIN", 4 * (1 + 2 + 5))
-  assert (
-    packing.fitting(
-      [np.zeros(n, np.float32) for n in (5, 1, 6, 2)], np.asarray
-    ).__len__()
-    == 3
-  )
+@maps.every_map
+def test_joined_arrays_are_split_again(map_name):
+  xs = [x.reshape(N, 1, -1) for x in _leaves()]
 
+  def there_and_back(*arrays):
+    return packing.split(packing.join(arrays), [x.shape[-1] for x in arrays])
 
-def test_a_leaf_that_is_not_there_is_an_error():
-  with pytest.raises(IndexError, match="no leaf 3"):
-    Packing.side_by_side([jnp.ones(2)]).put([jnp.ones(2)], 3, jnp.ones(2))
-
-
-def test_what_stays_by_itself_is_not_copied_to_be_computed_once():
-  found = []
-
-  def look(*leaves):
-    packed = _packed(leaves)
-    buffers = packed.pack(leaves)
-    kept = packed.computed_once(buffers)
-    found[:] = [
-      (len(members), new is old)
-      for members, new, old in zip(packed.buckets, kept, buffers, strict=True)
-    ]
-    return packed.unpack(kept)
-
-  xs = _leaves(np.random.default_rng(0))
-  back = maps.run("shard_map", look, *xs, size=N)
-  assert sorted(found) == [(1, True), (4, False)]
+  back = maps.run(map_name, there_and_back, *xs, size=N)
   for x, y in zip(xs, back, strict=True):
     np.testing.assert_array_equal(x, y)
+
+
+def test_a_single_array_is_not_copied():
+  x = jnp.ones(3)
+  assert packing.join([x]) is x
+  assert packing.split(x, [3])[0] is x
+  np.testing.assert_array_equal(packing.split(jnp.arange(3), [2])[0], [0, 1])

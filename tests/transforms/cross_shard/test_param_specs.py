@@ -35,7 +35,9 @@ def _gathered_loss(params, x):
   return _loss({**params, "w": w}, x)
 
 
-def _run(tx, check_vma, *, own=True, specs=SPECS, between=lambda g: g):
+def _run(
+  tx, check_vma, *, own=True, specs=SPECS, between=lambda g: g, jit=True
+):
   """Returns the whole updates of a step with the weights in shards."""
   mesh = jax.make_mesh(
     (N,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:N]
@@ -53,7 +55,7 @@ def _run(tx, check_vma, *, own=True, specs=SPECS, between=lambda g: g):
     out_specs=specs,
     check_vma=check_vma,
   )
-  return jax.jit(run)(PARAMS, X)
+  return (jax.jit(run) if jit else run)(PARAMS, X)
 
 
 @every_check
@@ -83,6 +85,9 @@ def test_a_shard_is_not_summed_again(check_vma, own, reduction, param_specs):
     lambda g: jax.tree.map(
       lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), g
     ),
+    lambda g: jax.tree.map(lambda x: jnp.concatenate([x[:1], x[1:]]), g),
+    lambda g: jax.tree.map(lambda x: jnp.arctanh(jnp.tanh(x)), g),
+    lambda g: jax.tree.map(lambda x: jnp.flip(jnp.sign(x) * x**2), g),
   ],
 )
 @pytest.mark.parametrize("param_specs", [None, P(), {"w": P(), "b": P()}])
@@ -122,6 +127,19 @@ def test_a_second_one_takes_shards_for_reduced_as_it_does_the_others(
     np.testing.assert_allclose(
       got[key], np.float32(0.5 * factor) * mean, rtol=1e-5, atol=1e-6
     )
+
+
+@every_check
+def test_a_shard_without_specs_is_warned_of_outside_of_jit(check_vma):
+  """There is no program there, which would show that it was scattered."""
+  run = lambda **kwargs: _run(
+    optax_dist.cross_shard(AXIS, **kwargs), check_vma, jit=False
+  )
+  with pytest.warns(UserWarning, match=r"updates\['b'\] .* outside of jax.jit"):
+    run()
+  if check_vma:
+    got = run(param_specs=SPECS)
+    np.testing.assert_allclose(got["w"], MEAN["w"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_replicated_gradient_told_to_be_a_shard_is_refused():

@@ -261,10 +261,9 @@ def test_one_collective_in_a_period_and_none_in_between(exchange):
   text = _compiled_text(period=10, exchange=exchange)
   (computation,) = _all_reduces(text)
   assert computation != "ENTRY "
-  # It is the body of a loop of one or no rounds.
-  loops = re.findall(r"\bwhile\(.*", text)
-  body = re.compile(rf"body=%?{re.escape(computation)}\b")
-  assert len(list(filter(body.search, loops))) == 1
+  branches = re.findall(r"\bconditional\(.*", text)
+  branch = re.compile(rf"%?{re.escape(computation)}\b")
+  assert len(list(filter(branch.search, branches))) == 1
   # At most one of each dtype (the compiler may join them), ...
   assert len(_all_reduces(_compiled_text(10, (np.float32, jnp.bfloat16)))) <= 2
   # ... and unconditional where there is an exchange in each step.

@@ -64,6 +64,43 @@ def _gradients(value, bad_at=None):
   return {"w": w, "b": np.full(N, value, np.float32)}
 
 
+@pytest.mark.parametrize(
+  "tx",
+  [
+    _tx(N),
+    optax_dist.elastic_average(
+      optax.sgd(1.0), "data", num_replicas=N, rho=0.0, communication_period=1
+    ),
+    optax_dist.local_sgd(
+      optax.sgd(1.0), "data", num_replicas=N, communication_period=1
+    ),
+  ],
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_model_axes_must_be_given_where_types_do_not_show_them(tx, size):
+  """A shard with a NaN would be dropped, and the others would move."""
+  mesh = jax.make_mesh(
+    (N, size), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  params = jnp.zeros(4)
+  state = tx.init(params)
+  specs = optax_dist.state_specs(
+    state, "data", param_specs=P("model"), params=params
+  )
+  run = jax.shard_map(
+    lambda g, s: tx.update(g[0], s, jnp.zeros(4 // size))[1],
+    mesh=mesh,
+    in_specs=(P("data", "model"), specs),
+    out_specs=specs,
+    check_vma=False,
+  )
+  if size == 1:
+    jax.eval_shape(run, jnp.ones((N, 4)), state)
+    return
+  with pytest.raises(ValueError, match=r"over axis 'model'.*Give `model_axes`"):
+    jax.eval_shape(run, jnp.ones((N, 4)), state)
+
+
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("needed", [1, N, 2 * N])
 def test_a_nan_in_one_shard_drops_the_whole_gradient(needed, check_vma):
@@ -84,16 +121,6 @@ def test_a_nan_in_one_shard_drops_the_whole_gradient(needed, check_vma):
   mean = np.mean(held + [5.0] * (N if needed <= N else 2 * N))
   np.testing.assert_allclose(updates["w"], [-mean] * 4, rtol=1e-6)
   np.testing.assert_allclose(updates["b"], -mean, rtol=1e-6)
-
-
-def test_types_know_nothing_without_check_vma():
-  """Without `model_axes` each shard decides for itself there."""
-  tx = _tx(1)
-  state = tx.init({"w": jnp.zeros(4), "b": jnp.zeros(())})
-  _, state = _step(tx, state, False)(state, _gradients(2.0, bad_at=(1, 3)))
-  accepted = state.replica.value.accepted
-  by_device = [int(shard.data[0]) for shard in accepted.addressable_shards]
-  assert sorted(by_device) == [0, 1, 1, 1]
 
 
 def test_an_axis_can_not_be_both():

@@ -1,43 +1,46 @@
-"""Tests of what replicas send of their distance from a center."""
+"""Tests of the mean change of replicas since their common start."""
 
 import types
 
+import jax
 import jax.numpy as jnp
 import maps
 import numpy as np
 import pytest
 
-from optax_dist._internal.gaps import Gaps
-from optax_dist._internal.replica_params import Replica, Replicas
+from optax_dist._internal.replica_params import Leaves, Replica, Replicas
+from optax_dist.transforms._outer_gradient import outer_gradient
 
 N = 4
 
 
-def _replica():
+def _average(center, points, others=(), reject=True):
   of = Replicas.of("test", maps.AXIS, N, ())
-  return Replica(of, N, types.SimpleNamespace(), False, frozenset())
+  me = Replica(of, N, types.SimpleNamespace(), False, frozenset())
+  leaves = Leaves(jax.tree.structure(center), [*range(len(center))])
+  gradient = outer_gradient(None, reject)
+  method = gradient.init(center)
+  return gradient.average(me, leaves, center, points, method, others)
 
 
 @maps.every_map
 @pytest.mark.parametrize("reject", [True, False])
 def test_the_mean_is_of_the_replicas_that_are_finite(map_name, reject):
   rng = np.random.default_rng(0)
-  # Two that share a buffer, one that is too large for it, and one of another dtype.
+  # Two that share a message, one that is too large for it, and one of another dtype.
   shapes = [(3, 2), (150, 150), (4,)]
   xs = [np.float32(rng.normal(size=(N, *shape))) for shape in shapes]
   xs.append(np.float16(rng.normal(size=(N, 5))))
   other = np.float32(rng.normal(size=(N, 2)))
   if reject:
     xs[0][1, 0, 0] = np.nan
-  others = [other]
 
   def step(xs, others):
     center = [jnp.ones(x.shape, x.dtype) for x in xs]
-    gaps = Gaps.of(_replica(), center, reject, others)
-    mean, finite = gaps.mean(gaps.pack(xs, center, others))
-    return *gaps.unpack(mean, others), finite
+    change = _average(center, xs, others, reject)
+    return change.mean, change.others, change.finite
 
-  means, other_means, finite = maps.run(map_name, step, xs, others, size=N)
+  means, others, finite = maps.run(map_name, step, xs, [other], size=N)
   kept = [0, 2, 3] if reject else [0, 1, 2, 3]
   for x, mean in zip(xs, means, strict=True):
     assert mean.dtype == x.dtype
@@ -45,7 +48,7 @@ def test_the_mean_is_of_the_replicas_that_are_finite(map_name, reject):
     atol = 1e-3 if x.dtype == np.float16 else 1e-6
     np.testing.assert_allclose(mean, np.stack([expected] * N), atol=atol)
   np.testing.assert_allclose(
-    other_means[0], np.stack([other[kept].mean(0)] * N), atol=1e-6
+    others[0], np.stack([other[kept].mean(0)] * N), atol=1e-6
   )
   assert finite.tolist() == [i in kept for i in range(N)]
 
@@ -56,9 +59,8 @@ def test_where_no_replica_is_finite_the_mean_is_zero(map_name):
 
   def step(xs):
     center = [jnp.zeros(x.shape, x.dtype) for x in xs]
-    gaps = Gaps.of(_replica(), center, True)
-    mean, finite = gaps.mean(gaps.pack(xs, center))
-    return gaps.unpack(mean)[0], finite
+    change = _average(center, xs)
+    return change.mean, change.finite
 
   means, finite = maps.run(map_name, step, xs, size=N)
   assert not finite.any()
@@ -70,14 +72,12 @@ def test_where_no_replica_is_finite_the_others_stay_its_own(map_name):
   xs = [np.full((N, 3), np.nan, np.float32)]
   own = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
   own[0], own[1, 0] = [np.inf, 5.0], np.nan
-  # One that shares a buffer with the gaps, and one of another dtype.
+  # One that shares a message with the gaps, and one of another dtype.
   others = [own, own.astype(jnp.bfloat16)]
 
   def step(xs, others):
     center = [jnp.zeros(x.shape, x.dtype) for x in xs]
-    gaps = Gaps.of(_replica(), center, True, others)
-    mean, _ = gaps.mean(gaps.pack(xs, center, others))
-    return gaps.unpack(mean, others)[1]
+    return _average(center, xs, others).others
 
   expected = np.where(np.isfinite(own), own, 0)
   for x in maps.run(map_name, step, xs, others, size=N):
