@@ -43,6 +43,7 @@ class Result:
     violation: what did not hold; "" if all did.
     trace: the events in words, if they were asked for.
     ended: whether the run ended well.
+    excuses: for what replicas were excused that failed.
   """
 
   schedule: Schedule
@@ -51,6 +52,7 @@ class Result:
   violation: str
   trace: tuple[str, ...]
   ended: bool
+  excuses: frozenset[str] = frozenset()
 
 
 _KINDS = (
@@ -328,4 +330,5 @@ def run(
     violation,
     tuple(world.trace or ()),
     ended,
+    frozenset(checker.excuses),
   )

@@ -332,16 +332,6 @@ class GroupChecker(Checker):
         names.discard(name)
     if not process.over:
       self.left_in_peace = ""
-    self.look_for_excuses()
-
-  def look_for_excuses(self) -> None:
-    super().look_for_excuses()
-    groups = {p.names for p in self.world.all}
-    whole = lambda names: all(
-      p.alive and not p.over for p in self.group(names[0])
-    )
-    if not any(map(whole, groups)):
-      self.excused = "all were dead at a time"
 
 
 _KINDS = (

@@ -65,7 +65,12 @@ class Checker:
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
     self.done: dict[int, int] = {0: 0}
-    self.excused = ""
+    # Why the run ended with an error; "" where nothing excused that. And all that
+    # was excused, for whoever counts it.
+    self.why_it_ended = ""
+    self.excuses: set[str] = set()
+    # Replicas that were let go.
+    self.gone: set[int] = set()
     # The latest process that left with the latest state, and with no fault about
     # that could excuse it.
     self.left_in_peace = ""
@@ -125,6 +130,7 @@ class Checker:
         name = self.members.pop(incarnation, None)
         if left and name is not None:
           self.let_go.add(name)
+          self.gone.add(self.world.by_name[name].index)
         self.left += left
         self.lost += not left
       case Committed():
@@ -133,8 +139,8 @@ class Checker:
         if not entry.error:
           self.nobody_forgotten(process)
         self.end = entry
-        if entry.error and not self.excused and "cannot go on" in entry.reason:
-          self.excused = "too few replicas"
+        if entry.error:
+          self.why_it_ended = self.excuse()
         data, needed = self.setting.data, self.setting.needed
         if entry.reason == "all data is used" and data is not None:
           left = data.total - self.done.get(entry.step, 0)
@@ -367,27 +373,28 @@ class Checker:
       names.discard(process.name)
     if not process.over:
       self.left_in_peace = ""
-    self.look_for_excuses()
 
-  def look_for_excuses(self) -> None:
-    """A run may end in the ways listed on the page of assumptions."""
-    if self.end is not None and not self.end.error:
-      return  # Who lacks the final state is told that the run has ended.
-    world = self.world
-    latest = len(self.commits)
+  def excuse(self) -> str:
+    """Why a run may fail as things are now; "" if it may not.
+
+    These are the ways listed on the page of assumptions. Before the first commit
+    any state will do, so the death of all is no excuse.
+    """
+    setting, latest = self.setting, len(self.commits)
     # With the means in the log, an older state will do if the log goes on from it.
     held = max(
       [s for s, names in self.holders.items() if names - self.let_go],
       default=-1,
     )
     goes_on = self.positions[held - 1] + 1 if held > 0 else 0
-    lost = held < latest and not (
-      self.setting.inline and held >= 0 and goes_on >= self.trimmed
-    )
-    if lost:
-      self.excused = "nobody holds the latest state"
-    if not any(p.alive and not p.over for p in world.all):
-      self.excused = "all were dead at a time"
+    replayed = setting.inline and held >= 0 and goes_on >= self.trimmed
+    if latest and held < latest and not replayed:
+      return "nobody holds the latest state"
+    lowered = setting.lower_on_leave or setting.lower_on_loss
+    few = setting.replicas - len(self.gone) < setting.needed
+    if few and not lowered and setting.needed <= setting.replicas:
+      return "too many have left"
+    return ""
 
   def ended(self, process: Any) -> None:
     if process.over == "finished" and (
@@ -398,7 +405,6 @@ class Checker:
     pending = process.pending not in (None, *process.inbox)
     if pending and process.over == "finished":
       self.fail("A7", f"{process.name} ends with {process.pending} open")
-    self.look_for_excuses()
     latest = process.step == len(self.commits)
     quiet = process.leaves_since >= self.world.quiet_at
     if process.over == "left" and latest:
@@ -412,13 +418,16 @@ class Checker:
         self.fail("A9", f"{process.name} is refused: {reason}")
       if "nobody holds" in reason and self.left_in_peace:
         self.fail("A9", f"{self.left_in_peace} left with what others need")
-      if error == "CoordinatorError" and not self.excused:
-        self.fail("A9", f"{process.name} fails: {reason}")
+      if error == "CoordinatorError":
+        excuse = self.excuse() or self.why_it_ended
+        if not excuse:
+          self.fail("A9", f"{process.name} fails: {reason}")
+        self.excuses.add(excuse)
     self.died(process)
 
   def finish(self) -> None:
     """At the end of a world whose faults are over: everyone is done."""
     living = [p for p in self.world.all if p.alive and not p.over]
-    if living and not self.excused:
+    if living:
       names = ", ".join(p.name for p in living)
       self.fail("A9", f"still at it after {self.world.now:.0f} s: {names}")
