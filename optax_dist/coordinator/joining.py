@@ -209,7 +209,7 @@ def join(
         advertise,
         certificates,
       ),
-      told.silence or told.leader_pace,
+      told.silence,
     )
     metrics = None
     try:

@@ -93,7 +93,7 @@ KINDS: dict[str, dict[str, str]] = {
   "lost": _REPLICA | _STEP | {"reason": _TEXT + "?"},
   "stall": _STEP | {"waited": _NUMBER, "missing": _OBJECT},
   "stuck": _REPLICA | _STEP | {"reason": _TEXT, "stacks": _TEXT},
-  "deadlines": {"attempt": _NUMBER, "silence": _OBJECT},
+  "deadlines": {"silence": _OBJECT},
   "cannot_proceed": _STEP
   | {"have": _INT, "needed": _INT, "missing": _LIST, "final": _BOOL},
   "fingerprint": _STEP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import numbers
 import os
 from collections.abc import Mapping
@@ -12,9 +13,8 @@ from typing import Any
 from optax_dist.coordinator.aggregation import wire_formats as wires
 from optax_dist.coordinator.metrics import reporter
 from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import deadlines as dl
 
-# Defaults, in seconds.
-_ATTEMPT, _LEADER = 10.0, 5.0
 # Limits in seconds: the longest is some 30 years, which every clock can wait
 # for; the shortest lets an event loop do other work between two heartbeats.
 _LONGEST, _SHORTEST_SILENCE = 1e9, 0.05
@@ -28,11 +28,12 @@ class Options:
 
   Attributes:
     timeout: how long the run may make no progress while a replica waits.
-    attempt_timeout: how long one aggregation may take; None: two and a half
-      times what 99 % took.
+    attempt_timeout: how long a transfer of a gradient, mean or snapshot may
+      make no progress; None: 10 s. At most an eighth of `timeout` is used.
     leader_timeout: silence of the leader after which another replica takes
       over, and of any replica after which it is lost; None: two and a half
-      times the 99th percentile of its silences, at least 5 s.
+      times the 99th percentile of its silences, at least 5 s. At most half of
+      `timeout` is used.
     step_timeout: how long a step may take inside a replica until its watchdog
       gives it up; 0 for no watchdog; None: ten times the 99th percentile, while
       others wait, if a launcher restarts the replica; otherwise it is only
@@ -85,7 +86,7 @@ class Options:
           f"{name} must be positive seconds, at most {_LONGEST:.0e}, got"
           f" {value!r}."
         )
-    if (self.leader_timeout or _LEADER) < _SHORTEST_SILENCE:
+    if (self.leader_timeout or math.inf) < _SHORTEST_SILENCE:
       raise ValueError(
         f"leader_timeout must be at least {_SHORTEST_SILENCE} seconds, got"
         f" {self.leader_timeout!r}."
@@ -143,33 +144,25 @@ class Options:
         f" wire={self.wire!r} leaves out is not fed back."
       )
 
-  # Derived values: adaptive deadlines, and the pace of fixed ones.
+  # What follows from them.
 
   @property
-  def attempt_pace(self) -> float:
-    """How long a transfer may make no progress."""
-    return self.attempt_timeout or min(_ATTEMPT, self.timeout)
+  def deadlines(self) -> dl.Deadlines:
+    """How long everybody waits."""
+    return dl.of(self.timeout, self.attempt_timeout, self.leader_timeout)
 
   @property
-  def leader_pace(self) -> float:
-    """The interval on which heartbeats, retries and answers are based."""
-    return self.leader_timeout or min(_LEADER, self.timeout)
-
-  @property
-  def attempts(self) -> arrivals.Rule | None:
-    """How an attempt's deadline adapts to earlier ones; None if it is fixed."""
-    return arrivals.attempts(self.timeout) if not self.attempt_timeout else None
-
-  @property
-  def silence(self) -> arrivals.Rule | None:
-    """How the allowed silence adapts to what was observed."""
-    return arrivals.silence(self.timeout) if not self.leader_timeout else None
+  def silence(self) -> float | arrivals.Rule:
+    """How long a peer may be silent, or the rule that finds it."""
+    if self.leader_timeout is None:
+      return dl.silence(self.timeout)
+    return self.deadlines.pace
 
   @property
   def steps(self) -> float | arrivals.Rule:
     """How long a step may take inside a replica, or the rule that finds it."""
     if self.step_timeout is None:
-      return arrivals.steps(self.timeout)
+      return dl.steps(self.timeout)
     return self.step_timeout
 
 

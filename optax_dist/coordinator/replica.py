@@ -52,6 +52,7 @@ from optax_dist.coordinator.runtime import (
   watchdog,
 )
 from optax_dist.coordinator.runtime import group as groups
+from optax_dist.coordinator.transport.clock import AwakeClock
 
 __all__ = ["Outcome", "Replica"]
 
@@ -179,11 +180,9 @@ class Replica:
         transport.silences,
         metrics,
       ),
-      attempt_timeout=settings.attempt_pace,
-      store_timeout=min(settings.leader_pace, settings.attempt_pace),
+      deadlines=settings.deadlines,
       of=group,
       local=state_shards,
-      patience=self._config.patience,
       own=own,
     )
     self._handover = self._driver.handover
@@ -303,9 +302,8 @@ class Replica:
       inline_bytes=self._encoder.place.nbytes if self._inline else None,
       alone=strategy.alone,
       timeout=settings.timeout,
-      attempt_timeout=settings.attempt_pace,
-      attempts=settings.attempts,
-      leader_timeout=settings.leader_pace,
+      attempt_timeout=settings.attempt_timeout,
+      leader_timeout=settings.leader_timeout,
       stall_warning=settings.stall_warning,
       fingerprint_every=settings.fingerprint_every,
       data=data,
@@ -321,10 +319,9 @@ class Replica:
       return Core(config)
     if not group.process:
       others = [name for name, _ in places[1:]]
-      return Speaker(Core(config), others, patience=config.patience)
-    return Companion(
-      *places[0], pause=config.leader_timeout / 8, patience=config.timeout
-    )
+      return Speaker(Core(config), others, patience=config.deadlines.replica)
+    pause = config.deadlines.pace / 8
+    return Companion(*places[0], pause=pause, patience=config.timeout)
 
   def _describe(self) -> dict[str, Any]:
     numbers = self._strategy.quorum
@@ -1047,15 +1044,17 @@ class Replica:
 
   def _memory(self) -> memoryview:
     """A buffer for a gradient."""
-    end = time.monotonic() + self._config.patience
+    patience = self._config.deadlines.replica
+    clock = AwakeClock(2.0)
+    end = clock.now() + patience
     while True:
       try:
         return self._handover.memory.get(timeout=1.0)
       except queue.Empty:
         self._raise_failure()
-        if time.monotonic() > end:
+        if clock.now() > end:
           raise errors.CoordinatorError(
-            f"Replica {self.replica!r} has waited {self._config.patience:.1f} s"
+            f"Replica {self.replica!r} has waited {patience:.1f} s"
             " for memory for its gradient; its event loop hangs."
           ) from None
 
@@ -1225,7 +1224,7 @@ class Replica:
 
   def _wait(self, ready: Callable[[], bool], what: str) -> None:
     """Waits, slightly longer than the core's own deadline."""
-    patience = self._config.patience + 1.0
+    patience = self._config.deadlines.replica + 1.0
     if self._closed and not ready():
       self._raise_failure()
     self._watchdog.steps.wait()

@@ -12,7 +12,6 @@ from optax_dist.ledger.batches import Batches
 from optax_dist.ledger.progress import Progress
 from optax_dist.ledger.spans import Spans
 from optax_dist.ledger.state import Held, State, left_of, limit_after, limit_of
-from optax_dist.quorum.persistent import PersistentMap
 
 H = TypeVar("H", bound=ev.Holder)
 
@@ -25,7 +24,7 @@ _FIELDS = operator.attrgetter(*State._fields)
 class _Draft:
   """A mutable copy of a state while an event is applied to it."""
 
-  __slots__ = (*State._fields, "leases", "_copied")
+  __slots__ = (*State._fields, "leases")
 
   # The fields of State.
   data: Batches
@@ -35,9 +34,9 @@ class _Draft:
   cursor: int
   limit: int | None
   held: dict[ev.Holder, Held]
+  strikes: dict[int, int]
   pool: Spans
   doubtful: Spans
-  strikes: PersistentMap[int, int]
   giving_up: Spans
   waiting: tuple[tuple[ev.Holder, int], ...]
   numbers: int
@@ -51,16 +50,16 @@ class _Draft:
       self.progress,
       self.cursor,
       self.limit,
-      self.held,
+      held,
+      strikes,
       self.pool,
       self.doubtful,
-      self.strikes,
       self.giving_up,
       self.waiting,
       self.numbers,
     ) = state
+    self.held, self.strikes = dict(held), dict(strikes)
     self.leases: list[ev.Lease] = []
-    self._copied = False
 
   def freeze(self) -> State:
     return State._make(_FIELDS(self))
@@ -69,9 +68,6 @@ class _Draft:
     return self.held.get(holder, _NOTHING)
 
   def hold(self, holder: ev.Holder, held: Held) -> None:
-    if not self._copied:
-      # The state that the draft was created from must not change.
-      self.held, self._copied = self.held.copy(), True
     if held.out or held.inside:
       self.held[holder] = held
     else:
@@ -261,7 +257,7 @@ def usual(
     state.progress,
     state.limit,
   )
-  cursor, number, held = state.cursor, state.numbers, state.held.copy()
+  cursor, number, held = state.cursor, state.numbers, dict(state.held)
   following = progress.next
   for holder, spans in parts:
     if accepted.get(holder) != spans:
@@ -390,10 +386,10 @@ def _drop(draft: _Draft, event: ev.Drop) -> None:
   first = spans[0][0]
   strikes = draft.strikes.get(first, 0) + 1
   if strikes < _STRIKES:
-    draft.strikes = draft.strikes.set(first, strikes)
+    draft.strikes[first] = strikes
     draft.doubtful = sp.union(draft.doubtful, spans)
     return
-  draft.strikes = draft.strikes.delete(first)
+  draft.strikes.pop(first, None)
   draft.giving_up = sp.union(draft.giving_up, spans)
   draft.limit = limit_of(draft)
 

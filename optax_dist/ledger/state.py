@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from optax_dist.ledger import spans as sp
@@ -9,9 +10,6 @@ from optax_dist.ledger.batches import Batches
 from optax_dist.ledger.events import Holder
 from optax_dist.ledger.progress import Progress
 from optax_dist.ledger.spans import Spans
-from optax_dist.quorum.persistent import PersistentMap
-
-EMPTY: PersistentMap[Any, Any] = PersistentMap()
 
 
 class Held(NamedTuple):
@@ -40,11 +38,11 @@ class State(NamedTuple):
     progress: what is committed.
     cursor: the first position that was never leased.
     limit: the end of the positions that may be leased now; None for no limit.
-    held: what each replica holds; never changed in place.
+    held: what each replica holds.
+    strikes: number of non-finite gradients, by the first position of a span.
     pool: sorted spans before `cursor` that no replica holds.
     doubtful: sorted spans with a non-finite gradient; leased again only if
       there is nothing else, or after the next commit.
-    strikes: number of non-finite gradients, by the first position of a span.
     giving_up: spans with too many of them, to be named in the next `Commit`.
     waiting: replicas that wait for samples, and for how many gradients.
     numbers: number of leases so far.
@@ -56,10 +54,10 @@ class State(NamedTuple):
   progress: Progress
   cursor: int
   limit: int | None
-  held: dict[Holder, Held]
+  held: Mapping[Holder, Held]
+  strikes: Mapping[int, int]
   pool: Spans = ()
   doubtful: Spans = ()
-  strikes: PersistentMap[int, int] = EMPTY
   giving_up: Spans = ()
   waiting: tuple[tuple[Holder, int], ...] = ()
   numbers: int = 0
@@ -101,6 +99,7 @@ def init(
     progress,
     progress.next,
     0,
+    {},
     {},
     progress.open,
   )

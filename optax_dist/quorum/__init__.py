@@ -28,7 +28,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, overload
 
 from optax_dist.quorum import rules
@@ -105,7 +105,6 @@ __all__ = [
   "missing",
   "needed",
   "step",
-  "take_in",
   "tokens_per_step",
 ]
 
@@ -203,8 +202,8 @@ def step(
   """Applies one event.
 
   The same state and event always give the same result, and the old state stays
-  usable. An event costs O(log n) in the number of replicas, a commit O(k log
-  n).
+  usable. An event copies the table of the replicas, so it costs O(n) in their
+  number.
 
   Args:
     state: from `init`, or from an earlier `step`.
@@ -220,36 +219,6 @@ def step(
   if isinstance(state, State):
     return rules.step(state, event)
   return state.apply(event)
-
-
-def take_in(
-  state: State, incarnations: Mapping[Replica, int | None]
-) -> State | None:
-  """Accepts gradients of several replicas at once, if the step needs more.
-
-  For leaders with hundreds of replicas: it costs a fraction of one `step` per
-  gradient, and leads to the same state.
-
-  Args:
-    state: from `init`, or from an earlier `step`.
-    incarnations: the senders, with `Arrive.incarnation`. Each gradient is of
-      the current step, finite, and not a sum.
-
-  Returns:
-    The next state, if each decision would have been `Accept` and `Wait`; None
-    if there would be others, or the step would be complete: then nothing has
-    changed.
-
-  Example:
-    >>> state = init(3)
-    >>> for replica in range(3):
-    ...   state, _ = step(state, Join(replica))
-    >>> take_in(state, {0: None, 1: None}).gathered
-    2
-    >>> take_in(state, {0: None, 1: None, 2: None}) is None
-    True
-  """
-  return rules.take_in(state, incarnations)
 
 
 def missing(state: State | StrictRules) -> Missing:

@@ -6,8 +6,7 @@ import operator
 
 from optax_dist.quorum import events as ev
 from optax_dist.quorum.arguments import accepts
-from optax_dist.quorum.persistent import PersistentMap, persistent_map
-from optax_dist.quorum.state import EMPTY, Attempt, Config, ReplicaState, State
+from optax_dist.quorum.state import Attempt, Config, ReplicaState, State
 
 # Much faster than reading one field after the other, for each gradient.
 _FIELDS = operator.itemgetter(*State._fields)
@@ -33,6 +32,10 @@ class Draft:
 
   def __init__(self, state: State):
     self.__dict__.update(zip(State._fields, state, strict=True))
+    self.replicas = dict(state.replicas)
+    self.inside = dict(state.inside)
+    self.early = dict(state.early)
+    self.dropped = dict(state.dropped)
     self.decisions: list[ev.Decision] = []
     # The ranks of the live replicas, computed on first use.
     self._ranks: dict[ev.Replica, int] | None = None
@@ -40,19 +43,19 @@ class Draft:
   # The fields of State; mypy cannot see that __dict__ defines them.
   config: Config
   step: int
-  replicas: PersistentMap[ev.Replica, ReplicaState]
-  inside: PersistentMap[ev.Replica, ev.Contribution]
+  replicas: dict[ev.Replica, ReplicaState]
+  inside: dict[ev.Replica, ev.Contribution]
   gathered: int
   attempt: Attempt | None
   attempts: int
-  early: PersistentMap[ev.Replica, ev.Arrive]
+  early: dict[ev.Replica, ev.Arrive]
   live: int
   working: int
   awaited: int
   lost: int
   arrived: int
   applied: int
-  dropped: PersistentMap[ev.Reason, int]
+  dropped: dict[ev.Reason, int]
   finished: bool
   closed: bool
 
@@ -94,31 +97,29 @@ class Draft:
 
   def ask(self, replica: ev.Replica, count: int, tell: bool = True) -> None:
     """Gives the replica a token of the current step."""
-    record = self.replicas.get(replica)
+    record = self.replicas[replica]
     self.working += not record.asked
-    self.replicas = self.replicas.set(replica, record.told(count))
+    self.replicas[replica] = record._replace(asked=count)
     if tell:
       self.emit(ev.Token(replica, self.step, count))
 
   def drop(
     self, replica: ev.Replica, local_step: int, reason: ev.Reason, count: int
   ) -> None:
-    self.dropped = self.dropped.set(reason, self.dropped.get(reason, 0) + count)
+    self.dropped[reason] = self.dropped.get(reason, 0) + count
     self.emit(ev.Drop(replica, local_step, reason, count))
 
   def withdraw(self, replica: ev.Replica, reason: ev.Reason) -> None:
     """Drops the replica's accepted gradients that are not in an attempt."""
-    inside = self.inside.get(replica)
+    inside = self.inside.pop(replica, None)
     if inside is not None:
-      self.inside = self.inside.delete(replica)
       self.gathered -= inside.count
       self.drop(replica, inside.local_step, reason, inside.count)
 
   def unpark(self, replica: ev.Replica, reason: ev.Reason) -> None:
     """Drops the replica's early gradients, on the outcome of the attempt."""
-    early = self.early.get(replica)
+    early = self.early.pop(replica, None)
     if early is not None:
-      self.early = self.early.delete(replica)
       self.drop(replica, early.local_step, reason, early.count)
 
   # Attempts.
@@ -138,13 +139,12 @@ class Draft:
       self.ask_for_the_rest()
 
   def start(self) -> None:
-    inside = dict(self.inside.items())
-    members = tuple([inside[r] for r in ev.ordered(inside)])
-    self.inside, self.gathered = EMPTY, 0
+    members = tuple([self.inside[r] for r in ev.ordered(self.inside)])
+    self.inside, self.gathered = {}, 0
     self.attempts += 1
-    who = EMPTY  # Without reports it is complete at once.
+    who = {}  # Without reports it is complete at once.
     if self.config.two_phase:
-      who = persistent_map((c.replica, c.incarnation) for c in members)
+      who = {c.replica: c.incarnation for c in members}
       self.emit(ev.StartAttempt(self.step, self.attempts, members))
     self.attempt = Attempt(self.attempts, members, who, who)
 
@@ -173,28 +173,22 @@ class Draft:
     self.attempt, self.attempts, self.closed = None, 0, False
     self.applied += sum(c.count for c in attempt.members)
     self.step += 1
-    early, self.early = self.early, EMPTY
+    early, self.early = self.early, {}
     # Gradients that came during the attempt are one step staler now.
     for replica in ev.ordered(self.inside):
-      held = self.inside.get(replica)
+      held = self.inside[replica]
       if accepts(held.local_step, self.step, self.config.max_staleness):
-        self.inside = self.inside.set(replica, self.aged(held))
+        self.inside[replica] = self.aged(held)
       else:
         self.withdraw(replica, ev.Reason.STALE)
         self.ask(replica, self.quota(replica))
-    asked, each = {}, 0 if self.shared else 1
     for member in attempt.members:
       replica = member.replica
-      record = self.replicas.get(replica)
+      record = self.replicas[replica]
       if record.live and record.incarnation == member.incarnation:
-        count = each or self.quota(replica)
-        self.working += not record.asked
-        asked[replica] = record.told(count)
         # A replica with an early gradient needs no token.
-        if not early or replica not in early:
-          self.emit(ev.Token(replica, self.step, count))
-    self.replicas = self.replicas.update(asked)
-    return tuple(early.get(r) for r in ev.ordered(early))
+        self.ask(replica, self.quota(replica), tell=replica not in early)
+    return tuple(early[r] for r in ev.ordered(early))
 
   def aged(self, held: ev.Contribution) -> ev.Contribution:
     return self.contribution(
@@ -221,10 +215,10 @@ class Draft:
     for replica in ev.ordered(self.early):
       self.unpark(replica, ev.Reason.ABANDONED)
     for member in attempt.members:
-      record = self.replicas.get(member.replica)
+      record = self.replicas[member.replica]
       here = record.live and record.incarnation == member.incarnation
       if here and member.replica != failed_replica:
-        self.inside = self.inside.set(member.replica, member)
+        self.inside[member.replica] = member
         self.gathered += member.count
         continue
       gone = ev.Reason.LEFT if record.left else ev.Reason.LOST
@@ -232,7 +226,6 @@ class Draft:
       self.drop(member.replica, member.local_step, why, member.count)
       if here:
         # The same step may be tried again.
-        self.replicas = self.replicas.set(
-          member.replica, record._replace(counted=member.local_step - 1)
-        )
+        counted = member.local_step - 1
+        self.replicas[member.replica] = record._replace(counted=counted)
         self.ask(member.replica, self.quota(member.replica))

@@ -6,98 +6,22 @@ problems; docs/rules.md lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from optax_dist.quorum import events as ev
 from optax_dist.quorum.arguments import accepts
-from optax_dist.quorum.draft import Draft, needed
-from optax_dist.quorum.state import EMPTY, ReplicaState, State, missing
+from optax_dist.quorum.draft import Draft
+from optax_dist.quorum.state import ReplicaState, State, missing
 
 
 def step(
   state: State, event: ev.Event
 ) -> tuple[State, tuple[ev.Decision, ...]]:
   """Applies one event; see `optax_dist.quorum.step`."""
-  if type(event) is ev.Arrive:
-    found = _one_more(state, event)
-    if found is not None:
-      return found
   draft = Draft(state)
   _handlers[type(event)](draft, event)
   return draft.freeze(), tuple(draft.decisions)
-
-
-def _one_more(
-  state: State, event: ev.Arrive
-) -> tuple[State, tuple[ev.Decision, ...]] | None:
-  """Accepts a gradient if the step needs more after it; otherwise None."""
-  replica, step = event.replica, state.step
-  if (
-    event.local_step != step
-    or type(event.count) is not int
-    or event.count != 1
-    or not event.finite
-  ):
-    return None
-  new = take_in(state, {replica: event.incarnation})
-  if new is None:
-    return None
-  return new, (ev.Accept(replica, step, 0, 1), ev.Wait(replica, step))
-
-
-def take_in(
-  state: State, incarnations: Mapping[ev.Replica, int | None]
-) -> State | None:
-  """Accepts several gradients at once; see `optax_dist.quorum.take_in`.
-
-  With some hundred replicas nearly every gradient is one of these. It does the
-  same as `_arrive` for each, with a fraction of the work.
-  """
-  config, step, taken = state.config, state.step, len(incarnations)
-  if (
-    state.finished
-    or state.attempt is not None
-    or config.replicas_to_aggregate > config.total_num_replicas
-    or state.gathered + taken >= needed(state)
-  ):
-    return None
-  factor = 1.0 if config.weight is None else float(config.weight(0))
-  records, inside, find = {}, {}, state.replicas.get
-  for replica, incarnation in incarnations.items():
-    record = find(replica)
-    if (
-      record is None
-      or not record.live
-      or record.asked != 1
-      or incarnation not in (None, record.incarnation)
-      or not record.counted < step >= record.start
-      or replica in state.inside
-    ):
-      return None
-    records[replica] = record.heard(step)
-    inside[replica] = ev.Contribution(
-      replica, step, 0, 1, factor, record.incarnation
-    )
-  return State(
-    config,
-    step,
-    state.replicas.update(records),
-    state.inside.update(inside),
-    state.gathered + taken,
-    None,
-    state.attempts,
-    state.early,
-    state.live,
-    state.working - taken,
-    state.awaited,
-    state.lost,
-    state.arrived + taken,
-    state.applied,
-    state.dropped,
-    False,
-    state.closed,
-  )
 
 
 def _join(draft: Draft, event: ev.Join) -> None:
@@ -118,11 +42,11 @@ def _join(draft: Draft, event: ev.Join) -> None:
     if old.live:
       # Its earlier incarnation died undetected.
       _go(draft, replica, ev.Reason.LOST)
-      old = draft.replicas.get(replica)
+      old = draft.replicas[replica]
     draft.lost -= not old.left
   draft.live += 1
-  draft.replicas = draft.replicas.set(
-    replica, ReplicaState(incarnation, True, False, 0, draft.step)
+  draft.replicas[replica] = ReplicaState(
+    incarnation, True, False, 0, draft.step
   )
   draft.ask(replica, draft.quota(replica))
   draft.advance()
@@ -156,11 +80,12 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
     ):
       # The new sum continues the accepted one, so that one can't count either,
       # and the same step may be tried again.
+      assert record is not None
       draft.withdraw(replica, ev.Reason.SUPERSEDED)
       record = record._replace(
         counted=local_step - 1, asked=record.asked + inside.count
       )
-      draft.replicas = draft.replicas.set(replica, record)
+      draft.replicas[replica] = record
     if draft.finished:
       draft.emit(ev.Finished(draft.step))
     elif record is None or not record.live:
@@ -176,8 +101,9 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
     else:
       draft.emit(ev.Wait(replica, draft.step))
     return
+  assert record is not None
   if local_step > draft.step:
-    draft.early = draft.early.set(replica, event)
+    draft.early[replica] = event
     draft.emit(ev.Wait(replica, draft.step))
     return
   held = draft.inside.get(replica)
@@ -189,10 +115,10 @@ def _weigh(draft: Draft, event: ev.Arrive) -> None:
   contribution = draft.contribution(
     replica, local_step, total, record.incarnation
   )
-  draft.inside = draft.inside.set(replica, contribution)
+  draft.inside[replica] = contribution
   draft.gathered += count
   draft.working -= 1
-  draft.replicas = draft.replicas.set(replica, record.heard(local_step))
+  draft.replicas[replica] = record._replace(asked=0, counted=local_step)
   draft.emit(ev.Accept(replica, local_step, late, count))
   if draft.attempt is not None or draft.gathered < draft.quorum():
     draft.emit(ev.Wait(replica, draft.step))
@@ -273,16 +199,14 @@ def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
     draft.lost += reason is ev.Reason.LOST
     left = reason is ev.Reason.LEFT
     record = ReplicaState(-1, False, left, 0, draft.step)
-    draft.replicas = draft.replicas.set(event.replica, record)
+    draft.replicas[event.replica] = record
   elif event.incarnation not in (None, record.incarnation):
     return
   elif record.live:
     _go(draft, event.replica, reason)
   elif reason is ev.Reason.LEFT and not record.left:
     draft.lost -= 1
-    draft.replicas = draft.replicas.set(
-      event.replica, record._replace(left=True)
-    )
+    draft.replicas[event.replica] = record._replace(left=True)
   else:
     return
   if not (draft.live or draft.awaited or draft.lost):
@@ -294,13 +218,12 @@ def _depart(draft: Draft, event: ev.Leave | ev.Lost, reason: ev.Reason) -> None:
 
 def _go(draft: Draft, replica: ev.Replica, reason: ev.Reason) -> None:
   """Removes the replica, along with what only it holds."""
-  record = draft.replicas.get(replica)
+  record = draft.replicas[replica]
   draft.live -= 1
   draft.lost += reason is ev.Reason.LOST
   draft.working -= record.asked > 0
-  draft.replicas = draft.replicas.set(
-    replica,
-    record._replace(live=False, left=reason is ev.Reason.LEFT, asked=0),
+  draft.replicas[replica] = record._replace(
+    live=False, left=reason is ev.Reason.LEFT, asked=0
   )
   draft.unpark(replica, reason)
   draft.withdraw(replica, reason)
@@ -335,7 +258,7 @@ def _done(draft: Draft, event: ev.Done) -> None:
     attempt.number,
   ):
     return
-  pending = attempt.pending.delete(event.replica)
+  pending = {r: i for r, i in attempt.pending.items() if r != event.replica}
   draft.attempt = attempt._replace(pending=pending)
   if not pending:
     for early in draft.commit():
@@ -373,10 +296,11 @@ def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
   """Drops all accepted gradients; `finished` is a state, not an error."""
   if draft.finished:
     return
-  held = [draft.inside.get(r) for r in ev.ordered(draft.inside)]
+  held: list[ev.Contribution | ev.Arrive] = []
+  held += [draft.inside[r] for r in ev.ordered(draft.inside)]
   if draft.attempt:
     held += draft.attempt.members
-  held += [draft.early.get(r) for r in ev.ordered(draft.early)]
+  held += [draft.early[r] for r in ev.ordered(draft.early)]
   for gradient in held:
     draft.drop(
       gradient.replica,
@@ -384,8 +308,8 @@ def _finish(draft: Draft, event: ev.Finish | None = None) -> None:
       ev.Reason.FINISHED,
       gradient.count,
     )
-  draft.inside, draft.gathered = EMPTY, 0
-  draft.attempt, draft.early, draft.finished = None, EMPTY, True
+  draft.inside, draft.gathered = {}, 0
+  draft.attempt, draft.early, draft.finished = None, {}, True
   draft.emit(ev.Finished(draft.step))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from optax_dist.quorum import events as ev
-from optax_dist.quorum.persistent import PersistentMap
 
-EMPTY: PersistentMap[Any, Any] = PersistentMap()
+# Shared by all states, so nobody may change it.
+EMPTY: Mapping[Any, Any] = {}
 
 
 class Config(NamedTuple):
@@ -61,20 +61,6 @@ class ReplicaState(NamedTuple):
   start: int
   counted: int = -1
 
-  # Like `_replace`, which takes three times as long.
-
-  def told(self, asked: int) -> ReplicaState:
-    """A copy with a token that requests this many gradients."""
-    return ReplicaState(
-      self.incarnation, self.live, self.left, asked, self.start, self.counted
-    )
-
-  def heard(self, counted: int) -> ReplicaState:
-    """A copy with a gradient of this step accepted, and thus no token."""
-    return ReplicaState(
-      self.incarnation, self.live, self.left, 0, self.start, counted
-    )
-
 
 class Attempt(NamedTuple):
   """An aggregation in progress.
@@ -88,8 +74,8 @@ class Attempt(NamedTuple):
 
   number: int
   members: tuple[ev.Contribution, ...]
-  incarnations: PersistentMap[ev.Replica, int]
-  pending: PersistentMap[ev.Replica, int]
+  incarnations: Mapping[ev.Replica, int]
+  pending: Mapping[ev.Replica, int]
 
 
 class Ledger(NamedTuple):
@@ -133,19 +119,19 @@ class State(NamedTuple):
 
   config: Config
   step: int
-  replicas: PersistentMap[ev.Replica, ReplicaState] = EMPTY
-  inside: PersistentMap[ev.Replica, ev.Contribution] = EMPTY
+  replicas: Mapping[ev.Replica, ReplicaState] = EMPTY
+  inside: Mapping[ev.Replica, ev.Contribution] = EMPTY
   gathered: int = 0
   attempt: Attempt | None = None
   attempts: int = 0
-  early: PersistentMap[ev.Replica, ev.Arrive] = EMPTY
+  early: Mapping[ev.Replica, ev.Arrive] = EMPTY
   live: int = 0
   working: int = 0
   awaited: int = 0
   lost: int = 0
   arrived: int = 0
   applied: int = 0
-  dropped: PersistentMap[ev.Reason, int] = EMPTY
+  dropped: Mapping[ev.Reason, int] = EMPTY
   finished: bool = False
   closed: bool = False
 
@@ -173,7 +159,7 @@ def init(config: Config, global_step: int = 0) -> State:
 
 def missing(state: State) -> Missing:
   """The replicas that the current step waits for, in order; O(n)."""
-  known = dict(state.replicas.items())
+  known = state.replicas
   computing = (r for r, m in known.items() if m.live and m.asked)
   gone = (r for r, m in known.items() if not m.live)
   expected: Iterable[ev.Replica] | None = state.config.expected
@@ -192,6 +178,4 @@ def ledger(state: State) -> Ledger:
   inside = state.gathered + sum(e.count for e in state.early.values())
   if state.attempt:
     inside += sum(c.count for c in state.attempt.members)
-  return Ledger(
-    state.arrived, state.applied, inside, dict(state.dropped.items())
-  )
+  return Ledger(state.arrived, state.applied, inside, dict(state.dropped))

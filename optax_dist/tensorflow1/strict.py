@@ -49,7 +49,7 @@ class StrictState(NamedTuple):
       case ev.Arrive(replica, local_step):
         system, outcomes = self.system.worker_step(replica, local_step)
         new, decisions = _decisions_of(self, system, outcomes)
-        if system.workers.get(replica).blocked:
+        if system.workers[replica].blocked:
           decisions.append(ev.Wait(replica, system.global_step))
         return new, tuple(decisions)
       case ev.Leave(replica) | ev.Lost(replica):

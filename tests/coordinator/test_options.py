@@ -5,26 +5,20 @@ import pytest
 
 from optax_dist.coordinator import options
 from optax_dist.coordinator.options import Options
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import deadlines
 
 
-def test_by_default_deadlines_follow_what_is_seen():
-  told = Options()
-  assert told.silence == arrivals.silence(300.0)
-  assert told.attempts == arrivals.attempts(300.0)
-  assert (told.leader_pace, told.attempt_pace) == (5.0, 10.0)
+def test_by_default_silence_and_steps_follow_what_is_seen():
+  options = Options()
+  assert options.silence == deadlines.silence(300.0)
+  assert options.steps == deadlines.steps(300.0)
+  assert options.deadlines == deadlines.of(300.0)
 
 
 def test_a_number_that_is_given_wins():
-  told = Options(leader_timeout=2.0, attempt_timeout=3.0)
-  assert (told.silence, told.attempts) == (None, None)
-  assert (told.leader_pace, told.attempt_pace) == (2.0, 3.0)
-  assert Options(leader_timeout=2.0).attempts is not None
-
-
-def test_no_pace_is_slower_than_the_run_may_stand_still():
-  told = Options(timeout=1.0)
-  assert (told.leader_pace, told.attempt_pace) == (1.0, 1.0)
+  options = Options(leader_timeout=2.0, attempt_timeout=3.0, step_timeout=4.0)
+  assert (options.silence, options.steps) == (2.0, 4.0)
+  assert (options.deadlines.pace, options.deadlines.patience) == (2.0, 3.0)
 
 
 @pytest.mark.parametrize("name", ["timeout", "attempt_timeout"])
@@ -77,7 +71,7 @@ def test_what_does_not_exist_is_told_with_what_does():
     TypeError, match=r"join .*leader_timout.*leader_timeout\?"
   ):
     options.of("join", {"leader_timout": 3.0})
-  assert options.of("join", {"leader_timeout": 3.0}).leader_pace == 3.0
+  assert options.of("join", {"leader_timeout": 3.0}).leader_timeout == 3.0
 
 
 @pytest.mark.parametrize("given", [-0.1, 1.5, float("nan")])

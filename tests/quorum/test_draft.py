@@ -19,7 +19,7 @@ def joined(k, n, number, **options):
 
 def test_a_draft_that_nothing_changed_is_its_state():
   # Each field has a value of its own, so that none can take another's place.
-  state = State._make(range(len(State._fields)))
+  state = State._make({i: i} for i in range(len(State._fields)))
   assert Draft(state).freeze() == state
 
 

@@ -5,23 +5,6 @@ from hypothesis import strategies as st
 from rule_histories import CHOICES, OPTIONS, histories
 
 from optax_dist import quorum
-from optax_dist.quorum import state as states
-
-RECORDS = st.builds(
-  states.ReplicaState,
-  st.integers(0, 9),
-  st.booleans(),
-  st.booleans(),
-  st.integers(0, 9),
-  st.integers(0, 9),
-  st.integers(-1, 9),
-)
-
-
-@given(RECORDS, st.integers(0, 9))
-def test_the_quick_copies_are_replacements(record, number):
-  assert record.told(number) == record._replace(asked=number)
-  assert record.heard(number) == record._replace(asked=0, counted=number)
 
 
 @given(OPTIONS, CHOICES, st.booleans())

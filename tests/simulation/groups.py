@@ -94,7 +94,9 @@ class GroupProcess(Process):
       self.config, address=orders.join_places(places)
     )
     self.config = config
-    self.node = Speaker(Node(config), names[1:], patience=config.patience)
+    self.node = Speaker(
+      Node(config), names[1:], patience=config.deadlines.replica
+    )
 
 
 class GroupWorld(World):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from optax_dist import ledger
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import arrivals, deadlines
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
@@ -174,6 +174,8 @@ class Process:
     self.uid = digest(world.seed, len(world.all), index)
     self.rate, self.offset = setting.rates[index], 1000.0 * (index + 1)
     self.alive, self.paused_until = True, 0.0
+    # Seconds of the world in which it was stopped, and since when it is.
+    self.slept, self.stopped_at = 0.0, 0.0
     self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     # What has yet to be taken by the core of an event loop that is busy, while
     # its transport goes on; and the peers whose loss is among that.
@@ -231,8 +233,7 @@ class Process:
       alone=setting.alone,
       timeout=TIMEOUT,
       attempt_timeout=ATTEMPT_TIMEOUT,
-      attempts=arrivals.attempts(TIMEOUT) if setting.adaptive else None,
-      leader_timeout=LEADER_TIMEOUT,
+      leader_timeout=None if setting.adaptive else LEADER_TIMEOUT,
       fingerprint_every=setting.fingerprint_every,
       block=BLOCK,
       data=setting.data,
@@ -249,7 +250,8 @@ class Process:
     )
 
   def now(self) -> float:
-    return self.offset + self.rate * self.world.now
+    """Its clock, which stands still while it is stopped."""
+    return self.offset + self.rate * (self.world.now - self.slept)
 
 
 class World:
@@ -274,7 +276,7 @@ class World:
     self.spared = False
     # From when on faults excuse nothing but what they have killed.
     self.quiet_at = 0.0
-    self.silences = arrivals.silence(TIMEOUT)
+    self.silences = deadlines.silence(TIMEOUT)
     self.longest_silence = (
       self.silences.ceiling if setting.adaptive else SILENCE
     )
@@ -366,15 +368,13 @@ class World:
       process.backlog.append((self.catch_up, (process,)))
       return
     while process.inbox and process.alive and process.busy_until <= self.now:
-      given = ins.together(process.inbox)[0]
-      many = len(given.received) if isinstance(given, ins.Arrivals) else 1
-      del process.inbox[:many]
-      self.give(process, given)
+      self.give(process, process.inbox.pop(0))
 
   def set_timer(self, process: Process) -> None:
     due = process.node.deadline()
     if due < math.inf:
-      time = max((due - process.offset) / process.rate, self.now)
+      time = (due - process.offset) / process.rate + process.slept
+      time = max(time, self.now)
       if time < process.timer - 1e-9:
         process.timer = time
         self.at(time + 1e-6, self.ring, process, time)
@@ -416,6 +416,8 @@ class World:
     if not process.alive:
       return
     self.say(f"{process.name} is stopped for {duration:.1f} s")
+    if process.paused_until <= self.now:
+      process.stopped_at = self.now
     process.paused_until = max(process.paused_until, self.now + duration)
     self.at(process.paused_until, self.resume, process)
     if self.setting.adaptive:
@@ -461,7 +463,6 @@ class World:
       other = connection.other(process)
       silent = self.now - other.heard.setdefault(process.name, self.now)
       if silent > self.silence(other, process):
-        self.gaps(other, process).add(silent)
         for end in connection.ends:
           self.lose(connection, end, "silent", "nothing heard")
 
@@ -474,6 +475,8 @@ class World:
     if not process.alive or process.paused_until > self.now:
       return
     self.say(f"{process.name} goes on")
+    process.slept += self.now - process.stopped_at
+    process.stopped_at = self.now
     backlog, process.backlog = process.backlog, []
     for index, (action, args) in enumerate(backlog):
       if process.paused_until > self.now:
@@ -705,22 +708,27 @@ class World:
           self.send(process, peer.process, ("gradient", attempt, me, gradient))
       aggregation.gradients[me] = gradient
     if attempt.number:
-      self.at(
-        self.now + ATTEMPT_TIMEOUT, self.check_moves, process, aggregation
-      )
+      self.limit_wait(process, aggregation)
     for _, *item in process.early.pop(attempt, []):
       self.arrived(process, aggregation, *item)
     self.at(self.now, self.go_on_later, process, aggregation)
 
-  def check_moves(self, process: Process, aggregation: Aggregation) -> None:
+  def check_moves(
+    self, process: Process, aggregation: Aggregation, slept: float
+  ) -> None:
+    """Fails an aggregation if nothing has moved; `slept` as of the last look."""
     if aggregation.ended or not process.alive:
       return
+    if process.paused_until > self.now:
+      process.backlog.append((self.check_moves, (process, aggregation, slept)))
+      return
+    aggregation.moved += process.slept - slept
     idle = self.now - aggregation.moved
     if idle >= ATTEMPT_TIMEOUT - 1e-6:
       self.fail(process, aggregation, aggregation.lacks()[0], "nothing moves")
     else:
       time = aggregation.moved + ATTEMPT_TIMEOUT
-      self.at(time, self.check_moves, process, aggregation)
+      self.at(time, self.check_moves, process, aggregation, process.slept)
 
   def array(
     self,
@@ -882,6 +890,17 @@ class World:
   def go_on_later(self, process: Process, aggregation: Aggregation) -> None:
     if not aggregation.ended and process.alive:
       self.go_on(process, aggregation)
+
+  def on_limitwait(self, process: Process, effect: fx.LimitWait) -> None:
+    aggregation = process.aggregations.get(effect.attempt)
+    if aggregation is not None and not aggregation.ended:
+      aggregation.moved = self.now
+      self.limit_wait(process, aggregation)
+
+  def limit_wait(self, process: Process, aggregation: Aggregation) -> None:
+    """From now on it fails if nothing moves for a member's patience."""
+    time = self.now + ATTEMPT_TIMEOUT
+    self.at(time, self.check_moves, process, aggregation, process.slept)
 
   def on_cancel(self, process: Process, effect: fx.Cancel) -> None:
     aggregation = process.aggregations.pop(effect.attempt, None)

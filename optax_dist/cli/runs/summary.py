@@ -60,7 +60,6 @@ class RunSummary:
     leader: the current leader.
     terms: number of terms so far.
     abandoned: attempts that failed.
-    attempt_deadline: seconds that an attempt may take; None if unknown.
     time: time of the last record, in seconds since the start.
     committed: time of the last commit.
     finish: the record of its end, or None.
@@ -78,7 +77,6 @@ class RunSummary:
     self.leader: int | str | None = None
     self.terms = 0
     self.abandoned = 0
-    self.attempt_deadline: float | None = None
     self.time = self.committed = 0.0
     self.finish: Record | None = None
     self.stall: Record | None = None
@@ -191,7 +189,6 @@ class RunSummary:
     self.stall = record
 
   def _on_deadlines(self, record: Record) -> None:
-    self.attempt_deadline = record["attempt"]
     for one in self.replicas.values():
       one.deadline = record["silence"].get(str(one.replica))
 

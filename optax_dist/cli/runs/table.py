@@ -49,8 +49,6 @@ def table(
     title += f", leader {summary.leader} (term {summary.terms})"
   if summary.abandoned:
     title += f", {summary.abandoned} attempts abandoned"
-  if summary.attempt_deadline is not None and width >= _COLUMNS["deadline"]:
-    title += f", an attempt may take {summary.attempt_deadline:.0f} s"
   if summary.finish is not None:
     title += f"; ended: {summary.finish['reason']}"
   shown = rich.table.Table(

@@ -26,7 +26,12 @@ import numpy as np
 from optax_dist.coordinator.aggregation import layout as layouts
 from optax_dist.coordinator.aggregation import means, packing
 from optax_dist.coordinator.aggregation.mean_feedback import MeanFeedback
-from optax_dist.coordinator.protocol import effects, entries, inputs
+from optax_dist.coordinator.protocol import (
+  deadlines,
+  effects,
+  entries,
+  inputs,
+)
 from optax_dist.coordinator.transport import interface as transports
 
 # Slices up to this many bytes together are averaged at once, in about a
@@ -35,9 +40,6 @@ _AT_ONCE = 4 << 20
 # Of a slice that comes in parts at least so many bytes are averaged at a time,
 # and there are at most so many times.
 _PIECE, _MOST_PIECES = 512 << 10, 16
-# A slice of the mean can only come once its owner has all gradients, so it may
-# take longer than they; then a member that misses a gradient reports first.
-_MEAN_PATIENCE = 1.5
 
 Answer = inputs.Aggregated | inputs.AggregateFailed
 
@@ -112,6 +114,8 @@ class _Attempt:
     averaging: whether another thread reads the gradients now.
     pushing: whether its front, at least, is on its way to the others.
     averaged: whether this replica's slice is there.
+    timed: since when it fails if nothing moves; None: it may wait for gradients
+      that are still computed.
     answered: whether the core has its answer.
     reported: whether the answer was that the mean is here.
     dropped: whether it was cancelled or released.
@@ -135,6 +139,7 @@ class _Attempt:
   averaging: bool = False
   pushing: bool = False
   averaged: bool = False
+  timed: float | None = None
   answered: bool = False
   reported: bool = False
   dropped: bool = False
@@ -246,7 +251,7 @@ class Aggregations:
     place: layouts.Layout,
     mean_place: layouts.Layout,
     background: Background,
-    timeout: float,
+    limits: deadlines.Deadlines,
     reach: Callable[[str], None] = lambda phase: None,
     feedback: MeanFeedback | None = None,
   ):
@@ -257,7 +262,7 @@ class Aggregations:
       place: the layout of gradients.
       mean_place: the layout of means, with the same elements.
       background: does what takes long.
-      timeout: seconds without a byte after which an attempt has failed.
+      limits: how long an attempt may go on without a byte.
       reach: called at each phase, "reduce_scatter" and "gather".
       feedback: the residuals of this replica's means; None if it rounds none.
     """
@@ -266,7 +271,7 @@ class Aggregations:
     self._transport = transport
     self._place, self._mean_place = place, mean_place
     self._background = background
-    self._timeout = timeout
+    self._limits = limits
     self._reach = reach
     self._feedback = feedback
     self._attempts: dict[entries.AttemptId, _Attempt] = {}
@@ -329,6 +334,12 @@ class Aggregations:
     for index in range(len(attempt.parts)):
       self._expect_mean(attempt, index)
     self._finish(attempt)
+
+  def limit_wait(self, attempt: entries.AttemptId) -> None:
+    """All members have begun: from now on it fails if nothing moves."""
+    found = self._attempts.get(attempt)
+    if found is not None and found.timed is None:
+      found.timed = self._transport.now()
 
   def mean(self, attempt: entries.AttemptId) -> np.ndarray:
     """The bytes of a received mean, until it is released."""
@@ -408,16 +419,15 @@ class Aggregations:
     """Seconds until `check` is due; None if it isn't needed."""
     for attempt in self._attempts.values():
       if self._is_timed(attempt):
-        return self._timeout / 8
+        return self._limits.patience / 8
     return None
 
   def check(self) -> None:
     """Gives up transfers without progress."""
     for attempt in [a for a in self._attempts.values() if self._is_timed(a)]:
-      self._check(attempt, "part", "gradient", self._timeout)
+      self._check(attempt, "part", "gradient", self._limits.patience)
       if not (attempt.answered or attempt.averaging):
-        patience = _MEAN_PATIENCE * self._timeout
-        self._check(attempt, "mean", "slice of the mean", patience)
+        self._check(attempt, "mean", "slice of the mean", self._limits.mean)
 
   def _check(
     self, attempt: _Attempt, kind: str, what: str, patience: float
@@ -492,6 +502,8 @@ class Aggregations:
       self._transport.allocate(self._mean_place.nbytes),
       [peer.process for peer in readers],
     )
+    if effect.attempt.number:
+      made.timed = self._transport.now()
     self._attempts[effect.attempt] = made
     return made
 
@@ -690,15 +702,16 @@ class Aggregations:
       self.answers.append(failed)
 
   def _is_timed(self, attempt: _Attempt) -> bool:
-    # An optimistic one may wait for gradients that are still computed.
-    return not attempt.answered and attempt.id.number > 0
+    return not attempt.answered and attempt.timed is not None
 
   def _idle(self, attempt: _Attempt, part: _Part, kind: str) -> float | None:
     number = transfer_id(kind, attempt.id, part.incarnation)
     if (part.process, number) not in attempt.expected:
       return None
     progress = self._transport.progress(part.process, number)
-    return None if progress is None else progress.idle
+    if progress is None or attempt.timed is None:
+      return None
+    return min(progress.idle, self._transport.now() - attempt.timed)
 
   def _drop(self, attempt: _Attempt) -> None:
     attempt.answered = attempt.dropped = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from optax_dist import ledger, quorum
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.protocol.entries import Process, ReplicaId
 from optax_dist.decoupled_diloco import rules
 
@@ -31,11 +32,9 @@ class Config:
     inline_bytes: the size of a gradient, if gradients and means are sent inline
       in messages; None: members exchange them.
     alone: whether no two replicas may take part in one step.
-    timeout: how long the run may make no progress while a replica waits.
-    attempt_timeout: how long an aggregation or a snapshot may make no progress.
-    attempts: rule by which the time limit of an attempt adapts to earlier ones;
-      None: one and a half times `attempt_timeout`.
-    leader_timeout: silence of the leader after which another one is elected.
+    timeout: see `deadlines.of`; likewise the next two.
+    attempt_timeout: how long a transfer may make no progress.
+    leader_timeout: how long a peer may be silent.
     stall_warning: time to wait before the missing replicas are reported.
     fingerprint_every: steps between comparisons of all replicas; 0 for none.
     block: records of the log that are deleted together; one to two blocks stay.
@@ -62,9 +61,8 @@ class Config:
   inline_bytes: int | None = None
   alone: bool = False
   timeout: float = 300.0
-  attempt_timeout: float = 10.0
-  attempts: arrivals.Rule | None = None
-  leader_timeout: float = 5.0
+  attempt_timeout: float | None = None
+  leader_timeout: float | None = None
   stall_warning: float = 10.0
   fingerprint_every: int = 0
   block: int = 128
@@ -78,15 +76,10 @@ class Config:
     """Whether gradients and means are sent inline in messages."""
     return self.inline_bytes is not None
 
-  @property
-  def longest_silence(self) -> float:
-    """How long a process may be dead before its peers detect it."""
-    return max(self.leader_timeout, arrivals.silence(self.timeout).ceiling)
-
-  @property
-  def patience(self) -> float:
-    """How long a replica waits; the leader should have given up before."""
-    return self.timeout + 3 * self.leader_timeout + self.attempt_timeout
+  @functools.cached_property
+  def deadlines(self) -> deadlines.Deadlines:
+    """How long everybody waits."""
+    return deadlines.of(self.timeout, self.attempt_timeout, self.leader_timeout)
 
   def quorum_state(self, step: int) -> quorum.State:
     """The initial state of the quorum."""

@@ -153,8 +153,9 @@ class Aggregate:
   `Aggregated` or `AggregateFailed`, once, unless it was cancelled.
 
   An optimistic one (`attempt.number == 0`) may begin long before the others
-  have a gradient: it has no deadline and ends by success, `Cancel`, or the loss
-  of a peer. Any other fails if nothing moves for `attempt_timeout`.
+  have a gradient: until `LimitWait` it has no deadline and ends by success,
+  `Cancel`, or the loss of a peer. Any other fails if nothing moves for a
+  member's patience (`Deadlines`).
 
   Attributes:
     attempt: its id, from which transfer ids are derived.
@@ -183,6 +184,16 @@ class Collect:
   attempt: AttemptId
   parts: tuple[Part, ...]
   peers: tuple[Peer, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LimitWait:
+  """All members of an optimistic aggregation have begun it.
+
+  From now on it fails if nothing moves for a member's patience.
+  """
+
+  attempt: AttemptId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -260,7 +271,7 @@ class Restore:
 class ServeSnapshot:
   """Serves the currently published state to one process.
 
-  Ends by itself: when it was sent, or if nothing moves for `attempt_timeout`.
+  Ends by itself: when it was sent, or if nothing moves for a member's patience.
 
   Attributes:
     transfer: the transfer id on both sides.
@@ -279,7 +290,7 @@ class ServeSnapshot:
 class FetchSnapshot:
   """Fetches a snapshot; answers `SnapshotFetched` or `SnapshotFailed`.
 
-  It fails if nothing moves for `attempt_timeout`. Another one replaces it.
+  It fails if nothing moves for a member's patience. Another one replaces it.
   """
 
   transfer: int
@@ -488,6 +499,7 @@ Effect: TypeAlias = (
   | Average
   | Aggregate
   | Collect
+  | LimitWait
   | Cancel
   | Release
   | Apply

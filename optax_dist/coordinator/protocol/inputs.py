@@ -8,9 +8,8 @@ never waits. `Handle`s belong to the driver: it gets them back unchanged.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Hashable, Iterable
-from typing import Literal, TypeAlias, TypeVar
+from collections.abc import Hashable
+from typing import Literal, TypeAlias
 
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
@@ -19,7 +18,7 @@ from optax_dist.coordinator.protocol.entries import (
   StoreValue,
   Work,
 )
-from optax_dist.coordinator.protocol.messages import Arrive, Message
+from optax_dist.coordinator.protocol.messages import Message
 from optax_dist.ledger import Spans
 
 # An array or arrays held by the driver.
@@ -54,20 +53,6 @@ class Received:
 
   peer: Process
   message: Message
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Arrivals:
-  """Several gradients in sequence, equivalent to separate inputs.
-
-  For a leader with hundreds of followers, most messages are gradients that
-  complete nothing, and many at once cost little more than one.
-
-  Attributes:
-    received: messages that are `Arrive`, two or more.
-  """
-
-  received: tuple[Received, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -283,7 +268,6 @@ Input: TypeAlias = (
   Started
   | TimePassed
   | Received
-  | Arrivals
   | Malformed
   | PeerLost
   | PutAnswered
@@ -301,21 +285,3 @@ Input: TypeAlias = (
   | Aborted
   | FingerprintTaken
 )
-
-_T = TypeVar("_T")
-
-
-def together(given: Iterable[_T]) -> list[_T | Received | Arrivals]:
-  """The same inputs, with consecutive gradients combined into `Arrivals`."""
-  found: list[_T | Received | Arrivals] = []
-  for arrives, group in itertools.groupby(given, _arrives):
-    run = list(group)
-    if arrives and len(run) > 1:
-      found.append(Arrivals(tuple(run)))  # type: ignore[arg-type]
-    else:
-      found += run
-  return found
-
-
-def _arrives(given: object) -> bool:
-  return type(given) is Received and type(given.message) is Arrive

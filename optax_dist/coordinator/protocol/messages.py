@@ -159,6 +159,13 @@ class NeedsSnapshot:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class InProgress:
+  """The answer to `AskProgress`, unless it is `Done` or `Failed`."""
+
+  attempt: AttemptId
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
   """A member leaves; the leader records `Removed`.
 
@@ -271,6 +278,17 @@ class Attempt:
   readers: tuple[Incarnation, ...]
   witness: Incarnation | None
   lag: Natural
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AskProgress:
+  """The leader asks a member how far an attempt is.
+
+  Answered at once by `InProgress`, `Done` or `Failed`. All members have begun
+  it, so each one fails it once it has waited for bytes long enough.
+  """
+
+  attempt: AttemptId
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -437,6 +455,7 @@ Message: TypeAlias = (
   | Arrive
   | Done
   | Failed
+  | InProgress
   | Applied
   | NeedsSnapshot
   | Leave
@@ -447,6 +466,7 @@ Message: TypeAlias = (
   | Proposed
   | Recorded
   | Attempt
+  | AskProgress
   | Abandoned
   | Dropped
   | Asked

@@ -20,6 +20,7 @@ _TO_LEADER = (
   msg.Arrive,
   msg.Done,
   msg.Failed,
+  msg.InProgress,
   msg.Applied,
   msg.NeedsSnapshot,
   msg.Leave,
@@ -84,8 +85,6 @@ class Node:
     leader, follower = self.leader, self.follower
     if leader is None:
       effects = follower.step(input_, now)
-    elif isinstance(input_, ins.Arrivals):
-      effects = leader.step(input_, now)
     elif isinstance(input_, ins.Received):
       to_leader = isinstance(input_.message, _TO_LEADER)
       effects = (leader if to_leader else follower).step(input_, now)

@@ -161,14 +161,12 @@ class FingerprintSeen:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeadlinesSeen:
-  """The current deadlines; the driver adds those that it knows.
+  """The current deadlines, which the driver knows.
 
   Attributes:
-    attempt: how long an attempt may take.
     members: replicas and their processes.
   """
 
-  attempt: float
   members: tuple[tuple[ReplicaId, Process], ...]
 
 

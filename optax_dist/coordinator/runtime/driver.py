@@ -32,6 +32,7 @@ from optax_dist.coordinator.aggregation import (
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import entries, inputs, messages
 from optax_dist.coordinator.protocol.codec import BadMessage
+from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.runtime import (
   background,
@@ -107,11 +108,9 @@ class Driver:
     apply: Callable[[Any, Sequence[np.ndarray], int], Any],
     inline: bool,
     journal: journal_lines.JournalLines,
-    attempt_timeout: float,
-    store_timeout: float,
+    deadlines: Deadlines,
     of: group.Group | None = None,
     local: shards.LocalShards | None = None,
-    patience: float = math.inf,
     own: Any = None,
   ):
     """Creates the driver; nothing happens before `start`.
@@ -130,12 +129,9 @@ class Driver:
       apply: see `states.States`.
       inline: whether gradients are sent in messages.
       journal: where the leader writes events.
-      attempt_timeout: seconds without a byte after which transfers fail.
-      store_timeout: seconds after which a store request has no known outcome.
+      deadlines: how long everybody waits.
       of: which process of its replica this is, if it has several.
       local: this process's shards of the state, if it spans several.
-      patience: seconds that the replica's other processes may take to reach the
-        same point of the program.
       own: the initial argument of `lend`; None for none.
     """
     self.rejoins = 0
@@ -146,7 +142,8 @@ class Driver:
     self._replica, self._nonce, self._prefix = replica, nonce, prefix
     self._use_run, self._encoder = use_run, encoder
     self._inline, self._journal = inline, journal
-    self._store_timeout = store_timeout
+    # After so long a request to the store has no known outcome.
+    self._store_timeout = min(deadlines.pace, deadlines.patience)
     name = f"optax-dist-{replica}"
     run = threads.in_this_precision(self._run)
     self._thread = threading.Thread(target=run, name=name, daemon=True)
@@ -162,21 +159,23 @@ class Driver:
     self.handover = handover.Handover(self._states.published)
     if of is not None:
       self.handover = group.GroupHandover(
-        self._states.published, None if of.process else self.feed, patience
+        self._states.published,
+        None if of.process else self.feed,
+        deadlines.replica,
       )
     self._aggregations = reduce_scatter_gather.Aggregations(
       transport,
       encoder.place,
       encoder.mean_place,
       self._background,
-      attempt_timeout,
+      deadlines,
       self._reach,
       encoder.mean_feedback,
     )
     # What the state that is computed ahead was computed with; None: it was inline.
     self._ahead: entries.AttemptId | None = None
     self._snapshots = snapshots.Snapshots(
-      transport, self._states.nbytes, self._background, attempt_timeout
+      transport, self._states.nbytes, self._background, deadlines.patience
     )
     # Bytes of gradients and means sent inline.
     self._inline_in = self._inline_out = 0
@@ -296,7 +295,7 @@ class Driver:
   def missing(self) -> str:
     """What the event loop is waiting for, for an error message."""
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
-    self.post(lambda: found.put(self._core.missing(time.monotonic())))
+    self.post(lambda: found.put(self._core.missing(self._transport.now())))
     try:
       waits = found.get(timeout=1.0)
     except queue.Empty:
@@ -379,13 +378,13 @@ class Driver:
         self._take_answers()
       if self._inputs:
         given, self._inputs = self._inputs, collections.deque()
-        for one in inputs.together(given):
-          self._step(one)
+        for input_ in given:
+          self._step(input_)
         continue
       if self._closing:
         break
       self._due = self._core.deadline()
-      if self._due > time.monotonic():
+      if self._due > self._transport.now():
         break
       self._step(inputs.TimePassed())
     if self._tell or self._journal.pending:
@@ -403,7 +402,7 @@ class Driver:
     """The longest time to wait for an event."""
     if self._posted or self._unwritten:
       return 0.0
-    found = self._due - time.monotonic()
+    found = self._due - self._transport.now()
     for part in (self._store, self._aggregations, self._snapshots):
       soon = part.deadline()
       if soon is not None and soon < found:
@@ -413,7 +412,7 @@ class Driver:
   def _step(self, given: orders.Given) -> None:
     if isinstance(given, inputs.PeerLost):
       self._lost[given.peer] -= 1
-    for effect in self._core.step(given, time.monotonic()):
+    for effect in self._core.step(given, self._transport.now()):
       self._execute(effect)
 
   def _end(self) -> None:
@@ -617,6 +616,8 @@ class Driver:
         self._delete(keys)
       case fx.Aggregate() | fx.Collect():
         self._aggregate(effect)
+      case fx.LimitWait(attempt):
+        self._aggregations.limit_wait(attempt)
       case fx.Cancel(attempt) | fx.Release(attempt):
         if self._applying[attempt]:
           self._drop_later.add(attempt)

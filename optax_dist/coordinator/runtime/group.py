@@ -170,18 +170,14 @@ class GroupHandover(handover.Handover):
     self._closed = True
 
   def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-    end = time.monotonic() + timeout
     over = lambda: self.failure is not None or self.finished is not None
-    timed_out = False
+    timed_out, left = False, timeout
     while not (ready() or over() or timed_out):
       if self._tell_others is None:
         timed_out = self._follow(timeout + self._patience)
         continue
-      with self._changed:
-        self._changed.wait_for(
-          lambda: bool(self._changes) or self.failure is not None,
-          end - time.monotonic(),
-        )
+      changed = lambda: bool(self._changes) or self.failure is not None
+      left -= self._wait_for(changed, left)
       if self.failure is None:
         timed_out = not self._changes
         self._look(timed_out)
@@ -196,10 +192,8 @@ class GroupHandover(handover.Handover):
 
   def _follow(self, patience: float) -> bool:
     """Applies as many events as process 0 did; returns its decision."""
-    with self._changed:
-      self._changed.wait_for(
-        lambda: bool(self._advances) or self.failure is not None, patience
-      )
+    ready = lambda: bool(self._advances) or self.failure is not None
+    self._wait_for(ready, patience)
     if self.failure is not None:
       return False
     if not self._advances:

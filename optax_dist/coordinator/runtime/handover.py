@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 
 from optax_dist.coordinator.protocol import effects
 from optax_dist.coordinator.runtime.states import State
+from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.ledger import Progress, Spans
 
+# Seconds within which a waiting thread looks at its clock.
+_SLICE = 2.0
 # Steps whose progress is kept, besides those that the training loop holds.
 _KEPT = 256
 
@@ -115,11 +118,25 @@ class Handover:
     """Marks that nothing will change any more."""
 
   def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-    """Waits until `ready` or the run's end; returns whether it is ready."""
+    """Waits until `ready` or the run's end; returns whether it is ready.
+
+    Args:
+      ready: what to wait for.
+      timeout: seconds; those in which this process was stopped don't count.
+    """
     over = lambda: self.failure is not None or self.finished is not None
-    with self._changed:
-      self._changed.wait_for(lambda: ready() or over(), timeout)
+    self._wait_for(lambda: ready() or over(), timeout)
     return ready()
+
+  def _wait_for(self, predicate: Callable[[], bool], timeout: float) -> float:
+    """Waits for so many seconds awake; returns how many it waited."""
+    clock = AwakeClock(_SLICE)
+    start = clock.now()
+    end = start + timeout
+    with self._changed:
+      while not predicate() and (left := end - clock.now()) > 0:
+        self._changed.wait_for(predicate, min(left, _SLICE / 2))
+    return clock.now() - start
 
   def outcome(self, sequence: int) -> Outcome | effects.Taken | None:
     """The answer to a submission, if there is one."""

@@ -242,11 +242,8 @@ class JournalLines:
           "params": params,
           "state": state,
         }
-      case notes.DeadlinesSeen(attempt, known):
-        return "deadlines", {
-          "attempt": attempt,
-          "silence": self._silence(known),
-        }
+      case notes.DeadlinesSeen(known):
+        return "deadlines", {"silence": self._silence(known)}
       case notes.RunEnds():
         ledger = {"applied": note.applied, "dropped": dict(note.dropped)}
         return "finish", {
@@ -266,7 +263,7 @@ class JournalLines:
 
   def _changed(self, note: notes.DeadlinesSeen) -> bool:
     """Whether deadlines differ enough from those last written."""
-    found = [note.attempt, *self._silence(note.members).values()]
+    found = list(self._silence(note.members).values())
     old, same = self._deadlines, len(found) == len(self._deadlines)
     if same and all(
       abs(a - b) <= 0.1 * b for a, b in zip(found, old, strict=True)

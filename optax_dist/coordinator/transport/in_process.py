@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import itertools
 import threading
-import time
 
 import numpy as np
 
@@ -95,7 +94,7 @@ class InProcessTransport(peers.Peers):
       )
     if peer not in self._sessions:
       self._sessions[peer] = self._new_session(peer)
-      self._dials[peer] = address, time.monotonic() + self._limits.connect
+      self._dials[peer] = address, self.now() + self._limits.connect
 
   def disconnect(self, peer: str, reason: str = "") -> None:
     self._check_open()
@@ -116,14 +115,14 @@ class InProcessTransport(peers.Peers):
     return {}
 
   def poll(self, timeout: float | None) -> list[interface.Event]:
-    end = None if timeout is None else time.monotonic() + timeout
+    end = None if timeout is None else self.now() + timeout
     while True:
       self._check_open()
       self._dial()
       self.flush()
       self._read()
       self.flush()
-      now = time.monotonic()
+      now = self.now()
       if self._events or self._woken or (end is not None and now >= end):
         self._woken = False
         events, self._events = self._events, []
@@ -133,7 +132,9 @@ class InProcessTransport(peers.Peers):
         times.append(end)
       with self._changed:
         if not (self._inbox or self._woken):
-          self._changed.wait(min(times) - now if times else None)
+          # Often enough for the clock to notice that this process was stopped.
+          wait = self._limits.heartbeat / 4
+          self._changed.wait(min([wait, *(time - now for time in times)]))
 
   def wake(self) -> None:
     with self._changed:
@@ -169,6 +170,7 @@ class InProcessTransport(peers.Peers):
       self._emit,
       self._map,
       connected=lambda: self._is_connected(peer),
+      now=self.now,
     )
 
   def _map(self, peer: str, number: int) -> np.ndarray:
@@ -187,7 +189,7 @@ class InProcessTransport(peers.Peers):
       self._end(link)
 
   def _dial(self) -> None:
-    now = time.monotonic()
+    now = self.now()
     for peer, (address, until) in list(self._dials.items()):
       with self._hub.lock:
         found = self._hub.members.get(address)

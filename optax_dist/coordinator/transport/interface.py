@@ -205,7 +205,8 @@ class Progress:
 
   Attributes:
     received: bytes received.
-    idle: seconds since the last byte, or since it was expected.
+    idle: seconds since the last byte, or since it was expected, by
+      `Transport.now`.
   """
 
   received: int
@@ -258,6 +259,13 @@ class Transport(Protocol):
 
     The peer gets a `PeerLost` of kind "left" with the reason; this end gets no
     event. Everything in progress with the peer is dropped, arrays included.
+    """
+    ...
+
+  def now(self) -> float:
+    """Seconds of a clock that stands still while this process does.
+
+    Time in which it was stopped counts against no peer.
     """
     ...
 

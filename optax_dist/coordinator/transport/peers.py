@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optax_dist.coordinator.transport import (
+  clock,
   interface,
   session,
   shared_memory,
@@ -23,6 +24,7 @@ class Peers:
   ):
     self.name = name
     self._limits = limits or interface.Limits()
+    self._clock = clock.AwakeClock(self._limits.heartbeat)
     self._closed = False
     self._events: list[interface.Event] = []
     self._pool = shared_memory.Pool(self._region_dropped, share_memory)
@@ -45,6 +47,9 @@ class Peers:
     raise NotImplementedError
 
   # Common to all transports.
+
+  def now(self) -> float:
+    return self._clock.now()
 
   def send(self, peer: str, payload: Sequence[interface.Buffer]) -> bool:
     self._check_open()

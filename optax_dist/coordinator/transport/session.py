@@ -119,6 +119,7 @@ class Session:
     see: Callable[[str, int], np.ndarray] | None = None,
     connected: Callable[[], bool] = lambda: True,
     staging: memoryview | None = None,
+    now: Callable[[], float] = time.monotonic,
   ):
     """Creates a session that waits for its connection.
 
@@ -133,6 +134,7 @@ class Session:
       staging: a buffer of `STAGING` bytes to read into while there is no
         partial frame. Sessions that read one after the other may share it: with
         hundreds of peers it then stays in the processor's cache.
+      now: the transport's clock.
     """
     self.peer = peer
     self.near = self._lends = False
@@ -143,6 +145,7 @@ class Session:
     self._emit = emit
     self._see = see
     self._connected = connected
+    self._now = now
     self._keys: tuple[bytes, bytes] | None = None
     self._started = False
     self._sent_frames = self._received_frames = 0
@@ -280,7 +283,7 @@ class Session:
         self._wrong_size(transfer, found.nbytes, nbytes)
         return
       self._move(found, memory)
-    found.moved, found.in_parts = time.monotonic(), in_parts
+    found.moved, found.in_parts = self._now(), in_parts
     if found.lent is not None:
       self._take_offer(transfer, found)
       return
@@ -292,7 +295,7 @@ class Session:
     found = self._incoming.get(transfer)
     if found is None or not found.expected:
       return None
-    return interface.Progress(found.received, time.monotonic() - found.moved)
+    return interface.Progress(found.received, self._now() - found.moved)
 
   def release(self, transfer: int) -> None:
     """Called when this side has finished reading an array lent to it."""
@@ -531,7 +534,7 @@ class Session:
       return
     sink.received += nbytes
     if isinstance(sink, _Incoming):
-      sink.moved = time.monotonic()
+      sink.moved = self._now()
     if self._left:
       return
     self._sink = None

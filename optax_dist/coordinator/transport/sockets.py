@@ -17,7 +17,6 @@ import selectors
 import socket
 import struct
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -152,8 +151,7 @@ class SocketTransport(peers.Peers):
     self._gaps: dict[str, interface.Gaps] = {}
     self._deaf: list[tuple[float, socket.socket]] = []
     self._listeners: list[socket.socket] = []
-    self._next_check = self._polled = time.monotonic()
-    self._absent = 0.0  # Seconds in which this process did not poll.
+    self._next_check = self.now()
     self._staging = memoryview(bytearray(session.STAGING))
     self._woken = False
     self.port: int | None = None
@@ -244,7 +242,7 @@ class SocketTransport(peers.Peers):
       raise ValueError(f"{peer!r} is this process.")
     if peer in self._sessions:
       return
-    now = time.monotonic()
+    now = self.now()
     other = None if run is None else handshake.job_key(self._secret, run)
     dial = _Dial(ways, now + self._limits.connect, now, key=other)
     self._sessions[peer] = self._new_session(peer)
@@ -255,7 +253,7 @@ class SocketTransport(peers.Peers):
     self, peers: Sequence[str], payload: Sequence[interface.Buffer]
   ) -> None:
     self._check_open()
-    body, now = b"".join(payload), time.monotonic()
+    body, now = b"".join(payload), self.now()
     frame, links = session.message_frame(body), self._up_links
     for peer in peers:
       link = links.get(peer)
@@ -301,7 +299,7 @@ class SocketTransport(peers.Peers):
       found.close("", silently=True)
       return
     found.say_goodbye(reason)
-    link.leaving, link.until = True, time.monotonic() + self._limits.handshake
+    link.leaving, link.until = True, self.now() + self._limits.handshake
     self._guarded(link, selectors.EVENT_WRITE)
 
   def peers(self) -> list[str]:
@@ -344,7 +342,7 @@ class SocketTransport(peers.Peers):
 
   def poll(self, timeout: float | None) -> list[interface.Event]:
     self._check_open()
-    now = time.monotonic()
+    now = self.now()
     end = None if timeout is None else now + timeout
     while True:
       self.flush()
@@ -361,11 +359,7 @@ class SocketTransport(peers.Peers):
         again, self._again = self._again, set()
         for link in again:
           self._guarded(link, selectors.EVENT_READ)
-      now = time.monotonic()
-      if now - self._polled > self._limits.heartbeat:
-        # No peer is silent just because this process did not poll.
-        self._absent += now - self._polled
-      self._polled = now
+      now = self.now()
       if now >= self._next_check:
         self._check(now)
       if self._events or self._woken or (end is not None and now >= end):
@@ -440,7 +434,7 @@ class SocketTransport(peers.Peers):
           if link.endpoint is not None and link.endpoint.host:
             reason += " (does one side have certificates, the other none?)"
         raise OSError(reason)
-      link.heard = time.monotonic() - self._absent
+      link.heard = self.now()
       done += got
       if link.leaving:
         continue
@@ -496,7 +490,7 @@ class SocketTransport(peers.Peers):
         current.sent(sent)
         done += sent
     if done:
-      link.sent = time.monotonic()
+      link.sent = self.now()
     more = (blocked and not channel.writes_when_readable) or done >= _TURN
     self._watch(link, more or channel.reads_when_writable)
 
@@ -515,9 +509,7 @@ class SocketTransport(peers.Peers):
         if now >= link.until:
           self._end(link, "broken", "the handshake took too long")
         continue
-      # It is ahead if it was read just after an absence, which counts only now.
-      link.heard = min(link.heard, now - self._absent)
-      silent = now - self._absent - link.heard
+      silent = now - link.heard
       gaps = self._gaps.get(link.peer)
       if gaps is not None:
         if silent < link.quiet:
@@ -525,8 +517,7 @@ class SocketTransport(peers.Peers):
           gaps.add(link.quiet + limits.heartbeat / 4)
         link.quiet = silent
       if silent > (limits.silence if gaps is None else gaps.deadline):
-        if gaps is not None:
-          gaps.add(silent)
+        # Not one of its gaps: an outage would allow longer ones from then on.
         self._end(link, "silent", f"not a byte came for {silent:.1f} s")
       elif now - link.sent >= limits.heartbeat:
         link.session.ping()
@@ -560,13 +551,13 @@ class SocketTransport(peers.Peers):
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
           # Out of descriptors: otherwise the loop would spin here.
           self._selector.unregister(listener)
-          self._deaf.append((time.monotonic() + _DEAF, listener))
+          self._deaf.append((self.now() + _DEAF, listener))
         return
       unix = sock.family == socket.AF_UNIX
       if unix and not _is_own_user(sock):
         sock.close()
         continue
-      until = time.monotonic() + self._limits.handshake
+      until = self.now() + self._limits.handshake
       try:
         link = self._add(sock, until, selectors.EVENT_READ)
       except OSError:
@@ -618,8 +609,8 @@ class SocketTransport(peers.Peers):
       return
     link.peer, link.endpoint, dial.link = peer, way, link
     # With several endpoints left, none may use up all the time.
-    share = (dial.until - time.monotonic()) / 2
-    link.until = time.monotonic() + max(0.5, min(share, self._limits.handshake))
+    share = (dial.until - self.now()) / 2
+    link.until = self.now() + max(0.5, min(share, self._limits.handshake))
     try:
       code = sock.connect_ex(place)
     except (OSError, TypeError, ValueError) as error:  # None can be this place.
@@ -689,8 +680,8 @@ class SocketTransport(peers.Peers):
     self._strangers.pop(link, None)
     assert link.channel is not None
     link.peer, link.session = peer, found
-    link.sent = time.monotonic()
-    link.heard = link.sent - self._absent
+    link.sent = self.now()
+    link.heard = link.sent
     unix = link.sock.family == socket.AF_UNIX
     plain = isinstance(link.channel, channels.Plain)
     signed = plain and not unix and self._signs
@@ -726,7 +717,7 @@ class SocketTransport(peers.Peers):
     """Handles a failed attempt: tries again, or gives up."""
     dial.link, dial.reason = None, reason
     dial.index += 1
-    dial.at = time.monotonic()
+    dial.at = self.now()
     if dial.index >= len(dial.found or ()):
       if how in ("refused", "ended"):
         self._lose(peer, how, reason)  # type: ignore[arg-type]
@@ -800,6 +791,7 @@ class SocketTransport(peers.Peers):
       self._emit,
       connected=lambda: self._is_connected(peer),
       staging=self._staging,
+      now=self.now,
     )
 
   def _last_of(self, link: _Link) -> bytes:

@@ -10,18 +10,15 @@ consequences.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from optax_dist.quorum.arguments import initial_tokens
 from optax_dist.quorum.events import Replica, ordered
-from optax_dist.quorum.persistent import PersistentMap
 from optax_dist.tensorflow1.events.accumulators import Accumulator
 from optax_dist.tensorflow1.events.moves import Moves
 from optax_dist.tensorflow1.events.outcomes import Outcome
 from optax_dist.tensorflow1.events.token_queue import TokenQueue
-
-_EMPTY: PersistentMap[Any, Any] = PersistentMap()
 
 
 class Worker(NamedTuple):
@@ -91,15 +88,17 @@ class SyncReplicas:
   accumulators: tuple[Accumulator, ...]
   queue: TokenQueue
   gated: frozenset[int]
-  workers: PersistentMap[Replica, Worker] = _EMPTY
-  permits: PersistentMap[tuple[Replica, int], int] = _EMPTY
+  workers: Mapping[Replica, Worker] = dataclasses.field(default_factory=dict)
+  permits: Mapping[tuple[Replica, int], int] = dataclasses.field(
+    default_factory=dict
+  )
   taken: frozenset[int] = frozenset()
   running: bool = True
   sessions: int = 0
 
   def observe(self) -> Observation:
     """The externally visible state."""
-    known = {r: self.workers.get(r) for r in ordered(self.workers)}
+    known = {r: self.workers[r] for r in ordered(self.workers)}
     return Observation(
       self.global_step,
       self.queue.size,
@@ -120,9 +119,9 @@ class SyncReplicas:
 
   def lost(self, replica: Replica) -> SyncReplicas:
     """Kills a worker: its dequeue is cancelled, its gradients stay."""
-    worker = self.workers.get(replica)
+    rest = dict(self.workers)
+    worker = rest.pop(replica)
     queue, _ = self.queue.cancel((replica, worker.session))
-    rest = self.workers.delete(replica)
     return dataclasses.replace(self, queue=queue, workers=rest)
 
   def worker_step(
@@ -164,7 +163,7 @@ class SyncReplicas:
       if variable not in self.gated:
         moves.push(replica, variable)
       elif permits:
-        left = moves.system.permits.set((replica, variable), permits - 1)
+        left = {**moves.system.permits, (replica, variable): permits - 1}
         moves.system = dataclasses.replace(moves.system, permits=left)
         moves.push(replica, variable)
     return moves.end()
@@ -179,8 +178,8 @@ class SyncReplicas:
       moves.push(replica, variable)
     else:
       key = (replica, variable)
-      permits = self.permits.set(key, self.permits.get(key, 0) + 1)
-      moves.system = dataclasses.replace(self, permits=permits)
+      more = {**self.permits, key: self.permits.get(key, 0) + 1}
+      moves.system = dataclasses.replace(self, permits=more)
     return moves.end()
 
   def enqueue_tokens(
@@ -233,7 +232,7 @@ class SyncReplicas:
 
   def with_worker(self, replica: Replica, worker: Worker) -> SyncReplicas:
     """The system with another session of a worker."""
-    workers = self.workers.set(replica, worker)
+    workers = {**self.workers, replica: worker}
     return dataclasses.replace(self, workers=workers)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable
 
-from optax_dist.quorum.persistent import Fifo, fifo
 from optax_dist.tensorflow1.events.outcomes import Completed
 
 DEQUEUE_CANCELLED = "CancelledError: Dequeue operation was cancelled"
@@ -21,7 +20,7 @@ class TokenQueue:
   Attributes:
     name: name of the queue, for its errors.
     tokens: the queued tokens, in order.
-    waiting: ids of the pending dequeues, in order.
+    pending: ids of the pending dequeues, in order.
     closed: whether it was closed; it can't be reopened.
 
   Example:
@@ -32,19 +31,14 @@ class TokenQueue:
   """
 
   name: str = "sync_token_q"
-  tokens: Fifo = dataclasses.field(default_factory=Fifo)
-  waiting: Fifo = dataclasses.field(default_factory=Fifo)
+  tokens: tuple[int, ...] = ()
+  pending: tuple[Hashable, ...] = ()
   closed: bool = False
 
   @property
   def size(self) -> int:
     """The number of queued tokens."""
-    return self.tokens.size
-
-  @property
-  def pending(self) -> tuple[Hashable, ...]:
-    """The ids of the pending dequeues, in order."""
-    return tuple(self.waiting)
+    return len(self.tokens)
 
   def enqueue_many(
     self, tokens: Iterable[int]
@@ -56,25 +50,26 @@ class TokenQueue:
     if self.closed:
       error = f"CancelledError: FIFOQueue '{self.name}' is closed."
       return self, (Completed(None, "enqueue", error=error),)
-    inside, waiting, served = self.tokens, self.waiting, []
-    for token in given:
-      inside = inside.push(token)
-    while inside.size and waiting.size:
-      token, inside = inside.pop()
-      id, waiting = waiting.pop()
-      served.append(Completed(id, "dequeue", token))
-    new = dataclasses.replace(self, tokens=inside, waiting=waiting)
-    return new, tuple(served)
+    inside = (*self.tokens, *given)
+    served = tuple(
+      Completed(id, "dequeue", token)
+      for id, token in zip(self.pending, inside, strict=False)
+    )
+    number = len(served)
+    new = dataclasses.replace(
+      self, tokens=inside[number:], pending=self.pending[number:]
+    )
+    return new, served
 
   def dequeue(self, id: Hashable) -> tuple[TokenQueue, tuple[Completed, ...]]:
     """Requests the next token; waits if there is none."""
-    if self.tokens.size:
-      token, rest = self.tokens.pop()
-      new = dataclasses.replace(self, tokens=rest)
+    if self.tokens:
+      token, *rest = self.tokens
+      new = dataclasses.replace(self, tokens=tuple(rest))
       return new, (Completed(id, "dequeue", token),)
     if self.closed:
       return self, (Completed(id, "dequeue", error=self._drained()),)
-    return dataclasses.replace(self, waiting=self.waiting.push(id)), ()
+    return dataclasses.replace(self, pending=(*self.pending, id)), ()
 
   def cancel(
     self, id: Hashable, error: str = DEQUEUE_CANCELLED
@@ -82,7 +77,8 @@ class TokenQueue:
     """Cancels a pending dequeue."""
     if id not in self.pending:
       return self, ()
-    new = dataclasses.replace(self, waiting=self.waiting.without(id))
+    pending = tuple(other for other in self.pending if other != id)
+    new = dataclasses.replace(self, pending=pending)
     return new, (Completed(id, "dequeue", error=error),)
 
   def close(self) -> tuple[TokenQueue, tuple[Completed, ...]]:
@@ -90,7 +86,7 @@ class TokenQueue:
     ended = (
       Completed(id, "dequeue", error=self._drained()) for id in self.pending
     )
-    new = dataclasses.replace(self, waiting=fifo(), closed=True)
+    new = dataclasses.replace(self, pending=(), closed=True)
     return new, tuple(ended)
 
   def _drained(self) -> str:

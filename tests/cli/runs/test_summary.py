@@ -141,14 +141,12 @@ def test_whoever_cannot_be_waited_for_is_named_until_the_next_step():
 
 
 def test_deadlines_are_those_of_now():
-  deadlines = _record("deadlines", 1.0, attempt=7.0, silence={"0": 3.0})
+  deadlines = _record("deadlines", 1.0, silence={"0": 3.0})
   summary = run_journals.summary_of(
     _record("join", 0.0, replica=0), _record("join", 0.0, replica=1), deadlines
   )
-  assert summary.attempt_deadline == 7.0
   assert [r.deadline for r in summary.replicas.values()] == [3.0, None]
-  summary.update([deadlines | {"attempt": None, "silence": {"1": 4.0}}])
-  assert summary.attempt_deadline is None
+  summary.update([deadlines | {"silence": {"1": 4.0}}])
   assert [r.deadline for r in summary.replicas.values()] == [None, 4.0]
 
 

@@ -10,7 +10,12 @@ from optax_dist.coordinator.aggregation import encoder, wire_formats
 from optax_dist.coordinator.aggregation import (
   reduce_scatter_gather as aggregation,
 )
-from optax_dist.coordinator.protocol import effects, entries, inputs
+from optax_dist.coordinator.protocol import (
+  deadlines,
+  effects,
+  entries,
+  inputs,
+)
 from optax_dist.coordinator.transport import (
   in_process,
   session,
@@ -118,7 +123,7 @@ class Side:
       self.encoder.place,
       self.encoder.mean_place,
       group.background,
-      timeout,
+      deadlines.of(300.0, attempt_timeout=timeout),
       feedback=self.encoder.mean_feedback,
     )
 
@@ -259,6 +264,21 @@ def test_silence_is_given_up_and_named():
       r"no byte of its gradient came for \d+\.\d s", answer.reason
     )
     assert side.all.deadline() is None
+
+
+def test_an_optimistic_attempt_fails_once_all_have_begun_and_nothing_comes():
+  group = Group(2, timeout=0.1)
+  group.begin(0, attempt_id(0))
+  group.pump()
+  time.sleep(0.12)
+  side = group.sides[0]
+  side.all.limit_wait(attempt_id(0))
+  side.all.check()
+  assert side.all.answers == []  # Its wait counts from now on.
+  time.sleep(0.12)
+  side.all.check()
+  (answer,) = side.all.answers
+  assert answer.failed_replica == 1
 
 
 def test_an_optimistic_attempt_waits_as_long_as_it_takes():

@@ -113,8 +113,3 @@ def test_a_rule_that_can_not_be_is_refused(changes, words):
   good = {"floor": 5.0, "first": 30.0, "ceiling": 60.0}
   with pytest.raises(ValueError, match=words):
     arrivals.Rule(**(good | changes))
-
-
-def test_short_runs_have_short_deadlines():
-  for rule in (arrivals.silence(10.0), arrivals.attempts(10.0)):
-    assert (rule.floor, rule.first, rule.ceiling) == (2.0, 2.0, 2.0)

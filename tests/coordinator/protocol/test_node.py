@@ -363,7 +363,7 @@ def test_who_comes_after_the_end_is_told_if_the_final_state_is_gone(how):
     failed = ins.SnapshotFailed(fetch.transfer, "nothing moves")
     cluster.give("p2", failed)
   if how == "silent":
-    timeout = cluster.nodes["p2"].follower._config.attempt_timeout
+    timeout = cluster.nodes["p2"].follower._config.deadlines.patience
     cluster.pass_time(timeout - 0.1)
     assert not cluster.done("p2", fx.Fail)
     cluster.pass_time(timeout)
@@ -405,7 +405,7 @@ def test_who_leaves_waits_until_a_dead_leader_must_have_been_noticed():
   config = cluster.nodes["p0"].follower._config
   cluster.down.add("p0")
   cluster.give("p2", ins.LeaveWanted())
-  cluster.pass_time(config.longest_silence)
+  cluster.pass_time(config.deadlines.silence)
   assert not cluster.done("p2", fx.Left)
   for process in ("p1", "p2"):
     cluster.give(process, ins.PeerLost("p0", "silent", "nothing heard"))
@@ -449,7 +449,7 @@ def test_who_is_given_up_again_and_again_joins_ever_more_rarely(how):
       cluster.give("p0", ins.PeerLost("p2", "broken", "cut"))
       cluster.give("p2", ins.PeerLost("p0", "broken", "cut"))
     while len(cluster.done("p2", fx.Admitted)) == before:
-      assert cluster.now < began + 10 * config.leader_timeout
+      assert cluster.now < began + 10 * config.deadlines.pace
       cluster.pass_time(cluster.now + 0.01)
     return cluster.now - began
 
@@ -457,14 +457,14 @@ def test_who_is_given_up_again_and_again_joins_ever_more_rarely(how):
   assert pauses[0] < 0.5
   tenths = [round(pause, 1) for pause in pauses]
   assert tenths == sorted(tenths)
-  assert pauses[-1] >= config.leader_timeout
+  assert pauses[-1] >= config.deadlines.pace
   # A step of its own makes it as good as new.
   cluster.submit("p2", 0, 0, admission=len(cluster.done("p2", fx.Admitted)))
   assert cluster.done("p2", fx.Resolved)[-1].reason == ""
   assert give_up() < 0.5
   # So does a long time without another loss.
   assert [give_up() for _ in range(8)][-1] > 0.5
-  cluster.pass_time(cluster.now + 12 * config.leader_timeout)
+  cluster.pass_time(cluster.now + 12 * config.deadlines.pace)
   assert give_up() < 0.5
 
 

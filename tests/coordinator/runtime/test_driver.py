@@ -6,8 +6,8 @@ import pytest
 from waiting import until as wait_until
 
 from optax_dist.coordinator.aggregation import encoder
+from optax_dist.coordinator.protocol import deadlines, entries, inputs, notes
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import entries, inputs, notes
 from optax_dist.coordinator.runtime import driver, endpoint, journal_lines
 
 ATTEMPT = entries.AttemptId(0, 3, 1, 0)
@@ -50,8 +50,7 @@ def driven():
     apply=lambda state, mean, parts: state,
     inline=False,
     journal=journal_lines.JournalLines(None, {}),
-    attempt_timeout=60.0,
-    store_timeout=60.0,
+    deadlines=deadlines.of(600.0, 60.0, 60.0),
   )
   yield one, core
   one.close()

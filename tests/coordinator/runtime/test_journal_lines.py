@@ -21,18 +21,18 @@ def test_deadlines_are_written_where_they_have_changed(tmp_path):
   lines.open([])
   lines.write(notes.RunBegins(0))
   known = ((0, "p0"), (1, "p1"))
-  lines.write(notes.DeadlinesSeen(30.0, known))
+  lines.write(notes.DeadlinesSeen(known))
   silences["p1"] = 29.0
-  lines.write(notes.DeadlinesSeen(30.0, known))
+  lines.write(notes.DeadlinesSeen(known))
   silences["p1"] = 5.0
-  lines.write(notes.DeadlinesSeen(30.0, known))
-  lines.write(notes.DeadlinesSeen(6.0, ((0, "p0"),)))
+  lines.write(notes.DeadlinesSeen(known))
+  lines.write(notes.DeadlinesSeen(((0, "p0"),)))
   lines.close()
   _, *found = journal.read(path, strict=True).records
-  assert [(r["kind"], r["attempt"], r["silence"]) for r in found] == [
-    ("deadlines", 30.0, {"1": 30.0}),
-    ("deadlines", 30.0, {"1": 5.0}),
-    ("deadlines", 6.0, {}),
+  assert [(r["kind"], r["silence"]) for r in found] == [
+    ("deadlines", {"1": 30.0}),
+    ("deadlines", {"1": 5.0}),
+    ("deadlines", {}),
   ]
 
 
@@ -368,7 +368,7 @@ def test_a_full_disk_does_not_end_training(tmp_path, caplog, kind):
       lines.write(_commit(0))
       lines.flush()
     else:
-      lines.write(notes.DeadlinesSeen(30.0, ((0, "p0"),)))
+      lines.write(notes.RunBegins(0))
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert "can't be written any more" in caplog.text

@@ -13,10 +13,10 @@ import pytest
 
 from optax_dist import coordinator
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.protocol import arrivals
+from optax_dist.coordinator.protocol import deadlines
 from optax_dist.coordinator.runtime import watchdog
 
-RULE = arrivals.steps(300.0)
+RULE = deadlines.steps(300.0)
 
 
 def test_a_step_that_was_given_a_limit_is_stuck_beyond_it():

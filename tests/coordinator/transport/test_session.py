@@ -1,7 +1,6 @@
 """Frames, without sockets: cut anywhere, changed, or made up."""
 
 import contextlib
-import types
 
 import numpy as np
 import pytest
@@ -247,9 +246,8 @@ def test_arrays_that_nobody_expects_are_bounded():
 
 def test_progress_counts_bytes_and_idle_time(monkeypatch):
   now = 100.0
-  clock = types.SimpleNamespace(monotonic=lambda: now)
-  monkeypatch.setattr(session, "time", clock)
   one, other = _sides()
+  monkeypatch.setattr(other.session, "_now", lambda: now)
   assert other.session.progress(1) is None
   other.session.expect(1, 10_000_000, None)
   one.read(other.written())

@@ -144,8 +144,8 @@ def test_how_long_a_peer_may_be_silent_is_learned(tcp):
   learned.deadline = 0.1
   tcp.wait_for("a", interface.PeerLost)
   assert worlds.lost(tcp, "a") == ["silent"]
-  # Should it come again, that is known.
-  assert learned.seen[count:][-1] > 2 * _QUICK.silence
+  # An outage is no usual gap: the next one is borne no longer.
+  assert max(learned.seen[count:], default=0.0) < _QUICK.silence
   b.close()
 
 
@@ -195,7 +195,7 @@ def test_one_that_is_silent_after_an_absence_is_not_heard_in_the_future(tcp):
   time.sleep(5 * _QUICK.heartbeat)
   # What came in between is read before the absence is known.
   assert [e.payload for e in a.poll(0)] == [b"before"]
-  assert link.heard <= time.monotonic() - a._absent
+  assert link.heard <= a.now()
   tcp.all.pop("b")
   tcp.wait_for("a", interface.PeerLost)
   assert worlds.lost(tcp, "a") == ["silent"]

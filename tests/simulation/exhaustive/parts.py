@@ -16,12 +16,12 @@ import pickle
 import types
 from typing import Any
 
+from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.log import LEADER_KEY
 from optax_dist.coordinator.protocol.node import Node
-from optax_dist.quorum.persistent import PersistentMap
 from tests.simulation import world as worlds
 
 # Names a connection: who began it, to whom, and which of those that anyone still
@@ -109,8 +109,10 @@ class _Key(pickle.Pickler):
       found["gradients"] = sorted(value.gradients.items())
       found["means"] = sorted(value.means.items())
       return str, (found,)
-    if isinstance(value, PersistentMap):
-      return str, (repr(sorted(value.items())),)
+    if isinstance(value, quorum.State):
+      # In whatever order replicas have joined and gradients have arrived.
+      fields = [sorted(f.items()) if type(f) is dict else f for f in value]
+      return str, (repr(fields),)
     return NotImplemented
 
 

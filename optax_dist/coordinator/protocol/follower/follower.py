@@ -54,7 +54,7 @@ from optax_dist.ledger import spans as sp
 from optax_dist.quorum.events import ordered
 
 # The first pause before a replica rejoins; it doubles each time. After so many
-# times `leader_timeout` without a rejoin, the next pause is the first again.
+# times `Deadlines.pace` without a rejoin, the next pause is the first again.
 _BACKOFF = 0.05
 _FORGOTTEN_AFTER = 10
 
@@ -72,6 +72,7 @@ class Follower:
 
   def __init__(self, config: Config, count: Count):
     self._config, self._count = config, count
+    self._limits = config.deadlines
     self._out: list[Effect] = []
     self.view = View()
     self.incarnation: Incarnation = -1
@@ -155,8 +156,8 @@ class Follower:
       self._end_by,
       self._rival_until,
       self._call_at,
-      self._called_at + self._config.attempt_timeout,
-      self._waiting_since + self._config.patience,
+      self._called_at + self._limits.patience,
+      self._waiting_since + self._limits.replica,
     )
     if self._search.idle:
       return time
@@ -176,17 +177,14 @@ class Follower:
   def _proceed(self, now: float) -> None:
     """Does what follows from an input, and from the time."""
     self._admit()
-    if self._called and now >= self._called_at + self._config.attempt_timeout:
+    if self._called and now >= self._called_at + self._limits.patience:
       self._lose_leader(self._called, now)
     self._end_if_ended(now)
     if not self.over:
       self._check_rival(now)
     if self.over:
       return
-    if now >= self._leave_by + self._config.leader_timeout:
-      # This process was suspended.
-      self._leave_by = now + 2 * self._config.attempt_timeout
-    elif now >= self._leave_by:
+    if now >= self._leave_by:
       self._leave()
       return
     if now >= self._run_at:
@@ -206,9 +204,6 @@ class Follower:
         pass
       case ins.Received(peer, message):
         self._receive(peer, message, now)
-      case ins.Arrivals(received):
-        for one in received:  # It is no longer leader.
-          self._receive(one.peer, one.message, now)
       case ins.Malformed(peer, error):
         self._out.append(fx.Log("warning", f"{peer} sent nonsense: {error}"))
         self._out.append(fx.Send(peer, msg.Rejected(error)))
@@ -241,10 +236,10 @@ class Follower:
       case ins.LeaveWanted(reason):
         # A process must be a member to leave: others may wait for it.
         self._leaving = reason
-        config = self._config
-        patience = 2 * (config.leader_timeout + config.attempt_timeout)
+        limits = self._limits
         # If the leader is dead, others detect it after a while.
-        self._leave_by = now + patience + config.longest_silence
+        self._leave_by = now + limits.silence
+        self._leave_by += 2 * (limits.pace + limits.patience)
         self._tell(msg.Leave(False, reason))
       case ins.FinishWanted(reason):
         self._finishing = reason
@@ -272,7 +267,7 @@ class Follower:
   def _run_found(self, answer: ins.GetAnswered, now: float) -> None:
     self._run_request = -1
     if not answer.known:
-      self._run_at = now + self._config.leader_timeout / 8
+      self._run_at = now + self._limits.pace / 8
     elif isinstance(answer.value, Run):
       self._out.append(fx.UseRun(answer.value.nonce))
       self._search.begin(now)
@@ -366,7 +361,7 @@ class Follower:
   def _lose_leader(self, peer: Process, now: float) -> None:
     """Handles that it can't talk to any leader."""
     if peer and peer == self._called:
-      pause = self._config.leader_timeout / 2
+      pause = self._limits.pace / 2
       self._search.unreachable[peer] = now + pause
       self._out.append(fx.Disconnect(peer, "no answer"))
     self._leader = self._called = ""
@@ -472,6 +467,8 @@ class Follower:
           self.applier.proposed(record)
       case msg.Attempt():
         self.applier.attempt(message, self.incarnation, self.view.members)
+      case msg.AskProgress(attempt):
+        self.applier.report_progress(attempt)
       case msg.Abandoned(attempt):
         self.applier.abandon(attempt)
       case msg.Dropped(sequence, reason, count, lease, whole):
@@ -581,7 +578,7 @@ class Follower:
           self._rival = member.incarnation
           # If this one was removed before, the other may be dead already: its
           # request may have been delayed for long.
-          pause = 0.0 if self.incarnation >= 0 else self._config.leader_timeout
+          pause = 0.0 if self.incarnation >= 0 else self._limits.pace
           self._rival_until = now + pause / 2
       case Removed(incarnation, left, reason):
         if incarnation == self.incarnation:
@@ -709,7 +706,7 @@ class Follower:
 
   def _pause(self, now: float, first: float) -> float:
     """How long to wait before it rejoins: longer each time."""
-    longest = self._config.leader_timeout
+    longest = self._limits.pace
     if now >= self._rejoined_at + _FORGOTTEN_AFTER * longest:
       self._rejoins = 0
     pause = first
@@ -869,7 +866,7 @@ class Follower:
       return False
     if not self._asked_for_end:
       self._asked_for_end = True
-      self._end_by = now + self._config.attempt_timeout
+      self._end_by = now + self._limits.patience
       why = self.applier.lack("the run has ended")
       ask = msg.NeedsSnapshot(self.applier.step, why)
       self._out.append(fx.Send(self._leader, ask))
@@ -906,7 +903,7 @@ class Follower:
       self._waiting_step != self.applier.step
     ):
       self._waiting_since, self._waiting_step = now, self.applier.step
-    elif now >= self._waiting_since + self._config.patience:
+    elif now >= self._waiting_since + self._limits.replica:
       waited = f"has waited {now - self._waiting_since:.1f} s"
       self._fail(
         "CoordinatorError",

@@ -3,7 +3,7 @@
 A member that has lost the leader asks the other members whether they have too.
 If all have, the first of them claims leadership at once; if some can't be
 reached, it waits until the store has shown no heartbeat of a leader for
-`leader_timeout`. So a replica that is cut off from all others but not from the
+`Deadlines.pace`. So a replica that is cut off from all others but not from the
 store deposes no leader.
 
 To claim leadership is to put a `Term` at the next position of the log. The
@@ -116,6 +116,7 @@ class Search:
 
   def __init__(self, config: Config, count: Count):
     self._config, self._count = config, count
+    self._limits = config.deadlines
     self._reader = LogReader(config.block, count)
     self.active = False
     self.unreachable: dict[Process, float] = {}
@@ -199,7 +200,7 @@ class Search:
       return []
     effects: list[Effect] = []
     if situation.me >= 0 and now >= self._canvass_at and not self._trusting:
-      self._canvass_at = now + self._config.leader_timeout / 2
+      self._canvass_at = now + self._limits.pace / 2
       # Members that have not answered since the last time may be dead by now.
       self._votes = {i: v for i, v in self._votes.items() if i in self._fresh}
       self._fresh.clear()
@@ -218,7 +219,7 @@ class Search:
 
   def pause(self, now: float) -> None:
     """Asks the store again after a pause."""
-    self._look_at = now + self._config.leader_timeout / 8
+    self._look_at = now + self._limits.pace / 8
 
   def _others(self, situation: Situation) -> list[Incarnation]:
     view = situation.view
@@ -239,7 +240,7 @@ class Search:
   def _claim_at(self, situation: Situation) -> float:
     """When this replica may claim leadership, as far as is known."""
     view, me = situation.view, situation.me
-    silence = self._config.leader_timeout
+    silence = self._limits.pace
     if view.ended is not None or self._trusting or self._behind:
       return math.inf
     if me < 0:

@@ -146,6 +146,7 @@ Report: TypeAlias = (
 Order: TypeAlias = (
   Welcomed
   | fx.Aggregate
+  | fx.LimitWait
   | fx.Collect
   | fx.Cancel
   | fx.Release

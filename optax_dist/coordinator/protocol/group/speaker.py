@@ -356,7 +356,8 @@ class Speaker:
         self._out.append(fx.Restore(step, self._fetch.state))
         self._fetch = None
       case (
-        fx.Publish()
+        fx.LimitWait()
+        | fx.Publish()
         | fx.Discard()
         | fx.TakeFingerprint()
         | fx.Admitted()

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, assert_never
 
 from optax_dist import quorum
-from optax_dist.coordinator.protocol import arrivals, notes
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol import notes
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -81,6 +81,9 @@ class _Attempt:
   Attributes:
     message: announces it to members and readers.
     began: when it began.
+    asked: when its members were last asked how far they are; at first, when it
+      began.
+    unanswered: members that have not answered that question.
     optimistic: the id under which all members have begun it by themselves; None
       once it is announced, or if they have not begun.
     reported: members that have the mean of the optimistic one.
@@ -90,10 +93,17 @@ class _Attempt:
 
   message: msg.Attempt
   began: float
+  asked: float
+  unanswered: set[Incarnation]
   optimistic: AttemptId | None
   reported: set[Incarnation]
   held: list[quorum.Done]
   witness: Incarnation | None
+
+  @property
+  def id(self) -> AttemptId:
+    """The id under which its members take part."""
+    return self.optimistic or self.message.attempt
 
 
 class Leader:
@@ -125,12 +135,11 @@ class Leader:
       count: numbers requests to the store.
     """
     self._config, self._count = config, count
+    self._limits = config.deadlines
     self.term, self.over = view.term, ""
     self._view = view
     self._out: list[Effect] = []
     self._now, self._due = 0.0, math.inf
-    # Whether the input was an accepted gradient without further consequences.
-    self._plain = False
     self._log = LogWriter(view.term, position + 1, count)
     self._trimmer = Trimmer(config.block, count)
     self._publisher = Publisher(position, record, config.block)
@@ -153,10 +162,6 @@ class Leader:
     self._arrivals: dict[Incarnation, _Arrival] = {}
     self._queue: list[tuple[Incarnation, msg.Arrive]] = []
     self._attempt: _Attempt | None = None
-    # How long attempts took, if their deadline is adaptive.
-    self._durations: arrivals.Arrivals | None = None
-    if config.attempts is not None:
-      self._durations = arrivals.Arrivals(config.attempts)
     self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
     self._void: dict[ReplicaId, Incarnation] = {}
     self._strikes: dict[frozenset[Incarnation], int] = {}
@@ -200,14 +205,14 @@ class Leader:
     self._quorum = self._quorum._replace(step=view.step - late)
     for replica, left in view.departed.items():
       if term.fresh and not left:
-        self._expected[replica] = now + config.leader_timeout
+        self._expected[replica] = now + self._limits.pace
         continue
       self._quorum, _ = quorum.step(self._quorum, quorum.Join(replica))
       self._quorum, _ = quorum.step(
         self._quorum, self._departure(left)(replica)
       )
     for member in list(view.members.values()):
-      until = now + config.leader_timeout
+      until = now + self._limits.pace
       self._roster.add(MemberState(member, until))
       join = quorum.Join(member.replica, member.incarnation)
       self._quorum, _ = quorum.step(self._quorum, join)
@@ -220,16 +225,9 @@ class Leader:
 
   def step(self, input_: Input, now: float) -> list[Effect]:
     """Processes an input; returns the effects, in order."""
-    if isinstance(input_, ins.Arrivals):
-      return self._arrive_together(input_.received, now)
-    slept = now - self._now
-    self._now, self._plain = now, False
-    if slept > self._config.leader_timeout:
-      self._wait_longer(slept)
+    self._now = now
     if not self.over:
       self._handle(input_)
-    if self._plain and now < self._due:
-      return []
     return self._finish_step()
 
   def resign(self) -> list[Effect]:
@@ -259,14 +257,14 @@ class Leader:
     config = self._config
     times = [self._beat_at, self._retry_at]
     if self._log.record is not None:
-      times.append(self._log.since + config.leader_timeout)
+      times.append(self._log.since + self._limits.pace)
     times += [until for until, _ in self._rivals.values()]
     times += self._expected.values()
     if self._ended:
       return min(times)
     attempt = self._attempt
     if attempt is not None:
-      times.append(attempt.began + self._attempt_deadline(attempt))
+      times.append(self._attempt_due(attempt))
     if self._waiting_since is not None:
       since = self._waiting_since
       times.append(since + self._warned + config.stall_warning)
@@ -274,13 +272,13 @@ class Leader:
     if self._lacking_since is not None:
       times.append(self._lacking_since + config.timeout)
     if self._ending is not None:
-      times.append(self._ending + config.attempt_timeout)
+      times.append(self._ending + self._limits.patience)
     if self._rounds is not None:
       times += [self._rounds.closes, self._rounds.begins_by]
     for state in self._roster.waiting():
       times.append(state.until)
       if state.leaving is not None:
-        times.append(state.leaving[1] + config.attempt_timeout)
+        times.append(state.leaving[1] + self._limits.patience)
     return min(times)
 
   def _handle(self, input_: Input) -> None:
@@ -327,9 +325,13 @@ class Leader:
         else:
           self._queue.append((state.member.incarnation, message))
       case msg.Done():
+        self._answered(state, message.attempt)
         self._done(state, message)
       case msg.Failed():
+        self._answered(state, message.attempt)
         self._failed(state, message)
+      case msg.InProgress():
+        self._answered(state, message.attempt)
       case msg.Applied(step):
         state.has_applied(step)
       case msg.NeedsSnapshot(step):
@@ -372,7 +374,7 @@ class Leader:
     elif self._log.deposed:
       self._resign("another process is leader")
     elif self._log.again:
-      self._retry_at = self._now + self._config.leader_timeout / 16
+      self._retry_at = self._now + self._limits.pace / 16
 
   def _appended(self, done: Appended) -> None:
     """Sends a record that is in the log, and the effects held back for it."""
@@ -469,7 +471,7 @@ class Leader:
     rivals = self._publisher.followers.keys() - {peer}
     if not waited and rival is not None and rival.member.process in rivals:
       # Most likely one of the two is dead, which will be detected.
-      self._rivals[peer] = (self._now + self._config.leader_timeout, hello)
+      self._rivals[peer] = (self._now + self._limits.pace, hello)
       return
     if state is not None and state.member.replica != hello.replica:
       self._remove(state, "its process has joined as another replica")
@@ -507,7 +509,7 @@ class Leader:
       self._note_removed(old, False, "replaced")
       self._dismiss(old.member.incarnation)
       self._step(quorum.Lost(member.replica, old.member.incarnation))
-      self._take_back(old.member.incarnation)
+      self._reclaim(old.member.incarnation)
     self._expected.pop(member.replica, None)
     self._next_incarnation += 1
     self._roster.add(MemberState(member))
@@ -537,7 +539,7 @@ class Leader:
     self._note_removed(state, left, reason)
     self._dismiss(incarnation)
     self._step(self._departure(left)(replica, incarnation))
-    self._take_back(incarnation)
+    self._reclaim(incarnation)
     self._members_changed()
     if not self._arrivals:
       self._waiting_since = None
@@ -563,7 +565,7 @@ class Leader:
       self._lender.need(self._quorum)
       self._tell_leases()
 
-  def _take_back(self, incarnation: Incarnation) -> None:
+  def _reclaim(self, incarnation: Incarnation) -> None:
     """Returns the samples of a removed member to the pool."""
     if self._lender is None:
       return
@@ -587,15 +589,6 @@ class Leader:
       samples = sum(stop - start for start, stop in lease.spans)
       count = samples // self._lender.state.unit
       self._say(state, msg.Asked(inside, count, lease.spans))
-
-  def _take_in(self, incarnation: Incarnation, message: msg.Arrive) -> bool:
-    """Accepts a gradient's samples; returns whether more were leased for it."""
-    assert self._lender is not None
-    self._lender.accept(incarnation, message.data)
-    leased = bool(self._lender.untold)
-    if leased:
-      self._tell_leases()
-    return leased
 
   def _lend(self, tokens: dict[ReplicaId, int]) -> None:
     """Leases samples with tokens."""
@@ -660,14 +653,16 @@ class Leader:
     self._note(note)
 
   def _dismiss(self, incarnation: Incarnation) -> None:
-    """Stops waiting for a member as a witness, or in the queue."""
+    """Stops waiting for a member: for an answer, as a witness, in the queue."""
     self._early.pop(incarnation, None)
     if self._rounds is not None:
       self._rounds.gone(incarnation)
     self._queue = [(i, m) for i, m in self._queue if i != incarnation]
     attempt = self._attempt
-    if attempt is not None and attempt.witness == incarnation:
-      self._witnessed(attempt)
+    if attempt is not None:
+      attempt.unanswered.discard(incarnation)
+      if attempt.witness == incarnation:
+        self._witnessed(attempt)
 
   def _report(self, state: MemberState) -> None:
     """Asks a member to report when it has the state of this step."""
@@ -726,13 +721,6 @@ class Leader:
     self._transfers += 1
     return (self.term << 32) + self._transfers
 
-  def _wait_longer(self, slept: float) -> None:
-    """Extends deadlines: this process was stopped, and could not serve."""
-    for state in self._roster:
-      if state.leaving is not None:
-        step, since = state.leaving
-        state.leaving = (step, since + slept)
-
   def _let_go(self) -> None:
     """Lets replicas leave whose state all others have.
 
@@ -748,7 +736,7 @@ class Leader:
       for other in late:
         self._report(other)
       waits = bool(late) or busy
-      if not waits or self._now >= since + self._config.attempt_timeout:
+      if not waits or self._now >= since + self._limits.patience:
         self._remove(state, "left", left=True)
         if not self._roster:
           # No replica has the state any more: joining is too late now.
@@ -803,98 +791,9 @@ class Leader:
       replica, local_step, finite, incarnation, message.count
     )
     self._quorum, decisions = quorum.step(self._quorum, event)
-    if (
-      len(decisions) == 2
-      and type(decisions[0]) is quorum.Accept
-      and type(decisions[1]) is quorum.Wait
-      and self._rounds is None
-    ):
-      self._arrivals[incarnation] = arrival
-      leased = self._lender is not None and self._take_in(incarnation, message)
-      # Of hundreds of gradients, all but one are like this.
-      ending = self._ending is not None
-      self._plain = not (ending or leased or self._roster.waiting())
-      if self._waiting_since is None:
-        self._waiting_since, self._warned = self._now, 0.0
-        # None of the other waits has changed.
-        soon = min(self._config.stall_warning, self._config.timeout)
-        self._due = min(self._due, self._now + soon)
-      return
     self._arriving = (incarnation, arrival)
     self._decide(event, decisions)
     self._arriving = None
-
-  def _arrive_together(
-    self, received: Sequence[ins.Received], now: float
-  ) -> list[Effect]:
-    """Processes consecutive gradients."""
-    effects: list[Effect] = []
-    start = 0
-    while start < len(received):
-      taken = 0
-      if self._takes_many(now):
-        self._now = now
-        taken = self._take_many(received[start:])
-      if not taken:
-        # It isn't a plain one, or it completes the step, or starts the wait.
-        effects += self.step(received[start], now)
-      start += max(1, taken)
-    return effects
-
-  def _takes_many(self, now: float) -> bool:
-    """Whether a gradient that completes nothing has no further consequences."""
-    return (
-      not self.over
-      and now < self._due
-      and now - self._now <= self._config.leader_timeout
-      and self._waiting_since is not None
-      and self._ending is None
-      and self._lender is None
-      and self._rounds is None
-      and not self._config.alone
-      and not self._roster.waiting()
-    )
-
-  def _take_many(self, received: Sequence[ins.Received]) -> int:
-    """Accepts the first gradients, while `_arrive` would call them `_plain`.
-
-    Returns:
-      Their number.
-    """
-    rules, expected = self._quorum, self._config.inline_bytes or 0
-    step, most = rules.step, quorum.needed(rules) - 1 - rules.gathered
-    incarnations: dict[ReplicaId, int | None] = {}
-    states: list[MemberState] = []
-    for one in received[: max(0, most)]:
-      state, message = self._roster.of_process(one.peer), one.message
-      assert isinstance(message, msg.Arrive)
-      if (
-        state is None
-        or message.sequence <= state.sequence
-        or message.local_step != step
-        or message.total != 1
-        or message.count != 1
-        or not message.finite
-        or len(message.payload) != expected
-        or state.member.replica in incarnations
-      ):
-        break
-      incarnations[state.member.replica] = state.member.incarnation
-      states.append(state)
-    if len(states) < 2:
-      return 0
-    found = quorum.take_in(rules, incarnations)
-    if found is None:
-      return 0
-    self._quorum = found
-    for state, one in zip(states, received, strict=False):
-      message = one.message
-      assert isinstance(message, msg.Arrive)
-      state.sequence = message.sequence
-      if not state.needs and state.applied < message.applied:
-        state.applied = message.applied
-      self._arrivals[state.member.incarnation] = _Arrival(message, self._now)
-    return len(states)
 
   def _may_count(self, state: MemberState, message: msg.Arrive) -> bool:
     """Whether the rules may get a gradient now; otherwise it is queued."""
@@ -958,7 +857,7 @@ class Leader:
           incarnation, arrival = self._arriving
           self._arrivals[incarnation] = arrival
           if self._lender is not None:
-            self._take_in(incarnation, arrival.message)
+            self._lender.accept(incarnation, arrival.message.data)
           if self._rounds is not None:
             self._begin_round(self._rounds, arrival.message)
           # A contribution before the turn of its round waits for no one.
@@ -1135,6 +1034,8 @@ class Leader:
     self._attempt = _Attempt(
       msg.Attempt(attempt, parts, tuple(readers), witness, lag),
       self._now,
+      self._now,
+      set(),
       self._optimistic(parts, readers),
       set(),
       [],
@@ -1173,6 +1074,7 @@ class Leader:
   def _tell(self, attempt: _Attempt) -> None:
     """Announces it to members and readers; an optimistic one is void."""
     attempt.optimistic, attempt.began = None, self._now
+    attempt.asked, attempt.unanswered = self._now, set()
     message = attempt.message
     for part in message.parts:
       if part.incarnation in self._roster:
@@ -1252,14 +1154,17 @@ class Leader:
       (state.member.incarnation, failed_replica.member.incarnation)
     )
     self._strikes[pair] = self._strikes.get(pair, 0) + 1
-    if self._strikes[pair] >= _STRIKES and self._config.lower_on_loss:
-      # The others can continue without it; it pauses longer each time before it
-      # rejoins, so the two don't replace each other indefinitely.
-      del self._strikes[pair]
-      self._remove(
-        failed_replica,
-        f"replica {state.member.replica!r} can't reach it: {message.reason}",
-      )
+    if self._strikes[pair] < _STRIKES or not self._config.lower_on_loss:
+      return
+    # The others can continue without one of the two; it pauses longer each time
+    # before it rejoins, so the two don't replace each other indefinitely.
+    del self._strikes[pair]
+    why = f"replica {state.member.replica!r} can't reach it: {message.reason}"
+    if failed_replica.member.process == self._config.process:
+      replica = failed_replica.member.replica
+      why = f"it can't reach replica {replica!r}: {message.reason}"
+      failed_replica = state
+    self._remove(failed_replica, why)
 
   def _abandon(self, abandon: quorum.Abandon) -> None:
     attempt, self._attempt = self._attempt, None
@@ -1298,10 +1203,8 @@ class Leader:
       age = None
     else:
       parts, readers = attempt.message.parts, attempt.message.readers
-      id_ = attempt.optimistic or attempt.message.attempt
+      id_ = attempt.id
       age = self._now - attempt.began
-      if self._durations is not None:
-        self._durations.add(age)
     arrivals = [self._arrivals.pop(part.incarnation) for part in parts]
     details = tuple(
       [
@@ -1377,7 +1280,7 @@ class Leader:
     late = [s for s in self._roster if not s.has(self._quorum.step)]
     for state in late:
       self._report(state)
-    if not late or self._now >= self._ending + self._config.attempt_timeout:
+    if not late or self._now >= self._ending + self._limits.patience:
       self._record_end(self._reason_of_end, "")
 
   def _record_end(
@@ -1458,7 +1361,7 @@ class Leader:
       self._let_go()
       self._end()
     if now >= self._beat_at:
-      self._beat_at = now + config.leader_timeout / 4
+      self._beat_at = now + self._limits.pace / 4
       self._beats += 1
       first = max(0, self._log.position // config.block - 1) * config.block
       beat = Beat(self.term, config.process, config.address, self._beats, first)
@@ -1474,7 +1377,7 @@ class Leader:
       if put is not None:
         self._out.append(put)
     log = self._log
-    if log.record is not None and now >= log.since + config.leader_timeout:
+    if log.record is not None and now >= log.since + self._limits.pace:
       self._resign("the store doesn't answer")
 
   def _check_window(self) -> None:
@@ -1494,49 +1397,56 @@ class Leader:
       rounds.look(self._quorum, first, self._now)
 
   def _check_attempt(self) -> None:
-    """Gives up members that do not report in time."""
+    """Asks the members of an attempt that have not reported how far they are.
+
+    A member that lacks bytes names whose in `Failed`. So only one that does not
+    answer at all is evicted here.
+    """
     attempt = self._attempt
-    if attempt is None:
+    if attempt is None or self._now < self._attempt_due(attempt):
       return
-    lasts = self._now - attempt.began
-    late = self._now >= attempt.began + self._attempt_deadline(attempt)
+    if attempt.unanswered:
+      silent = self._now - attempt.asked
+      why = f"it has not said how far its aggregation is for {silent:.1f} s"
+      for incarnation in sorted(attempt.unanswered):
+        self._remove(self._roster[incarnation], why)
+      return
+    attempt.asked = self._now
+    for incarnation in self._unreported(attempt):
+      state = self._roster[incarnation]
+      self._say(state, msg.AskProgress(attempt.id))
+      if state.member.process != self._config.process:
+        attempt.unanswered.add(incarnation)
+
+  def _unreported(self, attempt: _Attempt) -> list[Incarnation]:
+    """Members and witness that the attempt waits for."""
     if attempt.optimistic is not None:
-      if late:
-        self._tell(attempt)
-    elif late:
-      if self._durations is not None:
-        # If all are this slow, the next attempt gets more time.
-        self._durations.add(lasts)
-      reporting = set(quorum.missing(self._quorum).reporting)
-      reporting -= {event.replica for event in attempt.held}
-      stuck = [
-        p.incarnation for p in attempt.message.parts if p.replica in reporting
-      ]
-      if not stuck and attempt.witness is not None:
-        stuck = [attempt.witness]
-      for incarnation in stuck:
-        state = self._roster.get(incarnation)
-        if state is not None:
-          self._remove(state, f"stuck: no report in {lasts:.1f} s")
+      reported = attempt.reported
+      waits = {p.incarnation for p in attempt.message.parts} - reported
+    else:
+      replicas = set(quorum.missing(self._quorum).reporting)
+      replicas -= {event.replica for event in attempt.held}
+      parts = attempt.message.parts
+      waits = {p.incarnation for p in parts if p.replica in replicas}
+      if attempt.witness is not None:
+        waits.add(attempt.witness)
+    return sorted(i for i in waits if i in self._roster)
+
+  def _attempt_due(self, attempt: _Attempt) -> float:
+    """When the next question, or the end of the wait for answers, is due."""
+    if attempt.unanswered:
+      return attempt.asked + self._limits.silence
+    return attempt.asked + self._limits.attempt
+
+  def _answered(self, state: MemberState, attempt: AttemptId) -> None:
+    """A member has said how far its aggregation is."""
+    if self._attempt is not None and self._attempt.id == attempt:
+      self._attempt.unanswered.discard(state.member.incarnation)
 
   def _note_deadlines(self) -> None:
     members = self._view.members.values()
     known = tuple((m.replica, m.process) for m in members)
-    self._note(notes.DeadlinesSeen(self._longest_attempt, known))
-
-  @property
-  def _longest_attempt(self) -> float:
-    """How long an announced attempt may take."""
-    if self._durations is not None:
-      return self._durations.deadline
-    return 1.5 * self._config.attempt_timeout
-
-  def _attempt_deadline(self, attempt: _Attempt) -> float:
-    """How long an attempt may take; if optimistic, until it is announced."""
-    if attempt.optimistic is None:
-      return self._longest_attempt
-    usual, seen = self._config.attempt_timeout / 4, self._durations
-    return usual if seen is None else max(usual, 1.25 * seen.quantile)
+    self._note(notes.DeadlinesSeen(known))
 
   def _check_waiting(self) -> None:
     if self._waiting_since is None or self._ended:

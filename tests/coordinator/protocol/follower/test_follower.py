@@ -218,7 +218,7 @@ def test_a_run_of_another_version_is_refused():
 def test_a_welcome_counts_only_as_the_answer_to_the_last_call(peer, call):
   driven = Driven().begin()
   driven.lose()
-  driven.pass_time(driven.config.leader_timeout)
+  driven.pass_time(driven.config.deadlines.pace)
   assert driven.calls == 2
   view = driven.view.dump()
   driven.hear(msg.Welcome(call, 2, view, ME), peer)
@@ -417,7 +417,7 @@ def test_the_process_before_it_is_no_rival():
   """Its last membership may be recorded as late as this."""
   driven = Driven().begin().welcome(incarnation=3)
   driven.record(Joined(Member(ME, 1, "old", "at old")))
-  driven.pass_time(driven.config.leader_timeout)
+  driven.pass_time(driven.config.deadlines.pace)
   driven.record(Joined(Member(3, 1, "p1", "at p1")))
   assert driven.done(fx.Admitted) == [fx.Admitted(1, 3, 0, 1)]
   assert not driven.done(fx.Fail)
@@ -525,11 +525,11 @@ def test_it_waits_for_as_long_as_the_run_goes_on():
   driven = Driven(timeout=20.0).join()
   driven.submit(0)
   for step in range(3):
-    driven.pass_time(0.9 * driven.config.patience)
+    driven.pass_time(0.9 * driven.config.deadlines.replica)
     driven.record(commit(step))
-  driven.pass_time(0.9 * driven.config.patience)
+  driven.pass_time(0.9 * driven.config.deadlines.replica)
   assert not driven.done(fx.Fail)
-  driven.pass_time(0.2 * driven.config.patience)
+  driven.pass_time(0.2 * driven.config.deadlines.replica)
   (failed,) = driven.done(fx.Fail)
   assert "for the commit of step 3; its leader is replica 0" in failed.reason
   assert "(Recorded)" in failed.reason
@@ -552,18 +552,12 @@ def test_one_that_leaves_tells_the_next_leader_if_the_first_dies():
   assert driven.done(fx.Left) == [fx.Left()]
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_one_that_leaves_waits_for_no_answer_for_ever(stopped):
-  """But not less, if it was itself what stood still meanwhile."""
+def test_one_that_leaves_waits_for_no_answer_for_ever():
   driven = Driven().join()
   driven.give(ins.LeaveWanted())
   config = driven.config
-  answer = 2 * (config.leader_timeout + config.attempt_timeout)
-  patience = answer + config.longest_silence
-  if stopped:
-    driven.now += patience + 60.0
-    driven.give(ins.TimePassed())
-    patience = 2 * config.attempt_timeout
+  answer = 2 * (config.deadlines.pace + config.deadlines.patience)
+  patience = answer + config.deadlines.silence
   driven.pass_time(patience - 0.1)
   assert not driven.done(fx.Left)
   driven.pass_time(0.2)
@@ -610,7 +604,7 @@ def test_one_that_was_joining_at_the_end_gets_the_final_state(dies):
     assert failed.error == "RunFinished"
     return
   driven.hear(msg.Fetch(7, "p2", "at p2", 2))
-  driven.pass_time(10 * driven.config.attempt_timeout)  # It is large.
+  driven.pass_time(10 * driven.config.deadlines.patience)  # It is large.
   driven.give(ins.SnapshotFetched(7, 2, "state"))
   assert driven.done(fx.Restore) == [fx.Restore(2, "state")]
   assert driven.done(fx.Finished) == [fx.Finished(2, "enough")]

@@ -1,0 +1,138 @@
+"""All deadlines of a run, in one place, in an order that always holds.
+
+  a member's patience < attempt < silence of a member < the run's own timeout
+
+So whoever lacks bytes has named the member that they should come from before
+the leader asks how far an attempt is, and a member is evicted only if nothing
+was heard of it for even longer. Three durations decide all of them: `timeout`,
+`attempt_timeout` and `leader_timeout` of `join`. Two limits follow what was
+seen, by a `Rule`: the silence of a connection, and a step inside a replica.
+
+The core's clock stands still while its process does (`Transport.now`), so time
+asleep counts against nobody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from optax_dist.coordinator.protocol.arrivals import Rule
+
+# Defaults, in seconds.
+_ATTEMPT, _LEADER = 10.0, 5.0
+# A slice of the mean can come only once its owner has all gradients, so it may
+# take longer than they; then a member that misses a gradient reports first.
+_MEAN = 1.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deadlines:
+  """How long everybody waits, in seconds.
+
+  Attributes:
+    patience: after this long without a byte of a member's gradient, another
+      member reports that it is missing; also for a snapshot, and for what a
+      leader should answer at once.
+    mean: the same for a member's slice of the mean.
+    attempt: how often the leader asks the members of an attempt how far they
+      are.
+    pace: the leader's silence after which another one is elected; store
+      requests, retries and heartbeats are based on it.
+    silence: how long a peer may be silent at most. A member that does not
+      answer the leader's question for so long is evicted.
+    timeout: after this long without progress the leader ends the run.
+    replica: after this long a replica that waits ends by itself; the leader
+      should have said why before.
+  """
+
+  patience: float
+  mean: float
+  attempt: float
+  pace: float
+  silence: float
+  timeout: float
+  replica: float
+
+  def __post_init__(self) -> None:
+    named = {
+      "a member's patience": self.patience,
+      "its patience for a mean": self.mean,
+      "an attempt": self.attempt,
+      "the silence of a member": self.attempt + self.silence,
+      "timeout": self.timeout,
+      "a replica's own wait": self.replica,
+    }
+    values = list(named.values())
+    if not values[0] > 0 or values != sorted(set(values)):
+      text = ", ".join(f"{name} {s:g} s" for name, s in named.items())
+      raise ValueError(f"Deadlines must increase in this order, got {text}.")
+
+
+def of(
+  timeout: float,
+  attempt_timeout: float | None = None,
+  leader_timeout: float | None = None,
+) -> Deadlines:
+  """The deadlines of a run.
+
+  Args:
+    timeout: how long the run may make no progress while a replica waits.
+    attempt_timeout: how long a transfer may make no progress; None for 10 s.
+    leader_timeout: how long a peer may be silent; None: it follows what is seen
+      (`silence`), and 5 s for the leader's heartbeats in the store.
+
+  Returns:
+    Both are shortened where `timeout` is too short for them: to an eighth and
+    to a half of it.
+
+  Example:
+    >>> default = of(300.0)
+    >>> default.patience, default.mean, default.attempt, default.silence
+    (10.0, 15.0, 20.0, 60.0)
+    >>> of(16.0).attempt
+    4.0
+  """
+  patience = min(attempt_timeout or _ATTEMPT, timeout / 8)
+  pace = min(leader_timeout or _LEADER, timeout / 2)
+  longest = pace if leader_timeout else max(pace, silence(timeout).ceiling)
+  return Deadlines(
+    patience,
+    _MEAN * patience,
+    2.0 * patience,
+    pace,
+    longest,
+    timeout,
+    timeout + 3.0 * pace + patience,
+  )
+
+
+def silence(timeout: float) -> Rule:
+  """The rule for the silence of a connection.
+
+  Heartbeats come every second, and a network outage of 3 s must be tolerated.
+
+  Args:
+    timeout: how long the run may make no progress.
+
+  Example:
+    >>> silence(300.0)
+    Rule(floor=5.0, first=30.0, ceiling=60.0, factor=2.5, least=20)
+  """
+  most = timeout / 5
+  return Rule(min(5.0, most), min(30.0, most), min(60.0, most))
+
+
+def steps(timeout: float) -> Rule:
+  """The rule for a step inside a replica, which others may wait for.
+
+  Generous, because a slow step is ended: ten times the 99th percentile.
+
+  Args:
+    timeout: how long the run may make no progress.
+
+  Example:
+    >>> steps(300.0)
+    Rule(floor=60.0, first=180.0, ceiling=180.0, factor=10.0, least=20)
+  """
+  most = 0.6 * timeout
+  return Rule(min(60.0, most), most, most, factor=10.0)

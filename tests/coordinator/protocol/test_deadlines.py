@@ -1,0 +1,62 @@
+"""All waits increase in one order, whatever the options are."""
+
+import itertools
+
+import pytest
+
+from optax_dist.coordinator.options import Options
+from optax_dist.coordinator.protocol import deadlines
+
+
+@pytest.mark.parametrize(
+  ("timeout", "attempt", "leader"),
+  list(
+    itertools.product(
+      (0.01, 1.0, 16.0, 300.0, 1e9),
+      (None, 0.01, 10.0, 1e9),
+      (None, 0.05, 5.0, 1e9),
+    )
+  ),
+)
+def test_who_knows_more_speaks_first(timeout, attempt, leader):
+  """Members name who is missing, then the leader asks, then it evicts."""
+  found = deadlines.of(timeout, attempt, leader)
+  order = (
+    found.patience,
+    found.mean,
+    found.attempt,
+    found.attempt + found.silence,
+    found.timeout,
+    found.replica,
+  )
+  assert order == tuple(sorted(set(order)))
+  # The leader may fail at the very end, and be replaced.
+  assert found.replica >= timeout + 2 * found.pace
+
+
+def test_options_decide_the_patience_and_the_silence():
+  assert deadlines.of(300.0, attempt_timeout=4.0).patience == 4.0
+  found = deadlines.of(300.0, leader_timeout=2.0)
+  assert (found.pace, found.silence) == (2.0, 2.0)
+  assert Options(leader_timeout=2.0).silence == 2.0
+  assert Options().silence == deadlines.silence(300.0)
+  assert deadlines.of(300.0).silence == deadlines.silence(300.0).ceiling
+
+
+def test_an_order_that_does_not_hold_is_an_error():
+  good = deadlines.of(300.0)
+  with pytest.raises(ValueError, match="an attempt 20 s"):
+    deadlines.Deadlines(
+      25.0,
+      good.mean,
+      good.attempt,
+      good.pace,
+      good.silence,
+      good.timeout,
+      good.replica,
+    )
+
+
+def test_short_runs_have_short_rules():
+  for rule in (deadlines.silence(10.0), deadlines.steps(10.0)):
+    assert rule.floor <= rule.first <= rule.ceiling <= 6.0
