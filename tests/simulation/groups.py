@@ -98,6 +98,9 @@ class GroupProcess(Process):
       Node(config), names[1:], patience=config.deadlines.replica
     )
 
+  def core(self) -> Node:
+    return self.node if self.rank else self.node.core
+
 
 class GroupWorld(World):
   """A world whose replicas have several processes."""
@@ -275,8 +278,12 @@ class GroupChecker(Checker):
           if aggregation is None or len(aggregation.means) < len(commit.parts):
             self.fail("A1", f"{process.name} has no mean of {commit.attempt}")
 
-  def committed(self, commit: Any) -> None:
-    super().committed(commit)
+  def named(self, name: str, process: Any) -> str:
+    group = self.world.by_name[name].names if name else ("",)
+    return group[process.rank if process is not None else 0]
+
+  def committed(self, process: Any, commit: Any) -> None:
+    super().committed(process, commit)
     for part in commit.parts:
       for process in self.group(self.processes[part.incarnation])[1:]:
         found = self.submissions.get((process.name, part.sequence))
@@ -296,6 +303,7 @@ class GroupChecker(Checker):
       self.holders.setdefault(step, set()).add(process.name)
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
+    process.settled_at = self.world.now
     current = self.members.get(effect.incarnation) == process.names[0]
     if effect.step == 0 and current:
       key = (process.rank, 0)
@@ -329,6 +337,7 @@ class GroupChecker(Checker):
     return any(p.fetching is not None for p in self.group(process.name))
 
   def died(self, process: Any) -> None:
+    self.changed_at = self.world.now
     for name in process.names:
       for names in self.holders.values():
         names.discard(name)
@@ -408,7 +417,7 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
     leaders = [
       p
       for p in world.all
-      if p.alive and not p.rank and p.node.core.leader is not None
+      if p.alive and not p.rank and p.core().leader is not None
     ]
     process = leaders[-1] if leaders else process
   if process is None:
@@ -429,7 +438,7 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
     case "break":
       if second is not None and second.name in process.connections:
         connection = process.connections[second.name]
-        world.say(f"{process.name} and {second.name}: connection reset")
+        world.tell(f"{process.name} and {second.name}: connection reset")
         for end in connection.ends:
           world.deliver_loss(connection, end, "broken", "reset")
     case "cut":
@@ -448,9 +457,11 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
       first = world.by_name[process.names[0]]
       first.wants_leave = not world.spared
     case "save":
+      world.checker.save_wanted(world.by_name[process.names[0]])
       world.input(process, ins.SaveWanted())
     case "abort":
-      world.say(f"{process.name} aborts")
+      world.tell(f"{process.name} aborts")
+      world.by_name[process.names[0]].aborted = True
       world.input(process, ins.Aborted("an exception"))
       if process.alive:
         world.close(process, "left", "it has ended")
