@@ -36,6 +36,7 @@ _KINDS = (
   ("twin", 2),
   ("stranger", 1),
   ("damage", 2),
+  ("save", 2),
 )
 _BYTES = ("truncated", "longer", "another version", "random", "empty")
 
@@ -98,6 +99,11 @@ def schedule(
       return setting, ((time, kind, (index,)),)
     case "stranger":
       return setting, ((time + 1.0, kind, (index,)),)
+    case "save":
+      # The leader that it was told to dies, mostly before it could save.
+      after = time + r.choice((0.0, 0.001, 0.02))
+      dies = (after, "kill leader", (index, 0.5))
+      return setting, ((time, kind, (index,)), dies)
     case "damage":
       every = r.choice((1, 3))
       setting = dataclasses.replace(
