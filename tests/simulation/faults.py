@@ -308,7 +308,8 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "twin":
       world.start(process.index)
     case "stranger":
-      world.start(process.index, stranger=True)
+      if world.checker.commits:  # Otherwise the run may be the stranger's.
+        world.start(process.index, stranger=True)
     case "damage":
       if process.step > 0:
         world.tell(f"the state of {process.name} is damaged")

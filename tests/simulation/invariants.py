@@ -651,6 +651,8 @@ class Checker:
         self.fail("A9", f"{self.left_in_peace} left with what others need")
       if error == "CoordinatorError":
         excuse = self.excuse() or self.why_it_ended
+        if self.world.now > self.world.store_lost_at + FORGOTTEN:
+          self.fail("A6", f"{process.name} waits for a store that is lost")
         if "Another process has joined" in reason and self.has_twin(process):
           excuse = "another process has its number"
         if not excuse:

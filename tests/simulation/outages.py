@@ -98,7 +98,7 @@ def schedule(
     case "twin":
       return setting, ((time, kind, (index,)),)
     case "stranger":
-      return setting, ((time + 1.0, kind, (index,)),)
+      return setting, ((time + 0.2, kind, (index,)),)
     case "save":
       # The leader that it was told to dies, mostly before it could save.
       after = time + r.choice((0.0, 0.001, 0.02))

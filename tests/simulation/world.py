@@ -291,7 +291,7 @@ class World:
     # When the first process began an attempt.
     self.begun: dict[AttemptId, float] = {}
     # When the store was lost for good, or fell silent for all.
-    self.store_lost = False
+    self.store_lost, self.store_lost_at = False, math.inf
     self.store_silent_since = math.inf
     # Pairs of names that are cut off from each other, one way, and until when.
     self.cuts: dict[tuple[str, str], float] = {}
@@ -759,7 +759,7 @@ class World:
   def lose_store(self) -> None:
     """The store's process dies: whoever uses it is told, and it stays away."""
     self.tell("the store is lost")
-    self.store_lost = True
+    self.store_lost, self.store_lost_at = True, self.now
     for process in self.all:
       process.store_cut_until = math.inf
       self.input(process, ins.StoreLost("its process has died"))
