@@ -483,6 +483,8 @@ class Checker:
     # One that stalled while the run began anew without it can't know yet.
     current = self.members.get(effect.incarnation) == process.name
     process.settled_at = self.world.now
+    if process.stranger:
+      self.fail("A4", f"{process.name} has another optimizer, and is let in")
     if effect.step == 0 and current:
       known = self.versions.setdefault(0, process.version)
       if known != process.version and not self.corrupt:
@@ -676,9 +678,6 @@ class Checker:
       and (self.end is None or self.end.error != "Diverged")
     ):
       self.fail("A4", "states differ, and so do their fingerprints: no one saw")
-    for process in self.world.all:
-      if process.stranger and process.over != "failed" and process.alive:
-        self.fail("A9", f"{process.name} has another optimizer, and may join")
     living = [p for p in self.world.all if p.alive and not p.over]
     if living:
       names = ", ".join(p.name for p in living)

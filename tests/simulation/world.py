@@ -232,6 +232,7 @@ class Process:
       process=name,
       replica=index,
       address=f"at {name}",
+      agreement=(("optimizer", "the one"),),
       step=0,
       digest=str(start),
       replicas_to_aggregate=setting.needed,
