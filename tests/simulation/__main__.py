@@ -88,7 +88,7 @@ def _schedules(name: str, count: int, seed: int, workers: int) -> int:
   return int(bool(bad))
 
 
-def _replay(kind: Any, seed: int) -> int:
+def _replay(kind: Any, seed: int, events: bool) -> int:
   schedule = kind.schedule(seed)
   result = kind.run(schedule)
   if result.violation:
@@ -97,7 +97,7 @@ def _replay(kind: Any, seed: int) -> int:
       schedule, lambda s: kind.run(s).violation.startswith(what)
     )
   result = kind.run(schedule, trace=True)
-  print("\n".join(result.trace))
+  print("\n".join(result.trace if events else result.transcript))
   print(f"\nseed {seed}: {schedule.setting}")
   for at, kind, details in schedule.faults:
     print(f"  {at:.4f} s: {kind} {details}")
@@ -155,6 +155,7 @@ def main() -> int:
   add("--seed", type=int, default=0, help="which ones")
   add("--workers", type=int, default=1, help="processes to run them in")
   add("--replay", type=int, metavar="SEED", help="prints one, made small")
+  add("--events", action="store_true", help="all events of what is replayed")
   add("--planted", metavar="NAME", help="a planted fault's name, or all")
   add("--within", type=int, default=20_000, help="schedules to find it in")
   add(
@@ -174,7 +175,7 @@ def main() -> int:
   if name not in _KINDS:
     parser.error(f"there are no schedules with {name}")
   if options.replay is not None:
-    return _replay(_KINDS[name], options.replay)
+    return _replay(_KINDS[name], options.replay, options.events)
   if options.planted is not None:
     return _planted(options.planted, options.within)
   if options.exhaustive is not None:

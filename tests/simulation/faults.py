@@ -6,6 +6,8 @@ import dataclasses
 import random
 from typing import Any
 
+from optax_dist.coordinator.protocol import inputs as ins
+from tests.simulation import outages
 from tests.simulation.invariants import Checker, Violation
 from tests.simulation.world import (
   CONNECT,
@@ -14,6 +16,7 @@ from tests.simulation.world import (
   Process,
   Setting,
   World,
+  digest,
 )
 
 # A fault: when, what, and to whom.
@@ -41,8 +44,10 @@ class Result:
     steps: committed.
     events: that happened.
     violation: what did not hold; "" if all did.
-    trace: the events in words, if they were asked for.
+    trace: the events, if they were asked for.
+    transcript: what happened, for people, if that was asked for.
     ended: whether the run ended well.
+    excuses: for what replicas were excused that failed.
   """
 
   schedule: Schedule
@@ -51,6 +56,8 @@ class Result:
   violation: str
   trace: tuple[str, ...]
   ended: bool
+  excuses: frozenset[str] = frozenset()
+  transcript: tuple[str, ...] = ()
 
 
 _KINDS = (
@@ -122,6 +129,8 @@ def schedule(seed: int, steps: int = 12) -> Schedule:
     faults.append((time, kind_, _details(kind_, r, replicas)))
   if seed % 16 == 5:
     return _member_dies_at_once(seed, setting, r)
+  if seed % 16 in outages.RESIDUES:
+    return Schedule(seed, *outages.schedule(seed, setting, pace))
   return Schedule(seed, setting, tuple(faults))
 
 
@@ -239,7 +248,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       if other is not None:
         connection = process.connections.get(other.name)
         if connection is not None:
-          world.say(f"{process.name} and {other.name}: connection reset")
+          world.tell(f"{process.name} and {other.name}: connection reset")
           for end in connection.ends:
             world.deliver_loss(connection, end, "broken", "reset")
     case "cut":
@@ -258,7 +267,7 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
     case "outage":
       struck = world.all if details[2] else [process]
       for one in struck:
-        world.say(f"{one.name} can't reach the store for {details[1]} s")
+        world.tell(f"{one.name} can't reach the store for {details[1]} s")
         until = world.now + details[1]
         one.store_cut_until = max(one.store_cut_until, until)
     case "lag":
@@ -274,18 +283,51 @@ def strike(world: World, kind: str, details: tuple[Any, ...]) -> None:
       # With one that is dead for good there may be too few.
       process.wants_leave = not world.spared
     case "save":
-      from optax_dist.coordinator.protocol import inputs as ins
-
+      world.checker.save_wanted(process)
       world.input(process, ins.SaveWanted())
+    case "all stop":
+      for one in world.all:
+        world.pause(one, details[1])
+    case "stop, and die":
+      world.pause(process, details[1])
+      # It has its events, or not yet.
+      moment = details[2]
+      world.at(world.now + details[1] + moment, world.kill, process)
+      world.at(world.now + details[1] + 1.0, world.start, process.index)
+    case "store is silent":
+      world.tell(f"the store is silent for {details[1]} s")
+      world.store_silent_since = world.now
+      for one in world.all:
+        one.store_cut_until = world.now + details[1]
+    case "store is lost":
+      world.lose_store()
+    case "bytes":
+      others = [p for p in world.all if p.alive and p is not process]
+      for other in others:
+        world.garble(process, other, details[1])
+    case "twin":
+      world.start(process.index)
+    case "stranger":
+      if world.checker.commits:  # Otherwise the run may be the stranger's.
+        world.start(process.index, stranger=True)
+    case "damage":
+      if process.step > 0:
+        world.tell(f"the state of {process.name} is damaged")
+        world.checker.corrupt = True
+        process.version = digest(process.version, "damaged")
     case "abort":
-      from optax_dist.coordinator.protocol import inputs as ins
-
-      world.say(f"{process.name} aborts")
+      world.tell(f"{process.name} aborts")
+      process.aborted = True
       world.input(process, ins.Aborted("an exception"))
       world.quit(process)
       world.at(world.now + 1.0, world.start, process.index)
     case _:
       raise AssertionError(kind)
+
+
+def _over(time: float, kind: str, details: tuple[Any, ...]) -> float:
+  """When a fault is over."""
+  return time + max([0.0, *(d for d in details if isinstance(d, float))])
 
 
 def run(
@@ -300,10 +342,10 @@ def run(
   checker = checker_class(world)
   world.checker = checker
   if trace:
-    world.trace = []
+    world.trace, world.transcript = [], []
   for time, kind, details in schedule.faults:
     world.at(time, strike, world, kind, details)
-  last = max([time for time, _, _ in schedule.faults], default=0.0)
+  last = max([_over(*fault) for fault in schedule.faults], default=0.0)
   violation = ""
   try:
     pending = lambda: all(p.over or not p.alive for p in world.all)
@@ -328,4 +370,6 @@ def run(
     violation,
     tuple(world.trace or ()),
     ended,
+    frozenset(checker.excuses),
+    tuple(world.transcript or ()),
   )

@@ -69,12 +69,12 @@ class LearnerWorld(World):
 class FragmentsChecker(Checker):
   """Checks also what the contributions to a round count for."""
 
-  def committed(self, commit: Committed) -> None:
-    super().committed(commit)
+  def committed(self, process: Any, commit: Committed) -> None:
+    super().committed(process, commit)
     work = []
     for part in commit.parts:
-      process = self.processes[part.incarnation]
-      work.append(self.submissions[process, part.sequence].submitted.work)
+      name = self.processes[part.incarnation]
+      work.append(self.submissions[name, part.sequence].submitted.work)
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
     weights = [part.weight for part in commit.parts]
     if weights != [share * len(shares) for share in shares]:

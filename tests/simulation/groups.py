@@ -89,6 +89,9 @@ class GroupProcess(Process):
       Node(config), names[1:], patience=config.deadlines.replica
     )
 
+  def core(self) -> Node:
+    return self.node if self.rank else self.node.core
+
 
 class GroupWorld(World):
   """A world whose replicas have several processes."""
@@ -213,8 +216,12 @@ class GroupChecker(Checker):
           if aggregation is None or len(aggregation.means) < len(commit.parts):
             self.fail("A1", f"{process.name} has no mean of {commit.attempt}")
 
-  def committed(self, commit: Any) -> None:
-    super().committed(commit)
+  def named(self, name: str, process: Any) -> str:
+    group = self.world.by_name[name].names if name else ("",)
+    return group[process.rank if process is not None else 0]
+
+  def committed(self, process: Any, commit: Any) -> None:
+    super().committed(process, commit)
     for part in commit.parts:
       for process in self.group(self.processes[part.incarnation])[1:]:
         found = self.submissions.get((process.name, part.sequence))
@@ -234,6 +241,7 @@ class GroupChecker(Checker):
       self.holders.setdefault(step, set()).add(process.name)
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
+    process.settled_at = self.world.now
     current = self.members.get(effect.incarnation) == process.names[0]
     if effect.step == 0 and current:
       key = (process.rank, 0)
@@ -271,21 +279,12 @@ class GroupChecker(Checker):
     return any(p.fetching is not None for p in self.group(process.name))
 
   def died(self, process: Any) -> None:
+    self.changed_at = self.world.now
     for name in process.names:
       for names in self.holders.values():
         names.discard(name)
     if not process.over:
       self.left_in_peace = ""
-    self.look_for_excuses()
-
-  def look_for_excuses(self) -> None:
-    super().look_for_excuses()
-    groups = {p.names for p in self.world.all}
-    whole = lambda names: all(
-      p.alive and not p.over for p in self.group(names[0])
-    )
-    if not any(map(whole, groups)):
-      self.excused = "all were dead at a time"
 
 
 _KINDS = (
@@ -360,7 +359,7 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
     leaders = [
       p
       for p in world.all
-      if p.alive and not p.rank and p.node.core.leader is not None
+      if p.alive and not p.rank and p.core().leader is not None
     ]
     process = leaders[-1] if leaders else process
   if process is None:
@@ -381,7 +380,7 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
     case "break":
       if second is not None and second.name in process.connections:
         connection = process.connections[second.name]
-        world.say(f"{process.name} and {second.name}: connection reset")
+        world.tell(f"{process.name} and {second.name}: connection reset")
         for end in connection.ends:
           world.deliver_loss(connection, end, "broken", "reset")
     case "cut":
@@ -400,9 +399,11 @@ def strike(world: Any, kind: str, details: tuple[Any, ...]) -> None:
       first = world.by_name[process.names[0]]
       first.wants_leave = not world.spared
     case "save":
+      world.checker.save_wanted(world.by_name[process.names[0]])
       world.input(process, ins.SaveWanted())
     case "abort":
-      world.say(f"{process.name} aborts")
+      world.tell(f"{process.name} aborts")
+      world.by_name[process.names[0]].aborted = True
       world.input(process, ins.Aborted("an exception"))
       if process.alive:
         world.close(process, "left", "it has ended")

@@ -1,4 +1,4 @@
-"""The coordinator's guarantees A1 to A10, checked after every event.
+"""The coordinator's guarantees A1 to A16, checked after every event.
 
 The truth is the log as it was first written, position by position: what stands
 there later (a record put where an old one was deleted) is nobody's history.
@@ -7,8 +7,10 @@ there later (a record put where an old one was deleted) is nobody's history.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
+import struct
 from typing import Any
 
 from optax_dist.coordinator.protocol import effects as fx
@@ -24,10 +26,18 @@ from optax_dist.coordinator.protocol.entries import (
   Trimmed,
 )
 from optax_dist.ledger import spans as sp
-from tests.simulation.world import BLOCK
+from tests.simulation import transcript
+from tests.simulation.world import BLOCK, LEADER_TIMEOUT, TIMEOUT, digest
 
 # Seconds after which a request has been overlooked, not delayed.
 FORGOTTEN = 5.0
+# Of so many seconds, a member that is given up was not heard for at least so many
+# while its leader was awake; the loss of its connection counts for as long.
+_RECENT, _UNHEARD = 60.0, 1.0
+# Seconds after which a leader knows of a member's state.
+_SETTLED = 0.5
+# A wish to save is granted before so many steps have been committed.
+_SOON = 6
 
 
 class Violation(AssertionError):
@@ -36,9 +46,10 @@ class Violation(AssertionError):
 
 @dataclasses.dataclass
 class _Submission:
-  """A gradient, and the outcomes sent to its training loop."""
+  """A gradient, its number, and the outcomes sent to its training loop."""
 
   submitted: ins.Submitted
+  gradient: int
   outcome: fx.Resolved | None = None
 
 
@@ -66,7 +77,12 @@ class Checker:
     self.samples: set[int] = set()
     self.skipped: set[int] = set()
     self.done: dict[int, int] = {0: 0}
-    self.excused = ""
+    # Why the run ended with an error; "" where nothing excused that. And all that
+    # was excused, for whoever counts it.
+    self.why_it_ended = ""
+    self.excuses: set[str] = set()
+    # Replicas that were let go.
+    self.gone: set[int] = set()
     # The latest process that left with the latest state, and with no fault about
     # that could excuse it.
     self.left_in_peace = ""
@@ -76,6 +92,15 @@ class Checker:
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
     self.let_go: set[str] = set()
+    # Whether the latest removal of a member was that it left.
+    self.left_last = False
+    # When the latest term began, and when a member or process was lost last.
+    self.term_at = self.changed_at = -math.inf
+    # Whether a state was damaged; and the fingerprints taken, by step and process.
+    self.corrupt = False
+    self.prints: dict[int, dict[str, int]] = {}
+    # Who wants all to save, and how many steps were committed since.
+    self.wishes: list[list[Any]] = []
 
   def fail(self, guarantee: str, text: str) -> None:
     raise Violation(f"{guarantee}: {text}")
@@ -93,7 +118,11 @@ class Checker:
     if position != len(self.log):
       self.fail("A3", f"a record at {position}, and none before it")
     self.log[position] = value
+    if any(isinstance(entry, Joined | Removed) for entry in value.entries):
+      self.changed_at = self.world.now
     for entry in value.entries:
+      if self.world.transcript is not None:
+        self.world.tell(transcript.line(self, process, entry))
       self.entry(process, value, entry)
 
   def entry(self, process: Any, record: Record, entry: Any) -> None:
@@ -103,7 +132,10 @@ class Checker:
       case Term():
         if entry.term != len(self.terms):
           self.fail("A3", f"term {entry.term} after {len(self.terms) - 1}")
+        if self.terms and not entry.fresh:
+          self.deposed(self.world.by_name[self.terms[-1].leader], process)
         self.terms.append(entry)
+        self.term_at = self.world.now
         if entry.fresh:
           if self.commits:
             self.fail("A3", "a run that has begun begins again")
@@ -122,20 +154,24 @@ class Checker:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
-      case Removed(incarnation, left):
+      case Removed(incarnation, left, reason):
         name = self.members.pop(incarnation, None)
+        if name is not None:
+          self.removed(process, self.world.by_name[name], left, reason)
         if left and name is not None:
           self.let_go.add(name)
+          self.gone.add(self.world.by_name[name].index)
         self.left += left
         self.lost += not left
       case Committed():
-        self.committed(entry)
+        self.committed(process, entry)
       case Ended():
         if not entry.error:
           self.nobody_forgotten(process)
         self.end = entry
-        if entry.error and not self.excused and "cannot go on" in entry.reason:
-          self.excused = "too few replicas"
+        self.how_it_ended(entry)
+        if entry.error:
+          self.why_it_ended = self.excuse()
         data, needed = self.setting.data, self.setting.needed
         if entry.reason == "all data is used" and data is not None:
           left = data.total - self.done.get(entry.step, 0)
@@ -146,7 +182,8 @@ class Checker:
     if not isinstance(entry, Term) and record.term != len(self.terms) - 1:
       self.fail("A3", f"a leader of old writes: {record}")
 
-  def committed(self, commit: Committed) -> None:
+  def committed(self, process: Any, commit: Committed) -> None:
+    """A step is in the log, where this process has put it."""
     setting, step = self.setting, commit.attempt.step
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
@@ -166,15 +203,21 @@ class Checker:
       self.fail("A2", f"step {step} has {len(commit.parts)} replicas' work")
     if not commit.inline:
       self.held_by_all(commit)
+      self.copied(process, commit)
+    elif commit.mean != struct.pack("<q", self.mean(commit)):
+      self.fail("A14", f"step {step} has not the mean of its parts")
+    if setting.fragments is None and any(p.weight != 1.0 for p in commit.parts):
+      self.fail("A14", f"step {step} has other weights: {commit.parts}")
+    self.saves(process, commit)
     for part in commit.parts:
       # It may have gone since it did its part.
-      process = self.processes.get(part.incarnation)
-      if process is None:
+      name = self.processes.get(part.incarnation)
+      if name is None:
         self.fail("A1", f"step {step} has a gradient of nobody: {part}")
         return
       if not 0 <= step - part.local_step <= setting.max_staleness:
         self.fail("A2", f"step {step} has an old gradient: {part}")
-      key = (process, part.sequence)
+      key = (name, part.sequence)
       if key in self.counted:
         self.fail("A3", f"{key} counts twice, in step {step}")
       self.counted[key] = commit
@@ -193,6 +236,183 @@ class Checker:
       # "Lost" says that it isn't known; it was given up, and may count yet.
       if found.outcome is not None and found.outcome.reason != "lost":
         self.fail("A7", f"{key} counts, and was told {found.outcome.reason!r}")
+
+  # Means, and where they are.
+
+  def gradients(
+    self, commit: Committed, process: Any = None
+  ) -> tuple[int, ...]:
+    """What the replicas in a step had submitted; -1 for what none of them had."""
+    found = []
+    for part in commit.parts:
+      name = self.named(self.processes.get(part.incarnation, ""), process)
+      submission = self.submissions.get((name, part.sequence))
+      gradient = -1
+      if submission is not None:
+        gradient = submission.gradient
+      found.append(gradient)
+    return tuple(found)
+
+  def named(self, name: str, process: Any) -> str:
+    """The process of a replica that holds what this one does of its own."""
+    return name
+
+  def mean(self, commit: Committed, process: Any = None) -> int:
+    """What must come out of a step, computed here from what was submitted."""
+    gradients = self.gradients(commit, process)
+    weights = tuple(part.weight for part in commit.parts)
+    if commit.inline:
+      return digest(gradients, weights)
+    parts = range(len(weights))
+    return digest(*(digest(j, gradients, weights) for j in parts))
+
+  def applied(self, process: Any) -> None:
+    """A process has applied the mean of the latest step that it knows."""
+    if self.corrupt or not 0 < process.step <= len(self.commits):
+      return
+    commit = self.commits[process.step - 1]
+    if process.version != digest(process.before, self.mean(commit, process)):
+      self.fail(
+        "A14", f"{process.name} applied another mean than step {process.step}'s"
+      )
+
+  def copied(self, leader: Any, commit: Committed) -> None:
+    """With a single gradient, another replica has the mean too, if one can."""
+    world, step = self.world, commit.attempt.step
+    if len(commit.parts) > 1 or self.setting.fragments is not None:
+      return
+    (part,) = commit.parts
+    name = self.processes.get(part.incarnation)
+    # Who was there by then, and had been for a moment, could be asked to be one.
+    since = world.begun.get(commit.attempt, -math.inf) - _SETTLED
+    if name is None or max(self.changed_at, self.term_at) > since:
+      return  # A witness may have been lost, or have failed.
+    others = [p for p in self.within_reach(leader) if p.name != name]
+    settled = lambda p: p.settled_at < since and not self.unheard(leader, p)
+    able = [p for p in others if p.step >= step and settled(p)]
+    everyone = [p for p in world.all if p.name != name]
+    if able and not any(self.has_mean(p, commit) for p in everyone):
+      self.fail("A15", f"step {step} is committed with one copy of its mean")
+
+  def has_mean(self, process: Any, commit: Committed) -> bool:
+    aggregation = process.aggregations.get(commit.attempt)
+    return process.alive and (
+      aggregation is not None and len(aggregation.means) >= len(commit.parts)
+    )
+
+  def save_wanted(self, process: Any) -> None:
+    self.wishes.append([process, 0])
+
+  def saves(self, leader: Any, commit: Committed) -> None:
+    """A wish to save survives the leader that it was told to."""
+    if commit.save or not self.wishes:
+      self.wishes.clear()
+      return
+    ready = self.within_reach(leader)
+    for wish in self.wishes:
+      process = wish[0]
+      wish[1] = wish[1] + 1 if process in ready and not process.over else 0
+      if wish[1] > _SOON:
+        self.fail("A9", f"{process.name}'s wish to save is forgotten")
+
+  def fingerprint(self, process: Any, step: int) -> None:
+    self.prints.setdefault(step, {})[process.name] = process.version
+
+  # Who is given up.
+
+  def unheard(self, leader: Any, process: Any) -> float:
+    """For how long a leader that was awake could not hear a process lately."""
+    world = self.world
+    both = {(process.name, leader.name), (leader.name, process.name)}
+    keys = {(process.name,), *both}
+    now, since = world.now, world.now - _RECENT
+    times = sorted({since, now} | {
+      time
+      for _, *ends in world.absences
+      for time in ends
+      if since < time < now
+    })  # fmt: skip
+    total = 0.0
+    for a, b in itertools.pairwise(times):
+      absent = {
+        who for who, begin, end in world.absences if begin <= a and b <= end
+      }
+      if absent & keys and (leader.name,) not in absent:
+        total += b - a
+    return total
+
+  def removed(self, leader: Any, process: Any, left: bool, reason: str) -> None:
+    """Only who was not heard from is removed."""
+    self.left_last, self.changed_at = left, self.world.now
+    if left:
+      if process.leaves_since == math.inf:
+        self.fail("A12", f"{process.name} left, and did not ask to")
+      return
+    if not process.alive or process.over or process.aborted:
+      return
+    if process is leader:
+      self.fail("A13", f"the leader {leader.name} removes itself: {reason}")
+    lost = max(
+      process.lost_at.get(leader.name, -math.inf),
+      leader.lost_at.get(process.name, -math.inf),
+    )
+    if lost > self.world.now - _RECENT:
+      return
+    unheard = self.unheard(leader, process)
+    for other in self.members.values() if "can't reach" in reason else ():
+      # Two members that can't reach each other, and the leader reaches both.
+      unheard += self.unheard(self.world.by_name[other], process)
+    if unheard < _UNHEARD:
+      self.fail(
+        "A13",
+        f"{process.name} is removed, and was silent for {unheard:.1f} s: "
+        f"{reason}",
+      )
+
+  def deposed(self, leader: Any, process: Any) -> None:
+    """A leader is not deposed while others hear it.
+
+    With two replicas, one can't know: it has nobody to ask.
+    """
+    world = self.world
+    node = leader.core().leader
+    if leader is process or node is None or node.over or not leader.alive:
+      return
+    since = world.now - 3 * LEADER_TIMEOUT
+    trouble = max(leader.store_trouble_at, leader.store_cut_until)
+    if max(trouble, self.silent_since(leader), self.term_at) > since:
+      return
+    hear = [
+      p
+      for p in self.within_reach(leader)
+      if p not in (leader, process)
+      and self.unheard(leader, p) == 0
+      and leader.lost_at.get(p.name, -math.inf) < since
+      and p.lost_at.get(leader.name, -math.inf) < since
+    ]
+    if hear:
+      self.fail(
+        "A13",
+        f"{process.name} deposes {leader.name}, which {hear[0].name} hears",
+      )
+
+  def silent_since(self, process: Any) -> float:
+    """Until when a process was stopped or busy lately."""
+    ends = [
+      end for who, _, end in self.world.absences if who == (process.name,)
+    ]
+    return max(ends, default=-math.inf)
+
+  def how_it_ended(self, end: Ended) -> None:
+    """A run ends well after its steps, or because that was asked for."""
+    asked = any(p.wants_finish for p in self.world.all)
+    used = self.setting.data is not None and end.reason == "all data is used"
+    if end.error or asked or used:
+      return
+    if not self.left_last:
+      self.fail("A12", f"it ends at step {end.step}, and nobody asked it to")
+
+  # Samples.
 
   def data_of(self, commit: Committed) -> None:
     """Each sample is in one step, and no epoch begins too early."""
@@ -251,7 +471,7 @@ class Checker:
     if self.began_anew_without(process):
       return
     known = self.versions.setdefault(step, version)
-    if known != version:
+    if known != version and not self.corrupt:
       self.fail("A4", f"{process.name} differs at step {step}")
     self.holders.setdefault(step, set()).add(process.name)
 
@@ -261,11 +481,15 @@ class Checker:
     return any(term.fresh for term in self.terms[known + 1 :])
 
   def admitted(self, process: Any, effect: fx.Admitted) -> None:
+    self.world.tell(f"{process.name} is admitted, with step {effect.step}")
     # One that stalled while the run began anew without it can't know yet.
     current = self.members.get(effect.incarnation) == process.name
+    process.settled_at = self.world.now
+    if process.stranger:
+      self.fail("A4", f"{process.name} has another optimizer, and is let in")
     if effect.step == 0 and current:
       known = self.versions.setdefault(0, process.version)
-      if known != process.version:
+      if known != process.version and not self.corrupt:
         self.fail("A4", f"{process.name} starts from another state")
     self.holders.setdefault(effect.step, set()).add(process.name)
 
@@ -273,7 +497,9 @@ class Checker:
 
   def submitted(self, process: Any, submitted: ins.Submitted) -> None:
     key = (process.name, submitted.sequence)
-    self.submissions[key] = _Submission(submitted)
+    gradient = process.gradients.get(submitted.sequence, -1)
+    self.submissions[key] = _Submission(submitted, gradient)
+    self.world.tell(transcript.submission(process, submitted))
 
   def resolved(self, process: Any, outcome: fx.Resolved) -> None:
     key = (process.name, outcome.sequence)
@@ -281,6 +507,9 @@ class Checker:
     if found.outcome is not None:
       self.fail("A7", f"{key} has two outcomes: {found.outcome}, {outcome}")
     found.outcome = outcome
+    if outcome.reason:
+      text = f"gradient {outcome.sequence} is {outcome.reason}"
+      self.world.tell(f"{process.name} is told that its {text}")
     commit = self.counted.get(key)
     if not outcome.reason:
       if commit is None:
@@ -386,31 +615,44 @@ class Checker:
   # Ends.
 
   def died(self, process: Any) -> None:
+    self.changed_at = self.world.now
     for names in self.holders.values():
       names.discard(process.name)
     if not process.over:
       self.left_in_peace = ""
-    self.look_for_excuses()
 
-  def look_for_excuses(self) -> None:
-    """A run may end in the ways listed on the page of assumptions."""
-    if self.end is not None and not self.end.error:
-      return  # Who lacks the final state is told that the run has ended.
-    world = self.world
-    latest = len(self.commits)
+  def excuse(self) -> str:
+    """Why a run may fail as things are now; "" if it may not.
+
+    These are the ways listed on the page of assumptions. Before the first commit
+    any state will do, so the death of all is no excuse.
+    """
+    setting, latest = self.setting, len(self.commits)
+    now = self.world.now
+    if self.world.store_lost:
+      return "the store is lost"
+    if now - self.world.store_silent_since >= TIMEOUT:
+      return "the store is silent"
     # With the means in the log, an older state will do if the log goes on from it.
+    away = {
+      p.name
+      for p in self.world.all
+      if p.paused_until > now and now - p.stopped_at >= TIMEOUT
+    }
+    away |= self.let_go
     held = max(
-      [s for s, names in self.holders.items() if names - self.let_go],
+      [s for s, names in self.holders.items() if names - away],
       default=-1,
     )
     goes_on = self.positions[held - 1] + 1 if held > 0 else 0
-    lost = held < latest and not (
-      self.setting.inline and held >= 0 and goes_on >= self.trimmed
-    )
-    if lost:
-      self.excused = "nobody holds the latest state"
-    if not any(p.alive and not p.over for p in world.all):
-      self.excused = "all were dead at a time"
+    replayed = setting.inline and held >= 0 and goes_on >= self.trimmed
+    if latest and held < latest and not replayed:
+      return "nobody holds the latest state"
+    lowered = setting.lower_on_leave or setting.lower_on_loss
+    few = setting.replicas - len(self.gone) < setting.needed
+    if few and not lowered and setting.needed <= setting.replicas:
+      return "too many have left"
+    return ""
 
   def ended(self, process: Any) -> None:
     if process.over == "finished" and (
@@ -421,7 +663,6 @@ class Checker:
     pending = process.pending not in (None, *process.inbox)
     if pending and process.over == "finished":
       self.fail("A7", f"{process.name} ends with {process.pending} open")
-    self.look_for_excuses()
     latest = process.step == len(self.commits)
     quiet = process.leaves_since >= self.world.quiet_at
     if process.over == "left" and latest:
@@ -429,19 +670,40 @@ class Checker:
       self.left_in_peace = process.name if quiet else ""
     if process.over == "failed":
       error, reason = process.error
-      if error == "Diverged":
+      if error == "Diverged" and not self.corrupt:
         self.fail("A4", reason)
-      if error == "JoinRefused":
+      if error == "JoinRefused" and not process.stranger:
         self.fail("A9", f"{process.name} is refused: {reason}")
       if "nobody holds" in reason and self.left_in_peace:
         self.fail("A9", f"{self.left_in_peace} left with what others need")
-      if error == "CoordinatorError" and not self.excused:
-        self.fail("A9", f"{process.name} fails: {reason}")
+      if error == "CoordinatorError":
+        excuse = self.excuse() or self.why_it_ended
+        if self.world.now > self.world.store_lost_at + FORGOTTEN:
+          self.fail("A6", f"{process.name} waits for a store that is lost")
+        if "Another process has joined" in reason and self.has_twin(process):
+          excuse = "another process has its number"
+        if not excuse:
+          self.fail("A9", f"{process.name} fails: {reason}")
+        self.excuses.add(excuse)
     self.died(process)
+
+  def has_twin(self, process: Any) -> bool:
+    """Whether two processes of a replica lived at once, and one still does."""
+    return any(
+      other.index == process.index and other is not process and other.alive
+      for other in self.world.all
+    )
 
   def finish(self) -> None:
     """At the end of a world whose faults are over: everyone is done."""
+    differ = any(len(set(found.values())) > 1 for found in self.prints.values())
+    if (
+      self.corrupt
+      and differ
+      and (self.end is None or self.end.error != "Diverged")
+    ):
+      self.fail("A4", "states differ, and so do their fingerprints: no one saw")
     living = [p for p in self.world.all if p.alive and not p.over]
-    if living and not self.excused:
+    if living:
       names = ", ".join(p.name for p in living)
       self.fail("A9", f"still at it after {self.world.now:.0f} s: {names}")

@@ -23,12 +23,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from optax_dist import ledger
-from optax_dist.coordinator.protocol import arrivals, deadlines
+from optax_dist.coordinator.protocol import arrivals, codec, deadlines
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.entries import AttemptId, Work
+from optax_dist.coordinator.protocol.entries import (
+  STORE_VALUES,
+  AttemptId,
+  Work,
+)
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.submission import Submission
 from optax_dist.decoupled_diloco import rules
@@ -67,6 +71,7 @@ class Setting:
     adaptive: whether deadlines follow what is seen; there are heartbeats then.
     fragments: as in `Config`.
     local_steps: own steps from one submission to the next.
+    coded: whether messages and the store's values travel as bytes.
   """
 
   replicas: int = 3
@@ -89,6 +94,7 @@ class Setting:
   adaptive: bool = False
   fragments: rules.Config | None = None
   local_steps: int = 1
+  coded: bool = False
 
 
 TIMEOUT, ATTEMPT_TIMEOUT, LEADER_TIMEOUT = 200.0, 10.0, 5.0
@@ -239,10 +245,19 @@ class Process:
     self.early: dict[Any, list[tuple[Any, ...]]] = {}
     self.fetching: tuple[int, str, float] | None = None
     self.fail_snapshots = 0
+    # When each peer was lost last; whether it has aborted; whether it can't agree
+    # with the others, and has to be refused.
+    self.lost_at: dict[str, float] = {}
+    self.aborted = self.stranger = False
+    # When it was admitted, or its state was replaced.
+    self.settled_at = math.inf
+    # When its latest request to the store failed.
+    self.store_trouble_at = -math.inf
     config = Config(
       process=name,
       replica=index,
       address=f"at {name}",
+      agreement=(("optimizer", "the one"),),
       step=0,
       digest=str(start),
       replicas_to_aggregate=setting.needed,
@@ -301,6 +316,16 @@ class Process:
     """Its clock, which stands still while it is stopped."""
     return self.offset + self.rate * (self.world.now - self.slept)
 
+  def core(self) -> Node:
+    """The protocol that it runs."""
+    return self.node
+
+  def awake(self) -> float:
+    """For how long the world has run while this process did."""
+    now = self.world.now
+    sleeps = now - self.stopped_at if self.paused_until > now else 0.0
+    return now - self.slept - sleeps
+
 
 class World:
   """All of it; `run` lets it happen."""
@@ -314,11 +339,19 @@ class World:
     self.all: list[Process] = []
     self.by_name: dict[str, Process] = {}
     self.store: dict[str, Any] = {}
+    # Who was stopped or busy, or couldn't reach whom, and from when to when.
+    self.absences: list[tuple[tuple[str, ...], float, float]] = []
+    # When the first process began an attempt.
+    self.begun: dict[AttemptId, float] = {}
+    # When the store was lost for good, or fell silent for all.
+    self.store_lost, self.store_lost_at = False, math.inf
+    self.store_silent_since = math.inf
     # Pairs of names that are cut off from each other, one way, and until when.
     self.cuts: dict[tuple[str, str], float] = {}
     self.journal: list[Any] = []
     self.events = 0
     self.trace: list[str] | None = None
+    self.transcript: list[str] | None = None
     self.checker = checker
     # Whether a process was killed for good.
     self.spared = False
@@ -358,21 +391,35 @@ class World:
         return
 
   def say(self, text: str) -> None:
+    """Adds an event to the trace, as whoever mends the core needs it."""
     if self.trace is not None:
       self.trace.append(f"{self.now:9.4f}  {text}")
 
+  def tell(self, text: str) -> None:
+    """Adds what happened to the transcript, in a person's words."""
+    if self.transcript is not None:
+      self.transcript.append(f"{self.now:9.3f} s  {text}")
+    self.say(text)
+
   # Processes.
 
-  def start(self, index: int) -> Process:
+  def start(self, index: int, stranger: bool = False) -> Process:
     """Starts a process for this replica."""
     name = f"{'abcdefgh'[index]}{sum(p.index == index for p in self.all)}"
     state = digest(self.seed, 0 if self.setting.same_start else name[-1:])
     if not self.setting.same_start:
       state = digest(self.seed, index, len(self.all))
     process = Process(self, name, index, state)
+    if stranger:
+      process.stranger = True
+      agreement = (("optimizer", "another one"),)
+      config = dataclasses.replace(process.config, agreement=agreement)
+      process.config, process.node = config, Node(config)
+    if self.store_lost:
+      process.store_cut_until = math.inf
     self.all.append(process)
     self.by_name[name] = process
-    self.say(f"{name} starts")
+    self.tell(f"{name} starts")
     if self.setting.adaptive:
       self.at(self.now + HEARTBEAT, self.beat, process)
     self.at(self.now, self.input, process, ins.Started(f"nonce of {name}"))
@@ -406,7 +453,8 @@ class World:
     """An event loop is busy for a while; its transport continues."""
     if not process.alive:
       return
-    self.say(f"{process.name} is busy for {duration:.2f} s")
+    self.tell(f"{process.name} is busy for {duration:.2f} s")
+    self.absences.append(((process.name,), self.now, self.now + duration))
     process.busy_until = max(process.busy_until, self.now + duration)
     self.at(process.busy_until, self.catch_up, process)
 
@@ -441,7 +489,7 @@ class World:
     """Kills a process; its peers' kernels notice."""
     if not process.alive:
       return
-    self.say(f"{process.name} is killed")
+    self.tell(f"{process.name} is killed")
     self.close(process, "broken", "it was killed")
 
   def close(self, process: Process, how: str, reason: str) -> None:
@@ -463,7 +511,8 @@ class World:
     """Stops a process for a while; its connections stay, and are silent."""
     if not process.alive:
       return
-    self.say(f"{process.name} is stopped for {duration:.1f} s")
+    self.tell(f"{process.name} is stopped for {duration:.1f} s")
+    self.absences.append(((process.name,), self.now, self.now + duration))
     if process.paused_until <= self.now:
       process.stopped_at = self.now
     process.paused_until = max(process.paused_until, self.now + duration)
@@ -471,7 +520,8 @@ class World:
     if self.setting.adaptive:
       self.at(self.now + HEARTBEAT, self.listen, process)
     elif duration > SILENCE:
-      self.at(self.now + SILENCE, self.silent, process)
+      awake = {other.name: other.awake() for other in self.all}
+      self.at(self.now + SILENCE, self.silent, process, awake)
 
   def beat(self, process: Process) -> None:
     """Delivers to all that can hear a process."""
@@ -489,9 +539,9 @@ class World:
   def hear(self, process: Process, peer: Process) -> None:
     """A heartbeat has come."""
     last = process.heard.get(peer.name)
-    process.heard[peer.name] = self.now
+    process.heard[peer.name] = awake = process.awake()
     if last is not None:
-      self.gaps(process, peer).add(self.now - last)
+      self.gaps(process, peer).add(awake - last)
 
   def gaps(self, process: Process, peer: Process) -> arrivals.Arrivals:
     return process.gaps.setdefault(peer.name, arrivals.Arrivals(self.silences))
@@ -509,20 +559,42 @@ class World:
     self.at(self.now + HEARTBEAT / 4, self.listen, process)
     for connection in list(process.connections.values()):
       other = connection.other(process)
-      silent = self.now - other.heard.setdefault(process.name, self.now)
+      awake = other.awake()
+      silent = awake - other.heard.setdefault(process.name, awake)
       if silent > self.silence(other, process):
         for end in connection.ends:
           self.lose(connection, end, "silent", "nothing heard")
 
-  def silent(self, process: Process) -> None:
+  def silent(self, process: Process, since: dict[str, float]) -> None:
+    """Whether peers of a stopped process have waited long enough.
+
+    Args:
+      process: it.
+      since: for how long each of its peers was awake when it was stopped.
+    """
     for connection in list(process.connections.values()):
+      other = connection.other(process)
+      awake = other.awake()
+      short = SILENCE - (awake - since.get(other.name, awake - SILENCE))
+      if short > 1e-6:  # It slept, too.
+        time = max(self.now, other.paused_until) + short
+        self.at(time, self.silent_to, connection, process, time - SILENCE)
+        continue
+      for end in connection.ends:
+        self.lose(connection, end, "silent", "nothing heard")
+
+  def silent_to(
+    self, connection: Connection, process: Process, since: float
+  ) -> None:
+    """The same for one peer that slept; unless it was heard `since`."""
+    if process.paused_until > self.now and process.stopped_at <= since:
       for end in connection.ends:
         self.lose(connection, end, "silent", "nothing heard")
 
   def resume(self, process: Process) -> None:
     if not process.alive or process.paused_until > self.now:
       return
-    self.say(f"{process.name} goes on")
+    self.tell(f"{process.name} goes on")
     process.slept += self.now - process.stopped_at
     process.stopped_at = self.now
     backlog, process.backlog = process.backlog, []
@@ -539,7 +611,8 @@ class World:
 
   def cut(self, a: Process, b: Process, duration: float) -> None:
     """Nothing of one process's reaches another one for a while."""
-    self.say(f"{a.name} can't reach {b.name} for {duration:.1f} s")
+    self.tell(f"{a.name} can't reach {b.name} for {duration:.1f} s")
+    self.absences.append(((a.name, b.name), self.now, self.now + duration))
     key = (a.name, b.name)
     until = max(self.now + duration, self.cuts.get(key, 0.0))
     self.cuts[key] = until
@@ -594,6 +667,8 @@ class World:
   def send(self, process: Process, peer: str, item: Any) -> None:
     if isinstance(item, msg.NeedsSnapshot):
       process.needs_since = self.now
+    if self.setting.coded and isinstance(item, msg.Message):
+      item = msg.MESSAGES.decode(msg.MESSAGES.encode(item))
     connection = process.connections.get(peer)
     if connection is None:
       return
@@ -647,6 +722,7 @@ class World:
       return
     connection.open[end.name] = False
     peer = connection.other(end)
+    end.lost_at[peer.name] = self.now
     if end.connections.get(peer.name) is connection:
       del end.connections[peer.name]
     if connection.open[peer.name] and how in _CLOSES:
@@ -699,7 +775,9 @@ class World:
       lost = fault in ("answer lost", "late")
       self.at(arrives, self.store_acts, process, effect, lost)
     if fault:
-      self.say(f"{process.name}: {fault} of {_short(effect)}")
+      process.store_trouble_at = self.now
+      what = "put" if isinstance(effect, fx.Put) else "get"
+      self.tell(f"{process.name} asks the store ({what}): {fault}")
       self.at(self.now + STORE_TIMEOUT, self.store_unknown, process, effect)
 
   def store_unknown(self, process: Process, effect: fx.Put | fx.Get) -> None:
@@ -716,7 +794,7 @@ class World:
       value = self.store.get(effect.key)
       answer = ins.GetAnswered(effect.request, True, value)
     elif effect.overwrite or effect.key not in self.store:
-      self.store[effect.key] = effect.value
+      self.store[effect.key] = self.stored(effect.value)
       answer = ins.PutAnswered(effect.request, "done")
       if self.checker is not None:
         self.checker.put(process, effect.key, effect.value)
@@ -725,6 +803,43 @@ class World:
     if not lost:
       time = self.now + self.delay(self.setting.store_latency)
       self.at(time, self.input, process, answer)
+
+  def stored(self, value: Any) -> Any:
+    if self.setting.coded:
+      return STORE_VALUES.decode(STORE_VALUES.encode(value))
+    return value
+
+  def lose_store(self) -> None:
+    """The store's process dies: whoever uses it is told, and it stays away."""
+    self.tell("the store is lost")
+    self.store_lost, self.store_lost_at = True, self.now
+    for process in self.all:
+      process.store_cut_until = math.inf
+      self.input(process, ins.StoreLost("its process has died"))
+
+  def garble(self, process: Process, other: Process, how: str) -> None:
+    """Sends bytes that are not quite a message."""
+    data = msg.MESSAGES.encode(msg.Done(AttemptId(0, 0, 1, 0)))
+    bad = {
+      "truncated": data[: len(data) // 2],
+      "longer": data + b"x",
+      "another version": data.replace(b"Done", b"Gone"),
+      "random": self.random.randbytes(64),
+      "empty": b"",
+    }[how]
+    self.tell(f"{process.name} sends {other.name} bytes ({how})")
+    connection = process.connections.get(other.name)
+    if connection is None or not connection.open[other.name]:
+      return
+    try:
+      msg.MESSAGES.decode(bad)
+    except codec.BadMessage as error:
+      time = max(self.now, connection.last[other.name])
+      malformed = ins.Malformed(process.name, str(error))
+      self.at(time, self.input, other, malformed)
+    else:
+      assert self.checker is not None
+      self.checker.fail("A1", f"bytes that are {how} are taken for a message")
 
   def store_deletes(self, keys: tuple[str, ...]) -> None:
     for key in keys:
@@ -744,6 +859,7 @@ class World:
   ) -> None:
     aggregation = Aggregation(attempt, parts, peers, readers, me, self.now)
     process.aggregations[attempt] = aggregation
+    self.begun.setdefault(attempt, self.now)
     for j, peer in enumerate(peers):
       if peer.process in process.losing:
         self.fail(process, aggregation, j, "its connection was lost just now")
@@ -849,6 +965,8 @@ class World:
     self, process: Process, aggregation: Aggregation, j: int, reason: str
   ) -> None:
     aggregation.ended = True
+    if self.checker is not None:
+      self.checker.changed_at = self.now
     process.aggregations.pop(aggregation.attempt, None)
     failed_replica = aggregation.parts[j].incarnation
     failed = ins.AggregateFailed(aggregation.attempt, failed_replica, reason)
@@ -877,6 +995,10 @@ class World:
     self.input(process, found)
 
   def fetch_times_out(self, process: Process, transfer: int) -> None:
+    if process.paused_until > self.now:
+      time = process.paused_until + ATTEMPT_TIMEOUT
+      self.at(time, self.fetch_times_out, process, transfer)
+      return
     if process.fetching is not None and process.fetching[0] == transfer:
       process.fetching = None
       self.input(process, ins.SnapshotFailed(transfer, "nothing moves"))
@@ -976,13 +1098,14 @@ class World:
     if process.submission.ended is not None:
       self.at(self.now, self.next_gradient, process)
     if self.checker is not None:
+      self.checker.applied(process)
       self.checker.published(process)
 
   def on_discard(self, process: Process, effect: fx.Discard) -> None:
     process.ahead = None
 
   def on_restore(self, process: Process, effect: fx.Restore) -> None:
-    process.needs_since = math.inf
+    process.needs_since, process.settled_at = math.inf, self.now
     process.step, process.version = effect.state  # type: ignore[misc]
     process.ahead = None
     assert process.step == effect.step
@@ -1028,6 +1151,8 @@ class World:
     self, process: Process, effect: fx.TakeFingerprint
   ) -> None:
     taken = ins.FingerprintTaken(effect.step, str(process.version))
+    if self.checker is not None:
+      self.checker.fingerprint(process, effect.step)
     # It takes a while, and training goes on meanwhile.
     time = self.now + self.delay(FINGERPRINT)
     self.at(time, self.input, process, taken)
@@ -1066,6 +1191,7 @@ class World:
 
   def on_suspended(self, process: Process, effect: fx.Suspended) -> None:
     process.suspended = True
+    process.settled_at = math.inf
 
   def on_leased(self, process: Process, effect: fx.Leased) -> None:
     process.lease = (effect.incarnation, effect.spans)
@@ -1107,7 +1233,8 @@ class World:
 
   def end_loop(self, process: Process, how: str) -> None:
     process.over = how
-    self.say(f"{process.name} is over: {how} {process.error or ''}")
+    error, reason = process.error or ("", "")
+    self.tell(f"{process.name} has {how}" + (error and f", {error}: {reason}"))
     process.submission.end(process, "finished")
     if self.checker is not None:
       counts = tuple(sorted(process.submission.counts.items()))

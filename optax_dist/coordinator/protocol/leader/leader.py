@@ -326,7 +326,9 @@ class Leader:
       return  # It is no longer a member, or not yet one of this term.
     match message:
       case msg.Arrive():
-        if self._may_count(state, message):
+        if self._ended:
+          pass  # It is resolved when its replica reads that the run has ended.
+        elif self._may_count(state, message):
           self._arrive(state, message)
         else:
           self._queue.append((state.member.incarnation, message))
@@ -440,6 +442,8 @@ class Leader:
     self._log.say(self._out, fx.WriteJournal(note))
 
   def _step(self, *events: quorum.Event) -> None:
+    if self._ended:
+      return  # With an error, steps might still be committed.
     for event in events:
       self._quorum, decisions = quorum.step(self._quorum, event)
       self._decide(event, decisions)

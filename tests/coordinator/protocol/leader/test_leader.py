@@ -406,6 +406,16 @@ def test_different_states_end_the_run():
   assert ended.error == "Diverged"
 
 
+def test_no_step_is_taken_after_the_run_has_failed():
+  driven = inline()
+  driven.arrive("p0", payload=b"a")
+  driven.say("p0", msg.Fingerprint(1, "x"))
+  driven.say("p1", msg.Fingerprint(1, "y"))
+  driven.arrive("p1", payload=b"b")
+  assert driven.logged(Ended)
+  assert not driven.logged(Committed)
+
+
 def test_a_snapshot_comes_from_one_that_has_the_latest_state():
   """Even if that is the leader, or one that wants to leave."""
   driven = inline(replicas_to_aggregate=1, total_num_replicas=3)
