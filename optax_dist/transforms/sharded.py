@@ -369,7 +369,8 @@ def _check_init(inner: Any, like: Any, parts: Any, is_part: list[bool]) -> None:
     )
     programs.append((init, leaves))
   own = [True] * len(programs[0][1])
-  elementwise.check(*programs, own, lambda i: is_part[i])
+  whole, part = programs
+  elementwise.check(whole, part, own, lambda i: is_part[i])
 
 
 def _check_structure(whole: Any, of_part: Any) -> None:
