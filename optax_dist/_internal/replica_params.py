@@ -71,9 +71,10 @@ class Replicas:
         if the replicas and the model share an axis.
     """
     names = axes.canonical_names(axis_name)
-    sharded = model_axes
-    if model_axes not in (None, (), []):
-      sharded = axes.canonical_names(model_axes)
+    sharded: tuple[axes.AxisName, ...] | None = None
+    if model_axes is not None:
+      none = model_axes in ((), [])
+      sharded = () if none else axes.canonical_names(model_axes)
     both = set(names) & set(sharded or ())
     if both:
       raise ValueError(
@@ -81,7 +82,6 @@ class Replicas:
         " be `model_axes` too."
       )
     number = checks.count_or_none(argument, number)
-    sharded = None if sharded is None else tuple(sharded)
     return cls(user, names, number, sharded, argument)
 
   def at_init(self) -> int:

@@ -361,15 +361,22 @@ def _check_inner(
 
 def _check_init(inner: Any, like: Any, parts: Any, is_part: list[bool]) -> None:
   """Checks that each element of the state starts from its own of a leaf."""
+  # Zeros like a random key are made of several numbers for each.
+  is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+  state = jax.tree.leaves(jax.eval_shape(inner.init, like))
+  at = [i for i, x in enumerate(state) if not is_key(x)]
   programs = []
   for tree in (like, parts):
     leaves, treedef = jax.tree.flatten(tree)
-    init = lambda *xs, treedef=treedef: jax.tree.leaves(
-      inner.init(treedef.unflatten(xs))
-    )
+
+    def init(*xs: Any, treedef: Any = treedef) -> list[Any]:
+      state = jax.tree.leaves(inner.init(treedef.unflatten(xs)))
+      return [state[i] for i in at]
+
     programs.append((init, leaves))
   own = [True] * len(programs[0][1])
-  elementwise.check(*programs, own, lambda i: is_part[i])
+  whole, part = programs
+  elementwise.check(whole, part, own, lambda i: is_part[at[i]])
 
 
 def _check_structure(whole: Any, of_part: Any) -> None:

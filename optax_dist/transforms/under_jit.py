@@ -80,7 +80,8 @@ def under_jit(
 
   Raises:
     ValueError: if there is no mesh, or it lacks an axis; in ``update``, if a
-      per-replica array has another leading axis.
+      per-replica array has another leading axis, or if an array is not placed
+      on a mesh with Explicit axes.
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, optax_dist
@@ -110,16 +111,18 @@ def under_jit(
   ) -> Callable[..., Any]:
     where = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     _check_mesh(where, levels)
-    # With sharded parameters every axis is manual, so each shard is seen alone.
-    whole = param_specs is None
-    manual = set(sum(levels, ())) if whole else set(where.axis_names)
     return jax.shard_map(
       fun,
       mesh=mesh,
       in_specs=in_specs,
       out_specs=out_specs,
-      axis_names=manual,
+      axis_names=manual_axes(where),
     )
+
+  def manual_axes(mesh: Any) -> set[axes.AxisName]:
+    # With sharded parameters every axis is manual, so each shard is seen alone.
+    whole = param_specs is None
+    return set(sum(levels, ())) if whole else set(mesh.axis_names)
 
   def specs_of_state(state: Any, params: Any) -> Any:
     if own_params and params is not None:
@@ -181,6 +184,10 @@ def under_jit(
     arrays, specs, rebuild = _split(extra_args, by_replica, take)
     of_state = specs_of_state(state, params)
     of_params = specs_of(own_spec)
+    explicit = set(getattr(where, "explicit_axes", ())) & manual_axes(where)
+    _check_placed("updates", updates, specs_of(by_replica), explicit)
+    _check_placed("state", state, of_state, explicit)
+    _check_placed("params", params, of_params, explicit)
 
     def one_replica(
       updates: optax.Updates, state: Any, params: Any, arrays: list[Any]
@@ -217,6 +224,37 @@ def _check_rows(what: str, tree: Any, mesh: Any, levels: list) -> None:
         f" {jnp.shape(leaf)}, but must have leading axes of {expected}, the"
         " replicas: give each replica's own."
       )
+
+
+def _check_placed(
+  what: str, tree: Any, specs: Any, explicit: set[axes.AxisName]
+) -> None:
+  """Checks how arrays are sharded over Explicit axes, which shard_map requires."""
+
+  def over_explicit(spec: Any, ndim: int) -> list[list[Any]]:
+    entries = [*spec, *[None] * (ndim - len(spec))]
+    names = [axes.names_in([entry]) for entry in entries]
+    return [[n for n in of_dim if n in explicit] for of_dim in names]
+
+  def check(path: Any, x: Any, spec: Any) -> None:
+    found = jax.typeof(x).sharding.spec
+    ndim = jnp.ndim(x)
+    if over_explicit(found, ndim) != over_explicit(spec, ndim):
+      name = f"{what}{jax.tree_util.keystr(path)}"
+      raise ValueError(
+        f"{_USER}: {name} is sharded as {found}, but must be sharded as {spec}"
+        f" over the mesh's Explicit axes: use optax_dist.place({what}, mesh,"
+        " specs), with the specs of optax_dist.state_specs for a state."
+      )
+
+  if explicit:
+    by_leaf = jax.tree.map(
+      lambda spec, part: jax.tree.map(lambda _: spec, part),
+      specs,
+      tree,
+      is_leaf=is_spec,
+    )
+    jax.tree_util.tree_map_with_path(check, tree, by_leaf)
 
 
 def _rows(depth: int, tree: Any) -> Any:
