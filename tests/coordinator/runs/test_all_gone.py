@@ -48,4 +48,4 @@ def test_later_one_that_joins_waits_and_is_told_what_to_do(has_checkpoint):
   state = {"params": params, "opt_state": opt_state, "global_step": 2}
   result = _come(world, 1.0, **(state if has_checkpoint else {}))
   assert isinstance(result.error, coordinator.CoordinatorError)
-  assert "resume from a checkpoint" in str(result.error)
+  assert "start the job again from a checkpoint" in str(result.error)

@@ -1,6 +1,7 @@
 """Processes that are stopped, as on a suspended host: time asleep costs nothing."""
 
 import json
+import pathlib
 import signal
 import time
 
@@ -15,12 +16,20 @@ def machine(tmp_path_factory):
     yield made
 
 
-def _stop(members, seconds):
-  """Stops these replicas' processes for a while."""
-  for member in members:
+def _is_stopped(member):
+  """Whether the kernel has stopped its process."""
+  stat = pathlib.Path(f"/proc/{member.process.pid}/stat").read_text()
+  return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def _stop(machine, first, others, seconds):
+  """Stops processes for a while, once the first one has stopped by itself."""
+  machine.wait(lambda: first.said("struck"), "the stop")
+  machine.wait(lambda: _is_stopped(first), "the stop of its process")
+  for member in others:
     member.process.signal(signal.SIGSTOP)
   time.sleep(seconds)
-  for member in members:
+  for member in (first, *others):
     member.process.signal(signal.SIGCONT)
 
 
@@ -38,9 +47,8 @@ def test_a_pause_of_all_ends_nothing(machine, tmp_path, k, n):
   )
   # The leader in the midst of an attempt, and the others right after it.
   fault = {"phase": "reduce_scatter", "time": 30, "what": "stop"}
-  leader, *_ = run.start(n, first_alone=True, replica_0={"fault": fault})
-  machine.wait(lambda: leader.said("struck"), "the stop")
-  _stop(run.members, 7.0)
+  leader, *others = run.start(n, first_alone=True, replica_0={"fault": fault})
+  _stop(machine, leader, others, 7.0)
   run.wait_steps(3)
   assert run.live == run.members
   run.finish()
@@ -69,8 +77,7 @@ def test_a_replica_stopped_for_longer_than_its_patience_joins_again(
   )
   fault = {"phase": "arrived", "time": 5, "what": "stop"}
   *others, stopped = run.start(3, first_alone=True, replica_2={"fault": fault})
-  machine.wait(lambda: stopped.said("struck"), "the stop")
-  _stop([stopped], 9.0)  # Its patience is 4 + 3 * 1 + 0.5 s.
+  _stop(machine, stopped, [], 9.0)  # Its patience is 4 + 3 * 1 + 0.5 s.
   run.wait_steps(3, others)
   run.wait_steps(3)
   assert stopped in run.live
