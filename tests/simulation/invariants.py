@@ -378,6 +378,8 @@ class Checker:
     node = leader.core().leader
     if leader is process or node is None or node.over or not leader.alive:
       return
+    if process.is_successor:
+      return
     since = world.now - 3 * LEADER_TIMEOUT
     trouble = max(leader.store_trouble_at, leader.store_cut_until)
     if max(trouble, self.silent_since(leader), self.term_at) > since:

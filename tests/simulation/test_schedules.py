@@ -21,7 +21,7 @@ def test_no_guarantee_is_violated(batch):
 
 
 def test_a_seed_is_the_same_run_again():
-  for seed in (3, 11, 19):
+  for seed in (2, 4, 18, 20):
     once, again = (
       faults.run(faults.schedule(seed), trace=True) for _ in range(2)
     )

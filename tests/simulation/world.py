@@ -202,6 +202,8 @@ class Process:
     self.alive, self.paused_until = True, 0.0
     # Seconds of the world in which it was stopped, and since when it is.
     self.slept, self.stopped_at = 0.0, 0.0
+    # Whether a leader has handed its role to it.
+    self.is_successor = False
     self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     # What has yet to be taken by the core of an event loop that is busy, while
     # its transport goes on; and the peers whose loss is among that.
@@ -667,6 +669,8 @@ class World:
   def send(self, process: Process, peer: str, item: Any) -> None:
     if isinstance(item, msg.NeedsSnapshot):
       process.needs_since = self.now
+    if isinstance(item, msg.TakeOver) and peer in self.by_name:
+      self.by_name[peer].is_successor = True
     if self.setting.coded and isinstance(item, msg.Message):
       item = msg.MESSAGES.decode(msg.MESSAGES.encode(item))
     connection = process.connections.get(peer)

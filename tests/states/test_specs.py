@@ -334,10 +334,19 @@ class TestBoxes:
 def _nested():
   """DiLoCo over "dcn", each replica of which is four synchronous ones."""
   inner = optax_dist.sync_replicas(
-    optax.sgd(0.5), "ici", replicas_to_aggregate=3, total_num_replicas=4
+    optax.sgd(0.5),
+    "ici",
+    replicas_to_aggregate=3,
+    total_num_replicas=4,
+    model_axes=(),
   )
   return optax_dist.local_updates(
-    inner, optax.sgd(1.0), "dcn", num_replicas=2, communication_period=2
+    inner,
+    optax.sgd(1.0),
+    "dcn",
+    num_replicas=2,
+    communication_period=2,
+    model_axes=(),
   )
 
 

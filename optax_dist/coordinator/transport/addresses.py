@@ -172,7 +172,7 @@ def advertised(ip: str, towards: str | None = None) -> str:
       socket.getaddrinfo(towards, None)
     except (OSError, UnicodeError) as error:
       raise ValueError(
-        f"The name of the store's host, {towards!r}, can't be resolved: {error}."
+        f"The store's host name {towards!r} can't be resolved: {error}."
       ) from None
   raise ValueError(
     f"This host has no address that others could reach (listening on {ip})."

@@ -92,7 +92,7 @@ def test_loopback_is_never_told_to_other_hosts(monkeypatch):
   monkeypatch.setattr(addresses, "_source", lambda family, target: "127.0.0.1")
   with pytest.raises(ValueError, match=r"advertise=, or launch --local-addr\."):
     addresses.advertised("0.0.0.0", "10.1.2.3")
-  with pytest.raises(ValueError, match=r"'store\.\.svc', can't be resolved"):
+  with pytest.raises(ValueError, match=r"'store\.\.svc' can't be resolved"):
     addresses.advertised("0.0.0.0", "store..svc")
 
 
