@@ -486,7 +486,6 @@ class Checker:
     self.world.tell(f"{process.name} is admitted, with step {effect.step}")
     # One that stalled while the run began anew without it can't know yet.
     current = self.members.get(effect.incarnation) == process.name
-    process.settled_at = self.world.now
     if process.stranger:
       self.fail("A4", f"{process.name} has another optimizer, and is let in")
     if effect.step == 0 and current:

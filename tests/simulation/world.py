@@ -1191,6 +1191,7 @@ class World:
     assert effect.step == process.step
     if self.checker is not None:
       self.checker.admitted(process, effect)
+      process.settled_at = self.now
     self.at(self.now, self.next_gradient, process)
 
   def on_suspended(self, process: Process, effect: fx.Suspended) -> None:

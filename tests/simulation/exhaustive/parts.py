@@ -158,6 +158,14 @@ class Facts:
     return math.inf if self.stopped else 0.0
 
   @property
+  def stopped_at(self) -> float:
+    return math.inf
+
+  @property
+  def stranger(self) -> bool:
+    return False
+
+  @property
   def busy_until(self) -> float:
     return 0.0
 
@@ -231,7 +239,8 @@ class Local(worlds.World):
   def __init__(self, setting: worlds.Setting, index: int, names: list[str]):
     self.setting, self.seed, self.now = setting, 0, 0.0
     self.random = _Always()  # type: ignore[assignment]
-    self.trace = None
+    self.trace = self.transcript = None
+    self.store_lost = False
     self.cuts = {}
     # So many were there before: a process is named and numbered by that.
     self.all = list(range(index))  # type: ignore[arg-type]

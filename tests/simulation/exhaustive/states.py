@@ -12,8 +12,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import struct
+import types
 from typing import Any
 
+from optax_dist.coordinator.protocol import inputs as ins
+from optax_dist.coordinator.protocol.entries import Committed
 from tests.simulation import world as worlds
 from tests.simulation.exhaustive import parts
 from tests.simulation.invariants import Checker, Violation
@@ -48,6 +52,10 @@ class _Seen:
     self.looked = False
     self.facts: list[parts.Facts] = []
     self.time = 0.0
+    # The store is never lost or silent here, and nobody reads a transcript.
+    self.store_lost, self.store_lost_at = False, math.inf
+    self.store_silent_since = math.inf
+    self.transcript = None
 
   @property
   def all(self) -> list[parts.Facts]:
@@ -67,6 +75,9 @@ class _Seen:
   def blocked_until(self, a: Any, b: Any) -> float:
     return 0.0
 
+  def tell(self, text: str) -> None:
+    """Nobody reads a transcript of all orders of events."""
+
 
 class _Checker(Checker):
   """Asks what excuses a failure when there is one, not at each death.
@@ -77,16 +88,42 @@ class _Checker(Checker):
   def died(self, process: Any) -> None:
     pass
 
-  def finish(self) -> None:
-    self.look_for_excuses()
-    super().finish()
-
-  def look_for_excuses(self) -> None:
+  def excuse(self) -> str:
     holders = self.holders
     living = {p.name for p in self.world.all if p.alive}
     self.holders = {s: names & living for s, names in holders.items()}
-    super().look_for_excuses()
+    found = super().excuse()
     self.holders = holders
+    return found
+
+  # What rests on who was heard from lately, which no state here remembers: the
+  # schedules of faults check it.
+
+  def deposed(self, leader: Any, process: Any) -> None:
+    pass
+
+  def removed(self, leader: Any, process: Any, left: bool, reason: str) -> None:
+    pass
+
+  def copied(self, leader: Any, commit: Committed) -> None:
+    pass
+
+  def saves(self, leader: Any, commit: Committed) -> None:
+    pass
+
+  # Of the means, only those in the log: facts have no gradients.
+
+  def submitted(self, process: Any, submitted: ins.Submitted) -> None:
+    sent = (
+      struct.unpack("<q", submitted.payload) if submitted.payload else (-1,)
+    )
+    process = types.SimpleNamespace(
+      name=process.name, gradients={submitted.sequence: sent[0]}
+    )
+    super().submitted(process, submitted)
+
+  def applied(self, process: Any) -> None:
+    pass
 
 
 class States:
