@@ -17,7 +17,7 @@ import types
 from typing import Any
 
 from optax_dist.coordinator.protocol import inputs as ins
-from optax_dist.coordinator.protocol.entries import Committed
+from optax_dist.coordinator.protocol.entries import Committed, Ended
 from tests.simulation import world as worlds
 from tests.simulation.exhaustive import parts
 from tests.simulation.invariants import Checker, Violation
@@ -110,6 +110,9 @@ class _Checker(Checker):
 
   def saves(self, leader: Any, commit: Committed) -> None:
     pass
+
+  def how_it_ended(self, end: Ended) -> None:
+    pass  # Whose wish it was is not among the facts.
 
   # Of the means, only those in the log: facts have no gradients.
 
