@@ -149,7 +149,7 @@ def random_history(seed, kind, length=60):
     last = options["total_num_replicas"] - 1
     state, _ = quorum.step(state, quorum.Join(last))
   found = []
-  for _ in range(length):
+  for number in range(length):
     choice = Choice(
       r.choice(KINDS[kind]),
       r.randrange(5),
@@ -166,6 +166,8 @@ def random_history(seed, kind, length=60):
       event = quorum.Arrive(early, state.step + r.choice((1, 1, 1, 2)))
     if kind == "any" and isinstance(event, quorum.Arrive) and r.random() < 0.1:
       event = dataclasses.replace(event, finite=False)
+    if kind == "any" and number == length - 1 and seed % 4 == 0:
+      event = quorum.Finish()
     after, decisions = quorum.step(state, event)
     found.append((event, state, decisions, after))
     state = after

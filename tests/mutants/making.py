@@ -66,6 +66,8 @@ def mutants(source: str) -> Iterator[Mutant]:
     for new in _replacements(node):
       if isinstance(new, ast.Pass) and not _is_in_function(tree, path):
         continue  # Importing the module would fail, or nothing change.
+      if ast.unparse(new) == ast.unparse(node):
+        continue
       name = f"{where}: {_text(node)} -> {_text(new)}"
       seen[name] += 1
       if seen[name] > 1:
@@ -213,9 +215,12 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 def _calls(node: ast.Call) -> Iterator[ast.AST]:
   name = node.func.id if isinstance(node.func, ast.Name) else ""
+  args = node.args
   if name in _FUNCTIONS:
     yield _like(node, func=ast.Name(_FUNCTIONS[name], ast.Load()))
-  args = node.args
+    if len(args) > 1:
+      # Without a bound, or the bound alone.
+      yield from (one for one in args if not isinstance(one, ast.Starred))
   for i in range(len(args) - 1):
     # Arguments of other types fail at once, so they cost little to try.
     if isinstance(args[i], _VALUES) and isinstance(args[i + 1], _VALUES):

@@ -366,6 +366,33 @@ def test_the_ledger_adds_up():
   check(holds)
 
 
+def test_a_finished_run_holds_nothing_and_stays_as_it_is():
+  seen = 0
+
+  def holds(event, before, decisions, after):
+    nonlocal seen
+    if before.finished:
+      kept = after._replace(arrived=before.arrived, dropped=before.dropped)
+      assert kept == before
+      return
+    everybody = (after.live, after.awaited, after.lost)
+    finish = isinstance(event, quorum.Finish)
+    assert after.finished == (finish or not any(everybody))
+    if after.finished:
+      assert decisions[-1] == quorum.Finished(before.step)
+      assert not (after.inside or after.attempt or after.early)
+      assert after.gathered == quorum.ledger(after).inside == 0
+      held = (*before.inside.values(), *members(before), *before.early.values())
+      found = {(d.replica, d.local_step, d.count) for d in decisions[:-1]}
+      assert found == {(g.replica, g.local_step, g.count) for g in held}
+      seen += len(held)
+      if finish:
+        assert {d.reason for d in decisions[:-1]} <= {Reason.FINISHED}
+
+  check(holds)
+  assert seen > 50
+
+
 def test_old_states_stay_as_they_were():
   for seed in range(100):
     history = random_history(seed, "any")
