@@ -330,6 +330,16 @@ def test_when_all_have_left_the_run_is_finished():
   assert state.finished
 
 
+@pytest.mark.parametrize("other", [(), (quorum.Join(1), quorum.Lost(1))])
+def test_a_run_goes_on_while_one_may_still_come(other):
+  state, decisions = run(
+    quorum.init(1, 2), *other, quorum.Join(0), quorum.Leave(0)
+  )
+  assert kinds(decisions) == (["CannotProceed"] if other else [])
+  state, decisions = run(state, quorum.Join(1))
+  assert decisions == (quorum.Token(1, 0),)
+
+
 def test_two_optimizers_share_nothing():
   # TensorFlow's share one token queue and block each other (SR-TWO-OPT).
   one = two = started(2, 2)
