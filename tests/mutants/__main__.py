@@ -62,7 +62,9 @@ def main() -> int:
   parser.add_argument("paths", nargs="+", type=pathlib.Path)
   parser.add_argument("--sample", type=int, help="so many of all, at random")
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--of", help="only mutants whose name contains this")
+  parser.add_argument(
+    "--of", nargs="+", default=[""], help="only mutants whose name has one"
+  )
   parser.add_argument("--survivors", action="store_true", help="only these")
   parser.add_argument(
     "--quick", action="store_true", help="no schedules, no long tests"
@@ -73,7 +75,7 @@ def main() -> int:
     (path, mutant)
     for path in args.paths
     for mutant in making.mutants(path.read_text())
-    if not args.of or args.of in mutant.name
+    if any(part in mutant.name for part in args.of)
   ]
   if args.sample is not None and args.sample < len(some):
     some = random.Random(args.seed).sample(some, args.sample)

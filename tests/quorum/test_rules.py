@@ -324,6 +324,56 @@ def test_finished_is_a_state_and_no_error():
     assert run(state, event) == (state, ())
 
 
+def test_a_finish_drops_what_is_in_an_attempt_and_what_is_early_on_it():
+  state, decisions = run(
+    started(2, 2, two_phase=True),
+    quorum.Arrive(0, 0),
+    quorum.Arrive(1, 0),
+    quorum.Done(0, 0, 1),
+    quorum.Arrive(0, 1),
+    quorum.Finish(),
+  )
+  assert decisions == (
+    quorum.Drop(0, 0, Reason.FINISHED),
+    quorum.Drop(1, 0, Reason.FINISHED),
+    quorum.Drop(0, 1, Reason.FINISHED),
+    quorum.Finished(0),
+  )
+  assert quorum.ledger(state).inside == 0
+
+
+def test_replicas_lost_during_an_attempt_are_missed_once_it_fails():
+  state, decisions = run(
+    started(2, 3, two_phase=True),
+    quorum.Arrive(0, 0),
+    quorum.Arrive(1, 0),
+    quorum.Done(0, 0, 1),
+    quorum.Lost(0),
+    quorum.Lost(2),
+  )
+  assert decisions == ()
+  state, decisions = run(state, quorum.Failed(1, 0, 1))
+  assert kinds(decisions)[-1] == "CannotProceed"
+  assert decisions[-1].missing == (0, 2)
+
+
+def test_the_rest_of_a_sum_does_not_make_an_exact_step_too_large():
+  state, decisions = run(
+    started(6, 2, exact=True),
+    quorum.Arrive(0, 0, count=3),
+    quorum.Lost(1),
+    quorum.Join(1),
+    # Replica 0 was asked for the other three, and brings them too late.
+    quorum.Arrive(1, 0, count=2),
+    quorum.Arrive(0, 0, count=3),
+  )
+  assert decisions == (
+    quorum.Drop(0, 0, Reason.OVER_QUOTA, count=3),
+    quorum.Drop(0, 0, Reason.SUPERSEDED, count=3),
+    quorum.Token(0, 0, count=4),
+  )
+
+
 def test_when_all_have_left_the_run_is_finished():
   state, decisions = run(started(1, 2), quorum.Leave(0), quorum.Leave(1))
   assert decisions == (quorum.Finished(0),)
