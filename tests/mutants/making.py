@@ -32,6 +32,8 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
   ast.BitAnd: ast.BitOr,
 }
 _FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+# Their arguments may come in any order.
+_SYMMETRIC = ("min", "max", "isinstance", "union", "overlap")
 _VALUES = ast.Name | ast.Attribute | ast.Call | ast.Subscript
 _REMOVABLE = (
   ast.Assign,
@@ -214,7 +216,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _calls(node: ast.Call) -> Iterator[ast.AST]:
-  name = node.func.id if isinstance(node.func, ast.Name) else ""
+  name = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
   args = node.args
   if name in _FUNCTIONS:
     yield _like(node, func=ast.Name(_FUNCTIONS[name], ast.Load()))
@@ -225,5 +227,5 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
     # Arguments of other types fail at once, so they cost little to try.
     if isinstance(args[i], _VALUES) and isinstance(args[i + 1], _VALUES):
       swapped = [*args[:i], args[i + 1], args[i], *args[i + 2 :]]
-      if name not in ("min", "max", "isinstance"):
+      if name not in _SYMMETRIC:
         yield _like(node, args=swapped)
