@@ -140,10 +140,6 @@ class Batches:
       )
     return self.global_batch // gradients_per_step
 
-  def epoch(self, position: int) -> int:
-    """The epoch of a position."""
-    return position // self.per_epoch
-
   def indices(self, spans: Spans) -> np.ndarray:
     """The samples at these positions, in order: int64 indices."""
     found = [_indices(self, *part) for part in self._by_epoch(spans)]

@@ -20,7 +20,7 @@ _ROOT = pathlib.Path("optax_dist")
 # Mutants that change no behaviour, with the reason.
 _EQUIVALENT = pathlib.Path(__file__).with_name("equivalent.txt")
 # Seconds of a test that `--quick` runs.
-_QUICK = 0.2
+_QUICK = 1.0
 # Simulated schedules of each kind, after a room's own tests.
 _SCHEDULES = {
   "quorum": {"faults": 100, "groups": 20},
