@@ -117,7 +117,7 @@ class Batches:
       return found
     parts = [
       self.global_batch // size
-      for size in range(1, self.global_batch + 1)
+      for size in range(1, self.global_batch)
       if self.global_batch % size == 0 and self.global_batch // size > replicas
     ]
     if not parts:

@@ -180,7 +180,9 @@ def random_history(seed, kind, length=60):
       event = dataclasses.replace(event, finite=False)
     if isinstance(event, quorum.Done | quorum.Failed) and r.random() < 0.1:
       # On another attempt.
-      past = r.choice(({"step": event.step - 1}, {"attempt": event.attempt - 1}))
+      past = r.choice(
+        ({"step": event.step - 1}, {"attempt": event.attempt - 1})
+      )
       event = dataclasses.replace(event, **past)
     if kind == "any" and number == length - 1 and seed % 4 == 0:
       event = quorum.Finish()

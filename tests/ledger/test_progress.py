@@ -58,8 +58,6 @@ def test_progress_is_that_of_sets(steps, asked):
     assert report.committed == len((done - given_up) & here)
 
 
-
-
 def test_what_was_committed_is_not_committed_again():
   progress = ledger.Progress().commit(((0, 4), (8, 10)))
   assert progress == ledger.Progress(10, ((4, 8),))
