@@ -363,9 +363,7 @@ def test_a_restart_during_an_attempt_keeps_its_own_gradient():
   ("event", "expected"),
   [(quorum.Lost(0), Reason.LOST), (quorum.Leave(0), Reason.LEFT)],
 )
-def test_the_gradient_of_a_replica_that_is_gone_is_dropped_by_its_reason(
-  event, expected
-):
+def test_a_departed_members_gradient_is_dropped_by_its_reason(event, expected):
   _, decisions = run(
     started(2, 3, two_phase=True),
     quorum.Arrive(0, 0),
@@ -394,7 +392,7 @@ def test_replicas_lost_during_an_attempt_are_missed_once_it_fails():
 
 
 def test_the_rest_of_a_sum_does_not_make_an_exact_step_too_large():
-  state, decisions = run(
+  _, decisions = run(
     started(6, 2, exact=True),
     quorum.Arrive(0, 0, count=3),
     quorum.Lost(1),

@@ -404,7 +404,8 @@ def test_a_finished_run_holds_nothing_and_stays_as_it_is():
     assert after.finished == (finish or not any(everybody))
     if after.finished:
       assert decisions[-1] == quorum.Finished(before.step)
-      assert not (after.inside or after.attempt or after.early)
+      assert not after.attempt
+      assert not {*after.inside, *after.early}
       assert after.gathered == quorum.ledger(after).inside == 0
       held = (*before.inside.values(), *members(before), *before.early.values())
       drops = of(decisions, quorum.Drop)
