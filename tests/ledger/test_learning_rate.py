@@ -36,7 +36,9 @@ def test_arrays_pass_as_they_are():
   "value", ["0.1", None, True, -1e-9, math.inf, math.nan]
 )
 def test_what_is_no_finite_number_is_refused(value):
-  with pytest.raises(ValueError, match=r"learning_rate must be .* not negative"):
+  with pytest.raises(
+    ValueError, match=r"learning_rate must be .* not negative"
+  ):
     ledger.scaled_by_batch(value, 1, 1)
   with pytest.raises(ValueError, match=r"global_batch must be .* positive"):
     ledger.scaled_by_batch(0.1, value, 1)
