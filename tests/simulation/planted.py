@@ -214,7 +214,8 @@ FAULTS = (
     "    self._proposed = None\n    self._search.heard(now)\n",
     "    self._proposed = None\n    self._search.heard(now)\n"
     "    if any(isinstance(e, Joined) for e in record.entries):\n"
-    "      self.applier.abandon_all()\n",
+    "      for attempt in list(self.applier._work):\n"
+    "        self.applier._drop(attempt)\n",
   ),
   _one(
     "the journal tells of what might not have been",
@@ -438,12 +439,6 @@ FAULTS = (
     "follower.follower",
     "    if self.session.pending is not None:\n      self._arrive()\n    self._tell_w",
     "    self._tell_w",
-  ),
-  _one(
-    "an abandoned attempt is finished all the same",
-    "follower.applier",
-    "    if work is not None and not work.committed:\n      self._drop(attempt)",
-    "    pass",
   ),
   _one(
     "a member that failed is told to be the witness's success",

@@ -262,8 +262,8 @@ class Recorded:
 class Attempt:
   """Members aggregate, readers collect; members and witness answer.
 
-  It is sent to members and readers, and ends by the commit with this id,
-  `Abandoned`, another attempt or another term.
+  It is sent to members and readers, and ends by the commit with this id, another
+  attempt at this step, or a later step.
 
   Attributes:
     attempt: its id.
@@ -289,13 +289,6 @@ class AskProgress:
   Answered at once by `InProgress`, `Done` or `Failed`. All members have begun
   it, so each one fails it once it has waited for bytes long enough.
   """
-
-  attempt: AttemptId
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Abandoned:
-  """The attempt has no effect; accepted gradients stay accepted."""
 
   attempt: AttemptId
 
@@ -485,7 +478,6 @@ Message: TypeAlias = (
   | Recorded
   | Attempt
   | AskProgress
-  | Abandoned
   | Dropped
   | Asked
   | TakeOver

@@ -485,8 +485,6 @@ class Follower:
         self.applier.attempt(message, self.incarnation, self.view.members)
       case msg.AskProgress(attempt):
         self.applier.report_progress(attempt)
-      case msg.Abandoned(attempt):
-        self.applier.abandon(attempt)
       case msg.Dropped(sequence, reason, count, lease, whole):
         self._leased(lease)
         self._out += self.session.dropped(sequence, reason, whole)
@@ -660,7 +658,6 @@ class Follower:
       self._leased(mine)
 
   def _new_term(self, position: int, entry: Term, now: float) -> None:
-    self.applier.abandon_all()
     mine = entry.leader == self._config.process
     if entry.fresh:
       self._complete = True

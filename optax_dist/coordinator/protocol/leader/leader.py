@@ -1253,11 +1253,7 @@ class Leader:
     if attempt is None:
       return
     self._void = {p.replica: p.incarnation for p in attempt.message.parts}
-    message = attempt.message
-    if attempt.optimistic is None:
-      for incarnation in (*self._void.values(), *message.readers):
-        if incarnation in self._roster:
-          self._say(self._roster[incarnation], msg.Abandoned(message.attempt))
+    # Its members drop it when they begin the next one at this step.
     self._note(
       notes.AttemptAbandoned(
         abandon.step,
