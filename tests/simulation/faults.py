@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 from typing import Any
 
@@ -355,6 +356,8 @@ def run(
   world.checker = checker
   if trace:
     world.trace, world.transcript = [], []
+  # A world is full of cycles, and goes as a whole.
+  gc.set_threshold(100_000, 50, 100)
   for time, kind, details in schedule.faults:
     world.at(time, strike, world, kind, details)
   last = max([_over(*fault) for fault in schedule.faults], default=0.0)
