@@ -95,7 +95,7 @@ def schedule(seed: int, steps: int = 0) -> Schedule:
     steps: of the run; 0: few, with faults in all of them.
   """
   dense = not steps
-  steps = steps or random.Random(f"steps {seed}").choice((4, 6, 8))
+  steps = steps or random.Random(f"steps {seed}").choice((4, 8, 12))
   r = random.Random(seed)
   replicas = r.choice((2, 3, 3, 3, 4))
   kind = r.random()
