@@ -15,6 +15,7 @@ from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -613,7 +614,7 @@ class Follower:
         self._saving = self._saving and not entry.save
         if self.session.committed(entry, self._last_incarnation):
           self._rejoins = 0
-        self.recent.append(entry.with_mean(b""))
+        self.recent.append(replace(entry, mean=b""))
         self._lend(entry)
         self.applier.committed(entry)
       case Ended():

@@ -19,6 +19,7 @@ from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
 from optax_dist.coordinator.protocol import notes
+from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -310,7 +311,7 @@ class Leader:
         found = self._averages.pop(task, None)
         if found is not None:
           slot, commit = found
-          slot.append(commit.with_mean(mean))
+          slot.append(replace(commit, mean=mean))
       case _:
         pass  # Handled by the follower.
 

@@ -8,10 +8,10 @@ learns the rest from the contributions, which are sent again.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from optax_dist import quorum
+from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol.entries import Incarnation, Part, Work
 from optax_dist.decoupled_diloco import rules
 
@@ -122,7 +122,7 @@ class Rounds:
     """
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
     return tuple(
-      dataclasses.replace(part, weight=share * len(parts))
+      codec.replace(part, weight=share * len(parts))
       for part, share in zip(parts, shares, strict=True)
     )
 
