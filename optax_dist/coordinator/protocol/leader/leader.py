@@ -40,6 +40,11 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.inputs import Input
+from optax_dist.coordinator.protocol.leader.attempt import (
+  Attempt,
+  Strikes,
+  announcement,
+)
 from optax_dist.coordinator.protocol.leader.lender import Lender
 from optax_dist.coordinator.protocol.leader.publisher import Publisher
 from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
@@ -55,14 +60,8 @@ from optax_dist.coordinator.protocol.log import (
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.ledger import Spans
 
-# A replica that is more steps behind gets a snapshot instead of means; one that
-# has just got a snapshot is given more time to catch up.
-_MAX_LAG = 8
-_MAX_LAG_AFTER_SNAPSHOT = 32
 # Replicas this far behind are asked for their step.
 _ASK_LAG = 4
-# Attempts in a row that may fail between the same two replicas.
-_STRIKES = 3
 # A member that is so much nearer to the store, in seconds and as a part of this
 # leader's own distance, becomes leader: each step waits for the store.
 _NEARER, _NEARER_PART = 0.005, 0.5
@@ -76,38 +75,6 @@ _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
 class _Arrival:
   message: msg.Arrive
   at: float
-
-
-@dataclasses.dataclass(slots=True)
-class _Attempt:
-  """The current aggregation.
-
-  Attributes:
-    message: announces it to members and readers.
-    began: when it began.
-    asked: when its members were last asked how far they are; at first, when it
-      began.
-    unanswered: members that have not answered that question.
-    optimistic: the id under which all members have begun it by themselves; None
-      once it is announced, or if they have not begun.
-    reported: members that have the mean of the optimistic one.
-    held: reports that are held back until the witness has the mean.
-    witness: the replica that must also get the mean; None once it has.
-  """
-
-  message: msg.Attempt
-  began: float
-  asked: float
-  unanswered: set[Incarnation]
-  optimistic: AttemptId | None
-  reported: set[Incarnation]
-  held: list[quorum.Done]
-  witness: Incarnation | None
-
-  @property
-  def id(self) -> AttemptId:
-    """The id under which its members take part."""
-    return self.optimistic or self.message.attempt
 
 
 class Leader:
@@ -165,10 +132,10 @@ class Leader:
     # The accepted gradients that are not committed yet.
     self._arrivals: dict[Incarnation, _Arrival] = {}
     self._queue: list[tuple[Incarnation, msg.Arrive]] = []
-    self._attempt: _Attempt | None = None
+    self._attempt: Attempt | None = None
     self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
     self._void: dict[ReplicaId, Incarnation] = {}
-    self._strikes: dict[frozenset[Incarnation], int] = {}
+    self._strikes = Strikes()
     self._averages: dict[int, tuple[Slot, Committed]] = {}
     self._transfers = 0
     self._dropped = dict(view.dropped)
@@ -270,7 +237,7 @@ class Leader:
       return min(times)
     attempt = self._attempt
     if attempt is not None:
-      times.append(self._attempt_due(attempt))
+      times.append(attempt.due(self._limits))
     if self._waiting_since is not None:
       since = self._waiting_since
       times.append(since + self._warned + config.stall_warning)
@@ -333,12 +300,9 @@ class Leader:
           self._arrive(state, message)
         else:
           self._queue.append((state.member.incarnation, message))
-      case msg.Done():
+      case msg.Done() | msg.Failed():
         self._answered(state, message.attempt)
-        self._done(state, message)
-      case msg.Failed():
-        self._answered(state, message.attempt)
-        self._failed(state, message)
+        self._reported(state, message)
       case msg.InProgress():
         self._answered(state, message.attempt)
       case msg.Applied(step):
@@ -720,11 +684,8 @@ class Leader:
     if self._rounds is not None:
       self._rounds.gone(incarnation)
     self._queue = [(i, m) for i, m in self._queue if i != incarnation]
-    attempt = self._attempt
-    if attempt is not None:
-      attempt.unanswered.discard(incarnation)
-      if attempt.witness == incarnation:
-        self._witnessed(attempt)
+    if self._attempt is not None:
+      self._step(*self._attempt.dismiss(incarnation))
 
   def _report(self, state: MemberState) -> None:
     """Asks a member to report when it has the state of this step."""
@@ -1088,61 +1049,27 @@ class Leader:
 
   def _start(self, start: quorum.StartAttempt) -> None:
     parts = self._parts(start.members)
-    inside = {part.incarnation for part in parts}
-    readers, lag = [], 0
-    for state in self._roster:
-      incarnation = state.member.incarnation
-      behind = start.step - state.applied
-      limit = _MAX_LAG if state.server is None else _MAX_LAG_AFTER_SNAPSHOT
-      late = state.applied < 0 or behind > limit
-      if incarnation in inside or late or not state.is_connected:
-        continue
-      if state.needs and state.server is None:
-        continue
-      readers.append(incarnation)
-      lag = max(lag, behind)
-    witness = None
-    if len(parts) == 1:
-      # The only copy of a committed step would be lost with its process.
-      able = [i for i in readers if not self._roster[i].needs]
-      key = lambda i: (self._roster[i].applied, i)
-      witness = max(able, key=key, default=None)
-    attempt = AttemptId(
-      self.term, start.step, start.attempt, self._view.membership
-    )
+    id_ = AttemptId(self.term, start.step, start.attempt, self._view.membership)
+    message = announcement(id_, parts, self._roster)
     self._void = {}
-    self._attempt = _Attempt(
-      msg.Attempt(attempt, parts, tuple(readers), witness, lag),
-      self._now,
-      self._now,
-      set(),
-      self._optimistic(parts, readers),
-      set(),
-      [],
-      witness,
-    )
+    self._attempt = Attempt(message, self._optimistic(message), self._now)
     early, self._early = self._early, {}
     if self._attempt.optimistic is None:
-      self._tell(self._attempt)
-    for incarnation, message in early.items():
-      state_ = self._roster.get(incarnation)
-      if state_ is None or self._attempt is None:
-        continue
-      if isinstance(message, msg.Done):
-        self._done(state_, message)
-      else:
-        self._failed(state_, message)
+      self._announce(self._attempt)
+    for incarnation, report in early.items():
+      state = self._roster.get(incarnation)
+      if state is not None and self._attempt is not None:
+        self._reported(state, report)
 
-  def _optimistic(
-    self, parts: tuple[Part, ...], readers: list[Incarnation]
-  ) -> AttemptId | None:
-    """The id under which all these have already begun, if they have."""
+  def _optimistic(self, message: msg.Attempt) -> AttemptId | None:
+    """The id under which all members have already begun, if they have."""
+    parts = message.parts
     ids = {self._arrivals[p.incarnation].message.optimistic for p in parts}
     found = ids.pop()
     if (
       found is None
       or ids
-      or readers
+      or message.readers
       or found.term != self.term
       or found.step != self._quorum.step
       or found.membership != self._view.membership
@@ -1151,100 +1078,53 @@ class Leader:
       return None
     return found
 
-  def _tell(self, attempt: _Attempt) -> None:
-    """Announces it to members and readers; an optimistic one is void."""
-    attempt.optimistic, attempt.began = None, self._now
-    attempt.asked, attempt.unanswered = self._now, set()
-    message = attempt.message
-    for part in message.parts:
-      if part.incarnation in self._roster:
-        self._say(self._roster[part.incarnation], message)
-    for incarnation in message.readers:
+  def _announce(self, attempt: Attempt) -> None:
+    """Announces it to members and readers."""
+    for incarnation in attempt.announce(self._now):
       if incarnation in self._roster:
-        self._say(self._roster[incarnation], message)
+        self._say(self._roster[incarnation], attempt.message)
 
-  def _done(self, state: MemberState, message: msg.Done) -> None:
+  def _reported(
+    self, state: MemberState, message: msg.Done | msg.Failed
+  ) -> None:
+    """A member or witness says how an attempt has ended for it."""
     attempt, incarnation = self._attempt, state.member.incarnation
     if attempt is None:
       if message.attempt.number == 0:
         # It was faster than another member's gradient.
         self._early[incarnation] = message
+    elif isinstance(message, msg.Done):
+      self._step(*attempt.done(incarnation, message.attempt))
+    elif message.attempt != attempt.id:
+      pass
     elif attempt.optimistic is not None:
-      if message.attempt == attempt.optimistic:
-        attempt.reported.add(incarnation)
-        if attempt.reported >= {p.incarnation for p in attempt.message.parts}:
-          self._step(*[self._report_done(p) for p in attempt.message.parts])
-    elif message.attempt == attempt.message.attempt:
-      if incarnation == attempt.witness:
-        self._witnessed(attempt)
-        return
-      for part in attempt.message.parts:
-        if part.incarnation == incarnation:
-          if attempt.witness is None:
-            self._step(self._report_done(part))
-          else:
-            attempt.held.append(self._report_done(part))
-
-  def _report_done(self, part: Part) -> quorum.Done:
-    assert self._attempt is not None
-    attempt = self._attempt.message.attempt
-    return quorum.Done(part.replica, attempt.step, attempt.number)
-
-  def _witnessed(self, attempt: _Attempt) -> None:
-    attempt.witness = None
-    held, attempt.held = attempt.held, []
-    self._step(*held)
-
-  def _failed(self, state: MemberState, message: msg.Failed) -> None:
-    attempt, incarnation = self._attempt, state.member.incarnation
-    if attempt is None:
-      if message.attempt.number == 0:
-        self._early[incarnation] = message
-    elif attempt.optimistic is not None:
-      if message.attempt == attempt.optimistic:
-        self._tell(attempt)
-    elif message.attempt == attempt.message.attempt:
-      if incarnation == attempt.witness:
-        self._witnessed(attempt)
-        return
-      named = [
-        p.replica
-        for p in attempt.message.parts
-        if p.incarnation == message.failed_replica
-      ]
-      id_ = attempt.message.attempt
-      self._step(
-        quorum.Failed(
-          state.member.replica,
-          id_.step,
-          id_.number,
-          named[0] if named else None,
-        )
-      )
-      self._strike(state, message)
+      self._announce(attempt)
+    else:
+      events = attempt.failed(state, message)
+      self._step(*events)
+      if any(isinstance(event, quorum.Failed) for event in events):
+        self._strike(state, message)
 
   def _strike(self, state: MemberState, message: msg.Failed) -> None:
-    """Counts failures between two members that are not known to be dead."""
-    failed_replica = self._roster.get(
+    """Counts a failure between two members that are not known to be dead."""
+    failed = self._roster.get(
       -1 if message.failed_replica is None else message.failed_replica
     )
-    if failed_replica is None or failed_replica is state:
+    if failed is None or failed is state:
       return
-    pair = frozenset(
-      (state.member.incarnation, failed_replica.member.incarnation)
-    )
-    self._strikes[pair] = self._strikes.get(pair, 0) + 1
-    if self._strikes[pair] < _STRIKES or not self._config.lower_on_loss:
+    pair = state.member.incarnation, failed.member.incarnation
+    if not self._strikes.count(*pair) or not self._config.lower_on_loss:
       return
     # The others can continue without one of the two; it pauses longer each time
     # before it rejoins, so the two don't replace each other indefinitely.
-    del self._strikes[pair]
+    self._strikes.forget(*pair)
     why = f"replica {state.member.replica!r} can't reach it: {message.reason}"
-    if failed_replica.member.process == self._config.process:
-      replica = failed_replica.member.replica
-      why = f"it can't reach replica {replica!r}: {message.reason}"
-      failed_replica = state
-    self._remove(failed_replica, why)
+    if failed.member.process == self._config.process:
+      why = (
+        f"it can't reach replica {failed.member.replica!r}: {message.reason}"
+      )
+      failed = state
+    self._remove(failed, why)
 
   def _abandon(self, abandon: quorum.Abandon) -> None:
     attempt, self._attempt = self._attempt, None
@@ -1484,7 +1364,7 @@ class Leader:
     answer at all is evicted here.
     """
     attempt = self._attempt
-    if attempt is None or self._now < self._attempt_due(attempt):
+    if attempt is None or self._now < attempt.due(self._limits):
       return
     if attempt.unanswered:
       silent = self._now - attempt.asked
@@ -1493,36 +1373,18 @@ class Leader:
         self._remove(self._roster[incarnation], why)
       return
     attempt.asked = self._now
-    for incarnation in self._unreported(attempt):
-      state = self._roster[incarnation]
+    for incarnation in attempt.unreported(self._quorum):
+      state = self._roster.get(incarnation)
+      if state is None:
+        continue
       self._say(state, msg.AskProgress(attempt.id))
       if state.member.process != self._config.process:
         attempt.unanswered.add(incarnation)
 
-  def _unreported(self, attempt: _Attempt) -> list[Incarnation]:
-    """Members and witness that the attempt waits for."""
-    if attempt.optimistic is not None:
-      reported = attempt.reported
-      waits = {p.incarnation for p in attempt.message.parts} - reported
-    else:
-      replicas = set(quorum.missing(self._quorum).reporting)
-      replicas -= {event.replica for event in attempt.held}
-      parts = attempt.message.parts
-      waits = {p.incarnation for p in parts if p.replica in replicas}
-      if attempt.witness is not None:
-        waits.add(attempt.witness)
-    return sorted(i for i in waits if i in self._roster)
-
-  def _attempt_due(self, attempt: _Attempt) -> float:
-    """When the next question, or the end of the wait for answers, is due."""
-    if attempt.unanswered:
-      return attempt.asked + self._limits.silence
-    return attempt.asked + self._limits.attempt
-
   def _answered(self, state: MemberState, attempt: AttemptId) -> None:
     """A member has said how far its aggregation is."""
-    if self._attempt is not None and self._attempt.id == attempt:
-      self._attempt.unanswered.discard(state.member.incarnation)
+    if self._attempt is not None:
+      self._attempt.answered(state.member.incarnation, attempt)
 
   def _note_deadlines(self) -> None:
     members = self._view.members.values()
