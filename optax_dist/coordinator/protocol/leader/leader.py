@@ -30,7 +30,6 @@ from optax_dist.coordinator.protocol.entries import (
   Ended,
   Incarnation,
   Joined,
-  Leased,
   Member,
   Part,
   Process,
@@ -45,7 +44,8 @@ from optax_dist.coordinator.protocol.leader.attempt import (
   Strikes,
   announcement,
 )
-from optax_dist.coordinator.protocol.leader.lender import Lender
+from optax_dist.coordinator.protocol.leader.leases import LeaseManager
+from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.leader.publisher import Publisher
 from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
 from optax_dist.coordinator.protocol.leader.rounds import Rounds
@@ -118,12 +118,7 @@ class Leader:
     self._roster = Roster()
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
-    self._lender: Lender | None = None
-    if config.data is not None:
-      self._lender = Lender(config, view.progress)
-    self._rounds: Rounds | None = None
-    if config.fragments is not None:
-      self._rounds = Rounds(config.fragments, config.timeout / 2)
+    self._policy = _policy(config, view)
     # Replicas from before a fresh start, and until when they may rejoin.
     self._expected: dict[ReplicaId, float] = {}
     # Join requests with the id of a live replica, and until when they wait.
@@ -228,7 +223,7 @@ class Leader:
     if self.over:
       return math.inf
     config = self._config
-    times = [self._beat_at, self._retry_at]
+    times = [self._beat_at, self._retry_at, self._policy.deadline]
     if self._log.record is not None:
       times.append(self._log.since + self._limits.pace)
     times += [until for until, _ in self._rivals.values()]
@@ -247,8 +242,6 @@ class Leader:
       times.append(self._lacking_since + wait)
     if self._ending is not None:
       times.append(self._ending + self._limits.patience)
-    if self._rounds is not None:
-      times += [self._rounds.closes, self._rounds.begins_by]
     for state in self._roster.waiting():
       times.append(state.until)
       if state.leaving is not None:
@@ -503,12 +496,9 @@ class Leader:
 
   def _ask_again(self, state: MemberState, lease: Spans) -> None:
     known = self._quorum.replicas.get(state.member.replica)
-    if self._lender is not None:
-      count = known.asked if known is not None else 1
-      self._lender.claim(state.member.incarnation, lease, max(1, count))
-      self._tell_leases()
-    elif self._shared and known is not None and known.asked:
-      self._say(state, msg.Asked(-1, known.asked))
+    count = known.asked if known is not None else 0
+    self._policy.claim(state.member.incarnation, lease, count)
+    self._announce_asks()
 
   def _admit(self, member: Member) -> None:
     old = self._roster.of_replica(member.replica)
@@ -584,57 +574,31 @@ class Leader:
         self._step(self._departure(False)(replica))
         self._members_changed()
 
-  # The ledger.
+  # What members compute next.
 
   def _members_changed(self) -> None:
-    if self._lender is not None:
-      self._lender.need(self._quorum)
-      self._tell_leases()
+    self._policy.members_changed(self._quorum)
+    self._announce_asks()
 
   def _reclaim(self, incarnation: Incarnation) -> None:
     """Returns the samples of a removed member to the pool."""
-    if self._lender is None:
-      return
     keep: Spans = ()
     if self._attempt is not None:
       for part in self._attempt.message.parts:
         if part.incarnation == incarnation:
           keep = part.data  # It has done its part, and may still be committed.
-    self._lender.gone(incarnation, keep)
-    self._tell_leases()
+    self._policy.removed(incarnation, keep)
+    self._announce_asks()
 
-  def _tell_leases(self) -> None:
-    """Sends leases to members, unless another message has."""
-    assert self._lender is not None
-    for lease in self._lender.take_all():
-      state = self._roster.get(lease.incarnation)
+  def _announce_asks(self) -> None:
+    """Tells members what to compute next, unless another message has."""
+    for ask in self._policy.announcements():
+      state = self._roster.get(ask.incarnation)
       if state is None or not state.is_connected:
         continue
-      arrival = self._arrivals.get(lease.incarnation)
+      arrival = self._arrivals.get(ask.incarnation)
       inside = -1 if arrival is None else arrival.message.sequence
-      samples = sum(stop - start for start, stop in lease.spans)
-      count = samples // self._lender.state.unit
-      self._say(state, msg.Asked(inside, count, lease.spans))
-
-  def _lend(self, tokens: dict[ReplicaId, int]) -> None:
-    """Leases samples with tokens."""
-    assert self._lender is not None
-    for incarnation, count in self._present(tokens).items():
-      self._lender.ask(incarnation, count)
-
-  def _asks_of(
-    self, parts: tuple[Part, ...], tokens: dict[ReplicaId, int]
-  ) -> dict[Incarnation, int]:
-    """The tokens sent along with a commit, which need no other message."""
-    found: dict[Incarnation, int] = {}
-    for part in parts:
-      state = self._roster.get(part.incarnation)
-      if state is not None and state.is_connected and part.replica in tokens:
-        found[part.incarnation] = tokens.pop(part.replica)
-    if tokens:  # For members whose gradient was not in it.
-      found |= self._present(tokens)
-      tokens.clear()
-    return found
+      self._say(state, msg.Asked(inside, ask.gradients, ask.lease))
 
   def _present(self, tokens: dict[ReplicaId, int]) -> dict[Incarnation, int]:
     """The tokens of members that are connected."""
@@ -651,11 +615,10 @@ class Leader:
   def _end_of_data(self) -> None:
     """Ends the run when the remaining data doesn't fill a step."""
     if (
-      self._lender is not None
+      self._policy.exhausted
       and self._attempt is None
       and self._ending is None
       and not self._ended
-      and self._lender.exhausted
     ):
       self._reason_of_end = "all data is used"
       self._step(quorum.Finish())
@@ -681,8 +644,6 @@ class Leader:
   def _dismiss(self, incarnation: Incarnation) -> None:
     """Stops waiting for a member: for an answer, as a witness, in the queue."""
     self._early.pop(incarnation, None)
-    if self._rounds is not None:
-      self._rounds.gone(incarnation)
     self._queue = [(i, m) for i, m in self._queue if i != incarnation]
     if self._attempt is not None:
       self._step(*self._attempt.dismiss(incarnation))
@@ -783,12 +744,6 @@ class Leader:
 
   # Gradients.
 
-  @property
-  def _shared(self) -> bool:
-    """Whether each replica sums several gradients."""
-    config = self._config
-    return config.replicas_to_aggregate > config.total_num_replicas
-
   def _arrive(self, state: MemberState, message: msg.Arrive) -> None:
     incarnation, replica = state.member.incarnation, state.member.replica
     if message.sequence <= state.sequence or message.count > message.total:
@@ -797,11 +752,10 @@ class Leader:
     if message.local_step > self._quorum.step:
       self._reject(state.member.process, "a gradient of a step to come")
       return
-    if self._rounds is not None:
-      if message.work is None:
-        self._reject(state.member.process, "a contribution without its work")
-        return
-      self._rounds.arrived(incarnation, message.work)
+    why = self._policy.admit(incarnation, message)
+    if why:
+      self._reject(state.member.process, why)
+      return
     state.sequence = message.sequence
     if not state.needs:
       state.applied = max(state.applied, message.applied)
@@ -822,9 +776,9 @@ class Leader:
       )
       return
     finite = message.finite
-    if self._lender is not None and finite:
+    if finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
-      finite = not fresh or self._lender.fits(incarnation, message)
+      finite = not fresh or self._policy.fits(incarnation, message)
     arrival = _Arrival(message, self._now)
     event = quorum.Arrive(
       replica, local_step, finite, incarnation, message.count
@@ -895,14 +849,10 @@ class Leader:
           assert self._arriving is not None
           incarnation, arrival = self._arriving
           self._arrivals[incarnation] = arrival
-          if self._lender is not None:
-            self._lender.accept(incarnation, arrival.message.data)
-          if self._rounds is not None:
-            self._begin_round(self._rounds, arrival.message)
-          # A contribution before the turn of its round waits for no one.
-          waits = self._rounds is None or self._rounds.has_begun(
-            arrival.message.local_step
-          )
+          message = arrival.message
+          if self._policy.accepted(incarnation, message, self._now):
+            self._call_to_round(message.local_step)
+          waits = self._policy.has_begun(message.local_step)
           if self._waiting_since is None and waits:
             self._waiting_since, self._warned = self._now, 0.0
         case quorum.Drop():
@@ -920,29 +870,12 @@ class Leader:
           return
         case _:
           assert_never(decision)
-    if self._lender is not None:
-      if tokens:
-        self._lend(tokens)
-      self._tell_leases()
-    elif self._shared:
-      self._ask(tokens)
-
-  def _ask(self, tokens: dict[ReplicaId, int]) -> None:
-    """Sends how many gradients a replica should sum, if it isn't one."""
-    for replica, count in tokens.items():
-      state = self._roster.of_replica(replica)
-      if state is not None and state.is_connected:
-        arrival = self._arrivals.get(state.member.incarnation)
-        inside = -1 if arrival is None else arrival.message.sequence
-        self._say(state, msg.Asked(inside, count))
-
-  def _begin_round(self, rounds: Rounds, message: msg.Arrive) -> None:
-    """Calls all members that are not in a round that begins."""
-    assert message.work is not None
-    if rounds.begin(message.local_step, message.work, self._now):
-      self._call_to_round(message.local_step)
+    for incarnation, count in self._present(tokens).items():
+      self._policy.ask(incarnation, count)
+    self._announce_asks()
 
   def _call_to_round(self, step: int) -> None:
+    """Calls all members that are not in a round that begins."""
     for state in self._roster:
       incarnation = state.member.incarnation
       if state.is_connected and incarnation not in self._arrivals:
@@ -963,15 +896,18 @@ class Leader:
     state = self._roster.get(incarnation)
     asked = tokens.pop(drop.replica, None)
     lease: Spans = ()
-    if self._lender is not None:
-      lease = self._lend_again(incarnation, arrival, drop, asked)
+    if arrival is not None:
+      arriving = self._arriving is not None and self._arriving[1] is arrival
+      token = asked if incarnation in self._roster else None
+      lease = self._policy.dropped(
+        incarnation, arrival.message, arriving, token
+      )
     # That the run has finished is told by the log alone: until it says so, the
     # next leader may go on.
     ends = drop.reason is quorum.Reason.FINISHED
     if state is not None and arrival is not None and not ends:
       message = arrival.message
-      added = self._arriving is not None and self._arriving[1] is arrival
-      whole = not added or message.count == message.total
+      whole = not arriving or message.count == message.total
       count, sequence = asked or 1, message.sequence
       self._say(state, msg.Dropped(sequence, reason, count, lease, whole))
     self._note(
@@ -988,25 +924,6 @@ class Leader:
         arrival.message.timings if arrival else b"",
       )
     )
-
-  def _lend_again(
-    self,
-    incarnation: Incarnation,
-    arrival: _Arrival | None,
-    drop: quorum.Drop,
-    asked: int | None,
-  ) -> Spans:
-    """Returns a drop's samples; the lease that its replica gets next."""
-    assert self._lender is not None
-    if arrival is None:
-      return ()
-    arriving = self._arriving is not None and self._arriving[1] is arrival
-    data = arrival.message.data if arriving else self._lender.data(incarnation)
-    self._lender.drop(incarnation, data, arrival.message.finite)
-    if asked is not None and incarnation in self._roster:
-      self._lender.ask(incarnation, asked)
-    self._lender.take(incarnation)
-    return self._lender.lease(incarnation)
 
   def _what_was_dropped(
     self, event: quorum.Event, drop: quorum.Drop
@@ -1030,10 +947,8 @@ class Leader:
 
   def _parts(self, members: Iterable[quorum.Contribution]) -> tuple[Part, ...]:
     parts = tuple([self._part(c) for c in members])
-    if self._rounds is None:
-      return parts
-    work = [self._arrivals[p.incarnation].message.work for p in parts]
-    return self._rounds.weigh(parts, [w for w in work if w is not None])
+    arrived = [self._arrivals[p.incarnation].message for p in parts]
+    return self._policy.weigh(parts, arrived)
 
   def _part(self, c: quorum.Contribution) -> Part:
     return Part(
@@ -1044,7 +959,7 @@ class Leader:
       c.staleness,
       c.count,
       c.weight,
-      self._lender.data(c.incarnation) if self._lender else (),
+      self._policy.data(c.incarnation),
     )
 
   def _start(self, start: quorum.StartAttempt) -> None:
@@ -1176,15 +1091,9 @@ class Leader:
       ]
     )
     dropped = tuple(sorted(self._dropped.items()))
-    if self._rounds is not None:
-      self._rounds.merged(age or 0.0)
-    leases: tuple[Spans, ...] = ()
-    others: tuple[Leased, ...] = ()
-    skipped: Spans = ()
-    if self._lender is not None:
-      # The next leases are sent with the commit, so they cost no message.
-      asks = self._asks_of(parts, tokens)
-      leases, others, skipped = self._lender.commit(parts, asks)
+    following = self._policy.committed(parts, self._present(tokens), age or 0.0)
+    if following is not None:
+      tokens.clear()
     entry = Committed(
       id_,
       parts,
@@ -1194,9 +1103,7 @@ class Leader:
       self._saving,
       details,
       dropped,
-      leases,
-      others,
-      skipped,
+      *(following or ()),
     )
     self._saving = False
     if inline:
@@ -1343,19 +1250,17 @@ class Leader:
 
   def _check_window(self) -> None:
     """Begins a round that no learner can begin, and closes one that is over."""
-    rounds, step = self._rounds, self._quorum.step
-    if rounds is None:
-      return
+    policy, step = self._policy, self._quorum.step
     first = min((a.at for a in self._arrivals.values()), default=math.inf)
     here = len(self._arrivals) == len(self._roster)
-    if rounds.begin_unasked(self._quorum, first, here, self._now):
+    if policy.begins(self._quorum, first, here, self._now):
       # Its members have waited since they contributed; others only from now on.
       self._waiting_since, self._warned = first, self._now - first
       self._call_to_round(step)
     first = min(first, self._now)
-    if rounds.look(self._quorum, first, self._now):
+    if policy.closes(self._quorum, first, self._now):
       self._step(quorum.Close(step))
-      rounds.look(self._quorum, first, self._now)
+      policy.closes(self._quorum, first, self._now)
 
   def _check_attempt(self) -> None:
     """Asks the members of an attempt that have not reported how far they are.
@@ -1422,6 +1327,15 @@ class Leader:
       if replicas
     ]
     return "waiting for " + ("; ".join(texts) or "nobody")
+
+
+def _policy(config: Config, view: View) -> Policy:
+  k = config.replicas_to_aggregate
+  if config.data is not None:
+    return LeaseManager(config.data, k, view.progress)
+  if config.fragments is not None:
+    return Rounds(config.fragments, config.timeout / 2)
+  return Policy(sums=k > config.total_num_replicas)
 
 
 def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:
