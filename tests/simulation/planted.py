@@ -121,13 +121,6 @@ FAULTS = (
     "    if self._queue:\n      self._queue[-1][1].append(effect)",
     "    if True:\n      effects.append(effect)",
   ),
-  _one(
-    "a proposal is taken for the commit",
-    "follower.follower",
-    "        if position == self._position:\n"
-    "          self.applier.proposed(record)",
-    "        self._recorded(position, record, now)",
-  ),
   Planted(
     "a stale snapshot is served, and taken",
     (
@@ -189,17 +182,11 @@ FAULTS = (
     "    local_step = self._quorum.step\n",
   ),
   _one(
-    "what was computed ahead is published, whatever is decided",
-    "follower.applier",
-    "      if self._ahead != commit:",
-    "      if self._ahead is None:",
-  ),
-  _one(
     "a gap in the log is jumped over",
     "follower.follower",
-    "    if position > self._position >= 0 or record is None:",
+    "    if position > self._position >= 0:\n      if peer",
     "    self._position = max(self._position, position)\n"
-    "    if record is None:",
+    "    if False:\n      if peer",
   ),
   _one(
     "an old membership goes on over a new connection",
@@ -210,8 +197,8 @@ FAULTS = (
   _one(
     "an optimistic mean is dropped after it was reported",
     "follower.follower",
-    "    self._proposed = None\n    self._search.heard(now)\n",
-    "    self._proposed = None\n    self._search.heard(now)\n"
+    "    self._position += 1\n    self._search.heard(now)\n",
+    "    self._position += 1\n    self._search.heard(now)\n"
     "    if any(isinstance(e, Joined) for e in record.entries):\n"
     "      self.applier.abandon_all()\n",
   ),

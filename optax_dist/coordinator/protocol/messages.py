@@ -7,7 +7,7 @@ is numbered or acknowledged, and none is sent twice, except after a leader
 election: then every member resends its pending requests.
 
 A leader sends a replica the log as a stream: `Welcome`, then every record, as
-`Proposed` and `Recorded`. `Welcome` includes the view unless the replica's own
+`Recorded`. `Welcome` includes the view unless the replica's own
 position is recent enough.
 """
 
@@ -219,17 +219,6 @@ class Welcome(Struct):
   incarnation: Integer
 
 
-class Proposed(Struct):
-  """The leader is putting this record, which may still fail.
-
-  The receiver may prepare for it (compute the update), but must not expose it
-  until `Recorded` or the log itself confirms it.
-  """
-
-  position: Natural
-  record: Record
-
-
 class Recorded(Struct):
   """The record is in the log; any replica may send this.
 
@@ -237,12 +226,11 @@ class Recorded(Struct):
 
   Attributes:
     position: position of the record.
-    record: the record; None: the one proposed for this position on this
-      connection.
+    record: the record.
   """
 
   position: Natural
-  record: Record | None
+  record: Record
 
 
 class Attempt(Struct):
@@ -452,7 +440,6 @@ Message: TypeAlias = (
   | Save
   | Fingerprint
   | Welcome
-  | Proposed
   | Recorded
   | Attempt
   | AskProgress

@@ -99,7 +99,6 @@ class Follower:
     self._calls = 0
     # The membership that is tied to the connection to the leader.
     self._promised: Incarnation = -1
-    self._proposed: tuple[int, Record] | None = None
     self._office = -1
     self._nonce, self._run_request, self._run_at = "", -1, math.inf
     self._admission, self._admitted = 0, -1
@@ -376,7 +375,6 @@ class Follower:
       self._out.append(fx.Disconnect(peer, "no answer"))
     self._leader = self._called = ""
     self._called_at = self._call_at = math.inf
-    self._proposed = None
     member = self.view.of_process(self._config.process)
     if member is not None and self._complete and self.incarnation < 0:
       # The leader was lost before it could say so.
@@ -471,10 +469,6 @@ class Follower:
 
   def _of_leader(self, message: msg.Message, now: float) -> None:
     match message:
-      case msg.Proposed(position, record):
-        self._proposed = (position, record)
-        if position == self._position:
-          self.applier.proposed(record)
       case msg.Attempt():
         self.applier.attempt(message, self.incarnation, self.view.members)
       case msg.AskProgress(attempt):
@@ -534,26 +528,20 @@ class Follower:
   # The log.
 
   def _stream(
-    self, peer: Process, position: int, record: Record | None, now: float
+    self, peer: Process, position: int, record: Record, now: float
   ) -> None:
     """Handles a record in the log, from any replica."""
-    if record is not None and not record.entries:
+    if not record.entries:
       self._out.append(fx.Send(peer, msg.Rejected("a record of no entries")))
       return
     if position < self._position:
-      term = record.entries[0] if record is not None else None
+      term = record.entries[0]
       if isinstance(term, Term) and term.term == self.view.term:
         # It was called before it knew that it is the leader.
         self._call(term.leader, term.address, now)
       return
-    if record is None and self._proposed is not None:
-      proposed_at, record = self._proposed
-      if proposed_at != position:
-        record = None
-    if position > self._position >= 0 or record is None:
-      if peer == self._leader or (
-        record is not None and isinstance(record.entries[0], Term)
-      ):
+    if position > self._position >= 0:
+      if peer == self._leader or isinstance(record.entries[0], Term):
         # The records in between, or read by a new leader, must be read here
         # too.
         self._lose_leader(self._leader, now)
@@ -565,7 +553,6 @@ class Follower:
     if self.over or position != self._position or self.view.ended is not None:
       return
     self._position += 1
-    self._proposed = None
     self._search.heard(now)
     self.view.apply(position, record)
     if self._complete and self.view.broken:

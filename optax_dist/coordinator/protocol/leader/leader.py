@@ -370,13 +370,8 @@ class Leader:
 
   def _flush(self) -> None:
     put = self._log.flush(self._now)
-    if put is None:
-      return
-    self._out.append(put)
-    record = self._log.record
-    assert record is not None
-    position, leader = self._log.position, self._config.process
-    self._out += self._publisher.propose(position, record, leader)
+    if put is not None:
+      self._out.append(put)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Starts to send the log to a process."""
