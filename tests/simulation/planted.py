@@ -197,10 +197,11 @@ FAULTS = (
   _one(
     "an optimistic mean is dropped after it was reported",
     "follower.follower",
-    "    self._position += 1\n    self._search.heard(now)\n",
-    "    self._position += 1\n    self._search.heard(now)\n"
+    "    self._search.heard(now)\n    self.view.apply(position, record)\n",
+    "    self._search.heard(now)\n    self.view.apply(position, record)\n"
     "    if any(isinstance(e, Joined) for e in record.entries):\n"
-    "      self.applier.abandon_all()\n",
+    "      for attempt in list(self.applier._work):\n"
+    "        self.applier._drop(attempt)\n",
   ),
   _one(
     "the journal tells of what might not have been",
@@ -424,12 +425,6 @@ FAULTS = (
     "follower.follower",
     "    if self.session.pending is not None:\n      self._arrive()\n    self._tell_w",
     "    self._tell_w",
-  ),
-  _one(
-    "an abandoned attempt is finished all the same",
-    "follower.applier",
-    "    if work is not None and not work.committed:\n      self._drop(attempt)",
-    "    pass",
   ),
   _one(
     "a member that failed is told to be the witness's success",

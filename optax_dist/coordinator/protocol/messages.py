@@ -236,8 +236,8 @@ class Recorded(Struct):
 class Attempt(Struct):
   """Members aggregate, readers collect; members and witness answer.
 
-  It is sent to members and readers, and ends by the commit with this id,
-  `Abandoned`, another attempt or another term.
+  It is sent to members and readers, and ends by the commit with this id, another
+  attempt at this step, or a later step.
 
   Attributes:
     attempt: its id.
@@ -262,12 +262,6 @@ class AskProgress(Struct):
   Answered at once by `InProgress`, `Done` or `Failed`. All members have begun
   it, so each one fails it once it has waited for bytes long enough.
   """
-
-  attempt: AttemptId
-
-
-class Abandoned(Struct):
-  """The attempt has no effect; accepted gradients stay accepted."""
 
   attempt: AttemptId
 
@@ -443,7 +437,6 @@ Message: TypeAlias = (
   | Recorded
   | Attempt
   | AskProgress
-  | Abandoned
   | Dropped
   | Asked
   | TakeOver

@@ -241,17 +241,6 @@ class Applier:
       self._out.append(fx.LimitWait(attempt))
       self.tell(InProgress(attempt))
 
-  def abandon(self, attempt: AttemptId) -> None:
-    """Drops an attempt that was abandoned."""
-    work = self._work.get(attempt)
-    if work is not None and not work.committed:
-      self._drop(attempt)
-
-  def abandon_all(self) -> None:
-    """Drops all attempts that are not committed by now."""
-    for attempt in list(self._work):
-      self.abandon(attempt)
-
   def aggregated(self, done: Aggregated) -> None:
     """Handles a mean that is here."""
     work = self._work.get(done.attempt)

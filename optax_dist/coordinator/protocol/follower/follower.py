@@ -59,6 +59,9 @@ from optax_dist.quorum.events import ordered
 # times `Deadlines.pace` without a rejoin, the next pause is the first again.
 _BACKOFF = 0.05
 _FORGOTTEN_AFTER = 10
+# Records that a new leader tells its members, who may not reach the store: they
+# may also lack those of a leader that was lost before it could tell them.
+_LATEST = 4
 
 
 class Follower:
@@ -67,8 +70,8 @@ class Follower:
   Attributes:
     view: the decisions of the log, as far as it was read.
     incarnation: incarnation of the membership; -1 for none.
-    elected: the position and record of a `Term` of this process, until a
-      `Leader` is created from it.
+    elected: the position of a `Term` of this process and the records up to it,
+      until a `Leader` is created from them.
     over: whether it has ended: failed, finished, left, aborted.
   """
 
@@ -78,11 +81,15 @@ class Follower:
     self._out: list[Effect] = []
     self.view = View()
     self.incarnation: Incarnation = -1
-    self.elected: tuple[int, Record] | None = None
+    self.elected: tuple[int, tuple[Record, ...]] | None = None
     self.over = False
     # Recent commits, without their means, for a journal that lacks them.
     self.recent: collections.deque[Committed] = collections.deque(
       maxlen=2 * config.block
+    )
+    # The latest records, for members that lack them when this replica leads.
+    self._latest: collections.deque[msg.Recorded] = collections.deque(
+      maxlen=_LATEST
     )
     self.session = Session()
     self.applier = Applier(config, self.session, self._out)
@@ -473,8 +480,6 @@ class Follower:
         self.applier.attempt(message, self.incarnation, self.view.members)
       case msg.AskProgress(attempt):
         self.applier.report_progress(attempt)
-      case msg.Abandoned(attempt):
-        self.applier.abandon(attempt)
       case msg.Dropped(sequence, reason, count, lease, whole):
         self._leased(lease)
         self._out += self.session.dropped(sequence, reason, whole)
@@ -553,6 +558,9 @@ class Follower:
     if self.over or position != self._position or self.view.ended is not None:
       return
     self._position += 1
+    if self._latest and self._latest[-1].position != position - 1:
+      self._latest.clear()
+    self._latest.append(msg.Recorded(position, record))
     self._search.heard(now)
     self.view.apply(position, record)
     if self._complete and self.view.broken:
@@ -577,7 +585,7 @@ class Follower:
       return  # What was before it is unknown.
     match entry:
       case Term():
-        self._new_term(position, record, entry, now)
+        self._new_term(position, entry, now)
       case Joined(member):
         if member.process == self._config.process:
           later = record.entries[record.entries.index(entry) :]
@@ -637,10 +645,7 @@ class Follower:
     if mine is not None:
       self._leased(mine)
 
-  def _new_term(
-    self, position: int, record: Record, entry: Term, now: float
-  ) -> None:
-    self.applier.abandon_all()
+  def _new_term(self, position: int, entry: Term, now: float) -> None:
     mine = entry.leader == self._config.process
     if entry.fresh:
       self._complete = True
@@ -652,7 +657,10 @@ class Follower:
       self._begin_membership(entry.incarnation, self.view.step)
     if mine and self._office < entry.term:
       self._office = entry.term
-      self.elected = (position, record)
+      self.elected = (
+        position,
+        tuple(one.record for one in self._latest if one.record is not None),
+      )
     self._search.trust()
     if self._leader and self._leader != entry.leader:
       self._leader = ""

@@ -669,7 +669,7 @@ def test_a_replica_that_is_nearer_to_the_store_takes_over():
   (claim,) = put.value.entries
   assert (claim.term, claim.leader, claim.fresh) == (1, "p1", False)
   assert driven.follower.elected is not None
-  assert driven.follower.elected[1] == put.value
+  assert driven.follower.elected[1][-1] == put.value
 
 
 def test_a_leader_that_puts_another_record_first_stays_leader():
