@@ -285,8 +285,7 @@ def test_a_replica_without_an_answer_of_the_store_fails_at_its_timeout():
 @pytest.mark.parametrize(
   "message",
   [
-    msg.Recorded(99, None),
-    msg.Proposed(0, Cluster(1).store["log/0"]),
+    msg.Recorded(99, Record(0, (Removed(0, True, "no"),))),
     msg.Serve(1, "x", "at x", 0),
     msg.Fetch(1, "x", "at x", 0),
     msg.Dropped(0, "stale", 1),

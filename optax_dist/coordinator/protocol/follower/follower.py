@@ -15,6 +15,7 @@ from optax_dist import quorum
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.codec import replace
 from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.effects import Effect
 from optax_dist.coordinator.protocol.entries import (
@@ -105,7 +106,6 @@ class Follower:
     self._calls = 0
     # The membership that is tied to the connection to the leader.
     self._promised: Incarnation = -1
-    self._proposed: tuple[int, Record] | None = None
     self._office = -1
     self._nonce, self._run_request, self._run_at = "", -1, math.inf
     self._admission, self._admitted = 0, -1
@@ -382,7 +382,6 @@ class Follower:
       self._out.append(fx.Disconnect(peer, "no answer"))
     self._leader = self._called = ""
     self._called_at = self._call_at = math.inf
-    self._proposed = None
     member = self.view.of_process(self._config.process)
     if member is not None and self._complete and self.incarnation < 0:
       # The leader was lost before it could say so.
@@ -477,10 +476,6 @@ class Follower:
 
   def _of_leader(self, message: msg.Message, now: float) -> None:
     match message:
-      case msg.Proposed(position, record):
-        self._proposed = (position, record)
-        if position == self._position:
-          self.applier.proposed(record)
       case msg.Attempt():
         self.applier.attempt(message, self.incarnation, self.view.members)
       case msg.AskProgress(attempt):
@@ -538,26 +533,20 @@ class Follower:
   # The log.
 
   def _stream(
-    self, peer: Process, position: int, record: Record | None, now: float
+    self, peer: Process, position: int, record: Record, now: float
   ) -> None:
     """Handles a record in the log, from any replica."""
-    if record is not None and not record.entries:
+    if not record.entries:
       self._out.append(fx.Send(peer, msg.Rejected("a record of no entries")))
       return
     if position < self._position:
-      term = record.entries[0] if record is not None else None
+      term = record.entries[0]
       if isinstance(term, Term) and term.term == self.view.term:
         # It was called before it knew that it is the leader.
         self._call(term.leader, term.address, now)
       return
-    if record is None and self._proposed is not None:
-      proposed_at, record = self._proposed
-      if proposed_at != position:
-        record = None
-    if position > self._position >= 0 or record is None:
-      if peer == self._leader or (
-        record is not None and isinstance(record.entries[0], Term)
-      ):
+    if position > self._position >= 0:
+      if peer == self._leader or isinstance(record.entries[0], Term):
         # The records in between, or read by a new leader, must be read here
         # too.
         self._lose_leader(self._leader, now)
@@ -572,7 +561,6 @@ class Follower:
     if self._latest and self._latest[-1].position != position - 1:
       self._latest.clear()
     self._latest.append(msg.Recorded(position, record))
-    self._proposed = None
     self._search.heard(now)
     self.view.apply(position, record)
     if self._complete and self.view.broken:
@@ -621,7 +609,7 @@ class Follower:
         self._saving = self._saving and not entry.save
         if self.session.committed(entry, self._last_incarnation):
           self._rejoins = 0
-        self.recent.append(entry.with_mean(b""))
+        self.recent.append(replace(entry, mean=b""))
         self._lend(entry)
         self.applier.committed(entry)
       case Ended():
