@@ -5,6 +5,7 @@ import functools
 import float64_runs
 import jax.numpy as jnp
 import numpy as np
+import pairwise
 import pytest
 
 from optax_dist import optimizers
@@ -126,12 +127,10 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize(
-  ("frozen", "rate"), [(False, "number"), (True, "schedule")]
-)
-@pytest.mark.parametrize("case", _CASES)
-def test_it_is_its_formula(case, frozen, rate):
+@pairwise.every_value(frozen=[False, True], case=list(_CASES))
+def test_it_is_its_formula(case, frozen):
   """With decay; where iterations are frozen, only a schedule goes on."""
+  rate = "schedule" if frozen else "number"
   name, arguments, rule, start, sparse = _CASES[case]
   decay = {} if name == "Nadam" else {"decay": _DECAY}
 
