@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 import scattered
 
@@ -52,10 +53,9 @@ def _expected(name, factor):
   return jax.vmap(run, axis_name="data")(*gradients)
 
 
-@pytest.mark.parametrize(
-  "map_name", [n for n in maps.NAMES if n != "plain_jit"]
+@pairwise.every_value(
+  map_name=[n for n in maps.NAMES if n != "plain_jit"], name=list(METHODS)
 )
-@pytest.mark.parametrize("name", METHODS)
 def test_cross_shard_is_the_method_in_each_map(map_name, name):
   tx = optax_dist.cross_shard(
     maps.AXIS, compression=METHODS[name], num_replicas=SIZE
