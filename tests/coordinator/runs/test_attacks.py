@@ -227,7 +227,9 @@ with coordinator.join(
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+@pytest.mark.parametrize(
+  "how", ["fork", pytest.param("multiprocessing", marks=pytest.mark.nightly)]
+)
 def test_a_forked_child_does_not_hide_its_parents_death(job, how):
   job |= {"lower_on_loss": True}
   one = Loop(0, job)
