@@ -18,7 +18,8 @@ from optax_dist.coordinator.transport import addresses
 
 SECRET = b"0123456789abcdef"
 
-pytestmark = etcd_cluster.needs_etcd
+# Three servers in each test; test_interface.py has all that a store promises.
+pytestmark = [etcd_cluster.needs_etcd, pytest.mark.nightly]
 
 
 @pytest.fixture

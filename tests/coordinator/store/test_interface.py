@@ -17,7 +17,7 @@ _runs = itertools.count()
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-  made = etcd_cluster.Cluster(tmp_path_factory.mktemp("etcd"))
+  made = etcd_cluster.Cluster(tmp_path_factory.mktemp("etcd"), 1)
   yield made
   made.close()
 
