@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import pairwise
 import pytest
 
 import optax_dist
@@ -138,8 +139,7 @@ def _steps(state):
   return int(np.sum(getattr(state, field)))
 
 
-@pytest.mark.parametrize("size", [2, 6])
-@_each
+@pairwise.every_value(size=[2, 6], name=list(_STRATEGIES))
 def test_it_goes_on_with_another_number_of_replicas(name, size, saved):
   path, run = saved[name]
   params, state = _resized(name, *_restore(path, run), size)

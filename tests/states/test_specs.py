@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
@@ -97,8 +98,10 @@ def test_wrappers_with_state_of_each_replica_are_named():
   assert optax_dist.state_axes(inside).inner_state.total_notfinite is None
 
 
-@pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
-@pytest.mark.parametrize("wrapper", sorted(WRAPPERS.keys() - {"multi_steps"}))
+@pairwise.every_value(
+  map_name=["vmap", "pmap", "shard_map_vma"],
+  wrapper=sorted(WRAPPERS.keys() - {"multi_steps"}),
+)
 def test_wrapped_states_go_through_a_map(map_name, wrapper):
   tx = WRAPPERS[wrapper]()
   state = tx.init(PARAMS)
