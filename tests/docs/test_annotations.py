@@ -89,6 +89,6 @@ def test_a_missing_annotation_is_found():
   assert _not_annotated("half", half) == ["half: y", "half: z", "half: return"]
 
 
-def test_type_checkers_are_told():
+def test_the_package_is_marked_as_typed():
   files = importlib.resources.files("optax_dist")
   assert files.joinpath("py.typed").is_file()

@@ -49,7 +49,7 @@ def test_an_invalid_learning_rate_is_refused(name, refused):
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_numbers_arrays_and_schedules_are_taken(name):
+def test_numbers_arrays_and_schedules_are_accepted(name):
   numbers = (0.1, 1, np.float32(0.1), np.array(0.1), jnp.float32(0.1))
   not_positive = () if name == "ftrl" else (-0.1, 0)
   for rate in (*numbers, *not_positive, optax.constant_schedule(0.1)):

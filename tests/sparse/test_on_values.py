@@ -123,9 +123,7 @@ def test_on_values_gives_the_numbers_of_dense_updates(map_name, behind, name):
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
 @pytest.mark.parametrize("behind", AGGREGATE)
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_what_keeps_rows_is_refused_by_on_values_and_runs_on_dense(
-  behind, name
-):
+def test_a_state_of_rows_needs_to_dense(behind, name):
   sparsely, densely = AGGREGATE[behind]
   inner = WITH_ROWS[name]
   with pytest.raises(ValueError, match=r"of `inner` at state.*to_dense\(\)"):

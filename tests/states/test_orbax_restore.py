@@ -191,7 +191,7 @@ def test_going_on_without_resizing_is_an_error(name, saved):
     ("elastic_average", "resize_replicas", "no state of sync_replicas"),
   ],
 )
-def test_what_cannot_be_resized_says_so(name, resize, words, saved):
+def test_states_that_can_not_be_resized_are_refused(name, resize, words, saved):
   params, state = saved[name][1]
   functions = {
     "resize_replicas": lambda: optax_dist.resize_replicas(

@@ -48,7 +48,7 @@ def test_fold_keeps_every_gradient():
   assert optax_dist.sync_report(state).global_step == 1
 
 
-def test_drop_counts_what_went():
+def test_drop_counts_the_dropped_gradients():
   state = optax_dist.resize_replicas(_four_with_gradients(), 2, departed="drop")
   report = optax_dist.sync_report(state)
   np.testing.assert_array_equal(report.accumulated, [2, 2])

@@ -247,7 +247,7 @@ class TestParamSpecs:
     assert own.value.trace == P(maps.AXIS, None, "model")
     assert own.local_step == P(maps.AXIS)
 
-  def test_what_is_no_spec_is_refused(self):
+  def test_invalid_specs_are_refused(self):
     with pytest.raises(ValueError, match="must be a pytree of PartitionSpec"):
       optax_dist.state_specs({}, maps.AXIS, param_specs={"w": "model"})
 
@@ -437,7 +437,7 @@ def test_a_level_without_an_axis_is_refused():
   assert specs.center == P("model")
 
 
-def test_shardings_make_a_state_where_it_belongs():
+def test_a_state_is_made_on_its_shardings():
   mesh = maps.mesh(N)
   tx = _tx(optax.adam(0.1))
   shardings = optax_dist.state_shardings(

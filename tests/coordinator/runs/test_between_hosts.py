@@ -132,7 +132,7 @@ def test_a_cut_of_three_seconds_is_over_soon_after_it_has_healed(tmp_path):
     assert resumed - healed < 30.0
 
 
-def test_a_vanished_host_is_given_up_although_nobody_waits_for_it(tmp_path):
+def test_a_vanished_host_is_removed_although_no_step_needs_it(tmp_path):
   """The others need only one gradient a step; it computes for minutes."""
   journal = tmp_path / "journal.jsonl"
   with host_maker.Hosts(2) as hosts:
@@ -154,7 +154,7 @@ def test_a_vanished_host_is_given_up_although_nobody_waits_for_it(tmp_path):
     pair.until(lambda: len(pair.steps(0)) > steps + 5)
 
 
-def test_a_name_that_stands_for_loopback_is_not_advertised(tmp_path):
+def test_a_host_name_at_loopback_is_not_advertised(tmp_path):
   """Debian has the host's own name at 127.0.1.1."""
   with host_maker.Hosts(2, hostnames=True) as hosts:
     pair = Pair(hosts, tmp_path, bind="own name")

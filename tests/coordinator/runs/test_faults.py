@@ -39,7 +39,7 @@ def test_the_short_matrix_has_each_phase_and_fault():
   ],
   ids=lambda s: str(chaos_cases.case(s)),
 )
-def test_nothing_hangs_and_nothing_differs(pool, seed):
+def test_a_fault_hangs_no_replica_and_keeps_them_equal(pool, seed):
   result = chaos_run.run(pool, chaos_cases.case(seed))
   assert result.problems == []
   assert result.struck

@@ -193,7 +193,7 @@ def test_a_stuck_replica_is_named_and_the_others_go_on(machine, tmp_path):
   assert {"failed", "lost"} & set(stuck.result["reasons"].values())
 
 
-def test_when_all_need_a_stuck_replica_each_says_its_name(machine, tmp_path):
+def test_the_error_of_each_replica_names_the_stuck_one(machine, tmp_path):
   """The same where no step can be made without it: an error, in time."""
   run = process_runs.Run(
     machine, tmp_path, 2, 2, timeout=4.0, attempt_timeout=2.0

@@ -114,7 +114,7 @@ def test_a_cut_is_noticed_at_once(through_proxy):
 
 
 @_only_here_loses_the_silent
-def test_a_network_that_swallows_everything_is_noticed(through_proxy):
+def test_a_network_that_drops_everything_is_noticed(through_proxy):
   world, a, b, proxy = through_proxy
   b.expect("a", 1, 50_000_000)
   a.send_array("b", 1, bytes(50_000_000))
@@ -199,7 +199,7 @@ def test_a_slow_transfer_is_not_stuck(through_proxy):
 
 
 @_loses_the_silent
-def test_a_transfer_that_stands_still_is_seen_by_its_idle_time(tcp):
+def test_a_stalled_transfer_has_a_growing_idle_time(tcp):
   a, _b = tcp.pair()
   a.expect("b", 1, 100)
   tcp.run(2 * _SILENCE.silence)
@@ -209,7 +209,7 @@ def test_a_transfer_that_stands_still_is_seen_by_its_idle_time(tcp):
 
 
 @_loses_the_silent
-def test_one_that_is_silent_after_an_absence_is_not_heard_in_the_future(tcp):
+def test_a_peer_silent_after_an_absence_is_lost_in_time(tcp):
   """It would be borne for as long as the absence was, once more."""
   a, b = tcp.pair()
   (link,) = a._links
@@ -240,7 +240,9 @@ def test_a_process_that_was_stopped_does_not_lose_all_its_peers(tcp):
   b.close()
 
 
-def test_who_does_not_read_is_lost_and_holds_up_nobody(socket_world):
+def test_a_peer_that_does_not_read_is_lost_and_does_not_block_the_others(
+  socket_world,
+):
   socket_world._limits = interface.Limits(max_queued=1_000_000, silence=200)
   a, b = socket_world.pair()
   c = socket_world.add("c")
@@ -340,7 +342,9 @@ def test_ipv6(bind, new_world):
     world.wait_for("a", interface.PeerUp, 2)
 
 
-def test_host_names_are_looked_up_beside_the_loop(new_world, monkeypatch):
+def test_host_names_are_resolved_outside_of_the_event_loop(
+  new_world, monkeypatch
+):
   real = socket.getaddrinfo
 
   def look(host, *args, **options):
@@ -366,7 +370,7 @@ def test_host_names_are_looked_up_beside_the_loop(new_world, monkeypatch):
 
 
 @_in_virtual_time
-def test_a_way_that_leads_nowhere_does_not_hide_the_next_one(tcp):
+def test_an_unreachable_address_does_not_hide_the_next_one(tcp):
   tcp.add("a"), tcp.add("b")
   tcp.all["a"]._limits = dataclasses.replace(_PATIENT, handshake=1)
   with socket.socket() as full:
@@ -380,9 +384,7 @@ def test_a_way_that_leads_nowhere_does_not_hide_the_next_one(tcp):
       tcp.wait_for("a", interface.PeerUp)
 
 
-def test_without_ipv6_an_address_of_ipv6_does_not_hide_the_next_one(
-  tcp, monkeypatch
-):
+def test_without_ipv6_the_ipv4_address_is_tried(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
   found = [
     (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", b.port, 0, 0)),
@@ -404,16 +406,14 @@ def test_without_ipv6_an_address_of_ipv6_does_not_hide_the_next_one(
 @pytest.mark.parametrize(
   "way", ["[fe80::1%no-such]:1", f"[fe80::1%{'x' * 99}é]:1", "unix:" + "é" * 95]
 )
-def test_an_address_that_no_socket_takes_does_not_hide_the_next_one(tcp, way):
+def test_an_invalid_address_does_not_hide_the_next_one(tcp, way):
   a, _ = tcp.add("a"), tcp.add("b")
   a.connect("b", f"{way},{tcp.address('b')}")
   tcp.wait_for("a", interface.PeerUp)
 
 
 @_in_virtual_time
-def test_who_is_out_of_descriptors_connects_once_there_are_some(
-  tcp, monkeypatch
-):
+def test_connecting_is_retried_without_free_descriptors(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
   attempts = []
 
@@ -432,7 +432,9 @@ def _out_of_watches(*_):
   raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_who_can_watch_no_more_sockets_connects_once_it_can(tcp, monkeypatch):
+def test_connecting_is_retried_when_sockets_can_not_be_watched(
+  tcp, monkeypatch
+):
   a, b = tcp.add("a"), tcp.add("b")
   with monkeypatch.context() as patch:
     patch.setattr(a._selector, "register", _out_of_watches)
@@ -441,7 +443,7 @@ def test_who_can_watch_no_more_sockets_connects_once_it_can(tcp, monkeypatch):
   tcp.wait_for("a", interface.PeerUp)
 
 
-def test_who_can_watch_no_more_sockets_accepts_once_it_can(tcp, monkeypatch):
+def test_accepting_is_retried_when_sockets_can_not_be_watched(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
   with monkeypatch.context() as patch:
     patch.setattr(a._selector, "register", _out_of_watches)
@@ -451,7 +453,7 @@ def test_who_can_watch_no_more_sockets_accepts_once_it_can(tcp, monkeypatch):
 
 
 @_in_virtual_time
-def test_who_was_out_of_descriptors_accepts_once_it_can_watch(tcp, monkeypatch):
+def test_accepting_is_retried_without_free_descriptors(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
   attempts = []
 
@@ -473,7 +475,7 @@ def test_who_was_out_of_descriptors_accepts_once_it_can_watch(tcp, monkeypatch):
 
 
 @_in_virtual_time
-def test_who_can_start_no_thread_looks_up_once_it_can(tcp, monkeypatch):
+def test_lookup_is_retried_when_no_thread_can_start(tcp, monkeypatch):
   a, b = tcp.add("a"), tcp.add("b")
   attempts = []
 
@@ -515,7 +517,7 @@ def test_beyond_loopback_a_secret_is_needed():
 @pytest.mark.parametrize(
   "told", ["node-1\n", "node 1", "a,b", "node-1:", "node-1:x", "[::1]"]
 )
-def test_who_advertises_no_address_is_told_at_once(told):
+def test_an_invalid_advertised_address_is_refused(told):
   """It failed in the others, which were told it."""
   with pytest.raises(ValueError, match="advertise must be a host"):
     sockets.SocketTransport(
@@ -577,7 +579,7 @@ def alone(limits):
   made.close()
 
 
-def test_arrays_of_another_process_are_read_where_they_lie(alone):
+def test_arrays_of_another_process_are_read_in_place(alone):
   with _process(alone, "while True: t.poll(None)"):
     _until(alone, interface.Message)
     alone.expect("child", 1, 1_000_000)
@@ -637,7 +639,7 @@ def test_a_stopped_process_is_silent_and_comes_back(alone):
     assert event.payload == b"broken"
 
 
-def test_an_exception_in_a_living_process_is_told(alone):
+def test_an_exception_in_a_running_process_is_reported(alone):
   code = """
   t.poll(0.3)
   try:
@@ -678,7 +680,7 @@ def test_ctrl_c_while_waiting_leaves_connections_as_they_were(tcp, monkeypatch):
   assert bytes(got.data) == data.tobytes()
 
 
-def test_who_can_not_map_the_memory_is_sent_the_array(alone, monkeypatch):
+def test_arrays_are_sent_to_a_peer_that_can_not_map_memory(alone, monkeypatch):
   def fail(file, nbytes, inode):
     raise OSError("not here")
 
@@ -691,7 +693,7 @@ def test_who_can_not_map_the_memory_is_sent_the_array(alone, monkeypatch):
     assert bytes(event.data) == b"7" * 1_000_000
 
 
-def test_small_socket_buffers_do(tcp):
+def test_small_socket_buffers_suffice(tcp):
   a, b = tcp.pair()
   for transport in (a, b):
     for link in transport._links:

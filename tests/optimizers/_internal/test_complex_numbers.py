@@ -98,7 +98,7 @@ def test_the_minimum_is_found(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_rule_refuses(name):
+def test_rules_without_complex_form_refuse_complex_parameters(name):
   optimizer = optimizers.by_name(name, 0.1)
   message = (
     rf"{name} has no rule for complex.*\['w'\] is complex64.*split_real_and"
@@ -157,7 +157,7 @@ def test_the_leaf_that_is_refused_is_named(tree, where):
     _any().update(tree, _any().init(None))
 
 
-def test_what_is_real_goes_through_with_its_arguments():
+def test_real_leaves_pass_with_their_arguments():
   def update(updates, state, params=None, *, scale, **extra_args):
     return jax.tree.map(lambda x: scale * x, updates), state
 

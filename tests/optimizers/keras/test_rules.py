@@ -203,7 +203,7 @@ _ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("name", "argument"), _ARGUMENTS)
-def test_what_is_neither_a_number_nor_a_flag_is_refused(name, argument):
+def test_invalid_numbers_and_flags_are_refused(name, argument):
   if argument in _FLAGS:
     with pytest.raises(ValueError, match=f"`{argument}` must be True or False"):
       optimizers.keras(name, **{argument: "no"})
