@@ -226,6 +226,6 @@ def test_traffic_counts_what_the_method_makes():
   assert sent.tolist() == [2 * sizes[0], sizes[1]]
 
 
-def test_what_is_no_method_is_refused():
+def test_invalid_methods_are_refused():
   with pytest.raises(TypeError, match=r"must be a method .* got 3"):
     _tx(3)
