@@ -169,7 +169,12 @@ def _axis_sum(over: tuple[axes.AxisName, ...]):
   batched, spread = _split(over)
 
   def axis_sum(x):
-    x = jax.lax.psum(x, batched) if batched else x
+    if batched and axes.sharding_of(x).mesh.explicit_axes:
+      # Under jit, JAX 0.11 can't psum such an array over an axis of vmap.
+      for name in batched:
+        x = jax.lax.reduce_sum(jax.lax.all_gather(x, name), [0])
+    elif batched:
+      x = jax.lax.psum(x, batched)
     return jax.lax.psum(x, spread) if spread else x
 
   return axis_sum

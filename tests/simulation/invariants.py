@@ -6,6 +6,7 @@ there later (a record put where an old one was deleted) is nobody's history.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -27,7 +28,14 @@ from optax_dist.coordinator.protocol.entries import (
 )
 from optax_dist.ledger import spans as sp
 from tests.simulation import transcript
-from tests.simulation.world import BLOCK, LEADER_TIMEOUT, TIMEOUT, digest
+from tests.simulation.world import (
+  ATTEMPT_TIMEOUT,
+  BLOCK,
+  FASTEST,
+  LEADER_TIMEOUT,
+  TIMEOUT,
+  digest,
+)
 
 # Seconds after which a request has been overlooked, not delayed.
 FORGOTTEN = 5.0
@@ -36,8 +44,14 @@ FORGOTTEN = 5.0
 _RECENT, _UNHEARD = 60.0, 1.0
 # Seconds after which a leader knows of a member's state.
 _SETTLED = 0.5
+# Two processes with one number take each other's place at most so often.
+_PLACES = 2
 # A wish to save is granted before so many steps have been committed.
 _SOON = 6
+
+
+def _members(commit: Committed) -> list[int]:
+  return [part.incarnation for part in commit.parts]
 
 
 class Violation(AssertionError):
@@ -88,6 +102,8 @@ class Checker:
     self.left_in_peace = ""
     self.left = 0
     self.lost = 0
+    # How often a process took the place of another one that lives, by replica.
+    self.replaced: collections.Counter[int] = collections.Counter()
     self.written: list[Committed] = []
     self.holders: dict[int, set[str]] = {}
     # Processes that may leave and serve no one, even if they don't know it yet.
@@ -95,7 +111,7 @@ class Checker:
     # Whether the latest removal of a member was that it left.
     self.left_last = False
     # When the latest term began, and when a member or process was lost last.
-    self.term_at = self.changed_at = -math.inf
+    self.term_at = self.changed_at = self.committed_at = -math.inf
     # Whether a state was damaged; and the fingerprints taken, by step and process.
     self.corrupt = False
     self.prints: dict[int, dict[str, int]] = {}
@@ -152,6 +168,7 @@ class Checker:
       case Joined(member):
         if member.incarnation in self.processes:
           self.fail("A5", f"incarnation {member.incarnation} is given twice")
+        self.joined(self.world.by_name[member.process])
         self.members[member.incarnation] = member.process
         self.processes[member.incarnation] = member.process
       case Removed(incarnation, left, reason):
@@ -168,6 +185,7 @@ class Checker:
       case Ended():
         if not entry.error:
           self.nobody_forgotten(process)
+          self.all_have_the_state("the run ends", entry.step, self.committed_at)
         self.end = entry
         self.how_it_ended(entry)
         if entry.error:
@@ -188,6 +206,7 @@ class Checker:
     if step != len(self.commits):
       self.fail("A3", f"step {step} is committed after {len(self.commits)}")
     self.commits.append(commit)
+    self.committed_at = self.world.now
     self.positions.append(len(self.log) - 1)
     self.data_of(commit)
     total = sum(part.count for part in commit.parts)
@@ -347,6 +366,15 @@ class Checker:
     if left:
       if process.leaves_since == math.inf:
         self.fail("A12", f"{process.name} left, and did not ask to")
+      # What was committed without it since then is not for it to hand on.
+      own = [
+        commit.attempt.step + 1
+        for commit in self.commits
+        if process.name in map(self.processes.get, _members(commit))
+      ]
+      step = max([process.leaves_at, *own])
+      what = f"{process.name} is let go"
+      self.all_have_the_state(what, step, process.leaves_since)
       return
     if not process.alive or process.over or process.aborted:
       return
@@ -368,6 +396,37 @@ class Checker:
         f"{process.name} is removed, and was silent for {unheard:.1f} s: "
         f"{reason}",
       )
+
+  def all_have_the_state(self, what: str, step: int, since: float) -> None:
+    """Who stays has the state of a step, or was waited for.
+
+    Args:
+      what: what happens, for an error.
+      step: the step.
+      since: since when it was waited for.
+    """
+    if self.world.now >= since + ATTEMPT_TIMEOUT / FASTEST:
+      return
+    for name in self.members.values():
+      process = self.world.by_name[name]
+      lacks = [
+        commit
+        for commit in self.commits[process.step : step]
+        if commit.inline or not self.has_mean(process, commit)
+      ]
+      stays = process.leaves_since == math.inf
+      if stays and process.alive and lacks:
+        self.fail("A9", f"{what}, and {name} has only step {process.step}")
+
+  def joined(self, process: Any) -> None:
+    """Of two processes with one number, one goes."""
+    for name in self.members.values():
+      old = self.world.by_name[name]
+      same = old.index == process.index and old is not process
+      if same and old.alive and not old.over:
+        self.replaced[old.index] += 1
+    if self.replaced[process.index] > _PLACES:
+      self.fail("A13", f"{process.name} and another one replace each other")
 
   def deposed(self, leader: Any, process: Any) -> None:
     """A leader is not deposed while others hear it.

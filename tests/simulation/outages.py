@@ -37,7 +37,11 @@ _KINDS = (
   ("stranger", 1),
   ("damage", 2),
   ("save", 2),
+  ("crawl", 2),
+  ("storm", 4),
 )
+# What strikes again and again within a moment, and how long it lasts.
+_STORM = ("cut", "cut", "cut", "lag", "pause", "break", "kill leader")
 _BYTES = ("truncated", "longer", "another version", "random", "empty")
 
 Faults = tuple[tuple[float, str, tuple[Any, ...]], ...]
@@ -95,7 +99,18 @@ def schedule(
         for i, how in enumerate(_BYTES)
       ]
       return setting, tuple(struck)
+    case "crawl":
+      # For longer than the leader waits until it asks, and sent all the time.
+      setting = dataclasses.replace(
+        setting, inline=False, alone=False, needed=max(2, setting.needed)
+      )
+      return setting, ((time, kind, (index, 3 * ATTEMPT_TIMEOUT)),)
+    case "storm":
+      return setting, tuple(_storm(setting, time, r))
     case "twin":
+      # Until the two could have replaced each other some times.
+      slow = (1.0,) * len(setting.compute)
+      setting = dataclasses.replace(setting, compute=slow, steps=40)
       return setting, ((time, kind, (index,)),)
     case "stranger":
       return setting, ((time + 0.2, kind, (index,)),)
@@ -112,6 +127,25 @@ def schedule(
       return setting, ((time, kind, (index,)),)
     case _:
       return setting, ((time, kind, (index,)),)
+
+
+def _storm(setting: Setting, time: float, r: random.Random) -> Any:
+  """Messages are late on one link and then on another, while leaders change."""
+  for _ in range(r.choice((6, 10, 15))):
+    kind = r.choice(_STORM)
+    index = r.randrange(setting.replicas)
+    other = (index + 1 + r.randrange(setting.replicas - 1)) % setting.replicas
+    long = r.choice((0.02, 0.1, 0.5))
+    match kind:
+      case "cut":
+        yield time, kind, (index, other, long, False)
+      case "break":
+        yield time, kind, (index, other)
+      case "kill leader":
+        yield time, kind, (index, 0.5)
+      case _:
+        yield time, kind, (index, long)
+    time += r.expovariate(1.0 / 0.1)
 
 
 def _cuts(setting: Setting, index: int, time: float, r: random.Random) -> Any:

@@ -99,16 +99,15 @@ FAULTS = (
   ),
   _one(
     "a step is committed before all are done",
-    "leader.leader",
-    "if attempt.reported >= {p.incarnation for p in attempt.message.parts}:",
-    "if attempt.reported:",
+    "leader.attempt",
+    "for p in parts if self._reported >= everybody]",
+    "for p in parts]",
   ),
   _one(
     "a commit in an attempt that was told does not wait for all",
-    "leader.leader",
-    "            self._step(self._report_done(part))\n          else:",
-    "            self._step(*map(self._report_done, attempt.message.parts))\n"
-    "          else:",
+    "leader.attempt",
+    "      return own\n",
+    "      return [self._report(p) for p in parts]\n",
   ),
   _one(
     "a token is lost: a drop is not told",
@@ -121,13 +120,6 @@ FAULTS = (
     "log",
     "    if self._queue:\n      self._queue[-1][1].append(effect)",
     "    if True:\n      effects.append(effect)",
-  ),
-  _one(
-    "a proposal is taken for the commit",
-    "follower.follower",
-    "        if position == self._position:\n"
-    "          self.applier.proposed(record)",
-    "        self._recorded(position, record, now)",
   ),
   Planted(
     "a stale snapshot is served, and taken",
@@ -190,17 +182,11 @@ FAULTS = (
     "    local_step = self._quorum.step\n",
   ),
   _one(
-    "what was computed ahead is published, whatever is decided",
-    "follower.applier",
-    "      if self._ahead != commit:",
-    "      if self._ahead is None:",
-  ),
-  _one(
     "a gap in the log is jumped over",
     "follower.follower",
-    "    if position > self._position >= 0 or record is None:",
+    "    if position > self._position >= 0:\n      if peer",
     "    self._position = max(self._position, position)\n"
-    "    if record is None:",
+    "    if False:\n      if peer",
   ),
   _one(
     "an old membership goes on over a new connection",
@@ -211,10 +197,11 @@ FAULTS = (
   _one(
     "an optimistic mean is dropped after it was reported",
     "follower.follower",
-    "    self._proposed = None\n    self._search.heard(now)\n",
-    "    self._proposed = None\n    self._search.heard(now)\n"
+    "    self._search.heard(now)\n    self.view.apply(position, record)\n",
+    "    self._search.heard(now)\n    self.view.apply(position, record)\n"
     "    if any(isinstance(e, Joined) for e in record.entries):\n"
-    "      self.applier.abandon_all()\n",
+    "      for attempt in list(self.applier._work):\n"
+    "        self.applier._drop(attempt)\n",
   ),
   _one(
     "the journal tells of what might not have been",
@@ -351,9 +338,9 @@ FAULTS = (
   ),
   _one(
     "replicas that do not answer for a moment are removed",
-    "leader.leader",
-    "      return attempt.asked + self._limits.silence",
-    "      return attempt.asked + 0.001",
+    "leader.attempt",
+    "(limits.silence if self.unanswered else limits.attempt)",
+    "(0.001 if self.unanswered else limits.attempt)",
   ),
   _one(
     "a leader whose members are all lost ends well",
@@ -363,15 +350,15 @@ FAULTS = (
   ),
   _one(
     "no witness has the mean of a single gradient",
-    "leader.leader",
-    "      witness = max(able, key=key, default=None)",
-    "      witness = None",
+    "leader.attempt",
+    "    witness = max(able, key=key, default=None)",
+    "    witness = None",
   ),
   _one(
     "readers are not told of an attempt",
-    "leader.leader",
-    "    for incarnation in message.readers:\n      if incarnation in self",
-    "    for incarnation in ():\n      if incarnation in self",
+    "leader.attempt",
+    "    return (*(part.incarnation for part in parts), *self.message.readers)",
+    "    return tuple(part.incarnation for part in parts)",
   ),
   _one(
     "a run that fails takes steps",
@@ -440,16 +427,10 @@ FAULTS = (
     "    self._tell_w",
   ),
   _one(
-    "an abandoned attempt is finished all the same",
-    "follower.applier",
-    "    if work is not None and not work.committed:\n      self._drop(attempt)",
-    "    pass",
-  ),
-  _one(
     "a member that failed is told to be the witness's success",
-    "leader.leader",
-    "            attempt.held.append(self._report_done(part))",
-    "            self._step(self._report_done(part))",
+    "leader.attempt",
+    "    self._held += own\n    return []",
+    "    return own",
   ),
 )
 
@@ -478,20 +459,17 @@ def plant(fault: Planted) -> Iterator[None]:
     source = _patched(inspect.getsource(module), changes, name)
     namespace: dict[str, object] = dict(vars(module))
     exec(compile(source, f"<{fault.name}>", "exec"), namespace)
-    for key, new_class in namespace.items():
-      old_class = vars(module).get(key)
-      if (
-        not inspect.isclass(new_class)
-        or not inspect.isclass(old_class)
-        or old_class.__module__ != module.__name__
-        or new_class is old_class
-      ):
+    for key, new in namespace.items():
+      old = vars(module).get(key)
+      if getattr(old, "__module__", "") != module.__name__ or new is old:
         continue
-      for attribute, function in vars(new_class).items():
-        before = vars(old_class).get(attribute)
-        if inspect.isfunction(function) and inspect.isfunction(before):
+      pairs = [(old, new)]
+      if inspect.isclass(old) and inspect.isclass(new):
+        pairs = [(vars(old).get(name), f) for name, f in vars(new).items()]
+      for before, after in pairs:
+        if inspect.isfunction(before) and inspect.isfunction(after):
           undo.append((before, before.__code__))
-          before.__code__ = function.__code__
+          before.__code__ = after.__code__
   try:
     yield
   finally:

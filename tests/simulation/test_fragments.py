@@ -10,8 +10,8 @@ FAULTS = (
   (
     "contributions count alike, whatever is in them",
     "leader.rounds",
-    "      dataclasses.replace(part, weight=share * len(parts))\n",
-    "      dataclasses.replace(part, weight=1.0)\n",
+    "      codec.replace(part, weight=share * len(parts))\n",
+    "      codec.replace(part, weight=1.0)\n",
   ),
   (
     "what is in a contribution is not sent again",

@@ -9,7 +9,7 @@ _BATCH = 150
 FAULTS = (
   (
     "a sample counts twice: what is sent is taken in",
-    "leader.lender",
+    "leader.leases",
     "    if sp.size(message.data) != message.count * self.state.unit:\n",
     "    self._step(ledger.Claim(incarnation, message.data))\n"
     "    if not ledger.fits(self.state, incarnation, message.data):\n"
@@ -28,7 +28,7 @@ FAULTS = (
   (
     "a replica is not told of its samples",
     "leader.leader",
-    "      self._say(state, msg.Asked(inside, count, lease.spans))",
+    "      self._say(state, msg.Asked(inside, ask.gradients, ask.lease))",
     "      pass",
   ),
   (

@@ -26,7 +26,6 @@ _RARE = (
   "two processes with one number replace each other for ever",
   "a replica leaves before the others have its state",
   "the end does not wait for who is behind",
-  "an abandoned attempt is finished all the same",
 )
 
 

@@ -1,6 +1,5 @@
 """Lines of the journal that the leader's driver adds to."""
 
-import dataclasses
 import json
 import math
 import resource
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from optax_dist.coordinator import journal
-from optax_dist.coordinator.protocol import entries, notes
+from optax_dist.coordinator.protocol import codec, entries, notes
 from optax_dist.coordinator.runtime import journal_lines, timings
 
 
@@ -340,7 +339,7 @@ def test_forged_details_do_not_end_training(tmp_path):
   lines.write(
     notes.GradientDropped(0, 1, 0, 0, 1, "stale", "", None, 0.5, large)
   )
-  commit = dataclasses.replace(_commit(0), timings=(large, large))
+  commit = codec.replace(_commit(0), timings=(large, large))
   lines.write(commit)
   lines.write(notes.FingerprintSeen(0, 1, "made up"))
   lines.write(notes.FingerprintSeen(0, 1, "a-b-c"))
