@@ -8,14 +8,13 @@ What is left is what the collectives move: on TPU, cutting flat arrays instead c
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_dist._internal import axes, collectives
-from optax_dist._internal.leaves import packing
 
 Names = tuple[axes.AxisName, ...]
 Shape = tuple[int, ...]
@@ -137,25 +136,12 @@ def reduce_scatter(
     Arrays of the shapes :func:`shape_of`.
   """
 
-  def one(x: jax.Array) -> jax.Array:
+  def scatter(x: jax.Array) -> jax.Array:
     at = _dimension(_filled(x.shape), count)
-    return _scatter(_padded(x, count), names, at)
+    part = _scatter(_padded(x, count), names, at)
+    return part / jnp.asarray(count, part.dtype) if mean else part
 
-  def together(leaves: list[jax.Array]) -> list[jax.Array]:
-    shapes = [shape_of(x.shape, count) for x in leaves]
-    flat = [_rows(x, count).reshape(count, -1) for x in leaves]
-    part = _scatter(packing.join(flat), names, 0).reshape(-1)
-    columns = packing.split(part, [math.prod(shape) for shape in shapes])
-    return [x.reshape(s) for x, s in zip(columns, shapes, strict=True)]
-
-  def scatter(leaves: list[jax.Array]) -> list[jax.Array]:
-    parts = _by_message(leaves, names, one, together)
-    if mean:
-      parts = [x / jnp.asarray(count, x.dtype) for x in parts]
-    return parts
-
-  to = [_sharding(x, count) for x in leaves]
-  return axes.in_auto(scatter, to, list(leaves))
+  return [axes.in_auto(scatter, _sharding(x, count), x) for x in leaves]
 
 
 def all_gather(
@@ -173,44 +159,16 @@ def all_gather(
     count: the number of replicas.
   """
 
-  def one(x: jax.Array, shape: Shape) -> jax.Array:
-    at = _dimension(_filled(shape), count)
-    return _without_padding(collectives.gather_rows(x, names, axis=at), shape)
-
-  def together(parts: list[jax.Array], shapes: list[Shape]) -> list[jax.Array]:
-    row = packing.join([x.reshape(-1) for x in parts])
-    rows = collectives.gather_rows(row[None], names)
-    columns = packing.split(rows, [x.size for x in parts])
-    return [
-      whole(x.reshape(count, *part.shape), shape)
-      for x, part, shape in zip(columns, parts, shapes, strict=True)
-    ]
-
-  def gather(parts: list[jax.Array]) -> list[jax.Array]:
-    shapes = [x.shape for x in like]
-    return _by_message(parts, names, one, together, shapes)
+  def gather(x: jax.Array, whole: jax.Array) -> jax.Array:
+    at = _dimension(_filled(whole.shape), count)
+    full = collectives.gather_rows(x, names, axis=at)
+    return _without_padding(full, whole.shape)
 
   parts = [axes.cast_to_varying(x, names) for x in parts]
-  return axes.in_auto(gather, list(like), parts)
-
-
-def _by_message(
-  arrays: Sequence[jax.Array],
-  names: Names,
-  one: Callable[..., jax.Array],
-  together: Callable[..., list[jax.Array]],
-  *more: Sequence[Shape],
-) -> list[jax.Array]:
-  """Sends each array alone, or small ones together where that is faster."""
-  results = list(arrays)
-  for at in packing.together(arrays, [names] * len(arrays)):
-    args = [[xs[i] for i in at] for xs in (arrays, *more)]
-    if len(at) == 1:
-      results[at[0]] = one(*(x for (x,) in args))
-      continue
-    for i, x in zip(at, together(*args), strict=True):
-      results[i] = x
-  return results
+  return [
+    axes.in_auto(lambda x, like=like: gather(x, like), like, x)
+    for x, like in zip(parts, like, strict=True)
+  ]
 
 
 def _scatter(x: jax.Array, names: Names, at: int) -> jax.Array:

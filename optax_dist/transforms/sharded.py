@@ -63,8 +63,8 @@ def sharded(
 
   A leaf is cut into N slices along the dimension that needs the least padding with
   zeros, usually the first that N divides. So masks, labels and rates by leaf work
-  in ``inner``, and no array is copied to be sent. XLA combines the messages of
-  small leaves on TPU and GPU; on CPU they share one per dtype.
+  in ``inner``, and no array is copied to be sent. There is a reduce-scatter and an
+  all-gather of each leaf, which compilers for TPU and GPU combine.
 
   ``inner`` must be elementwise and must not use the shapes of leaves, like
   Adam, momentum, weight decay and schedules. This is checked before anything is
