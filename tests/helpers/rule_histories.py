@@ -5,19 +5,7 @@ import functools
 import random
 from typing import NamedTuple
 
-from hypothesis import strategies as st
-
 from optax_dist import quorum
-
-OPTIONS = st.fixed_dictionaries(
-  {
-    "replicas_to_aggregate": st.integers(1, 6),
-    "total_num_replicas": st.integers(1, 4),
-    "max_staleness": st.integers(0, 2),
-    "two_phase": st.booleans(),
-    "window": st.booleans(),
-  }
-)
 
 
 class Choice(NamedTuple):
@@ -30,29 +18,6 @@ class Choice(NamedTuple):
   incarnation: int | None
   count: int
   other: int
-
-
-CHOICES = st.lists(
-  st.builds(
-    Choice,
-    # Mostly what goes well, or hardly a step would ever be committed.
-    st.sampled_from(
-      ["work"] * 12
-      + ["arrive"] * 5
-      + ["join"] * 3
-      + ["lost", "failed"] * 2
-      + ["done", "leave", "close"]
-    ),
-    st.integers(0, 4),
-    st.sampled_from([0, 0, 0, 0, -1, -2, 1]),
-    st.sampled_from([True, True, True, False]),
-    st.sampled_from([None, None, None, 0, 1]),
-    st.sampled_from([1, 1, 2, 3]),
-    st.integers(0, 4),
-  ),
-  min_size=15,
-  max_size=60,
-)
 
 
 def event_of(choice, state):
@@ -105,16 +70,6 @@ def started(options):
   for replica in range(options["total_num_replicas"] - 1):
     state, _ = quorum.step(state, quorum.Join(replica))
   return state
-
-
-def histories(options, choices):
-  """Yields (state before, event, decisions, state after)."""
-  state = started(options)
-  for choice in choices:
-    event = event_of(choice, state)
-    after, decisions = quorum.step(state, event)
-    yield state, event, decisions, after
-    state = after
 
 
 # Drawn by `random`, which is much quicker than by hypothesis, and the same in all

@@ -35,7 +35,7 @@ def test_how_many_recordings_are_replayed():
 
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(0, 3)))
 @settings(max_examples=60)
-def test_events_and_decisions_tell_what_the_system_does(k, n, arrivals):
+def test_events_and_decisions_describe_the_system(k, n, arrivals):
   tokens = max(0, k - n)
   state = tensorflow1.strict_quorum(k, n, num_tokens=tokens)
   system = tf.sync_replicas(k, n, num_tokens=tokens, workers=())
@@ -114,7 +114,7 @@ def test_a_step_that_is_yet_to_come_counts_as_in_tensorflow():
   assert state.step == 1
 
 
-def test_one_that_nobody_knows_can_not_be_lost():
+def test_an_unknown_worker_can_not_be_lost():
   state = tensorflow1.strict_quorum(2)
   for event in (quorum.Lost(5), quorum.Leave(5)):
     assert quorum.step(state, event) == (state, ())

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from optax_dist.coordinator.launch import supervisor
 from optax_dist.coordinator.launch.nodes import Place
 from optax_dist.coordinator.launch.notices import Notice, Part, Plan, Stage
+from optax_dist.coordinator.protocol import codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,7 +308,7 @@ class Spread:
         one.wanted, one.settled = None, True
         plan = one.plan or Plan(replica, 0, "", ())
         stage = Stage.ABSENT if words else Stage.DONE
-        one.plan = dataclasses.replace(plan, stage=stage, words=words)
+        one.plan = codec.replace(plan, stage=stage, words=words)
       case supervisor.RunOver():
         self._over = True
         effects += self._close()
@@ -408,7 +409,7 @@ class Spread:
     assert one.part is not None
     if not one.runs:
       return []
-    one.part = dataclasses.replace(
+    one.part = codec.replace(
       one.part,
       stage=Stage.ENDED if given.code else Stage.DONE,
       code=given.code,
@@ -438,16 +439,14 @@ class Spread:
     if not one.runs:
       return []
     assert one.part is not None
-    one.part = dataclasses.replace(
-      one.part, stage=Stage.ENDED, code=-9, words=words
-    )
+    one.part = codec.replace(one.part, stage=Stage.ENDED, code=-9, words=words)
     return [KillPart(one.place.replica)]
 
   def _gone(self, one: _Replica, part: Part | None) -> list[Effect]:
     """It has ended; the supervisor decides what comes next."""
     if one.plan is not None and one.plan.stage == Stage.RUNS:
       words = "" if part is None else part.words
-      one.plan = dataclasses.replace(one.plan, stage=Stage.ENDED, words=words)
+      one.plan = codec.replace(one.plan, stage=Stage.ENDED, words=words)
     if self._over or self._signal or not self._decides(one):
       one.settled = True
     replica = one.place.replica
@@ -487,7 +486,7 @@ class Spread:
       else:
         words = self._silent(host)
       lost = Part(plan.replica, self._launcher, plan.start, Stage.ENDED, 1)
-      return self._end(one, dataclasses.replace(lost, words=words))
+      return self._end(one, codec.replace(lost, words=words))
     if all(part is not None and part.stage == Stage.DONE for part in parts):
       return self._gone(one, parts[0])
     return []
@@ -501,10 +500,10 @@ class Spread:
     plan = Plan(wanted.replica, wanted.start, wanted.address, ())
     if missing:
       words = " and ".join(map(self._silent, missing))
-      one.plan = dataclasses.replace(plan, stage=Stage.ABSENT, words=words)
+      one.plan = codec.replace(plan, stage=Stage.ABSENT, words=words)
       return self._give_up(one, words)
     launchers = [n.launcher for n in map(self._notice, hosts) if n is not None]
-    one.plan = dataclasses.replace(plan, launchers=tuple(launchers))
+    one.plan = codec.replace(plan, launchers=tuple(launchers))
     return self._begin(one, self._launcher, one.plan)
 
   def _end(self, one: _Replica, part: Part) -> list[Effect]:

@@ -1,6 +1,5 @@
 """Tests of the launchers' decisions about replicas on several hosts."""
 
-import dataclasses
 import random
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from optax_dist.coordinator.launch import notices, spread
 from optax_dist.coordinator.launch import supervisor as sup
 from optax_dist.coordinator.launch.nodes import Place
+from optax_dist.coordinator.protocol import codec
 
 _MEET, _SILENCE = 30.0, 6.0
 
@@ -35,7 +35,7 @@ class _Two:
     """One host writes its notice, and the other one reads it."""
     writer = 1 - reader
     self.beats[writer] += 1
-    notice = dataclasses.replace(
+    notice = codec.replace(
       self.machines[writer].notice, beat=self.beats[writer]
     )
     again = notices.CODEC.decode(notices.CODEC.encode(notice))
@@ -156,7 +156,7 @@ def test_what_an_earlier_launcher_has_left_is_not_taken_for_life():
   new = notices.Notice("new", 1)
   assert one.step(spread.Heard(1, new), 2.0) == [spread.Start(0, 0, "h:1")]
   # An old one that comes late is of no effect.
-  again = dataclasses.replace(new, beat=9)
+  again = codec.replace(new, beat=9)
   assert one.step(spread.Heard(1, again), 3.0) == []
   assert one.step(spread.Heard(1, new), 4.0) == []
   assert one.step(sup.Tick(), 3.1 + _SILENCE)[0] == spread.KillPart(0)
@@ -263,7 +263,7 @@ def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on():
   second = _spread(0, "b", process="node2, process 7")
   first = notices.Notice("a", 5, process="node1, process 9")
   assert second.step(spread.Heard(0, first), 1.0) == []
-  beats = dataclasses.replace(first, beat=6)
+  beats = codec.replace(first, beat=6)
   [refused] = second.step(spread.Heard(0, beats), 1.2)
   assert (
     "on host 0: this one (node2, process 7) and another (node1, process 9)"
@@ -384,7 +384,7 @@ class _World:
     one.agree(sup.Tick(), self.now)
     one.beat += 1
     if one.spread.writes:
-      notice = dataclasses.replace(one.spread.notice, beat=one.beat)
+      notice = codec.replace(one.spread.notice, beat=one.beat)
       self.board[one.host] = notice
     for other in range(self.hosts):
       delay = self.random.uniform(0.0, 2.0 if faults else 0.3)
