@@ -6,7 +6,7 @@
 One replica on each device; if there is only a CPU, on 8 virtual devices. The
 images are scikit-learn's: 1,797 real ones. Writes metrics.jsonl, with a line for
 each step, and training.png. Needs the extra [train]. `digits_launched.py` has the
-same network for replicas that are processes.
+same network for replicas in separate processes.
 """
 
 import argparse
