@@ -213,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
   # Slow imports follow.
   from optax_dist.cli.launch import job as jobs
   from optax_dist.cli.launch import shown
-  from optax_dist.coordinator.launch import launcher, spread
+  from optax_dist.coordinator.launch import launcher, placement
 
   with (
     shown.Shown(journal, needed=reported.wanted(args)) as screen,
@@ -222,26 +222,19 @@ def run(args: argparse.Namespace) -> int:
     job = jobs.Job(args, screen.journal)
     launched = launcher.Launcher(
       command,
-      job.replicas,
+      job.placement(args, lambda line: screen.echo("launch", line, True)),
       folder=args.output and args.output / _LOGS,
       told=job.told,
       env={"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")},
-      node=job.node,
-      processes=args.processes_per_replica,
-      nodes_per_replica=args.nodes_per_replica,
-      patience=spread.Patience(
-        max(spread.Patience.meet, args.host_timeout), args.host_timeout
-      ),
       needed=job.needed,
       restarts=args.restarts,
       grace=args.grace,
-      linger=None,
       echo=screen.echo,
       on_tick=screen.update,
     )
     try:
-      return launched.run().code
-    except launcher.LaunchError as error:
+      return launched.run()
+    except placement.LaunchError as error:
       parser.say(str(error))
       return error.code
     except RuntimeError as error:  # The store can't listen.

@@ -17,9 +17,25 @@ import math
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from optax_dist.coordinator.launch import supervisor
-from optax_dist.coordinator.launch.nodes import Place
-from optax_dist.coordinator.launch.notices import Notice, Part, Plan, Stage
+from optax_dist.coordinator.extras.hosts.nodes import Place
+from optax_dist.coordinator.extras.hosts.notices import (
+  Notice,
+  Part,
+  Plan,
+  Stage,
+)
+from optax_dist.coordinator.launch.supervisor import (
+  CannotStart,
+  GiveUpRun,
+  KillReplica,
+  LauncherStops,
+  ReplicaEnded,
+  RunOver,
+  Settled,
+  SignalReplica,
+  StartReplica,
+  Tick,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,118 +52,40 @@ class Heard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-  """A replica starts; its processes on this host end with a `PartEnded`.
-
-  As an input: this host has decided it, for all hosts. As an effect: start this
-  host's processes now.
+class LauncherEnds:
+  """Input: this launcher ends, and its processes with it.
 
   Attributes:
-    replica: its index.
-    start: how often it was started before.
-    address: the address of its process 0.
-  """
-
-  replica: int
-  start: int
-  address: str
-
-
-@dataclasses.dataclass(frozen=True)
-class PartEnded:
-  """Input: this host's processes of a replica have all ended.
-
-  Attributes:
-    replica: its index.
-    code: 0, or that of the process that failed first, negative for a signal.
-    words: which process it was, and how it ended.
-    tail: the last lines of its output.
-  """
-
-  replica: int
-  code: int
-  words: str = ""
-  tail: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class NoMoreStarts:
-  """Input: a replica that this host decides about is not restarted.
-
-  Attributes:
-    replica: its index.
-    words: why it was given up; "" if it finished successfully.
-  """
-
-  replica: int
-  words: str = ""
-
-
-Input: TypeAlias = (
-  Heard
-  | Start
-  | PartEnded
-  | NoMoreStarts
-  | supervisor.EndReplica
-  | supervisor.RunOver
-  | supervisor.LauncherStops
-  | supervisor.Tick
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class KillPart:
-  """Effect: kill this host's processes of a replica; no `PartEnded` follows."""
-
-  replica: int
-
-
-@dataclasses.dataclass(frozen=True)
-class SignalPart:
-  """Effect: pass a signal on to this host's processes of a replica."""
-
-  replica: int
-  number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplicaEnded:
-  """Effect: a replica has ended on all hosts, or is about to.
-
-  Attributes:
-    replica: its index.
-    start: how often it was started before.
-    code: 0, or that of the process that failed first.
-    words: which process it was, and how it ended.
-    tail: the last lines of its output.
-  """
-
-  replica: int
-  start: int
-  code: int = 0
-  words: str = ""
-  tail: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Refused:
-  """Effect: this launcher can't take part in the job.
-
-  Attributes:
-    words: the reason, for people.
+    words: the reason, for people; "" if the run is over.
   """
 
   words: str
 
 
-Effect: TypeAlias = (
-  Start
-  | KillPart
-  | SignalPart
+# A `StartReplica` is a decision of this host, for all hosts; a `ReplicaEnded`
+# is about this host's processes only.
+Input: TypeAlias = (
+  Heard
+  | LauncherEnds
+  | StartReplica
+  | KillReplica
   | ReplicaEnded
-  | Refused
-  | supervisor.CannotStart
-  | supervisor.RunOver
+  | Settled
+  | RunOver
+  | LauncherStops
+  | Tick
+)
+
+# A `StartReplica` starts this host's processes; a `ReplicaEnded`, `CannotStart`
+# or `RunOver` is about the replica or run as a whole, for the supervisor.
+Effect: TypeAlias = (
+  StartReplica
+  | KillReplica
+  | SignalReplica
+  | ReplicaEnded
+  | CannotStart
+  | RunOver
+  | GiveUpRun
 )
 
 
@@ -189,7 +127,7 @@ class _Host:
 @dataclasses.dataclass
 class _Replica:
   place: Place
-  wanted: Start | None = None
+  wanted: StartReplica | None = None
   until: float = 0.0  # Deadline of `wanted`, or for its first host.
   plan: Plan | None = None  # Set if this host decides.
   part: Part | None = None
@@ -203,7 +141,7 @@ class _Replica:
     return self.part is not None and self.part.stage == Stage.RUNS
 
 
-class Spread:
+class Agreement:
   """The state machine; see the module docstring.
 
   Attributes:
@@ -212,22 +150,22 @@ class Spread:
 
   Example:
     >>> places = [Place(0, range(1), range(2))]
-    >>> first = Spread(0, "a", places, Patience(), now=0.0)
-    >>> first.step(Start(0, 0, "10.0.0.1:29500"), 0.0)
+    >>> first = Agreement(0, "a", places, Patience(), now=0.0)
+    >>> first.step(StartReplica(0, 0, "10.0.0.1:29500"), 0.0)
     []
     >>> first.step(Heard(1, None), 1.0)
     []
     >>> first.step(Heard(1, Notice("b")), 2.0)
-    [Start(replica=0, start=0, address='10.0.0.1:29500')]
-    >>> second = Spread(1, "b", [Place(0, range(1, 2), range(2))], Patience(), 0.0)
+    [StartReplica(replica=0, restarts=0, address='10.0.0.1:29500')]
+    >>> second = Agreement(1, "b", [Place(0, range(1, 2), range(2))], Patience(), 0.0)
     >>> second.step(Heard(0, None), 2.0)
     []
     >>> second.step(Heard(0, first.notice), 2.2)
-    [Start(replica=0, start=0, address='10.0.0.1:29500')]
-    >>> second.step(PartEnded(0, -9, "process 1 was ended by SIGKILL"), 9.0)
+    [StartReplica(replica=0, restarts=0, address='10.0.0.1:29500')]
+    >>> second.step(ReplicaEnded(0, -9, "process 1 was ended by SIGKILL"), 9.0)
     []
     >>> first.step(Heard(1, second.notice), 9.2)[0]
-    KillPart(replica=0)
+    KillReplica(replica=0)
   """
 
   def __init__(
@@ -294,24 +232,27 @@ class Spread:
         effects += self._read_own(notice, now)
       case Heard(host, notice):
         effects += self._hear(self._others[host], notice, now)
-      case Start(replica, start):
+      case StartReplica(replica, restarts):
         one = self._replicas[replica]
-        wait = self._patience.silence if start else self._patience.meet
+        wait = self._patience.silence if restarts else self._patience.meet
         one.wanted, one.until = given, now + wait
-      case PartEnded(replica):
+      case ReplicaEnded(replica):
         effects += self._ended(self._replicas[replica], given)
-      case supervisor.EndReplica(replica):
+      case KillReplica(replica):
         effects += self._end_unwanted(self._replicas[replica])
-      case NoMoreStarts(replica, words):
-        one = self._replicas[replica]
-        one.wanted, one.settled = None, True
-        plan = one.plan or Plan(replica, 0, "", ())
-        stage = Stage.ABSENT if words else Stage.DONE
-        one.plan = dataclasses.replace(plan, stage=stage, words=words)
-      case supervisor.RunOver():
+      case Settled(replica, words):
+        self._settle(self._replicas[replica], words)
+      case LauncherEnds(words):
+        for one in self._replicas.values():
+          if one.runs:
+            self._ended(one, ReplicaEnded(one.place.replica, 1, words))
+          if self._decides(one):
+            self._settle(one, words)
+        return []
+      case RunOver():
         self._over = True
         effects += self._close()
-      case supervisor.LauncherStops(number):
+      case LauncherStops(number):
         self._signal = number
         effects += self._close()
     for one in self._replicas.values():
@@ -323,9 +264,14 @@ class Spread:
         effects += self._pass_on(one)
     return effects
 
-  def decides(self, replica: int) -> bool:
-    """Whether this host is a replica's first, which decides about it."""
-    return self._decides(self._replicas[replica])
+  def _settle(self, one: _Replica, words: str) -> None:
+    """Tells the other hosts that a replica is not started again."""
+    one.wanted, one.settled = None, True
+    plan = one.plan or Plan(one.place.replica, 0, "", ())
+    if plan.stage in (Stage.DONE, Stage.ABSENT):
+      return
+    stage = Stage.ABSENT if words else Stage.DONE
+    one.plan = dataclasses.replace(plan, stage=stage, words=words)
 
   def _decides(self, one: _Replica) -> bool:
     return one.place.hosts[0] == self._host
@@ -348,7 +294,7 @@ class Spread:
       return []  # It may be of an earlier launcher of this host.
     self.writes = False
     return [
-      Refused(
+      GiveUpRun(
         f"Two launchers say that they are on host {self._host}: this one"
         f" ({self._process}) and another ({notice.process}). Give each host a"
         " --node-rank of its own, and start one launcher there."
@@ -373,10 +319,10 @@ class Spread:
       other.changed = now
       difference = self._difference(notice)
       if difference:
-        return [Refused(difference)]
+        return [GiveUpRun(difference)]
     if notice.over and not self._over:
       self._over = True
-      return [supervisor.RunOver(), *self._close()]
+      return [RunOver(), *self._close()]
     return []
 
   def _difference(self, notice: Notice) -> str:
@@ -404,7 +350,7 @@ class Spread:
 
   # The processes on this host.
 
-  def _ended(self, one: _Replica, given: PartEnded) -> list[Effect]:
+  def _ended(self, one: _Replica, given: ReplicaEnded) -> list[Effect]:
     assert one.part is not None
     if not one.runs:
       return []
@@ -441,7 +387,7 @@ class Spread:
     one.part = dataclasses.replace(
       one.part, stage=Stage.ENDED, code=-9, words=words
     )
-    return [KillPart(one.place.replica)]
+    return [KillReplica(one.place.replica)]
 
   def _gone(self, one: _Replica, part: Part | None) -> list[Effect]:
     """It has ended; the supervisor decides what comes next."""
@@ -453,13 +399,13 @@ class Spread:
     replica = one.place.replica
     if part is None:
       return [ReplicaEnded(replica, 0)]
-    return [ReplicaEnded(replica, part.start, part.code, part.words, part.tail)]
+    return [ReplicaEnded(replica, part.code, part.words, part.tail)]
 
   def _give_up(self, one: _Replica, words: str) -> list[Effect]:
     one.wanted, one.settled = None, True
     return [
       *self._kill(one, words),
-      supervisor.CannotStart(one.place.replica, words),
+      CannotStart(one.place.replica, words),
     ]
 
   # On a replica's first host.
@@ -492,13 +438,15 @@ class Spread:
       return self._gone(one, parts[0])
     return []
 
-  def _start(self, one: _Replica, wanted: Start, now: float) -> list[Effect]:
+  def _start(
+    self, one: _Replica, wanted: StartReplica, now: float
+  ) -> list[Effect]:
     hosts = one.place.hosts
     missing = [h for h in hosts if not self._is_there(h, now)]
     if missing and now < one.until:
       return []
     one.wanted = None
-    plan = Plan(wanted.replica, wanted.start, wanted.address, ())
+    plan = Plan(wanted.replica, wanted.restarts, wanted.address, ())
     if missing:
       words = " and ".join(map(self._silent, missing))
       one.plan = dataclasses.replace(plan, stage=Stage.ABSENT, words=words)
@@ -552,7 +500,7 @@ class Spread:
   def _begin(self, one: _Replica, decider: str, plan: Plan) -> list[Effect]:
     one.part = Part(plan.replica, decider, plan.start)
     one.signalled = False
-    return [Start(plan.replica, plan.start, plan.address)]
+    return [StartReplica(plan.replica, plan.start, plan.address)]
 
   def _pass_on(self, one: _Replica) -> list[Effect]:
     """A replica leaves as a whole when any of its hosts has to stop."""
@@ -562,7 +510,7 @@ class Spread:
       notice = self._notice(host)
       if notice is not None and notice.signal and self._counts(one, notice):
         one.signalled = True
-        return [SignalPart(one.place.replica, notice.signal)]
+        return [SignalReplica(one.place.replica, notice.signal)]
     return []
 
   def _counts(self, one: _Replica, notice: Notice) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optax_dist.coordinator.launch import nodes
+from optax_dist.coordinator.extras.hosts import nodes
 
 _SLURM = {
   "SLURM_JOB_ID": "4111",

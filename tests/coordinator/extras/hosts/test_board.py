@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from optax_dist.coordinator.launch import board, notices
+from optax_dist.coordinator.extras.hosts import board, notices
 from optax_dist.coordinator.store import process, urls
 from optax_dist.coordinator.transport import addresses
 

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterable
 
-from optax_dist.coordinator.launch import notices
+from optax_dist.coordinator.extras.hosts import notices
 from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.store import interface, urls

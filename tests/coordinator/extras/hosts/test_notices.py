@@ -1,6 +1,11 @@
 """What a launcher tells of several replicas and of several starts of each."""
 
-from optax_dist.coordinator.launch.notices import CODEC, Notice, Part, Plan
+from optax_dist.coordinator.extras.hosts.notices import (
+  CODEC,
+  Notice,
+  Part,
+  Plan,
+)
 
 
 def test_a_part_is_that_of_one_decision_alone():
