@@ -74,8 +74,8 @@ def sharded(
   name), noise.
 
   Take gradients with respect to :func:`optax_dist.local_params`, and pass the
-  state in and out with :func:`optax_dist.state_specs` or
-  :func:`optax_dist.state_axes`. If parameters are sharded over model axes too,
+  state in and out with :func:`optax_dist.states.state_specs` or
+  :func:`optax_dist.states.state_axes`. If parameters are sharded over model axes too,
   call ``init`` inside the map: it shards the state of the shard that it sees.
 
   Args:
@@ -89,7 +89,7 @@ def sharded(
     A :class:`optax.GradientTransformationExtraArgs` with a
     :class:`ShardedState`. Keyword arguments of ``update`` are passed to
     ``inner`` unchanged. To change the number of replicas, see
-    :func:`optax_dist.resize_sharded`.
+    :func:`optax_dist.states.resize_sharded`.
 
   Raises:
     ValueError: at construction, if an argument is invalid; in ``init`` (or in
@@ -110,7 +110,7 @@ def sharded(
     >>> state = tx.init(params)
     >>> state.inner_state[0].trace.value.shape  # Two parts of two, one padded.
     (2, 2)
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> update = jax.vmap(
     ...   lambda gradient, state: tx.update(gradient, state, params),
     ...   in_axes=(0, axes), out_axes=(0, axes), axis_name="data",
@@ -231,9 +231,10 @@ def _take(node: Any) -> Any:
   if jnp.ndim(x) == 2 and x.shape[0] != 1:
     raise ValueError(
       f"{_USER}: this replica sees the state of {x.shape[0]} replicas. Pass the"
-      " state into the map with in_specs=optax_dist.state_specs(state, axis_name)"
-      " for jax.shard_map, or in_axes=optax_dist.state_axes(state) for jax.vmap and"
-      " jax.pmap, and out of it in the same way."
+      " state into the map with"
+      " in_specs=optax_dist.states.state_specs(state, axis_name) for jax.shard_map, or"
+      " in_axes=optax_dist.states.state_axes(state) for jax.vmap and jax.pmap, and"
+      " out of it in the same way."
     )
   return x.reshape(-1)
 

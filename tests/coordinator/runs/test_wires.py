@@ -143,7 +143,7 @@ def test_local_updates_feed_back_as_the_transform_does():
     num_replicas=2,
   )
   state = tx.init(jnp.zeros(size))
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
 
   def step(params, state, target):
     updates, state = tx.update(params - target, state, params)

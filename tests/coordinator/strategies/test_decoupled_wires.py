@@ -103,7 +103,7 @@ def test_the_same_contributions_have_the_same_outcome_as_streaming_updates(
     num_replicas=2,
   )
   state = tx.init(PARAMS)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
 
   def update(gradients, state, params):
     updates, state = tx.update(gradients, state, params)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_dist.transforms.elastic_exchange import (
+from optax_dist.elastic_exchange import (
   elastic_exchange,
   sequential_exchange,
   simultaneous_exchange,

@@ -13,7 +13,7 @@ import optax_dist
 def test_each_array_goes_where_its_spec_says():
   tree = {"x": np.arange(8.0), "y": jnp.ones(3), "n": None, "key": None}
   tree["key"] = jax.random.key(0)
-  placed = optax_dist.place(
+  placed = optax_dist.states.place(
     tree, maps.mesh(4), {"x": P(maps.AXIS), "y": P(), "n": None, "key": P()}
   )
   assert placed["x"].sharding.spec == P(maps.AXIS)
@@ -24,7 +24,7 @@ def test_each_array_goes_where_its_spec_says():
 
 
 def test_one_spec_may_be_for_all():
-  placed = optax_dist.place(
+  placed = optax_dist.states.place(
     {"a": {"b": np.ones((4, 2))}, "c": np.ones(8)}, maps.mesh(4), P(maps.AXIS)
   )
   specs = jax.tree.map(lambda x: x.sharding.spec, placed)
@@ -36,4 +36,4 @@ def test_one_spec_may_be_for_all():
 )
 def test_what_does_not_fit_is_named(shape, spec):
   with pytest.raises(ValueError, match=r"place: \['w'\] of shape .* can't be"):
-    optax_dist.place({"w": np.zeros(shape)}, maps.mesh(4), spec)
+    optax_dist.states.place({"w": np.zeros(shape)}, maps.mesh(4), spec)

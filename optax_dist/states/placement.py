@@ -21,7 +21,7 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     tree: a pytree of arrays: parameters, a batch, a state.
     mesh: the mesh.
     specs: a pytree of ``PartitionSpec`` like ``tree``, or a prefix of it: one
-      spec for all, or the result of :func:`optax_dist.state_specs`.
+      spec for all, or the result of :func:`optax_dist.states.state_specs`.
 
   Returns:
     The same values as sharded ``jax.Array``s. As with ``jax.device_put``, an
@@ -37,7 +37,7 @@ def place(tree: Tree, mesh: jax.sharding.Mesh, specs: Any) -> Tree:
     >>> import jax, jax.numpy as jnp, optax_dist
     >>> P = jax.sharding.PartitionSpec
     >>> mesh = jax.make_mesh((1,), ("data",))
-    >>> batch = optax_dist.place({"x": jnp.ones((4, 2))}, mesh, P("data"))
+    >>> batch = optax_dist.states.place({"x": jnp.ones((4, 2))}, mesh, P("data"))
     >>> batch["x"].sharding.spec
     P('data',)
   """

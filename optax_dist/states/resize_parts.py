@@ -52,7 +52,7 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
     >>> state = tx.init(params)
     >>> state.inner_state.trace["w"].value.shape
     (4, 2)
-    >>> state = optax_dist.resize_sharded(state, params, 3)
+    >>> state = optax_dist.states.resize_sharded(state, params, 3)
     >>> state.inner_state.trace["w"].value.shape
     (3, 2)
   """

@@ -61,7 +61,7 @@ def _in_parts(size):
 @pytest.mark.parametrize("old", [1, 4])
 def test_every_element_comes_to_its_place(old, new):
   """With fewer replicas or more, even more than there are elements."""
-  resized = optax_dist.resize_sharded(_in_parts(old), PARAMS, new)
+  resized = optax_dist.states.resize_sharded(_in_parts(old), PARAMS, new)
   chex.assert_trees_all_equal(resized, _in_parts(new))
 
 
@@ -80,7 +80,7 @@ def test_what_belongs_to_all_replicas_stays():
     optax.trace(0.9), _sharded(inner, size), optax.scale_by_schedule(float)
   )
   state = _with_values(make(N).init(PARAMS))
-  resized = optax_dist.resize_sharded(state, PARAMS, 3)
+  resized = optax_dist.states.resize_sharded(state, PARAMS, 3)
   chex.assert_trees_all_equal_shapes_and_dtypes(resized, make(3).init(PARAMS))
   chex.assert_trees_all_equal((resized[0], resized[2]), (state[0], state[2]))
   chex.assert_trees_all_equal(
@@ -90,7 +90,7 @@ def test_what_belongs_to_all_replicas_stays():
 
 def test_shapes_are_enough_for_the_parameters():
   shapes = jax.eval_shape(lambda: PARAMS)
-  resized = optax_dist.resize_sharded(_in_parts(N), shapes, 3)
+  resized = optax_dist.states.resize_sharded(_in_parts(N), shapes, 3)
   chex.assert_trees_all_equal(resized, _in_parts(3))
 
 
@@ -98,9 +98,9 @@ def test_shapes_are_enough_for_the_parameters():
 def test_a_state_on_a_mesh_comes_to_the_host(explicit):
   """The old mesh fits no more."""
   state = _in_parts(N)
-  specs = optax_dist.state_specs(state, maps.AXIS)
-  placed = optax_dist.place(state, maps.mesh(N, explicit), specs)
-  resized = optax_dist.resize_sharded(placed, PARAMS, 3)
+  specs = optax_dist.states.state_specs(state, maps.AXIS)
+  placed = optax_dist.states.place(state, maps.mesh(N, explicit), specs)
+  resized = optax_dist.states.resize_sharded(placed, PARAMS, 3)
   chex.assert_trees_all_equal(resized, _in_parts(3))
   assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(resized))
 
@@ -127,7 +127,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, fewer):
   like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
   with ocp.StandardCheckpointer() as checkpointer:
     restored = checkpointer.restore(tmp_path / "state", like)
-  resized = optax_dist.resize_sharded(restored, PARAMS, fewer)
+  resized = optax_dist.states.resize_sharded(restored, PARAMS, fewer)
   # The counters are still on the old mesh.
   updates, _ = update(fewer, jax.device_get(resized), second)
 
@@ -149,7 +149,7 @@ def test_parts_of_shards_are_refused(names):
   params = {"w": jnp.arange(24.0).reshape(4, 6)}
   specs = {"w": P(None, "model") if "model" in names else P()}
   tx = _sharded(optax.trace(0.9), 2)
-  of_state = optax_dist.state_specs(
+  of_state = optax_dist.states.state_specs(
     jax.eval_shape(tx.init, params), maps.AXIS, param_specs=specs
   )
   init = jax.shard_map(
@@ -158,22 +158,22 @@ def test_parts_of_shards_are_refused(names):
   state = jax.jit(init)(params)
   assert state.inner_state.trace["w"].value.shape == (2, 12)
   if names == ("data",):
-    optax_dist.resize_sharded(state, params, 1)
+    optax_dist.states.resize_sharded(state, params, 1)
     return
   with pytest.raises(ValueError, match="sharded over model axes too"):
-    optax_dist.resize_sharded(state, params, 1)
+    optax_dist.states.resize_sharded(state, params, 1)
 
 
 def test_errors():
   state = _in_parts(N)
   with pytest.raises(ValueError, match="`num_replicas` must be a positive"):
-    optax_dist.resize_sharded(state, PARAMS, 0)
+    optax_dist.states.resize_sharded(state, PARAMS, 0)
   with pytest.raises(ValueError, match="there is no state of sharded"):
-    optax_dist.resize_sharded(optax.sgd(0.1).init(PARAMS), PARAMS, 2)
+    optax_dist.states.resize_sharded(optax.sgd(0.1).init(PARAMS), PARAMS, 2)
   other = PARAMS | {"b": np.zeros(9, np.float32)}
   with pytest.raises(
     ValueError, match=r"\(4, 2\) for a parameter of shape \(9,"
   ):
-    optax_dist.resize_sharded(state, other, 2)
+    optax_dist.states.resize_sharded(state, other, 2)
   with pytest.raises(ValueError, match="not in a tree like `params`"):
-    optax_dist.resize_sharded(state, PARAMS | {"more": np.zeros(2)}, 2)
+    optax_dist.states.resize_sharded(state, PARAMS | {"more": np.zeros(2)}, 2)
