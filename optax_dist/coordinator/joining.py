@@ -24,7 +24,7 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
-from optax_dist.coordinator.metrics import opentelemetry, reporter
+from optax_dist.coordinator.metrics import reporter
 from optax_dist.coordinator.runtime import endpoint, processes, threads
 from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import process, urls
@@ -429,8 +429,7 @@ def initialize_processes() -> None:
 
 def _reporter(told: options.Options) -> reporter.Reporter | None:
   """The metrics reporter, or None if no metrics are requested."""
-  wanted = told.metrics_port is not None or told.tensorboard is not None
-  if not wanted and opentelemetry.provider() is None:
+  if told.metrics_port is None and told.tensorboard is None:
     return None
   return reporter.Reporter(
     port=told.metrics_port, bind=told.metrics_bind, folder=told.tensorboard
