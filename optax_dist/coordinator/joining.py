@@ -185,7 +185,7 @@ def join(
   )
   told = options.of("join", settings)
   place = urls.parse(store or f"tcp://{address}")
-  host = endpoint.store_host(place)
+  host = place.host
   if bind is None and advertise is None:
     bind = advertise = launched.local_addr
   local = addresses.is_loopback(host) and bind is None

@@ -22,7 +22,6 @@ from optax_dist.coordinator.launch import placement, supervisor
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.launch.placement import LaunchError
 from optax_dist.coordinator.launch.supervisor import Effect
-from optax_dist.coordinator.runtime import endpoint
 from optax_dist.coordinator.store import process as store_process
 from optax_dist.coordinator.store import urls
 from optax_dist.coordinator.transport import addresses
@@ -175,7 +174,7 @@ class HostPlacement(placement.Placement):
 
   def _meeting_address(self, store: urls.Place) -> str:
     """An address of this host for process 0 of a replica on several hosts."""
-    host = endpoint.store_host(store)
+    host = store.host
     if self.local_addr is not None:
       family, ip = addresses.bound(self.local_addr)
     elif addresses.is_loopback(host):

@@ -55,12 +55,49 @@ class _Pending:
   detail: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Etcd:
+  """An etcd cluster.
+
+  Attributes:
+    endpoints: its servers, as host:port.
+    user: user to log in as; "" for none.
+    password: of the user.
+    tls: whether connections are encrypted.
+    ca: path of the certificates that sign the servers' ones; "" for the
+      system's.
+    cert: path of this client's certificate, if the servers ask for one.
+    key: path of its key.
+    prefix: prefix of all keys, so that the cluster can be shared.
+  """
+
+  endpoints: tuple[str, ...]
+  user: str = ""
+  password: str = dataclasses.field(default="", repr=False)
+  tls: bool = False
+  ca: str = ""
+  cert: str = ""
+  key: str = ""
+  prefix: str = "optax-dist"
+
+  @property
+  def host(self) -> str:
+    """The host of the first server."""
+    return urls.host(self.endpoints[0])
+
+  def open(
+    self, transport: transports.Transport, secret: bytes
+  ) -> interface.Store:
+    """Creates a client of the cluster."""
+    return EtcdStore(self, secret, "runs", transport.wake)
+
+
 class EtcdStore:
   """A client of an etcd cluster; see `interface.Store`."""
 
   def __init__(
     self,
-    place: urls.Etcd,
+    place: Etcd,
     secret: bytes,
     run: str,
     wake: interface.Wake = lambda: None,
@@ -383,7 +420,7 @@ async def _body(
   return body
 
 
-def _context(place: urls.Etcd) -> ssl.SSLContext:
+def _context(place: Etcd) -> ssl.SSLContext:
   context = ssl.create_default_context(cafile=place.ca or None)
   if place.cert:
     context.load_cert_chain(place.cert, place.key)

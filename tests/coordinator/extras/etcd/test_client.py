@@ -13,7 +13,8 @@ import owners
 import proxy
 import pytest
 
-from optax_dist.coordinator.store import etcd, interface, urls
+from optax_dist.coordinator.extras.etcd import client as etcd
+from optax_dist.coordinator.store import interface, urls
 from optax_dist.coordinator.transport import addresses
 
 SECRET = b"0123456789abcdef"
