@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from optax_dist.cli import errors, output, parser, reported
+from optax_dist.cli import errors, parser, reported
 from optax_dist.cli.launch import chaos
 from optax_dist.cli.launch import program as programs
 
@@ -247,7 +247,18 @@ def _journal(args: argparse.Namespace) -> pathlib.Path | None:
     if args.resume:
       raise errors.CommandError("launch: --resume needs --output")
     return None
-  (path,) = output.prepare(args.output, [JOURNAL])
+  path = pathlib.Path(args.output, JOURNAL)
+  try:
+    args.output.mkdir(parents=True, exist_ok=True)
+    path.open("ab").close()
+  except FileExistsError as error:
+    raise errors.CommandError(
+      f"launch: --output {args.output}: it is a file, not a directory"
+    ) from error
+  except OSError as error:
+    raise errors.CommandError(
+      f"launch: --output {args.output}: can't be written: {error.strerror}"
+    ) from error
   if not args.resume and path.exists() and path.stat().st_size:
     raise errors.CommandError(
       f"launch: --output {args.output} has the journal of an earlier run;"
