@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from optax_dist._internal import checks
 from optax_dist.coordinator import (
   errors,
   faults,
-  learner,
   options,
   preemption,
   strategies,
@@ -34,12 +34,6 @@ _log = logging.getLogger("optax_dist.coordinator")
 
 # Seconds after which a store that `join` started exits if it has no clients.
 _IDLE = 60.0
-# Factories of strategies, to recognize one that was passed without a call.
-_MAKERS = (
-  strategies.elastic_average,
-  strategies.local_updates,
-  strategies.decoupled_diloco,
-)
 
 
 def join(
@@ -234,7 +228,7 @@ def join(
         faults.install(launched, line)
       if process_index == 0:
         metrics = _reporter(told)
-      made = learner.replica_for(chosen)(
+      made = replica_class(chosen)(
         where,
         chosen,
         params,
@@ -354,7 +348,7 @@ def run_embedded(
   def run(index: int) -> None:
     try:
       chosen = _strategy(opt, strategy, quorum)
-      one = learner.replica_for(chosen)(
+      one = replica_class(chosen)(
         world.connect(str(index)),
         chosen,
         params,
@@ -516,6 +510,11 @@ def _end(reason: str) -> None:
   groups.end_process(f"This process ends because it is {reason}.")
 
 
+def replica_class(strategy: strategies.Strategy) -> type[replicas.Replica]:
+  """The class of replicas with this strategy."""
+  return getattr(strategy, "replica_class", replicas.Replica)
+
+
 def _strategy(
   opt: optax.GradientTransformation,
   factory: strategies.Factory | None,
@@ -528,13 +527,17 @@ def _strategy(
   )
   for name in ("lower_on_leave", "lower_on_loss"):
     checks.flag(name, getattr(quorum, name))
-  if factory in _MAKERS or not (factory is None or callable(factory)):
+  factory = factory or strategies.SyncReplicas
+  try:
+    # One that was passed without a call does not take these arguments.
+    inspect.signature(factory).bind(opt, quorum)
+  except TypeError:
     shown = getattr(factory, "__name__", repr(factory))
     raise TypeError(
       "strategy must be what elastic_average(...), local_updates(...) or"
       f" decoupled_diloco(...) of the coordinator returns, got {shown}."
-    )
-  made = (factory or strategies.SyncReplicas)(opt, quorum)
+    ) from None
+  made = factory(opt, quorum)
   made.quorum.initial(0)
   return made
 

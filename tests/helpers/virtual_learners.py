@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras import decoupled_diloco
 from optax_dist.decoupled_diloco import rules
 
 
@@ -65,7 +65,7 @@ class VirtualLearners:
 
   def __init__(
     self,
-    strategy: strategies.DecoupledDiloco,
+    strategy: decoupled_diloco.DecoupledDiloco,
     params: Any,
     gradient: Callable[[int, Any], Any],
     step_seconds: Sequence[float],

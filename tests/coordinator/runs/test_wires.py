@@ -12,6 +12,7 @@ import pytest
 import optax_dist
 from optax_dist import compression
 from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras import decoupled_diloco
 from optax_dist.coordinator.runtime import endpoint
 
 INNER = optax.sgd(0.1)
@@ -95,7 +96,7 @@ def test_parameters_do_not_travel_in_few_bits():
 
 def test_means_that_are_not_added_up_do_not_travel_in_few_bits():
   """Of parameters, or directions, what is left out can't be made up for."""
-  radial = strategies.decoupled_diloco(fragments=1, period=4)
+  radial = decoupled_diloco.decoupled_diloco(fragments=1, period=4)
   for strategy in (strategies.elastic_average(moving_rate=0.5), radial):
     with pytest.raises(ValueError, match=r"mean_wire='int8' is for .* sum"):
       runs.make(

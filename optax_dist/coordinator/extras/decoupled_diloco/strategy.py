@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from optax_dist import decoupled_diloco as dd
+from optax_dist.coordinator.extras.decoupled_diloco.learner import Learner
 from optax_dist.coordinator.strategies import strategy
 
 # After missing this many rounds in a row, a learner doesn't wait to be called.
@@ -94,6 +95,7 @@ class DecoupledDiloco:
   """
 
   name = "decoupled_diloco"
+  replica_class = Learner
   sums = alone = False
   differences = True
   # Each of its own steps is merged a fragment at a time.

@@ -12,6 +12,7 @@ from optax_dist import decoupled_diloco as dd
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
+from optax_dist.coordinator.extras import decoupled_diloco
 
 # A fragment is a block, so that the transform's chunks are the same.
 BLOCK = 4032
@@ -22,7 +23,7 @@ PERIOD = 4
 
 def made(n=2, outer=OUTER, params=PARAMS, **options):
   options = {"fragments": 2, "period": PERIOD, "merge": "mean"} | options
-  factory = strategies.decoupled_diloco(outer, **options)
+  factory = decoupled_diloco.decoupled_diloco(outer, **options)
   found = factory(INNER, strategies.Quorum(n, n))
   return found, found.shared(params)
 

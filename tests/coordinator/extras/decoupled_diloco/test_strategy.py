@@ -9,6 +9,7 @@ import pytest
 from optax_dist import decoupled_diloco as dd
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
+from optax_dist.coordinator.extras import decoupled_diloco
 
 PARAMS = {"a": jnp.ones((4, 3)), "b": jnp.ones(10), "c": jnp.ones(5)}
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
@@ -19,7 +20,7 @@ FRAGMENTS = (("a",), ("b", "c"))
 def made(n=2, k=2, **options):
   """A strategy, and the state that its learners share."""
   options = {"fragments": 2, "period": 4} | options
-  factory = strategies.decoupled_diloco(OUTER, **options)
+  factory = decoupled_diloco.decoupled_diloco(OUTER, **options)
   found = factory(optax.sgd(0.1), strategies.Quorum(k, n))
   return found, found.shared(PARAMS)
 
@@ -236,7 +237,7 @@ def test_opposite_directions_cancel_out():
 
 
 def test_fragments_keep_the_dtypes_of_their_arrays():
-  factory = strategies.decoupled_diloco(fragments=2, period=2)
+  factory = decoupled_diloco.decoupled_diloco(fragments=2, period=2)
   found = factory(optax.sgd(0.1, momentum=0.9), strategies.Quorum(1, 2))
   params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}
   shared = found.shared(params)
@@ -268,7 +269,7 @@ def test_fragments_keep_the_dtypes_of_their_arrays():
 )
 def test_arguments_out_of_range_are_refused(options, quorum, message):
   numbers = {"replicas_to_aggregate": 2, "total_num_replicas": 2} | quorum
-  factory = strategies.decoupled_diloco(**({"period": 4} | options))
+  factory = decoupled_diloco.decoupled_diloco(**({"period": 4} | options))
   make = lambda: factory(optax.sgd(0.1), strategies.Quorum(**numbers))
   with pytest.raises(ValueError, match=message):
     make().shared(PARAMS)

@@ -7,7 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from optax_dist.coordinator import learner, strategies
+from optax_dist.coordinator import joining, strategies
+from optax_dist.coordinator.extras import decoupled_diloco
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.replica import Replica
@@ -24,7 +25,7 @@ _compiled = {}
 def strategy(opt=OPT, fragments=2):
   """Its fragments take turns every other step."""
   if (opt, fragments) not in _compiled:
-    make = strategies.decoupled_diloco(
+    make = decoupled_diloco.decoupled_diloco(
       optax.sgd(1.0),
       fragments=fragments,
       period=2 * fragments,
@@ -41,7 +42,7 @@ class Driven:
 
   def __init__(self, opt=OPT, fragments=2, **options):
     self.given = []
-    self.one = learner.Learner(
+    self.one = decoupled_diloco.Learner(
       endpoint.World().connect("0"),
       strategy(opt, fragments),
       PARAMS,
@@ -106,8 +107,8 @@ def drive():
 
 def test_a_strategy_with_rounds_of_its_own_is_for_learners():
   sync = strategies.SyncReplicas(OPT, strategies.Quorum(1, 2))
-  assert learner.replica_for(sync) is Replica
-  assert learner.replica_for(strategy()) is learner.Learner
+  assert joining.replica_class(sync) is Replica
+  assert joining.replica_class(strategy()) is decoupled_diloco.Learner
 
 
 def test_it_contributes_at_its_turn_and_trains_on_until_it_is_told(drive):
@@ -286,7 +287,7 @@ def test_a_learner_of_several_processes_is_refused():
   asked = []
   group = groups.Group(0, 2, lambda text: asked.append(text) or [text] * 2)
   with pytest.raises(ValueError, match=r"one process, got one of 2: .*=1"):
-    learner.Learner(
+    decoupled_diloco.Learner(
       place,
       strategy(),
       PARAMS,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_dist import quorum
-from optax_dist.coordinator import options, strategies
+from optax_dist.coordinator import options
 from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
 from optax_dist.coordinator.outcome import Outcome
@@ -19,11 +19,6 @@ from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.protocol.entries import Work
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import group as groups
-
-
-def replica_for(strategy: strategies.Strategy) -> type[Replica]:
-  """The replica class for this strategy."""
-  return Replica if strategy.rules is None else Learner
 
 
 class Learner(Replica):
@@ -39,8 +34,8 @@ class Learner(Replica):
   _encoder_feeds_back = False
 
   @property
-  def _learning(self) -> strategies.DecoupledDiloco:
-    assert isinstance(self._strategy, strategies.DecoupledDiloco)
+  def _learning(self) -> Any:
+    """The strategy, a `DecoupledDiloco`, which names this class."""
     return self._strategy
 
   @functools.cached_property

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras import decoupled_diloco
 from tests.helpers import virtual_learners
 
 PERIOD, FRAGMENTS, N, PERIODS = 20, 2, 4, 20
@@ -19,7 +20,7 @@ def run(step_seconds, seed=0, quorum=2, **options):
   """Learners on a bowl: its bottom is at 1, and each one's own is about there."""
   key = tuple(options.items())
   if key not in _compiled:
-    make = strategies.decoupled_diloco(
+    make = decoupled_diloco.decoupled_diloco(
       fragments=FRAGMENTS, period=PERIOD, **options
     )
     _compiled[key] = make(INNER, strategies.Quorum(quorum, N))
