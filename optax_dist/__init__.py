@@ -51,6 +51,7 @@ if TYPE_CHECKING:
   from optax_dist.transforms.sharded import sharded
   from optax_dist.transforms.streaming import streaming_updates
   from optax_dist.transforms.sync_replicas import sync_replicas
+  from optax_dist.transforms.train_step import TrainStep, train_step
   from optax_dist.transforms.under_jit import under_jit
 else:
   __getattr__, __dir__ = lazy.names(
@@ -78,6 +79,7 @@ else:
       "optax_dist.transforms.sharded": ("sharded",),
       "optax_dist.transforms.streaming": ("streaming_updates",),
       "optax_dist.transforms.sync_replicas": ("sync_replicas",),
+      "optax_dist.transforms.train_step": ("TrainStep", "train_step"),
       "optax_dist.transforms.under_jit": ("under_jit",),
     },
   )
@@ -87,6 +89,7 @@ __version__ = "0.1.0"
 __all__ = [
   "IndexedSlices",
   "PerReplica",
+  "TrainStep",
   "UnboundAxisError",
   "apply_updates",
   "averaged_params",
@@ -117,6 +120,7 @@ __all__ = [
   "sync_replicas",
   "sync_report",
   "tensorflow1",
+  "train_step",
   "transforms",
   "under_jit",
 ]

@@ -209,9 +209,7 @@ def _frame(parts: list[bytes]) -> bytes:
 
 def _follow(args: argparse.Namespace) -> None:
   told = processes.end_with_parent()
-  import dataclasses
-
-  from optax_dist.coordinator.protocol import messages
+  from optax_dist.coordinator.protocol import codec, messages
   from optax_dist.coordinator.transport import handshake
 
   _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -223,11 +221,11 @@ def _follow(args: argparse.Namespace) -> None:
   unix = next(w for w in address.split(",") if w.startswith("unix:"))
   key = handshake.job_key(b"", nonce.encode())
   selector = select.epoll()
-  encode = messages.MESSAGES.parts
+  encode = messages.MESSAGES.encode
   all_: dict[int, _Follower] = {}
   for number in range(1, args.followers + 1):
     one = _Follower(number, leader, unix.removeprefix("unix:"), key)
-    one.say(_frame(encode(dataclasses.replace(hello, replica=number))))
+    one.say(_frame([encode(codec.replace(hello, replica=number))]))
     selector.register(one.sock, select.EPOLLIN)
     all_[one.sock.fileno()] = one
   processes.say(ready=True)
@@ -236,9 +234,13 @@ def _follow(args: argparse.Namespace) -> None:
 
   def arrival(step: int) -> bytes:
     return _frame(
-      encode(
-        messages.Arrive(step, step, 1, 1, True, step, None, payload, "[]", None)
-      )
+      [
+        encode(
+          messages.Arrive(
+            step, step, 1, 1, True, step, None, payload, "[]", None
+          )
+        )
+      ]
     )
 
   latest, frame = 0, arrival(0)

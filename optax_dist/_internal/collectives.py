@@ -106,6 +106,7 @@ def gather_rows(
   x: jax.Array,
   names: tuple[axes.AxisName, ...],
   groups: Groups | None = None,
+  axis: int = 0,
 ) -> jax.Array:
   """Concatenates the rows of all replicas, in replica order.
 
@@ -114,6 +115,7 @@ def gather_rows(
     names: the bound axes over the replicas.
     groups: groups of indices along the (single) axis: only rows of the
       replica's own group are gathered, in the group's order.
+    axis: the axis of ``x`` along which its rows lie; 0 with groups.
 
   Returns:
     An array of shape ``[replicas * rows, ...]``, equal on all replicas that
@@ -123,11 +125,11 @@ def gather_rows(
     return _gather_group(x, names[0], groups)
   batched, spread = _split(names)
   for name in reversed(batched):
-    x = jax.lax.all_gather(x, name, tiled=True)
+    x = jax.lax.all_gather(x, name, axis=axis, tiled=True)
   if spread:
     tracked = any(axes.is_tracked(name) for name in spread)
     to = "invarying" if tracked else "varying"
-    x = jax.lax.all_gather(x, spread, tiled=True, to=to)
+    x = jax.lax.all_gather(x, spread, axis=axis, tiled=True, to=to)
   return x
 
 
@@ -169,7 +171,12 @@ def _axis_sum(over: tuple[axes.AxisName, ...]):
   batched, spread = _split(over)
 
   def axis_sum(x):
-    x = jax.lax.psum(x, batched) if batched else x
+    if batched and axes.sharding_of(x).mesh.explicit_axes:
+      # Under jit, JAX 0.11 can't psum such an array over an axis of vmap.
+      for name in batched:
+        x = jax.lax.reduce_sum(jax.lax.all_gather(x, name), [0])
+    elif batched:
+      x = jax.lax.psum(x, batched)
     return jax.lax.psum(x, spread) if spread else x
 
   return axis_sum

@@ -132,3 +132,15 @@ def test_groups_of_arrays_that_are_sharded_over_an_explicit_axis(check_vma):
   sums = run(optax_dist.states.place(x, mesh, P(maps.AXIS, "model")))
   assert sums.sharding.spec == P(maps.AXIS, "model")
   np.testing.assert_array_equal(sums, np.tile(x[:2] + x[2:], (2, 1)))
+
+
+@pytest.mark.parametrize("spec", [P(), P("model")], ids=str)
+def test_arrays_on_an_explicit_mesh_are_summed_over_an_axis_of_vmap(spec):
+  mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Explicit,))
+  rows = np.random.default_rng(0).normal(size=(N, 6)).astype(np.float32)
+  placed = jax.device_put(rows, jax.NamedSharding(mesh, P(None, *spec)))
+  tx = optax_dist.cross_shard(maps.AXIS)
+  mean = jax.jit(jax.vmap(functools.partial(_update, tx), axis_name=maps.AXIS))
+  got = mean(placed)
+  np.testing.assert_allclose(got, [rows.mean(0)] * N, rtol=1e-6)
+  assert jax.typeof(got).sharding.spec == P(None, *(spec or [None]))

@@ -8,9 +8,9 @@ reason has come or is about to.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal, TypeAlias
 
+from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
   Committed,
@@ -28,8 +28,7 @@ from optax_dist.ledger import Progress, Spans
 # Transport.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class UseRun:
+class UseRun(Struct):
   """The transport signs messages for this run, and accepts connections.
 
   Attributes:
@@ -39,8 +38,7 @@ class UseRun:
   nonce: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Struct):
   """Starts to connect to a process, unless connected or connecting already.
 
   Messages may follow at once. If it fails, there is a `PeerLost`.
@@ -50,8 +48,7 @@ class Connect:
   address: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Disconnect:
+class Disconnect(Struct):
   """Closes the connection after sending pending messages; no `PeerLost` here.
 
   Aggregations and snapshots that need the peer fail with their own inputs.
@@ -61,16 +58,14 @@ class Disconnect:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct):
   """Sends a message, never to the sender itself: `Node` handles that."""
 
   peer: Process
   message: Message
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SendAll:
+class SendAll(Struct):
   """Sends one message to several processes, never to the sender itself."""
 
   peers: tuple[Process, ...]
@@ -80,8 +75,7 @@ class SendAll:
 # Store.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct):
   """Puts a value, if the key has none (or `overwrite`); answers `PutAnswered`.
 
   Several may be in flight; each has its own answer, within a deadline of the
@@ -95,16 +89,14 @@ class Put:
   overwrite: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Get:
+class Get(Struct):
   """Reads the current value of a key; answers `GetAnswered`."""
 
   request: int
   key: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct):
   """Deletes keys; no answer. Keys left over by a failure do no harm."""
 
   keys: tuple[str, ...]
@@ -114,8 +106,7 @@ class Delete:
 # until `Release`.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Average:
+class Average(Struct):
   """The leader averages gradients that were sent inline; answers `Averaged`.
 
   Attributes:
@@ -129,8 +120,7 @@ class Average:
   payloads: tuple[bytes, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct):
   """The location of a member or reader of an attempt.
 
   Attributes:
@@ -144,8 +134,7 @@ class Peer:
   address: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Aggregate:
+class Aggregate(Struct):
   """A member's part in an aggregation: reduce-scatter, then gather.
 
   It averages its slice of all members' gradients, in the order of `parts`,
@@ -174,8 +163,7 @@ class Aggregate:
   sequence: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Collect:
+class Collect(Struct):
   """A reader fetches all slices of a mean; answered like `Aggregate`.
 
   Starts along with the attempt: members have nothing to send at first.
@@ -186,8 +174,7 @@ class Collect:
   peers: tuple[Peer, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LimitWait:
+class LimitWait(Struct):
   """All members of an optimistic aggregation have begun it.
 
   From now on it fails if nothing moves for a member's patience.
@@ -196,15 +183,13 @@ class LimitWait:
   attempt: AttemptId
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Struct):
   """Cancels an aggregation, without an answer; frees its resources."""
 
   attempt: AttemptId
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct):
   """Frees a finished attempt: its mean and slices are no longer needed."""
 
   attempt: AttemptId
@@ -214,8 +199,7 @@ class Release:
 # is one published state, and at most one that is computed ahead of it.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Struct):
   """Computes the state after the next step, speculatively.
 
   It stays hidden until `Publish`, and is dropped by `Discard`, `Restore`, or
@@ -234,8 +218,7 @@ class Apply:
   parts: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Struct):
   """Publishes the state computed by `Apply`: its step is decided.
 
   If it is still being computed, everything that reads the state waits for it.
@@ -252,23 +235,20 @@ class Publish:
   save: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(Struct):
   """Discards the state computed by `Apply`; the published state stays."""
 
   step: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(Struct):
   """Publishes the state of `SnapshotFetched`."""
 
   step: int
   state: Handle
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServeSnapshot:
+class ServeSnapshot(Struct):
   """Serves the currently published state to one process.
 
   Ends by itself: when it was sent, or if nothing moves for a member's patience.
@@ -286,8 +266,7 @@ class ServeSnapshot:
   step: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FetchSnapshot:
+class FetchSnapshot(Struct):
   """Fetches a snapshot; answers `SnapshotFetched` or `SnapshotFailed`.
 
   It fails if nothing moves for a member's patience. Another one replaces it.
@@ -298,8 +277,7 @@ class FetchSnapshot:
   address: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TakeFingerprint:
+class TakeFingerprint(Struct):
   """Computes a digest of the published state; answers `FingerprintTaken`."""
 
   step: int
@@ -308,8 +286,7 @@ class TakeFingerprint:
 # For the training loop.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Struct):
   """The replica is admitted, and its published state is that of the run.
 
   Sent the first time, and again after it was removed and has rejoined: then
@@ -328,16 +305,14 @@ class Admitted:
   asked: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Suspended:
+class Suspended(Struct):
   """The replica is currently not a member; `Admitted` or `Fail` will follow.
 
   Until then the training loop waits before it submits.
   """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leased:
+class Leased(Struct):
   """The samples that the training loop computes on next.
 
   Attributes:
@@ -350,30 +325,26 @@ class Leased:
   spans: Spans
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(Struct):
   """The samples in the first `step` steps."""
 
   step: int
   progress: Progress
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SetAsked:
+class SetAsked(Struct):
   """Sets how many gradients to sum in a submission from now on."""
 
   count: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Called:
+class Called(Struct):
   """Others have contributed to this step's round; sent once per learner."""
 
   step: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Struct):
   """The submission is buffered, and `count` more gradients are requested.
 
   They are added to the same sum, and submitted with it (`Submitted.extends`).
@@ -385,8 +356,7 @@ class Taken:
   count: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct):
   """The outcome of a submission, sent once. Its gradient may be freed.
 
   If `Taken` was sent before and the training loop has added to the sum since,
@@ -416,21 +386,18 @@ class Resolved:
     return None if self.reason == "lost" else not self.reason
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Left:
+class Left(Struct):
   """The replica has left the run, as requested."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct):
   """The run has finished, and the published state is the final one."""
 
   step: int
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Struct):
   """The run can't continue for this replica: all its waits raise this error.
 
   The core does nothing more. Attributes:
@@ -445,16 +412,14 @@ class Fail:
 # Leadership, journal and log.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeadershipChanged:
+class LeadershipChanged(Struct):
   """The process has become leader, or is no longer leader."""
 
   leads: bool
   term: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpenJournal:
+class OpenJournal(Struct):
   """The new leader opens the journal, if there is one.
 
   If it can't be written, a warning is logged and training continues without it:
@@ -468,8 +433,7 @@ class OpenJournal:
   commits: tuple[Committed, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WriteJournal:
+class WriteJournal(Struct):
   """Writes a line about something that is already in the log.
 
   A commit that is in the journal already is not written again: if a leader
@@ -479,13 +443,11 @@ class WriteJournal:
   note: Note
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CloseJournal:
+class CloseJournal(Struct):
   """The process is no longer leader."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Log:
+class Log(Struct):
   """Logs a line under `optax_dist.coordinator`."""
 
   level: Literal["debug", "info", "warning"]

@@ -14,24 +14,27 @@ next put is at the position of that `Term`, so it always conflicts.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-from optax_dist.coordinator.protocol.codec import AtLeast, Codec
+from optax_dist.coordinator.protocol.codec import (
+  Codec,
+  Finite,
+  Integer,
+  Natural,
+  Positive,
+  Struct,
+)
 from optax_dist.ledger import NOTHING_DONE, Progress, Spans
 
-Natural: TypeAlias = Annotated[int, AtLeast(0)]
-Positive: TypeAlias = Annotated[int, AtLeast(1)]
 # A replica's id, chosen by its user.
-ReplicaId: TypeAlias = int | str
+ReplicaId: TypeAlias = Integer | str
 # A process's name, new whenever it starts; also its name in the transport.
 Process: TypeAlias = str
 # The number of a membership: unique in a run, and increasing.
 Incarnation: TypeAlias = Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct):
   """A replica that takes part in the run.
 
   Attributes:
@@ -47,8 +50,7 @@ class Member:
   address: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AttemptId:
+class AttemptId(Struct):
   """Identifies an aggregation within the run.
 
   A replica contributes at most one gradient under an id, so all that complete
@@ -69,8 +71,7 @@ class AttemptId:
   membership: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct):
   """One member's gradient in an attempt or commit.
 
   Attributes:
@@ -87,15 +88,14 @@ class Part:
   incarnation: Incarnation
   replica: ReplicaId
   sequence: Natural
-  local_step: int
+  local_step: Integer
   staleness: Natural
   count: Positive
-  weight: float
+  weight: Finite
   data: Spans = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct):
   """The content of a learner's contribution to a fragment.
 
   Attributes:
@@ -110,13 +110,12 @@ class Work:
 
   tokens: Natural
   steps: Positive
-  step_seconds: float
+  step_seconds: Finite
   late: Natural
   begins: bool = True
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leased:
+class Leased(Struct):
   """The samples that a member computes on next.
 
   Attributes:
@@ -128,8 +127,7 @@ class Leased:
   spans: Spans
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Details:
+class Details(Struct):
   """Fields of a gradient for the journal; nothing is decided by them.
 
   Attributes:
@@ -139,12 +137,11 @@ class Details:
   """
 
   batches: str
-  compute: float | None
-  age: float
+  compute: Finite | None
+  age: Finite
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct):
   """A process has become leader, and a member unless it already was one.
 
   Attributes:
@@ -172,15 +169,13 @@ class Term:
   progress: Progress = NOTHING_DONE
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Struct):
   """A replica has joined; an earlier membership of its id ends."""
 
   member: Member
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(Struct):
   """A membership has ended.
 
   Attributes:
@@ -194,8 +189,7 @@ class Removed:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Struct):
   """A step: all replicas apply the mean over `parts`, in this order.
 
   Attributes:
@@ -228,25 +222,8 @@ class Committed:
   others: tuple[Leased, ...] = ()
   skipped: Spans = ()
 
-  def with_mean(self, mean: bytes) -> Committed:
-    """Replaces the mean, in a third of the time of `replace`."""
-    return Committed(
-      self.attempt,
-      self.parts,
-      self.readers,
-      self.inline,
-      mean,
-      self.save,
-      self.details,
-      self.dropped,
-      self.leases,
-      self.others,
-      self.skipped,
-    )
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct):
   """The run is over; nothing follows.
 
   Attributes:
@@ -266,8 +243,7 @@ class Ended:
 Entry: TypeAlias = Term | Joined | Removed | Committed | Ended
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct):
   """The record at one position of the log.
 
   Attributes:
@@ -280,15 +256,13 @@ class Record:
   entries: tuple[Entry, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Trimmed:
+class Trimmed(Struct):
   """The marker of a block whose records may be deleted. It is never deleted."""
 
   block: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct):
   """The identity of the run: put once, by its first process.
 
   Attributes:
@@ -299,8 +273,7 @@ class Run:
   nonce: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Struct):
   """The leader's heartbeat in the store, overwritten regularly: only a hint.
 
   It helps a starting process to find the leader, and prevents one that is cut
@@ -325,8 +298,7 @@ StoreValue: TypeAlias = Record | Trimmed | Run | Beat
 STORE_VALUES: Codec[StoreValue] = Codec(StoreValue)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Departed:
+class Departed(Struct):
   """A replica that is no longer a member.
 
   Attributes:
@@ -338,8 +310,7 @@ class Departed:
   left: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ViewState:
+class ViewState(Struct):
   """All decisions of the log up to a position, for a reader that starts there.
 
   Attributes:
@@ -374,6 +345,6 @@ class ViewState:
   terms: tuple[int, ...]
   applied: Natural
   dropped: tuple[tuple[str, Natural], ...]
-  saved: int
+  saved: Integer
   ended: Ended | None
   progress: Progress = NOTHING_DONE

@@ -7,10 +7,10 @@ never waits. `Handle`s belong to the driver: it gets them back unchanged.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable
 from typing import Literal, TypeAlias
 
+from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
   AttemptId,
   Incarnation,
@@ -28,8 +28,7 @@ Handle: TypeAlias = Hashable
 PutAnswer: TypeAlias = Literal["done", "conflict", "unknown"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct):
   """The replica starts: it looks for the run, and asks to join it.
 
   Attributes:
@@ -39,32 +38,28 @@ class Started:
   nonce: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(Struct):
   """The time named by `deadline()` was reached. It may be early or late."""
 
 
 # From the transport.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Received:
+class Received(Struct):
   """A peer's message; messages of one connection are in order, once each."""
 
   peer: Process
   message: Message
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Malformed:
+class Malformed(Struct):
   """An authenticated peer has sent bytes that `codec` rejects."""
 
   peer: Process
   error: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PeerLost:
+class PeerLost(Struct):
   """The connection to a peer has ended, or could not be made.
 
   Attributes:
@@ -82,8 +77,7 @@ class PeerLost:
 # From the store.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PutAnswered:
+class PutAnswered(Struct):
   """The answer to `Put`. There is exactly one, however late.
 
   A put that is still in flight when "unknown" is answered may take effect at
@@ -94,8 +88,7 @@ class PutAnswered:
   answer: PutAnswer
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GetAnswered:
+class GetAnswered(Struct):
   """The answer to `Get`. There is exactly one, however late.
 
   Attributes:
@@ -112,8 +105,7 @@ class GetAnswered:
   occupied: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoreLost:
+class StoreLost(Struct):
   """The store can't be used any more: for example, it was restarted."""
 
   reason: str
@@ -122,24 +114,21 @@ class StoreLost:
 # From the aggregation.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Averaged:
+class Averaged(Struct):
   """The answer to `Average`: the mean's bytes. To the leader."""
 
   task: int
   mean: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Aggregated:
+class Aggregated(Struct):
   """`Aggregate` or `Collect` has succeeded: the whole mean is here."""
 
   attempt: AttemptId
   mean: Handle
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AggregateFailed:
+class AggregateFailed(Struct):
   """`Aggregate` or `Collect` has failed. Not sent after `Cancel`.
 
   Attributes:
@@ -153,8 +142,7 @@ class AggregateFailed:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SnapshotFetched:
+class SnapshotFetched(Struct):
   """The answer to `FetchSnapshot`: the state, which is not in use yet.
 
   Attributes:
@@ -168,8 +156,7 @@ class SnapshotFetched:
   state: Handle
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SnapshotFailed:
+class SnapshotFailed(Struct):
   """The other answer to `FetchSnapshot`."""
 
   transfer: int
@@ -179,8 +166,7 @@ class SnapshotFailed:
 # From the training loop.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(Struct):
   """The training loop submits a gradient, and waits for its outcome.
 
   It is answered by one `Resolved` or `Taken`, and there is one submission at a
@@ -218,8 +204,7 @@ class Submitted:
   work: Work | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeaveWanted:
+class LeaveWanted(Struct):
   """The replica should leave gracefully; answered by `Left`, or the run's end.
 
   If there is no acknowledgement, `Left` is sent after a while all the same.
@@ -228,20 +213,17 @@ class LeaveWanted:
   reason: str = "left"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FinishWanted:
+class FinishWanted(Struct):
   """The run should end for all; answered by `Finished`."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SaveWanted:
+class SaveWanted(Struct):
   """All should save after the next commit; shown by `Publish.save`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Aborted:
+class Aborted(Struct):
   """The training loop ends with an exception, but the process continues.
 
   The others are told at once, without waiting. The driver executes the effects,
@@ -256,8 +238,7 @@ class Aborted:
   stacks: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FingerprintTaken:
+class FingerprintTaken(Struct):
   """The answer to `TakeFingerprint`."""
 
   step: int

@@ -1,4 +1,4 @@
-"""The messages between replicas: frozen dataclasses, all of them checked.
+"""The messages between replicas: frozen structs, every field checked.
 
 A connection delivers them in order, once each, until it breaks. A membership is
 tied to one connection to the leader: when it breaks the leader removes the
@@ -7,23 +7,26 @@ is numbered or acknowledged, and none is sent twice, except after a leader
 election: then every member resends its pending requests.
 
 A leader sends a replica the log as a stream: `Welcome`, then every record, as
-`Proposed` and `Recorded`. `Welcome` includes the view unless the replica's own
+`Recorded`. `Welcome` includes the view unless the replica's own
 position is recent enough.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-from optax_dist.coordinator.protocol.codec import Apart, Codec
+from optax_dist.coordinator.protocol.codec import (
+  Codec,
+  Finite,
+  Integer,
+  Natural,
+  Positive,
+  Struct,
+)
 from optax_dist.coordinator.protocol.entries import (
-  STORE_VALUES,
   AttemptId,
   Incarnation,
-  Natural,
   Part,
-  Positive,
   Process,
   Record,
   ReplicaId,
@@ -34,14 +37,11 @@ from optax_dist.ledger import Spans
 
 # Increased when a message's meaning changes; sent in `Hello`.
 PROTOCOL_VERSION = 1
-# A record is sent to the store and to all followers as the same bytes.
-_Record: TypeAlias = Annotated[Record, Apart(STORE_VALUES)]
 
 # To the leader.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct):
   """The first message to a leader: asks for the log, and for membership.
 
   The leader answers with its stream of the log, from `position` on if it can. A
@@ -63,21 +63,20 @@ class Hello:
     store_delay: seconds that the store takes to answer it; 0.0 if unknown.
   """
 
-  version: int
+  version: Integer
   agreement: tuple[tuple[str, str], ...]
   replica: ReplicaId
   address: str
-  incarnation: int
-  position: int
+  incarnation: Integer
+  position: Integer
   step: Natural
   has_state: bool
   call: Natural
   lease: Spans = ()
-  store_delay: float = 0.0
+  store_delay: Finite = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Arrive:
+class Arrive(Struct):
   """A member submits a gradient.
 
   The leader accepts it, and answers with a commit, `Taken` or `Dropped`.
@@ -109,21 +108,19 @@ class Arrive:
   optimistic: AttemptId | None
   payload: bytes
   batches: str
-  compute: float | None
+  compute: Finite | None
   timings: bytes = b""
   data: Spans = ()
   work: Work | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct):
   """A member or witness has the whole mean of an attempt."""
 
   attempt: AttemptId
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct):
   """A member or witness could not complete an attempt.
 
   Attributes:
@@ -138,15 +135,13 @@ class Failed:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct):
   """The sender's state has this many steps: the answer to `Report`."""
 
   step: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NeedsSnapshot:
+class NeedsSnapshot(Struct):
   """A member can't compute the current state from means.
 
   The leader answers with `Fetch`, as soon as a replica can serve it.
@@ -160,15 +155,13 @@ class NeedsSnapshot:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class InProgress:
+class InProgress(Struct):
   """The answer to `AskProgress`, unless it is `Done` or `Failed`."""
 
   attempt: AttemptId
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct):
   """A member leaves; the leader records `Removed`.
 
   Attributes:
@@ -183,20 +176,17 @@ class Leave:
   stacks: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct):
   """A member ends the run for all; the leader records `Ended`."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Save:
+class Save(Struct):
   """A member asks all to save after the next commit (`Committed.save`)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(Struct):
   """A digest of the sender's state; the leader ends the run if two differ.
 
   Attributes:
@@ -211,8 +201,7 @@ class Fingerprint:
 # From the leader.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Struct):
   """The answer to `Hello`: the start of the log stream.
 
   Attributes:
@@ -227,43 +216,28 @@ class Welcome:
   call: Natural
   position: Natural
   view: ViewState | None
-  incarnation: int
+  incarnation: Integer
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Proposed:
-  """The leader is putting this record, which may still fail.
-
-  The receiver may prepare for it (compute the update), but must not expose it
-  until `Recorded` or the log itself confirms it.
-  """
-
-  position: Natural
-  record: _Record
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Struct):
   """The record is in the log; any replica may send this.
 
   A new leader sends its `Term` to all members in this way.
 
   Attributes:
     position: position of the record.
-    record: the record; None: the one proposed for this position on this
-      connection.
+    record: the record.
   """
 
   position: Natural
-  record: _Record | None
+  record: Record
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct):
   """Members aggregate, readers collect; members and witness answer.
 
-  It is sent to members and readers, and ends by the commit with this id,
-  `Abandoned`, another attempt or another term.
+  It is sent to members and readers, and ends by the commit with this id, another
+  attempt at this step, or a later step.
 
   Attributes:
     attempt: its id.
@@ -282,8 +256,7 @@ class Attempt:
   lag: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AskProgress:
+class AskProgress(Struct):
   """The leader asks a member how far an attempt is.
 
   Answered at once by `InProgress`, `Done` or `Failed`. All members have begun
@@ -293,15 +266,7 @@ class AskProgress:
   attempt: AttemptId
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Abandoned:
-  """The attempt has no effect; accepted gradients stay accepted."""
-
-  attempt: AttemptId
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct):
   """The submission was dropped for this reason.
 
   Attributes:
@@ -321,8 +286,7 @@ class Dropped:
   whole: bool = True
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct):
   """A token: what the receiver should compute next.
 
   Sent if `replicas_to_aggregate` exceeds the number of replicas, or if samples
@@ -336,13 +300,12 @@ class Asked:
     lease: the samples for them, if leased.
   """
 
-  sequence: int
+  sequence: Integer
   count: Positive
   lease: Spans = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TakeOver:
+class TakeOver(Struct):
   """The leader hands its role to the receiver.
 
   The receiver has all records, and claims leadership at once: it is nearer to
@@ -356,8 +319,7 @@ class TakeOver:
   fresh: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct):
   """Others have contributed to the round of this step: contribute now.
 
   Sent if a step is a round of a fragment, to members without a contribution in
@@ -367,8 +329,7 @@ class Call:
   step: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(Struct):
   """The receiver should serve a snapshot once it has `at_least` steps.
 
   Attributes:
@@ -384,8 +345,7 @@ class Serve:
   at_least: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(Struct):
   """The receiver should fetch a snapshot: the answer to `NeedsSnapshot`.
 
   Attributes:
@@ -401,15 +361,13 @@ class Fetch:
   at_least: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct):
   """The receiver should send `Applied` once it has this many steps."""
 
   step: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stalled:
+class Stalled(Struct):
   """A step is slow; names the replicas that it waits for.
 
   Attributes:
@@ -420,26 +378,23 @@ class Stalled:
   """
 
   step: Natural
-  waited: float
+  waited: Finite
   missing: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct):
   """The sender of `Hello` can't join; it raises `JoinRefused`."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NotLeader:
+class NotLeader(Struct):
   """The sender of `Hello` should look for the leader elsewhere, or later."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Struct):
   """A message of the receiver was invalid and ignored."""
 
   reason: str
@@ -448,15 +403,13 @@ class Rejected:
 # Between members.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Canvass:
+class Canvass(Struct):
   """The sender has lost the leader of this term, and asks who still hears it."""
 
   term: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct):
   """The answer to `Canvass`.
 
   Attributes:
@@ -481,11 +434,9 @@ Message: TypeAlias = (
   | Save
   | Fingerprint
   | Welcome
-  | Proposed
   | Recorded
   | Attempt
   | AskProgress
-  | Abandoned
   | Dropped
   | Asked
   | TakeOver

@@ -6,9 +6,9 @@ nothing to readers of a journal.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TypeAlias
 
+from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.protocol.entries import (
   Committed,
   Incarnation,
@@ -17,15 +17,13 @@ from optax_dist.coordinator.protocol.entries import (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunBegins:
+class RunBegins(Struct):
   """The first line of a run; the driver adds its options."""
 
   step: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeaderBegins:
+class LeaderBegins(Struct):
   """A replica has become leader."""
 
   replica: ReplicaId
@@ -33,8 +31,7 @@ class LeaderBegins:
   step: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemberJoined:
+class MemberJoined(Struct):
   """A replica has joined.
 
   Attributes:
@@ -47,8 +44,7 @@ class MemberJoined:
   address: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemberRemoved:
+class MemberRemoved(Struct):
   """A replica is no longer a member: it left, or was lost."""
 
   replica: ReplicaId
@@ -58,8 +54,7 @@ class MemberRemoved:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemberStuck:
+class MemberStuck(Struct):
   """A replica detected that its training loop is stuck, and leaves.
 
   Attributes:
@@ -73,8 +68,7 @@ class MemberStuck:
   stacks: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepCommitted:
+class StepCommitted(Struct):
   """A step was committed.
 
   Attributes:
@@ -88,8 +82,7 @@ class StepCommitted:
   timings: tuple[bytes, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GradientDropped:
+class GradientDropped(Struct):
   """A gradient was dropped.
 
   Attributes:
@@ -111,8 +104,7 @@ class GradientDropped:
   timings: bytes = b""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AttemptAbandoned:
+class AttemptAbandoned(Struct):
   """An aggregation was abandoned because of one replica."""
 
   step: int
@@ -121,8 +113,7 @@ class AttemptAbandoned:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepStalled:
+class StepStalled(Struct):
   """A step is slow; names the replicas that it waits for."""
 
   step: int
@@ -132,8 +123,7 @@ class StepStalled:
   absent: tuple[ReplicaId, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CannotProceed:
+class CannotProceed(Struct):
   """Too few replicas are left for the quorum.
 
   Attributes:
@@ -150,8 +140,7 @@ class CannotProceed:
   final: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FingerprintSeen:
+class FingerprintSeen(Struct):
   """The first digest of a state that a replica has reported."""
 
   step: int
@@ -159,8 +148,7 @@ class FingerprintSeen:
   digest: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeadlinesSeen:
+class DeadlinesSeen(Struct):
   """The current deadlines, which the driver knows.
 
   Attributes:
@@ -170,8 +158,7 @@ class DeadlinesSeen:
   members: tuple[tuple[ReplicaId, Process], ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunEnds:
+class RunEnds(Struct):
   """The last line: how the run ended.
 
   Attributes:

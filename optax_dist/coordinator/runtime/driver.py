@@ -731,11 +731,7 @@ class Driver:
     ):
       phases.reach("committing", self._replica)
     put = stores.Put if overwrite else stores.PutIfAbsent
-    encode = entries.STORE_VALUES.encode
-    if isinstance(value, entries.Record):
-      # Its followers get the same bytes.
-      encode = entries.STORE_VALUES.encode_once
-    raw = encode(value)
+    raw = entries.STORE_VALUES.encode(value)
     self._ask(put(self._number("put", request), self._prefix + key, raw))
 
   def _delete(self, keys: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import itertools
 import math
 import time
 
+from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.store import interface, wire
 from optax_dist.coordinator.transport import interface as transports
 
@@ -59,7 +60,7 @@ class StoreClient:
     interface.check(request)
     # Renumbered, since the caller may reuse its number after an `Unknown`.
     number = next(self._numbers)
-    numbered = dataclasses.replace(request, request=number)
+    numbered = codec.replace(request, request=number)
     self._pending[number] = _Pending(
       numbered, request.request, time.monotonic(), timeout
     )
@@ -123,7 +124,7 @@ class StoreClient:
       return
     asked = self._pending.pop(reply.request, None)
     if asked is not None:
-      answer = dataclasses.replace(reply, request=asked.number)
+      answer = codec.replace(reply, request=asked.number)
       self._events.append(answer)
 
   def _disconnected(self, how: transports.How, reason: str) -> None:
@@ -140,7 +141,7 @@ class StoreClient:
       self._pause = min(2 * self._pause, _PAUSES[1])
 
   def _send(self, request: interface.Request) -> None:
-    self._transport.send(wire.STORE, wire.REQUESTS.parts(request))
+    self._transport.send(wire.STORE, [wire.REQUESTS.encode(request)])
 
   def _lose(self, reason: str) -> None:
     self._end()

@@ -19,10 +19,10 @@ different writers must differ.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from optax_dist.coordinator.protocol.codec import Struct
 from optax_dist.coordinator.transport import interface as transports
 
 # The longest key, in characters, and the largest value, in bytes.
@@ -32,8 +32,7 @@ MAX_VALUE = 1 << 20
 MAX_KEYS = 128
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PutIfAbsent:
+class PutIfAbsent(Struct):
   """Puts a value if the key has none: `Done` or `Conflict`.
 
   Attributes:
@@ -47,8 +46,7 @@ class PutIfAbsent:
   value: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct):
   """Puts a value whether or not there is one: `Done`.
 
   If its answer is lost it is put again, perhaps over a value that another
@@ -60,16 +58,14 @@ class Put:
   value: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Get:
+class Get(Struct):
   """Asks for the latest value: `Value` or `Absent`."""
 
   request: int
   key: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct):
   """Removes keys, whether or not they exist: `Done`.
 
   A removed key can be put again.
@@ -86,15 +82,13 @@ class Delete:
 Request: TypeAlias = PutIfAbsent | Put | Get | Delete
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct):
   """The request was executed durably."""
 
   request: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(Struct):
   """The key already has another value; nothing was changed.
 
   Attributes:
@@ -106,23 +100,20 @@ class Conflict:
   value: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct):
   """The key's value."""
 
   request: int
   value: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Struct):
   """The key has no value."""
 
   request: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct):
   """The request timed out without an answer.
 
   It may have been executed, and may even be executed later. Put the same value
@@ -137,8 +128,7 @@ class Unknown:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct):
   """The store refuses the request, for example because of its quota.
 
   Attributes:
@@ -150,8 +140,7 @@ class Refused:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoreLost:
+class StoreLost(Struct):
   """The store can't be used any more; no other event follows.
 
   For example it was restarted without its keys, or has another secret. Being

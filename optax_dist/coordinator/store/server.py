@@ -73,4 +73,4 @@ class StoreServer:
       self._transport.disconnect(client, f"it sent what is no request: {error}")
 
   def _send(self, client: str, reply: wire.Reply) -> None:
-    self._transport.send(client, wire.REPLIES.parts(reply))
+    self._transport.send(client, [wire.REPLIES.encode(reply)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TypeAlias
 
 from optax_dist.coordinator.protocol import codec
@@ -12,8 +11,7 @@ from optax_dist.coordinator.store import interface
 STORE = "store"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(codec.Struct):
   """The first message to a client.
 
   Attributes:

@@ -36,6 +36,7 @@ from optax_dist.coordinator.launch.supervisor import (
   StartReplica,
   Tick,
 )
+from optax_dist.coordinator.protocol import codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +272,7 @@ class Agreement:
     if plan.stage in (Stage.DONE, Stage.ABSENT):
       return
     stage = Stage.ABSENT if words else Stage.DONE
-    one.plan = dataclasses.replace(plan, stage=stage, words=words)
+    one.plan = codec.replace(plan, stage=stage, words=words)
 
   def _decides(self, one: _Replica) -> bool:
     return one.place.hosts[0] == self._host
@@ -354,7 +355,7 @@ class Agreement:
     assert one.part is not None
     if not one.runs:
       return []
-    one.part = dataclasses.replace(
+    one.part = codec.replace(
       one.part,
       stage=Stage.ENDED if given.code else Stage.DONE,
       code=given.code,
@@ -384,16 +385,14 @@ class Agreement:
     if not one.runs:
       return []
     assert one.part is not None
-    one.part = dataclasses.replace(
-      one.part, stage=Stage.ENDED, code=-9, words=words
-    )
+    one.part = codec.replace(one.part, stage=Stage.ENDED, code=-9, words=words)
     return [KillReplica(one.place.replica)]
 
   def _gone(self, one: _Replica, part: Part | None) -> list[Effect]:
     """It has ended; the supervisor decides what comes next."""
     if one.plan is not None and one.plan.stage == Stage.RUNS:
       words = "" if part is None else part.words
-      one.plan = dataclasses.replace(one.plan, stage=Stage.ENDED, words=words)
+      one.plan = codec.replace(one.plan, stage=Stage.ENDED, words=words)
     if self._over or self._signal or not self._decides(one):
       one.settled = True
     replica = one.place.replica
@@ -433,7 +432,7 @@ class Agreement:
       else:
         words = self._silent(host)
       lost = Part(plan.replica, self._launcher, plan.start, Stage.ENDED, 1)
-      return self._end(one, dataclasses.replace(lost, words=words))
+      return self._end(one, codec.replace(lost, words=words))
     if all(part is not None and part.stage == Stage.DONE for part in parts):
       return self._gone(one, parts[0])
     return []
@@ -449,10 +448,10 @@ class Agreement:
     plan = Plan(wanted.replica, wanted.restarts, wanted.address, ())
     if missing:
       words = " and ".join(map(self._silent, missing))
-      one.plan = dataclasses.replace(plan, stage=Stage.ABSENT, words=words)
+      one.plan = codec.replace(plan, stage=Stage.ABSENT, words=words)
       return self._give_up(one, words)
     launchers = [n.launcher for n in map(self._notice, hosts) if n is not None]
-    one.plan = dataclasses.replace(plan, launchers=tuple(launchers))
+    one.plan = codec.replace(plan, launchers=tuple(launchers))
     return self._begin(one, self._launcher, one.plan)
 
   def _end(self, one: _Replica, part: Part) -> list[Effect]:

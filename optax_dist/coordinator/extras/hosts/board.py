@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
@@ -158,7 +157,7 @@ class Board:
     # One write at a time, so that an older one can't arrive later.
     if self._notice is not None and due and None not in self._asked.values():
       self._beats += 1
-      beating = dataclasses.replace(self._notice, beat=self._beats)
+      beating = codec.replace(self._notice, beat=self._beats)
       value = notices.CODEC.encode(beating)
       self._request(interface.Put(self._next, self._keys[self._host], value))
       self._written, self._write_at = self._notice, now + self._beat

@@ -6,8 +6,6 @@ those of host 0 and of the hosts it shares replicas with; host 0 reads all.
 
 from __future__ import annotations
 
-import dataclasses
-
 from optax_dist.coordinator.protocol import codec
 
 
@@ -27,8 +25,7 @@ class Stage:
   ABSENT = "absent"
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(codec.Struct):
   """A decision of a replica's first host.
 
   Attributes:
@@ -49,8 +46,7 @@ class Plan:
   words: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(codec.Struct):
   """The state of a host's processes of a replica.
 
   Attributes:
@@ -72,8 +68,7 @@ class Part:
   tail: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Notice:
+class Notice(codec.Struct):
   """What a launcher tells the others.
 
   Attributes:

@@ -9,7 +9,6 @@ form, because handles are only valid in one process.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,11 +17,14 @@ from typing import TypeAlias
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.codec import Codec
-from optax_dist.coordinator.protocol.entries import (
-  AttemptId,
+from optax_dist.coordinator.protocol.codec import (
+  Codec,
   Natural,
   Positive,
+  Struct,
+)
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
   Process,
 )
 from optax_dist.ledger import Spans
@@ -30,13 +32,11 @@ from optax_dist.ledger import Spans
 # Reports, to process 0.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Present:
+class Present(Struct):
   """A process is connected, and waits for orders; answered by `Welcomed`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct):
   """A process submits its shards of a gradient; like `inputs.Submitted`.
 
   The replica submits once all of its processes have submitted the same.
@@ -51,15 +51,13 @@ class Ready:
   data: Spans = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MeanHere:
+class MeanHere(Struct):
   """Like `inputs.Aggregated`: the mean of a process's shards is there."""
 
   attempt: AttemptId
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SnapshotHere:
+class SnapshotHere(Struct):
   """Like `inputs.SnapshotFetched`: a process's shards of a state are there."""
 
   transfer: Natural
@@ -69,13 +67,11 @@ class SnapshotHere:
 # Orders, from process 0.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Welcomed:
+class Welcomed(Struct):
   """The answer to `Present`: from now on a lost connection ends the replica."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ApplyMean:
+class ApplyMean(Struct):
   """Like `effects.Apply`, with the mean of this attempt."""
 
   step: Natural
@@ -83,24 +79,21 @@ class ApplyMean:
   parts: Positive
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RestoreState:
+class RestoreState(Struct):
   """Like `effects.Restore`, with the state from this transfer."""
 
   step: Natural
   transfer: Natural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct):
   """Like `effects.Fail`."""
 
   error: str
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(Struct):
   """The training loops see the events up to here, and no more.
 
   Events continue while the training loops compute. So that all make the same
@@ -120,8 +113,7 @@ class Advance:
   flag: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndGroup:
+class EndGroup(Struct):
   """A process of the replica is lost, and the replica with it; also an effect.
 
   All waits raise the error, connections are closed, and the process ends after
@@ -179,16 +171,14 @@ WIRE: Codec[msg.Message | Report | Order] = Codec(msg.Message | Report | Order)
 # Effects and inputs of `Speaker` and `Companion`, besides those of the core.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Struct):
   """Sends an order or a report to another process of the replica."""
 
   peer: Process
   what: Order | Report
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Struct):
   """Another process has sent an order or a report."""
 
   peer: Process

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from optax_dist.coordinator.protocol import codec
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol import inputs as ins
 from optax_dist.coordinator.protocol.entries import AttemptId, Process
@@ -220,7 +221,7 @@ class Speaker:
     if mine is None or len(self._ready) < len(self._companions):
       return
     for rank, ready in self._ready.items():
-      theirs = dataclasses.replace(ready, finite=mine.finite)
+      theirs = codec.replace(ready, finite=mine.finite)
       if theirs != _ready_of(mine):
         self._lose(
           "its processes do not take the same steps: process 0 submits"
@@ -231,7 +232,7 @@ class Speaker:
     finite = mine.finite and all(r.finite for r in self._ready.values())
     self._mine = None
     self._ready.clear()
-    self._decide(dataclasses.replace(mine, finite=finite), now)
+    self._decide(codec.replace(mine, finite=finite), now)
 
   def _mean_here(self, rank: int, attempt: AttemptId, now: float) -> None:
     found = self._attempts.get(attempt)
@@ -428,20 +429,20 @@ def at_rank(effect: fx.Effect, rank: int) -> fx.Effect:
   """
   match effect:
     case fx.Aggregate():
-      return dataclasses.replace(
+      return codec.replace(
         effect,
         peers=tuple(_peer(peer, rank) for peer in effect.peers),
         readers=tuple(_peer(peer, rank) for peer in effect.readers),
       )
     case fx.Collect():
       peers = tuple(_peer(peer, rank) for peer in effect.peers)
-      return dataclasses.replace(effect, peers=peers)
+      return codec.replace(effect, peers=peers)
     case fx.ServeSnapshot():
       to, address = orders.place_of(effect.to, effect.address, rank)
-      return dataclasses.replace(effect, to=to, address=address)
+      return codec.replace(effect, to=to, address=address)
     case fx.FetchSnapshot():
       source, address = orders.place_of(effect.source, effect.address, rank)
-      return dataclasses.replace(effect, source=source, address=address)
+      return codec.replace(effect, source=source, address=address)
     case _:
       return effect
 

@@ -1,6 +1,5 @@
 """Tests of the launchers' decisions about replicas on several hosts."""
 
-import dataclasses
 import random
 
 import pytest
@@ -9,6 +8,7 @@ from optax_dist.coordinator.extras.hosts import agreement, notices
 from optax_dist.coordinator.extras.hosts.nodes import Place
 from optax_dist.coordinator.extras.hosts.supervisor import HostSupervisor
 from optax_dist.coordinator.launch import supervisor as sup
+from optax_dist.coordinator.protocol import codec
 
 _MEET, _SILENCE = 30.0, 6.0
 
@@ -36,7 +36,7 @@ class _Two:
     """One host writes its notice, and the other one reads it."""
     writer = 1 - reader
     self.beats[writer] += 1
-    notice = dataclasses.replace(
+    notice = codec.replace(
       self.machines[writer].notice, beat=self.beats[writer]
     )
     again = notices.CODEC.decode(notices.CODEC.encode(notice))
@@ -159,7 +159,7 @@ def test_what_an_earlier_launcher_has_left_is_not_taken_for_life():
     sup.StartReplica(0, 0, "h:1")
   ]
   # An old one that comes late is of no effect.
-  again = dataclasses.replace(new, beat=9)
+  again = codec.replace(new, beat=9)
   assert one.step(agreement.Heard(1, again), 3.0) == []
   assert one.step(agreement.Heard(1, new), 4.0) == []
   assert one.step(sup.Tick(), 3.1 + _SILENCE)[0] == sup.KillReplica(0)
@@ -266,7 +266,7 @@ def test_a_second_launcher_of_a_host_ends_and_the_first_goes_on():
   second = _agreement(0, "b", process="node2, process 7")
   first = notices.Notice("a", 5, process="node1, process 9")
   assert second.step(agreement.Heard(0, first), 1.0) == []
-  beats = dataclasses.replace(first, beat=6)
+  beats = codec.replace(first, beat=6)
   [refused] = second.step(agreement.Heard(0, beats), 1.2)
   assert (
     "on host 0: this one (node2, process 7) and another (node1, process 9)"
@@ -374,7 +374,7 @@ class _World:
     one.step(sup.Tick(), self.now)
     one.beat += 1
     if one.agreement.writes:
-      notice = dataclasses.replace(one.agreement.notice, beat=one.beat)
+      notice = codec.replace(one.agreement.notice, beat=one.beat)
       self.board[one.host] = notice
     for other in range(self.hosts):
       delay = self.random.uniform(0.0, 2.0 if faults else 0.3)
