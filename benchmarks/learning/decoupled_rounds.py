@@ -22,7 +22,9 @@ import optax
 import results
 
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.extras import decoupled_diloco
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "tests" / "helpers"))
 import virtual_learners

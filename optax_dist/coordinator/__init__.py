@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     JoinRefused,
     RunFinished,
   )
-  from optax_dist.coordinator.extras.decoupled_diloco import (
+  from optax_dist.coordinator.extras.decoupled_diloco.strategy import (
     decoupled_diloco,
   )
   from optax_dist.coordinator.fingerprints import fingerprint
@@ -61,7 +61,9 @@ else:
       ),
       "optax_dist.coordinator.options": ("Options",),
       "optax_dist.coordinator.replica": ("Outcome", "Replica"),
-      "optax_dist.coordinator.extras.decoupled_diloco": ("decoupled_diloco",),
+      "optax_dist.coordinator.extras.decoupled_diloco.strategy": (
+        "decoupled_diloco",
+      ),
       "optax_dist.coordinator.strategies.elastic_average": ("elastic_average",),
       "optax_dist.coordinator.strategies.local_updates": ("local_updates",),
       "optax_dist.ledger": ("Batches",),

@@ -13,7 +13,9 @@ import pytest
 from waiting import until
 
 from optax_dist import coordinator
-from optax_dist.coordinator.extras import decoupled_diloco
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 from optax_dist.coordinator.runtime import endpoint
 
 PARAMS = {"a": jnp.zeros((30, 20)), "b": jnp.zeros(50), "c": jnp.zeros(7)}

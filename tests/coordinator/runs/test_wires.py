@@ -12,7 +12,9 @@ import pytest
 import optax_dist
 from optax_dist import compression
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.extras import decoupled_diloco
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 from optax_dist.coordinator.runtime import endpoint
 
 INNER = optax.sgd(0.1)

@@ -8,7 +8,9 @@ import optax
 import pytest
 
 from optax_dist.coordinator import joining, strategies
-from optax_dist.coordinator.extras import decoupled_diloco
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 from optax_dist.coordinator.options import Options
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.replica import Replica

@@ -7,7 +7,9 @@ import optax
 import pytest
 
 from optax_dist.coordinator import strategies
-from optax_dist.coordinator.extras import decoupled_diloco
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 from tests.helpers import virtual_learners
 
 PERIOD, FRAGMENTS, N, PERIODS = 20, 2, 4, 20

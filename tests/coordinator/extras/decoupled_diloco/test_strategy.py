@@ -9,7 +9,9 @@ import pytest
 from optax_dist import decoupled_diloco as dd
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
-from optax_dist.coordinator.extras import decoupled_diloco
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 
 PARAMS = {"a": jnp.ones((4, 3)), "b": jnp.ones(10), "c": jnp.ones(5)}
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)

@@ -12,7 +12,9 @@ from optax_dist import decoupled_diloco as dd
 from optax_dist.coordinator import strategies
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation.error_feedback import ErrorFeedback
-from optax_dist.coordinator.extras import decoupled_diloco
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 
 # A fragment is a block, so that the transform's chunks are the same.
 BLOCK = 4032
