@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 from typing import Any
 
@@ -94,7 +95,7 @@ def schedule(seed: int, steps: int = 0) -> Schedule:
     steps: of the run; 0: few, with faults in all of them.
   """
   dense = not steps
-  steps = steps or random.Random(f"steps {seed}").choice((4, 6, 8))
+  steps = steps or random.Random(f"steps {seed}").choice((4, 8, 12))
   r = random.Random(seed)
   replicas = r.choice((2, 3, 3, 3, 4))
   kind = r.random()
@@ -355,6 +356,8 @@ def run(
   world.checker = checker
   if trace:
     world.trace, world.transcript = [], []
+  # A world is full of cycles, and goes as a whole.
+  gc.set_threshold(100_000, 50, 100)
   for time, kind, details in schedule.faults:
     world.at(time, strike, world, kind, details)
   last = max([_over(*fault) for fault in schedule.faults], default=0.0)

@@ -42,8 +42,9 @@ FORGOTTEN = 5.0
 # Of so many seconds, a member that is given up was not heard for at least so many
 # while its leader was awake; the loss of its connection counts for as long.
 _RECENT, _UNHEARD = 60.0, 1.0
-# Seconds after which a leader knows of a member's state.
-_SETTLED = 0.5
+# Seconds after which a leader knows of a member's state, and as many times a
+# message's latency: some take that long.
+_SETTLED, _LATE = 0.5, 20.0
 # Two processes with one number take each other's place at most so often.
 _PLACES = 2
 # A wish to save is granted before so many steps have been committed.
@@ -112,9 +113,10 @@ class Checker:
     self.left_last = False
     # When the latest term began, and when a member or process was lost last.
     self.term_at = self.changed_at = self.committed_at = -math.inf
-    # Whether a state was damaged; and the fingerprints taken, by step and process.
+    self.ended_at = math.inf
+    # Whether a state was damaged; and when each fingerprint was first taken, by step.
     self.corrupt = False
-    self.prints: dict[int, dict[str, int]] = {}
+    self.prints: dict[int, dict[str, float]] = {}
     # Who wants all to save, and how many steps were committed since.
     self.wishes: list[list[Any]] = []
 
@@ -186,7 +188,7 @@ class Checker:
         if not entry.error:
           self.nobody_forgotten(process)
           self.all_have_the_state("the run ends", entry.step, self.committed_at)
-        self.end = entry
+        self.end, self.ended_at = entry, self.world.now
         self.how_it_ended(entry)
         if entry.error:
           self.why_it_ended = self.excuse()
@@ -303,7 +305,8 @@ class Checker:
     (part,) = commit.parts
     name = self.processes.get(part.incarnation)
     # Who was there by then, and had been for a moment, could be asked to be one.
-    since = world.begun.get(commit.attempt, -math.inf) - _SETTLED
+    since = world.begun.get(commit.attempt, -math.inf)
+    since -= _SETTLED + _LATE * self.setting.latency
     if name is None or max(self.changed_at, self.term_at) > since:
       return  # A witness may have been lost, or have failed.
     others = [p for p in self.within_reach(leader) if p.name != name]
@@ -334,8 +337,12 @@ class Checker:
       if wish[1] > _SOON:
         self.fail("A9", f"{process.name}'s wish to save is forgotten")
 
-  def fingerprint(self, process: Any, step: int) -> None:
-    self.prints.setdefault(step, {})[process.name] = process.version
+  def fingerprint(self, process: Any, taken: ins.FingerprintTaken) -> None:
+    """One that comes shortly before the end may not be compared any more."""
+    if self.end is None:
+      self.prints.setdefault(taken.step, {}).setdefault(
+        taken.digest, self.world.now
+      )
 
   # Who is given up.
 
@@ -756,7 +763,11 @@ class Checker:
 
   def finish(self) -> None:
     """At the end of a world whose faults are over: everyone is done."""
-    differ = any(len(set(found.values())) > 1 for found in self.prints.values())
+    known = self.ended_at - _SETTLED - _LATE * self.setting.latency
+    differ = any(
+      sum(at < known for at in found.values()) > 1
+      for found in self.prints.values()
+    )
     if (
       self.corrupt
       and differ

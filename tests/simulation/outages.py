@@ -84,7 +84,8 @@ def schedule(
       setting = dataclasses.replace(setting, needed=needed)
       return setting, ((time, "stop", (index, BEYOND)),)
     case "cut again":
-      setting = dataclasses.replace(setting, adaptive=True, steps=60)
+      setting = _slow(setting, 1.0, 24)
+      setting = dataclasses.replace(setting, adaptive=True)
       return setting, tuple(_cuts(setting, index, time, r))
     case "stop, and die":
       moment = r.choice((0.0, 0.001, 0.05))
@@ -109,8 +110,7 @@ def schedule(
       return setting, tuple(_storm(setting, time, r))
     case "twin":
       # Until the two could have replaced each other some times.
-      slow = (1.0,) * len(setting.compute)
-      setting = dataclasses.replace(setting, compute=slow, steps=40)
+      setting = _slow(setting, 1.0, 30)
       return setting, ((time, kind, (index,)),)
     case "stranger":
       return setting, ((time + 0.2, kind, (index,)),)
@@ -122,11 +122,17 @@ def schedule(
     case "damage":
       every = r.choice((1, 3))
       setting = dataclasses.replace(
-        setting, fingerprint_every=every, same_start=True, steps=60
+        _slow(setting, 0.3, 24), fingerprint_every=every, same_start=True
       )
       return setting, ((time, kind, (index,)),)
     case _:
       return setting, ((time, kind, (index,)),)
+
+
+def _slow(setting: Setting, compute: float, steps: int) -> Setting:
+  """A run that lasts for longer, without more steps than that takes."""
+  times = (compute,) * len(setting.compute)
+  return dataclasses.replace(setting, compute=times, steps=steps)
 
 
 def _storm(setting: Setting, time: float, r: random.Random) -> Any:

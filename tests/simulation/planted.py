@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from tests.simulation import faults
+from tests.simulation import faults, fragments
 
 _PACKAGE = "optax_dist.coordinator.protocol"
 _PACKAGES = {
@@ -30,14 +30,18 @@ class Planted:
   Attributes:
     name: in a few words.
     changes: module, the text there, and what stands there instead.
+    kind: the schedules that find it.
   """
 
   name: str
   changes: tuple[tuple[str, str, str], ...]
+  kind: Any = faults
 
 
-def _one(name: str, module: str, old: str, new: str) -> Planted:
-  return Planted(name, ((module, old, new),))
+def _one(
+  name: str, module: str, old: str, new: str, kind: Any = faults
+) -> Planted:
+  return Planted(name, ((module, old, new),), kind)
 
 
 FAULTS = (
@@ -365,6 +369,8 @@ FAULTS = (
     "leader.leader",
     "    if self._ended:\n      return  # With an error, steps might",
     "    if False:\n      return  # With an error, steps might",
+    # A round is over by time alone.
+    fragments,
   ),
   _one(
     "a replica of another optimizer is let in",
@@ -477,13 +483,11 @@ def plant(fault: Planted) -> Iterator[None]:
       before.__code__ = code
 
 
-def find(
-  fault: Planted, first: int, most: int, kind: Any = faults
-) -> faults.Result | None:
+def find(fault: Planted, first: int, most: int) -> faults.Result | None:
   """The first schedule that finds the fault; None if none of them does."""
   with plant(fault):
     for seed in range(first, first + most):
-      result = kind.run(kind.schedule(seed))
+      result = fault.kind.run(fault.kind.schedule(seed))
       if result.violation:
         return result
   return None

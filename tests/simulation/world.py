@@ -901,6 +901,7 @@ class World:
       return
     going = process.aggregations.get(aggregation.attempt) is aggregation
     if process.alive and going and not aggregation.ended:
+      aggregation.moved = self.now
       self.send(process, peer, ("piece", aggregation.attempt, 0, 0))
       args = (process, aggregation, peer, item)
       self.at(self.now + ATTEMPT_TIMEOUT / 3, self.send_slowly, *args)
@@ -1179,16 +1180,22 @@ class World:
     self, process: Process, effect: fx.TakeFingerprint
   ) -> None:
     taken = ins.FingerprintTaken(effect.step, str(process.version))
-    if self.checker is not None:
-      self.checker.fingerprint(process, effect.step)
     # It takes a while, and training goes on meanwhile.
     time = self.now + self.delay(FINGERPRINT)
-    self.at(time, self.input, process, taken)
+    self.at(time, self.took_fingerprint, process, taken)
+
+  def took_fingerprint(
+    self, process: Process, taken: ins.FingerprintTaken
+  ) -> None:
+    if self.checker is not None:
+      self.checker.fingerprint(process, taken)
+    self.input(process, taken)
 
   def on_leadershipchanged(
     self, process: Process, effect: fx.LeadershipChanged
   ) -> None:
-    pass
+    if effect.leads and self.checker is not None:
+      self.checker.term_at = self.now
 
   def on_openjournal(self, process: Process, effect: fx.OpenJournal) -> None:
     if self.checker is not None:

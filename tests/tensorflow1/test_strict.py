@@ -108,8 +108,9 @@ def test_a_step_that_is_yet_to_come_counts_as_in_tensorflow():
   """Its accumulators refuse what is late alone; staleness is then below 0."""
   state, _ = quorum.step(tensorflow1.strict_quorum(1), quorum.Join(0))
   state, decisions = quorum.step(state, quorum.Arrive(0, 3))
-  assert decisions[0] == quorum.Accept(0, 3, -3)
-  assert decisions[1] == quorum.Commit(0, (quorum.Contribution(0, 3, -3),))
+  assert decisions[0] == quorum.Accept(0, 3, -3, 1)
+  member = quorum.Contribution(0, 3, -3, 1, 1.0, 0)
+  assert decisions[1] == quorum.Commit(0, (member,), 1)
   assert state.step == 1
 
 
