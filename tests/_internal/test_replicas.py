@@ -18,14 +18,14 @@ def _in_map(map_name, fn, *args):
   return maps.run(map_name, fn, *args, size=N)
 
 
-@maps.every_map
+@maps.both_kinds
 @pytest.mark.parametrize("ask", [replicas.at_init, replicas.in_update])
 def test_inside_the_map_they_are_counted(map_name, ask):
   count = lambda x: x + ask("it", NAMES, None) + ask("it", NAMES, N)
   np.testing.assert_array_equal(_in_map(map_name, count, np.zeros(N)), 2 * N)
 
 
-@maps.every_map
+@maps.both_kinds
 @pytest.mark.parametrize("ask", [replicas.at_init, replicas.in_update])
 def test_another_number_than_there_are_is_refused(map_name, ask):
   with pytest.raises(ValueError, match="it: `size` is 5, but there are 4"):

@@ -271,6 +271,7 @@ def test_a_claim_of_what_another_one_holds_is_answered_by_a_lease():
   state = ledger.init(ledger.Batches(8, 2), 2)
   state, leases = ledger.step(state, ledger.Claim("a", ((2, 3),)))
   assert leases == ()
+  assert not state.held["a"].copied
   state, (lease,) = ledger.step(state, ledger.Claim("b", ((2, 3),)))
   assert lease.spans == ((0, 1),)
   assert state.pool == ((1, 2),)

@@ -69,7 +69,7 @@ def test_every_element_comes_to_its_place(old, new):
 
 
 @jax.numpy_dtype_promotion("standard")  # As injected numbers need.
-def test_what_belongs_to_all_replicas_stays():
+def test_shared_state_is_unchanged_by_resizing():
   """Counters, schedules and what is not sharded at all, wherever it is."""
   mask = {
     name: None if x is None else name == "w" for name, x in PARAMS.items()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 import scattered
 from jax.sharding import AxisType
@@ -92,8 +93,7 @@ def _check(map_name, tx, inner, reduce=np.mean):
 
 
 @jax.numpy_dtype_promotion("standard")  # As Adam needs.
-@maps.every_map
-@pytest.mark.parametrize("name", ["momentum", "adamw_by_name"])
+@pairwise.every_value(map_name=maps.NAMES, name=["momentum", "adamw_by_name"])
 def test_as_without_shards(map_name, name):
   _check(
     map_name,
@@ -103,8 +103,9 @@ def test_as_without_shards(map_name, name):
 
 
 @jax.numpy_dtype_promotion("standard")
-@pytest.mark.parametrize("map_name", ["vmap", "shard_map", "shard_map_vma"])
-@pytest.mark.parametrize("name", INNER)
+@pairwise.every_value(
+  map_name=["vmap", "shard_map", "shard_map_vma"], name=list(INNER)
+)
 def test_element_by_element_transforms(map_name, name):
   tx = optax_dist.sharded(INNER[name](), maps.AXIS, num_replicas=N)
   _check(map_name, tx, INNER[name]())
@@ -117,7 +118,7 @@ def test_the_sum(map_name):
   _check(map_name, tx, inner, np.sum)
 
 
-@maps.every_map
+@maps.both_kinds
 def test_the_global_norm_of_all_parts(map_name):
   make = lambda clip: optax.chain(clip, optax.sgd(0.1, momentum=0.9))
   ours = optax_dist.clip_by_global_norm(0.1, maps.AXIS)
@@ -125,7 +126,7 @@ def test_the_global_norm_of_all_parts(map_name):
   _check(map_name, tx, make(optax.clip_by_global_norm(0.1)))
 
 
-@maps.every_map
+@maps.both_kinds
 def test_a_state_made_inside_is_the_same(map_name):
   tx = optax_dist.sharded(optax.trace(0.9), maps.AXIS, num_replicas=N)
 
@@ -144,7 +145,7 @@ def test_a_state_made_inside_is_the_same(map_name):
       np.testing.assert_allclose(np.ravel(traces[name].value), rows, rtol=1e-5)
 
 
-@pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
+@maps.both_kinds
 def test_leaves_without_elements_and_of_equal_lengths(map_name):
   params = [jnp.ones(s) for s in ((0, 3), (5,), (2, 3), (6,), (3, 0), (1,))]
   tx = optax_dist.sharded(optax.trace(0.9), maps.AXIS, num_replicas=N)

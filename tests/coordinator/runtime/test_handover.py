@@ -13,7 +13,7 @@ def _shared():
   return Handover(published=None)
 
 
-def test_a_wait_ends_when_it_is_told(shared):
+def test_a_wait_ends_when_notified(shared):
   waits = threading.Event()
 
   def ready():
