@@ -293,14 +293,14 @@ def sync_replicas(
     before = state.inner_state, state.averages, kept, jnp.asarray(False)
     # A branch changes just the rows of a table that have a gradient.
     fuse = not _has_slices(updates)
-    new_updates, inner_state, averages, kept, stepped = _when(
+    new_updates, inner_state, averages, left, stepped = _when(
       possible, aggregate, before
     )
 
     # Who is here takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
     own = counts.tally(me.own)._replace(
-      gradient_sum=kept,
+      gradient_sum=left,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(here, global_step, me.own.local_step),
     )
