@@ -499,8 +499,12 @@ class Replica:
     return {
       "gradients": dict(self._submission.counts),
       **self._driver.stats(),
-      "rejoins": self._driver.rejoins,
+      "rejoins": self._rejoins,
     }
+
+  @property
+  def _rejoins(self) -> int:
+    return max(0, self._handover.admission - 1)
 
   def _numbers(self) -> list[Metric]:
     """The metrics of this replica; any thread may call it."""
@@ -513,7 +517,7 @@ class Replica:
       bytes_in=bytes_in,
       bytes_out=bytes_out,
       waited=self._waited_in_all,
-      rejoins=self._driver.rejoins,
+      rejoins=self._rejoins,
     )
 
   def fingerprint(self) -> str:

@@ -87,7 +87,6 @@ class Driver:
 
   Attributes:
     handover: what the training loop reads.
-    rejoins: how often the replica was readmitted.
     exchanged: the last submission exchanged, and the seconds that its exchange
       took.
   """
@@ -134,7 +133,6 @@ class Driver:
       local: this process's shards of the state, if it spans several.
       own: the initial argument of `lend`; None for none.
     """
-    self.rejoins = 0
     # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
@@ -202,7 +200,7 @@ class Driver:
     self._drop_later: set[entries.AttemptId] = set()
     # The last message, since the same one often goes to several peers.
     self._encoded: tuple[object, bytes] | None = None
-    self._tell = False
+    self._wakes = False
     # The core's deadline, as of the last `_proceed`.
     self._due = math.inf
     self._closing = ""
@@ -320,7 +318,7 @@ class Driver:
 
     def fail() -> None:
       self.handover.failure = self.handover.failure or failure
-      self._tell = True
+      self._wakes = True
 
     self.post(fail)
     self.feed(inputs.Aborted(reason, stacks))
@@ -361,7 +359,7 @@ class Driver:
       try:
         self._end()
       finally:
-        self.handover.tell()
+        self.handover.wake()
 
   def _proceed(self) -> None:
     """Does everything that needs no waiting."""
@@ -387,11 +385,11 @@ class Driver:
       if self._due > self._transport.now():
         break
       self._step(inputs.TimePassed())
-    if self._tell or self._journal.pending:
+    if self._wakes or self._journal.pending:
       self._flush()
-    if self._tell:
-      self._tell = False
-      self.handover.tell()
+    if self._wakes:
+      self._wakes = False
+      self.handover.wake()
 
   def _flush(self) -> None:
     """Sends what others wait for; then writes the journal's line of a step."""
@@ -578,21 +576,16 @@ class Driver:
         # this one would write it again when it resumes.
         if self._journal.pending:
           self._flush()
-        self._states.publish(step, save)
+        self._states.publish(step)
         if self._ahead is not None:
           self._aggregations.applied(self._ahead)
           self._ahead = None
-        self._show()
+        self._notify(handover.Published(self._states.published, save))
         phases.reach("applied", self._replica)
       case fx.Resolved():
         self._resolve(effect)
       case fx.Apply():
         self._apply(effect)
-      case fx.Leased(incarnation, spans):
-        self.handover.lend(incarnation, spans)
-        self._tell = True
-      case fx.Progressed(step, progress):
-        self.handover.progressed(step, progress)
       case fx.Put(request, key, value, overwrite):
         self._put(request, key, value, overwrite)
       case fx.Average(task, parts, payloads):
@@ -628,7 +621,7 @@ class Driver:
       case fx.Restore(step, state):
         self._aggregations.lose()
         self._states.restore(step, self._snapshots.take(state))  # type: ignore[arg-type]
-        self._show()
+        self._notify(handover.Published(self._states.published, False))
       case fx.ServeSnapshot():
         phases.reach("serving", self._replica)
         published = self._states.published
@@ -646,27 +639,20 @@ class Driver:
           self._snapshots.fetch(effect)
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
-      case fx.Admitted(admission, incarnation, _, asked):
-        self.rejoins = admission - 1
+      case fx.Admitted():
         self._owe_nothing()
-        self._change(
-          admission=admission,
-          incarnation=incarnation,
-          asked=asked,
-          suspended=False,
-        )
-      case fx.Suspended():
-        self._change(suspended=True)
-      case fx.SetAsked(count):
-        self._change(asked=count)
-      case fx.Called(step):
-        self._change(called=step)
-      case fx.Taken(_, count):
-        self._change(effect, asked=count)
-      case fx.Left():
-        self._change(left=True)
-      case fx.Finished(_, reason):
-        self._change(finished=reason)
+        self._notify(effect)
+      case (
+        fx.Leased()
+        | fx.Progressed()
+        | fx.Taken()
+        | fx.Suspended()
+        | fx.SetAsked()
+        | fx.Called()
+        | fx.Left()
+        | fx.Finished()
+      ):
+        self._notify(effect)
       case fx.Fail(error, reason):
         self._write_rest()
         if self._unanswered:
@@ -674,7 +660,7 @@ class Driver:
             f"{reason} The last request to the store: {self._unanswered}."
           )
         self.handover.failure = getattr(errors, error)(reason)
-        self._tell = True
+        self._wakes = True
       case fx.LeadershipChanged(leads, _):
         self.handover.leads = leads
         if self._inline:
@@ -691,7 +677,7 @@ class Driver:
       case orders.Advance():
         assert isinstance(self.handover, group.GroupHandover)
         self.handover.advance(effect)
-        self._tell = True
+        self._wakes = True
       case orders.EndGroup(reason):
         self._end_group(reason)
       case _:
@@ -798,38 +784,18 @@ class Driver:
     if self._encoder.mean_feedback is not None:
       self._encoder.mean_feedback.clear()
 
-  def _show(self) -> None:
-    self._change(published=self._states.published, to_save=self._states.to_save)
-
-  def _change(
-    self,
-    answer: handover.Answer | None = None,
-    **fields: typing.Any,
-  ) -> None:
-    """Changes what the training loop sees, and may continue with.
-
-    Args:
-      answer: the answer to a submission.
-      **fields: fields of the handover.
-    """
-    before = self._states.before
-
-    def change(seen: handover.Handover) -> None:
-      for name, value in fields.items():
-        setattr(seen, name, value)
-      if answer is not None:
-        seen.resolve(answer, before)
-
+  def _notify(self, event: handover.Event) -> None:
+    """Notifies the training loop, which may continue with it."""
     self._write_rest()
-    self.handover.change(change)
-    self._tell = True
+    self.handover.notify(event)
+    self._wakes = True
 
   def _resolve(self, resolved: fx.Resolved) -> None:
     # A sum includes the earlier submissions.
     for sequence in [s for s in self._gradients if s <= resolved.sequence]:
       if sequence == resolved.sequence or not resolved.apart:
         self._gradients.pop(sequence).resolve()
-    self._change(resolved)
+    self._notify(resolved)
 
   def _take_fingerprint(self, step: int, state: states.State) -> None:
     taken = lambda digest: self._inputs.append(
@@ -843,7 +809,7 @@ class Driver:
     _log.error("%s", reason)
     failure = self.handover.failure
     self.handover.failure = failure or errors.CoordinatorError(reason)
-    self._tell = True
+    self._wakes = True
     self._closing = reason
     self._of.on_loss(reason)
 

@@ -22,7 +22,6 @@ from optax_dist.coordinator import errors
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.runtime import handover, last_words
 from optax_dist.coordinator.runtime.states import State
-from optax_dist.ledger import Progress, Spans
 
 # Largest text a process sends at the start: name, address and a digest.
 _TEXT = 4096
@@ -129,28 +128,18 @@ class GroupHandover(handover.Handover):
     """
     super().__init__(published)
     self._tell_others, self._patience = tell, patience
-    self._changes: collections.deque[Callable[[handover.Handover], None]] = (
-      collections.deque()
-    )
+    self._events: collections.deque[handover.Event] = collections.deque()
     self._advances: collections.deque[orders.Advance] = collections.deque()
     self._seen = self._calls = 0
     self._closed = False
 
   # Called by the event loop.
 
-  def change(self, action: Callable[[handover.Handover], None]) -> None:
-    self._changes.append(action)
-
-  def lend(self, incarnation: int, spans: Spans) -> None:
-    lend = super().lend
-    self.change(lambda seen: lend(incarnation, spans))
-
-  def progressed(self, step: int, progress: Progress) -> None:
-    progressed = super().progressed
-    self.change(lambda seen: progressed(step, progress))
+  def notify(self, event: handover.Event) -> None:
+    self._events.append(event)
 
   def advance(self, order: orders.Advance) -> None:
-    """Process 0's training loop has advanced; `tell` follows."""
+    """Process 0's training loop has advanced; `wake` follows."""
     self._advances.append(order)
 
   # Called by the training loop.
@@ -170,23 +159,22 @@ class GroupHandover(handover.Handover):
     self._closed = True
 
   def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-    over = lambda: self.failure is not None or self.finished is not None
     timed_out, left = False, timeout
-    while not (ready() or over() or timed_out):
+    while not (ready() or self.is_over or timed_out):
       if self._tell_others is None:
         timed_out = self._follow(timeout + self._patience)
         continue
-      changed = lambda: bool(self._changes) or self.failure is not None
+      changed = lambda: bool(self._events) or self.failure is not None
       left -= self._wait_for(changed, left)
       if self.failure is None:
-        timed_out = not self._changes
+        timed_out = not self._events
         self._look(timed_out)
     return ready()
 
   def _look(self, flag: bool) -> None:
     """Process 0 applies all events so far."""
     assert self._tell_others is not None
-    events = self._seen + len(self._changes)
+    events = self._seen + len(self._events)
     self._tell_others(orders.Advance(self._calls, events, flag))
     self._take(events)
 
@@ -215,7 +203,7 @@ class GroupHandover(handover.Handover):
   def _take(self, events: int) -> None:
     self._calls += 1
     while self._seen < events:
-      self._changes.popleft()(self)
+      self._apply(self._events.popleft())
       self._seen += 1
     # All processes do this at the same point, and another thread may wait for
     # it.

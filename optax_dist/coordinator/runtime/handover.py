@@ -1,12 +1,23 @@
-"""The state shared by the event loop and the training loop."""
+"""What the event loop hands over to the training loop.
+
+    event loop                     Handover                    training loop
+
+    notify(event)  ->  fields, answers to submissions  ->  reads them
+    wake()         ------------------------------------>   returns from `wait`
+
+An event is an effect of the protocol core that concerns the training loop, or a
+`Published` state. There are no locks around the fields: each event sets them in
+the order in which the training loop may rely on them.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, assert_never
 
-from optax_dist.coordinator.protocol import effects
+from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.runtime.states import State
 from optax_dist.coordinator.transport.clock import AwakeClock
 from optax_dist.ledger import Progress, Spans
@@ -16,14 +27,31 @@ _SLICE = 2.0
 # Steps whose progress is kept, besides those that the training loop holds.
 _KEPT = 256
 
-Answer = effects.Taken | effects.Resolved
+
+class Published(NamedTuple):
+  """A state was published, and perhaps all replicas save it."""
+
+  state: State
+  save: bool
+
+
+Answer: TypeAlias = fx.Taken | fx.Resolved
+Event: TypeAlias = (
+  Answer
+  | Published
+  | fx.Admitted
+  | fx.Suspended
+  | fx.Leased
+  | fx.Progressed
+  | fx.SetAsked
+  | fx.Called
+  | fx.Left
+  | fx.Finished
+)
 
 
 class Handover:
   """Written by the event loop, and read by the training loop.
-
-  The event loop sets fields and then calls `tell`; the training loop reads them,
-  or waits in `wait`.
 
   Attributes:
     published: the state that all replicas share.
@@ -61,35 +89,54 @@ class Handover:
     self.held: Callable[[], Sequence[int]] = tuple
     self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()
+    # The state published before the current one.
+    self._before = published
     # Each with the state before the latest commit.
     self._answers: dict[int, tuple[Answer, State]] = {}
 
   # Called by the event loop.
 
-  def change(self, action: Callable[[Handover], None]) -> None:
-    """Changes a field that the training loop depends on."""
-    action(self)
+  def notify(self, event: Event) -> None:
+    """Notifies the training loop of an event; `wake` follows."""
+    self._apply(event)
 
-  def tell(self) -> None:
+  def wake(self) -> None:
     """Wakes up the waiting threads."""
     with self._changed:
       self._changed.notify_all()
 
-  def resolve(self, answer: Answer, before: State) -> None:
-    """Stores the answer to a submission; `tell` follows.
+  def _apply(self, event: Event) -> None:
+    match event:
+      case Published(state, save):
+        self._before, self.published = self.published, state
+        if save:
+          self.to_save = state
+      case fx.Taken() | fx.Resolved():
+        self._answers[event.sequence] = event, self._before
+        if isinstance(event, fx.Taken):
+          self.asked = event.count
+      case fx.Admitted(admission, incarnation, _, asked):
+        self.admission, self.incarnation = admission, incarnation
+        self.asked, self.suspended = asked, False
+      case fx.Suspended():
+        self.suspended = True
+      case fx.Leased(incarnation, spans):
+        self.lease = incarnation, spans
+      case fx.Progressed(step, progress):
+        self._keep(step, progress)
+      case fx.SetAsked(count):
+        self.asked = count
+      case fx.Called(step):
+        self.called = step
+      case fx.Left():
+        self.left = True
+      case fx.Finished(_, reason):
+        self.finished = reason
+      case _:
+        assert_never(event)
 
-    Args:
-      answer: the answer.
-      before: the state before the commit that included the submission.
-    """
-    self._answers[answer.sequence] = answer, before
-
-  def lend(self, incarnation: int, spans: Spans) -> None:
-    """A membership computes on these samples next; `tell` follows."""
-    self.lease = incarnation, spans
-
-  def progressed(self, step: int, progress: Progress) -> None:
-    """Stores which samples are committed as of this step."""
+  def _keep(self, step: int, progress: Progress) -> None:
+    """Stores which samples are committed as of this step; forgets old ones."""
     self.progress[step] = progress
     if len(self.progress) > _KEPT:
       kept = {*self.held()}
@@ -118,9 +165,13 @@ class Handover:
       ready: what to wait for.
       timeout: seconds; those in which this process was stopped don't count.
     """
-    over = lambda: self.failure is not None or self.finished is not None
-    self._wait_for(lambda: ready() or over(), timeout)
+    self._wait_for(lambda: ready() or self.is_over, timeout)
     return ready()
+
+  @property
+  def is_over(self) -> bool:
+    """Whether the run has ended for this replica, by an error or not."""
+    return self.failure is not None or self.finished is not None
 
   def _wait_for(self, predicate: Callable[[], bool], timeout: float) -> float:
     """Waits for so many seconds awake; returns how many it waited."""

@@ -127,8 +127,6 @@ class States:
 
   Attributes:
     published: the state that the log has decided.
-    before: the one published before it.
-    to_save: the last state that all replicas save, or None.
     nbytes: size of a state in a snapshot.
     lent: the local state served along with a snapshot; any thread may set it.
     borrowed: the same from the last snapshot received, or None.
@@ -158,8 +156,7 @@ class States:
         of a replica launch the same programs in the same order.
       own: the initial value of `lent`, a tree of arrays; None for none.
     """
-    self.published = self.before = State(step, initial)
-    self.to_save: State | None = None
+    self.published = State(step, initial)
     self._ahead: State | None = None
     self._apply = apply
     self._background = background
@@ -191,14 +188,11 @@ class States:
     work = lambda: self._apply(base.get(), read(), parts)
     self._compute(after, base, work, done)
 
-  def publish(self, step: int, save: bool) -> None:
+  def publish(self, step: int) -> None:
     """Publishes the state computed ahead: it is committed."""
     assert self._ahead is not None
     assert self._ahead.step == step
-    self.before, self.published = self.published, self._ahead
-    self._ahead = None
-    if save:
-      self.to_save = self.published
+    self.published, self._ahead = self._ahead, None
 
   def discard(self) -> None:
     """Discards the state computed ahead."""
@@ -207,7 +201,6 @@ class States:
   def restore(self, step: int, raw: np.ndarray) -> None:
     """Continues from the bytes that `write` wrote on another replica."""
     self._ahead = None
-    self.before = self.published
     after = self.published = State(step)
     self._compute(after, None, lambda: self._read(raw), lambda: None)
 

@@ -130,24 +130,23 @@ def test_the_line_of_a_step_is_written_after_what_others_wait_for(
       order.append("closed")
 
   one._journal = Lines()
-  flush, tell = one._transport.flush, one.handover.tell
+  flush, wake = one._transport.flush, one.handover.wake
   one._transport.flush = lambda: (order.append("sent"), flush())
-  one.handover.tell = lambda: (order.append("told"), tell())
+  one.handover.wake = lambda: (order.append("woken"), wake())
   commit = entries.Committed(ATTEMPT, PARTS, (), False, b"", False, (), ())
   core.does[inputs.Started] = [
     fx.WriteJournal(notes.StepCommitted(commit, None)),
     fx.Publish(4, False) if publishes else fx.SetAsked(1),
   ]
-  one._states.publish = lambda step, save: order.append("published")
-  one._show = lambda: setattr(one, "_tell", True)
+  one._states.publish = lambda step: order.append("published")
   one._inputs.append(inputs.Started("n"))
   one._proceed()
   first = ["noted", "sent", "written"]
   if publishes:
     assert order[: len(first) + 1] == [*first, "published"]
-    assert order[-1] == "told"
+    assert order[-1] == "woken"
   else:
-    assert order == [*first, "told"]
+    assert order == [*first, "woken"]
 
 
 def test_it_knows_whether_arrays_are_sent_or_lent(driven):

@@ -24,7 +24,7 @@ class Deferred:
   def commit(self, number, done=lambda: None):
     mean = [np.full(3, number, np.float32)]
     self.states.apply(lambda: mean, 1, done)
-    self.states.publish(self.states.published.step + 1, False)
+    self.states.publish(self.states.published.step + 1)
 
   def loop(self):
     while self.posted:
