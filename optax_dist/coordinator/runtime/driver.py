@@ -385,16 +385,11 @@ class Driver:
       if self._due > self._transport.now():
         break
       self._step(inputs.TimePassed())
-    if self._wakes or self._journal.pending:
-      self._flush()
     if self._wakes:
       self._wakes = False
+      # The training loop takes the processor: others may get theirs first.
+      self._transport.flush()
       self.handover.wake()
-
-  def _flush(self) -> None:
-    """Sends what others wait for; then writes the journal's line of a step."""
-    self._transport.flush()
-    self._journal.flush()
 
   def _timeout(self) -> float | None:
     """The longest time to wait for an event."""
@@ -570,12 +565,10 @@ class Driver:
       case fx.SendAll(peers, message):
         self._transport.send_all(peers, [self._encode(message)])
       case fx.WriteJournal(note):
+        # The file may be slow, and others wait for the step.
+        self._transport.flush()
         self._journal.write(note)
       case fx.Publish(step, save):
-        # If this process is stopped here, a new leader writes the line, and
-        # this one would write it again when it resumes.
-        if self._journal.pending:
-          self._flush()
         self._states.publish(step)
         if self._ahead is not None:
           self._aggregations.applied(self._ahead)
