@@ -1,26 +1,28 @@
 """The leader's journal file, and whoever observes the run.
 
-    notes.Note  ->  Records.make  ->  a line of the file
-                                      a line for the observer
+    notes.Note  ->  Records.make  ->  JSON text  ->  journal.Journal
+                                                 ->  Observer
 
-Successive leaders append to one file. A line is written at once, whatever its
-kind, after what other replicas wait for has been sent.
+Successive leaders append to one file. Each line is written at once; the driver
+has sent what other replicas wait for before.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
 from optax_dist.coordinator.runtime import records
 
 _log = logging.getLogger("optax_dist.coordinator")
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class Observer(Protocol):
@@ -113,13 +115,17 @@ class JournalLines:
     record = self._records.make(note, self._time(note))
     if record is None:
       return
+    line = _encode(record).decode()
     if self._observer is not None:
-      self._observer.take(json.dumps(record, default=str))
+      self._observer.take(line)
     if self._file is None:
       return
     try:
-      if not self._is_written(note):
+      if isinstance(note, notes.RunBegins):
+        # The caller's config may have arrays; and the file's time restarts.
         self._file.write(record.pop("kind"), **record)
+      elif not self._is_written(note):
+        self._file.append(line)
     except OSError as error:
       _log.warning("The journal can't be written any more: %s", error)
       self._close_file()

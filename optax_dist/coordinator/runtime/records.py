@@ -157,18 +157,20 @@ class Records:
   ) -> dict[str, Any]:
     """What a member has reported of its gradient."""
     arrived = _ago(now, details.age)
-    measured = timings.Timings.unpack(raw) if raw else None
+    measured = None if arrived is None else timings.Timings.unpack(raw)
     if measured is not None and arrived is not None:
       measured = self._clocks.align(part.incarnation, measured, arrived)
+    times: dict[str, float] | None = None
+    if measured is not None:
+      digits = journal.DECIMALS
+      times = {key: round(x, digits) for key, x in measured._asdict().items()}
     return {
       "incarnation": part.incarnation,
       "count": part.count,
       "batches": batches(details.batches),
       "compute": _rounded(details.compute),
       "arrived": arrived,
-      "timings": None
-      if measured is None or arrived is None
-      else {key: _rounded(x) for key, x in measured._asdict().items()},
+      "timings": times,
     }
 
   def _changed_silence(
