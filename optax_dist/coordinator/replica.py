@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -39,7 +40,7 @@ from optax_dist.coordinator.protocol.entries import Work
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.protocol.group.companion import Companion
 from optax_dist.coordinator.protocol.group.speaker import Speaker
-from optax_dist.coordinator.protocol.node import Node as Core
+from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.runtime import (
   agreement,
   driver,
@@ -209,7 +210,7 @@ class Replica:
     self._to_save: states.State | None = None
     self._handover.held = self._held_steps
     self._left = self._closed = False
-    self._in_use = _InUse(replica)
+    self._lock = threading.RLock()
     # Seconds of computation since the last gradient that was added.
     self._computed = 0.0
     # When the current computation began; and, at that time, JAX's compile time
@@ -289,7 +290,6 @@ class Replica:
   ) -> config.Config:
     """The configuration of the protocol core."""
     strategy, settings, data = self._strategy, self._settings, self._data_spec
-    numbers = strategy.quorum
     return config.Config(
       process=process,
       replica=self.replica,
@@ -297,12 +297,7 @@ class Replica:
       agreement=alike,
       step=step,
       digest=f"{digest}-{progress}" if progress.next else digest,
-      replicas_to_aggregate=numbers.replicas_to_aggregate,
-      total_num_replicas=numbers.total_num_replicas,
-      max_staleness=numbers.max_staleness,
-      weight=numbers.weight,
-      lower_on_leave=numbers.lower_on_leave,
-      lower_on_loss=numbers.lower_on_loss,
+      **strategy.quorum._asdict(),
       inline_bytes=self._encoder.place.nbytes if self._inline else None,
       alone=strategy.alone,
       timeout=settings.timeout,
@@ -320,10 +315,10 @@ class Replica:
     """The protocol core; with several processes, process 0 decides."""
     config, group = self._config, self.group
     if group is None:
-      return Core(config)
+      return Node(config)
     if not group.process:
       others = [name for name, _ in places[1:]]
-      return Speaker(Core(config), others, patience=config.deadlines.replica)
+      return Speaker(Node(config), others, patience=config.deadlines.replica)
     pause = config.deadlines.pace / 8
     return Companion(*places[0], pause=pause, patience=config.timeout)
 
@@ -331,11 +326,7 @@ class Replica:
     numbers = self._strategy.quorum
     return {
       "strategy": self._strategy.name,
-      "replicas_to_aggregate": numbers.replicas_to_aggregate,
-      "total_num_replicas": numbers.total_num_replicas,
-      "max_staleness": numbers.max_staleness,
-      "lower_on_leave": numbers.lower_on_leave,
-      "lower_on_loss": numbers.lower_on_loss,
+      **numbers._asdict(),
       "cores": _cores(),
       "weight": numbers.weight and "inverse_staleness",
       "wire": self._settings.wire,
@@ -382,45 +373,29 @@ class Replica:
         state. Otherwise the replica gets that state, and `finished` is True.
       CoordinatorError: there is no answer within `timeout` seconds.
     """
-    warning = threading.Timer(
-      self._warn_after,
-      self._warn_of_waiting,
-    )
-    warning.daemon = True
+    seen = self._handover
+    admitted = lambda: seen.admission > 0
+    seconds = min(self._settings.stall_warning, _JOINS_WITHIN)
     try:
       self._driver.start()
-      warning.start()
       if self._preempted is not None:
         self._preempted.check()
-      self._wait(
-        lambda: self._handover.admission > 0,
-        "for admission to the run",
-      )
+      if not (seen.wait(admitted, seconds) or seen.is_over):
+        # Only a leader reports stalls, and this replica may never reach one.
+        _log.warning(
+          "Replica %r has not joined the run after %.1f s. %s",
+          *(self.replica, seconds, self._driver.missing()),
+        )
+      self._wait(admitted, "for admission to the run")
       self._resume()
     except BaseException:
       self.close()
       raise
-    finally:
-      warning.cancel()
     self._local = self._initial_local_state()
     self._begin()
     if self._settings.step_timeout != 0:
       self._watchdog.start()
     return self
-
-  @property
-  def _warn_after(self) -> float:
-    """Seconds after which it says why it has not joined yet."""
-    return min(self._settings.stall_warning, _JOINS_WITHIN)
-
-  def _warn_of_waiting(self) -> None:
-    """Only a leader reports stalls, and this replica may never reach one."""
-    seconds, missing = self._warn_after, self._driver.missing()
-    if not (self._closed or self._handover.admission):
-      _log.warning(
-        "Replica %r has not joined the run after %.1f s. %s",
-        *(self.replica, seconds, missing),
-      )
 
   def _own(self) -> Any:
     """The local state to serve to a joining replica; None for none."""
@@ -563,7 +538,7 @@ class Replica:
     """
     indices = self._data("batches()")
     while True:
-      with self._in_use:
+      with self._one_thread():
         spans = self._draw()
       if spans is None:
         return
@@ -669,7 +644,7 @@ class Replica:
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
         f" {tokens!r} with {self._strategy.name!r}."
       )
-    with self._in_use:
+    with self._one_thread():
       outcome = self._step(grads, batch, 1 if tokens is None else int(tokens))
       return self._leave_if_preempted(self._announce(outcome))
 
@@ -709,7 +684,7 @@ class Replica:
     For a training step in micro-batches that finds `is_stale`: `params` are
     current afterwards, and the rest of the computation is saved.
     """
-    with self._in_use:
+    with self._one_thread():
       self._handover.sync()
       over = self._over(1)
       return self._announce(self._catch_up() if over is None else over)
@@ -830,6 +805,19 @@ class Replica:
       self.close()
 
   # Helpers.
+
+  @contextlib.contextmanager
+  def _one_thread(self) -> Iterator[None]:
+    """Refuses a second thread: it could get the first one's answer."""
+    if not self._lock.acquire(blocking=False):
+      raise RuntimeError(
+        f"Two threads are using replica {self.replica!r} at once. A replica has"
+        " one training loop: let one thread call step, abandon and batches."
+      )
+    try:
+      yield
+    finally:
+      self._lock.release()
 
   def _watch(self, now: float) -> None:
     """Starts the watchdog for the next step, if there will be one."""
@@ -1078,32 +1066,6 @@ class Replica:
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."
       )
-
-
-class _InUse:
-  """Refuses a second thread: it could get the first one's answer.
-
-  Attributes:
-    thread: the one that is inside `step`, `abandon` or `batches`; None: none is.
-  """
-
-  __slots__ = ("_replica", "thread")
-
-  def __init__(self, replica: quorum.Replica):
-    self._replica = replica
-    self.thread: int | None = None
-
-  def __enter__(self) -> None:
-    me = threading.get_ident()
-    if self.thread not in (None, me):
-      raise RuntimeError(
-        f"Two threads are using replica {self._replica!r} at once. A replica has"
-        " one training loop: let one thread call step, abandon and batches."
-      )
-    self.thread = me
-
-  def __exit__(self, *error: object) -> None:
-    self.thread = None
 
 
 def _check_data(

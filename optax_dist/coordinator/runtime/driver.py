@@ -18,7 +18,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, assert_never
+from typing import Any, TypeAlias, assert_never
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from optax_dist.coordinator.protocol import entries, inputs, messages
 from optax_dist.coordinator.protocol.codec import BadMessage
 from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.protocol.group import orders
+from optax_dist.coordinator.protocol.group.companion import Companion
+from optax_dist.coordinator.protocol.group.speaker import Speaker
+from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.runtime import (
   background,
   group,
@@ -57,29 +60,10 @@ _OF_GROUP = frozenset(
 )
 # A gradient is written in pieces of this size, each sent during the next one.
 _PIECE = 256 << 10
-# States with more bytes are computed in the background.
-_SMALL = 256 << 10
 
 
-class Core(Protocol):
-  """The protocol core of a replica."""
-
-  def step(self, given: typing.Any, now: float) -> Sequence[orders.Wanted]:
-    """Processes an input; returns the effects to execute."""
-    ...
-
-  def deadline(self) -> float:
-    """When to give it `TimePassed`."""
-    ...
-
-  def missing(self, now: float) -> str:
-    """What it is waiting for, for an error message."""
-    ...
-
-  @property
-  def stalled(self) -> bool:
-    """Whether other replicas wait, as far as this one knows."""
-    ...
+# What decides: a replica's own core, or that of one of its processes.
+Core: TypeAlias = Node | Speaker | Companion
 
 
 class Driver:
@@ -148,12 +132,9 @@ class Driver:
     self._background = background.Background(f"{name}-work", self.post)
     self._of = of
     post = self.post if of is not None else None
-    made = lambda work: states.States(
-      initial, step, apply, work, local, post, own
+    self._states = states.States(
+      initial, step, apply, self._background, local, post, own
     )
-    self._states = made(None)
-    if self._states.nbytes > _SMALL:
-      self._states = made(self._background)
     self.handover = handover.Handover(self._states.published)
     if of is not None:
       self.handover = group.GroupHandover(
@@ -183,9 +164,10 @@ class Driver:
     self._lost: collections.Counter[str] = collections.Counter()
     # Peers to which arrays are sent, not lent.
     self._far: set[str] = set()
-    self._numbers = itertools.count()
-    # Open store requests by number: kind, and the core's number.
-    self._asked: dict[int, tuple[str, int]] = {}
+    # The core's requests to the store that have no answer yet: "get" or "put".
+    self._requests: dict[int, str] = {}
+    # Deletions, which need no answer, have other numbers.
+    self._deletions = itertools.count(-1, -1)
     # Why the store's last answer is unknown; "" if it is known.
     self._unanswered = ""
     self._gradients: dict[int, reduce_scatter_gather.Gradient] = {}
@@ -198,8 +180,6 @@ class Driver:
       collections.Counter()
     )
     self._drop_later: set[entries.AttemptId] = set()
-    # The last message, since the same one often goes to several peers.
-    self._encoded: tuple[object, bytes] | None = None
     self._wakes = False
     # The core's deadline, as of the last `_proceed`.
     self._due = math.inf
@@ -405,7 +385,8 @@ class Driver:
   def _step(self, given: orders.Given) -> None:
     if isinstance(given, inputs.PeerLost):
       self._lost[given.peer] -= 1
-    for effect in self._core.step(given, self._transport.now()):
+    step: Callable[..., Sequence[orders.Wanted]] = self._core.step
+    for effect in step(given, self._transport.now()):
       self._execute(effect)
 
   def _end(self) -> None:
@@ -483,9 +464,10 @@ class Driver:
       case stores.StoreLost(reason):
         self._inputs.append(inputs.StoreLost(reason))
         return
-    kind, request = self._asked.pop(event.request)
-    if kind == "delete":
+    request = event.request
+    if request < 0:
       return
+    kind = self._requests.pop(request)
     given: inputs.Input
     self._unanswered = ""
     match event:
@@ -561,9 +543,9 @@ class Driver:
           phases.reach("joining", self._replica)
         elif isinstance(message, messages.Refused):
           _log.warning("%s may not join: %s", peer, message.reason)
-        self._send(peer, message)
+        self._transport.send(peer, [orders.WIRE.encode(message)])
       case fx.SendAll(peers, message):
-        self._transport.send_all(peers, [self._encode(message)])
+        self._transport.send_all(peers, [orders.WIRE.encode(message)])
       case fx.WriteJournal(note):
         # The file may be slow, and others wait for the step.
         self._transport.flush()
@@ -596,8 +578,8 @@ class Driver:
         self._aggregations.disconnected(peer)
         self._snapshots.disconnected(peer)
       case fx.Get(request, key):
-        number = self._number("get", request)
-        self._ask(stores.Get(number, self._prefix + key))
+        self._requests[request] = "get"
+        self._ask(stores.Get(request, self._prefix + key))
       case fx.Delete(keys):
         self._delete(keys)
       case fx.Aggregate() | fx.Collect():
@@ -666,7 +648,7 @@ class Driver:
       case fx.Log(level, text):
         _log.log(getattr(logging, level.upper()), text)
       case orders.Tell(peer, what):
-        self._send(peer, what)
+        self._transport.send(peer, [orders.WIRE.encode(what)])
       case orders.Advance():
         assert isinstance(self.handover, group.GroupHandover)
         self.handover.advance(effect)
@@ -682,23 +664,6 @@ class Driver:
     except ValueError as error:
       self._on_event(transports.PeerLost(peer, "unreachable", str(error)))
 
-  def _send(
-    self, peer: str, message: messages.Message | orders.Report | orders.Order
-  ) -> None:
-    self._transport.send(peer, [self._encode(message)])
-
-  def _encode(
-    self, message: messages.Message | orders.Report | orders.Order
-  ) -> bytes:
-    if self._encoded is None or self._encoded[0] is not message:
-      self._encoded = message, orders.WIRE.encode(message)
-    return self._encoded[1]
-
-  def _number(self, kind: str, request: int) -> int:
-    number = next(self._numbers)
-    self._asked[number] = kind, request
-    return number
-
   def _ask(self, request: stores.Request) -> None:
     self._store.ask(request, self._store_timeout)
 
@@ -711,16 +676,14 @@ class Driver:
       phases.reach("committing", self._replica)
     put = stores.Put if overwrite else stores.PutIfAbsent
     raw = entries.STORE_VALUES.encode(value)
-    self._ask(put(self._number("put", request), self._prefix + key, raw))
+    self._requests[request] = "put"
+    self._ask(put(request, self._prefix + key, raw))
 
   def _delete(self, keys: Sequence[str]) -> None:
     for start in range(0, len(keys), stores.MAX_KEYS):
       some = keys[start : start + stores.MAX_KEYS]
-      self._ask(
-        stores.Delete(
-          self._number("delete", 0), tuple(self._prefix + key for key in some)
-        )
-      )
+      names = tuple(self._prefix + key for key in some)
+      self._ask(stores.Delete(next(self._deletions), names))
 
   def _aggregate(self, effect: fx.Aggregate | fx.Collect) -> None:
     for peer in effect.peers:

@@ -205,6 +205,5 @@ class GroupHandover(handover.Handover):
     while self._seen < events:
       self._apply(self._events.popleft())
       self._seen += 1
-    # All processes do this at the same point, and another thread may wait for
-    # it.
-    self.published.get()
+      # All processes compute each state at the same point, and in this order.
+      self.published.get()
