@@ -153,6 +153,7 @@ class Replica:
     is_whole = self._encoder.mean_feedback is None or fragments is None
     fits = nbytes <= settings.inline_bytes
     self._inline = group is None and is_whole and fits
+    self._stopwatch = timings.Stopwatch()
     self._compile(shared)
     transport = place.transport
     places, address, digest = self._meet(
@@ -204,18 +205,12 @@ class Replica:
       max_staleness=strategy.quorum.max_staleness if waits else None,
       samples=0 if self._indices is None else self._indices.samples,
     )
-    self._pinned = shared
     # The last step announced, and its state until the next outcome.
     self._saved = -1
     self._to_save: states.State | None = None
     self._handover.held = self._held_steps
-    self._left = self._closed = False
+    self._closed = False
     self._lock = threading.RLock()
-    # Seconds of computation since the last gradient that was added.
-    self._computed = 0.0
-    # When the current computation began; and, at that time, JAX's compile time
-    # and the process's CPU time on all cores.
-    self._began = self._token_time = time.monotonic()
     self._on_stuck = on_stuck
     # Without a launcher to restart it, a process is ended only on request.
     ends = bool(settings.step_timeout or on_stuck)
@@ -225,11 +220,6 @@ class Replica:
       self._driver.stalled,
       self._give_up if ends else None,
     )
-    self._compiled, self._cpu = timings.compiled(), time.process_time()
-    # For the previous submission: when it was sent, and its times so far.
-    self._sent: float | None = None
-    self._waited = self._apply_time = 0.0
-    self._waited_in_all, self._moved = 0.0, (0, 0)
     self._metrics = metrics
     if metrics is not None:
       metrics.add(self._numbers)
@@ -361,7 +351,7 @@ class Replica:
     if not self._inline:
       # The buffer of a mean is reused, unless it came inline in a message.
       jax.block_until_ready(found)
-    self._apply_time = time.monotonic() - start
+    self._stopwatch.applied = time.monotonic() - start
     return found
 
   def start(self) -> Replica:
@@ -403,24 +393,29 @@ class Replica:
 
   def _initial_local_state(self) -> Any:
     """The local state of this replica when it joins."""
-    return self._strategy.local(self._pinned)
+    return self._strategy.local(self._shared)
 
   # Read by the training loop.
 
   @property
+  def _shared(self) -> strategies.SharedState:
+    """The state all replicas share, as of the last `step`."""
+    return self._submission.base.get()
+
+  @property
   def params(self) -> Any:
     """The parameters to compute the next gradient on: a tree of arrays."""
-    return self._strategy.params(self._pinned, self._local)
+    return self._strategy.params(self._shared, self._local)
 
   @property
   def center(self) -> Any:
     """The state all replicas share, as of the last `step`."""
-    return self._pinned.params
+    return self._shared.params
 
   @property
   def opt_state(self) -> Any:
     """The shared state of the optimizer, as of the last `step`."""
-    return self._pinned.opt_state
+    return self._shared.opt_state
 
   @property
   def global_step(self) -> int:
@@ -453,8 +448,12 @@ class Replica:
 
     If a replica has several processes, all of them check at the same points.
     """
-    self._handover.sync()
-    return self._left or self._has_finished()
+    if not self._handover.left:
+      self._handover.sync()
+    return self._is_over()
+
+  def _is_over(self) -> bool:
+    return self._handover.left or self._has_finished()
 
   def _has_finished(self) -> bool:
     return self._handover.finished is not None
@@ -462,7 +461,7 @@ class Replica:
   @property
   def has_left(self) -> bool:
     """Whether this replica has left the run gracefully."""
-    return self._left
+    return self._handover.left
 
   @property
   def metrics_url(self) -> str:
@@ -491,7 +490,7 @@ class Replica:
       gradients=dict(self._submission.counts),
       bytes_in=bytes_in,
       bytes_out=bytes_out,
-      waited=self._waited_in_all,
+      waited=self._stopwatch.waited,
       rejoins=self._rejoins,
     )
 
@@ -501,7 +500,7 @@ class Replica:
     In a replica of several processes each digests its own shards, equal to
     those of its counterpart in other replicas.
     """
-    return fingerprint(self._pinned)
+    return fingerprint(self._shared)
 
   # The data.
 
@@ -599,7 +598,7 @@ class Replica:
     self._driver.check_process()
     submission, seen = self._submission, self._handover
     while True:
-      if self._over(0) is not None and (self._left or self.finished):
+      if self._over(0) is not None and self.finished:
         return None
       spans = submission.draw(seen)
       if spans is not None:
@@ -638,7 +637,7 @@ class Replica:
       TypeError, ValueError: the batch is not a JSON value.
       CoordinatorError: the run can't go on; every replica raises the same.
     """
-    phases.slow_down(time.monotonic() - self._token_time)
+    phases.slow_down(time.monotonic() - self._stopwatch.mark)
     if tokens is not None and (not self._weighs_tokens or tokens < 0):
       raise ValueError(
         "tokens= is what decoupled_diloco weighs by, an integer from 0; got"
@@ -651,9 +650,7 @@ class Replica:
   def _step(self, grads: Any, batch: Any, tokens: int) -> Outcome:
     phases.reach("computing", self.replica)
     self._driver.check_process()
-    now = time.monotonic()
-    self._computed += now - self._token_time
-    self._token_time = now
+    self._stopwatch.computed()
     self._handover.sync()
     over = self._over(1)
     if over is not None:
@@ -670,12 +667,11 @@ class Replica:
         "step() needs the samples of its gradient: iterate over batches()."
       )
     payload, self._local = self._strategy.contribute(
-      self._pinned, self._local, grads
+      self._shared, self._local, grads
     )
     submission.keep_drawn()
     if payload is not None:
-      seconds, self._computed = self._computed, 0.0
-      submission.add(seen, payload, text, seconds)
+      submission.add(seen, payload, text, self._stopwatch.take())
     return self._conclude() or self._outcome()
 
   def abandon(self) -> Outcome:
@@ -725,7 +721,7 @@ class Replica:
     """
     if self._to_save is not None:
       return self._to_save.get(), self._to_save.step
-    return self._pinned, self.global_step
+    return self._shared, self.global_step
 
   def finish(self, reason: str = "finished") -> None:
     """Ends the run gracefully, for all replicas.
@@ -736,11 +732,11 @@ class Replica:
     Raises:
       CoordinatorError: it did not end within `timeout` seconds.
     """
-    if not self.finished and not self._left:
+    if not self.finished:
       self._raise_failure()
       self._driver.feed(inputs.FinishWanted(reason))
       self._wait(self._has_finished, "for the end of the run")
-    if not self._left and self._submission.expire(self._handover):
+    if not self._handover.left and self._submission.expire(self._handover):
       self._go_on()
 
   def leave(self) -> None:
@@ -749,13 +745,12 @@ class Replica:
     Raises:
       CoordinatorError: no acknowledgement came within `timeout` seconds.
     """
-    if self._left or self.finished:
+    if self.finished:
       return
     self._raise_failure()
     self._driver.feed(inputs.LeaveWanted())
     left = lambda: self._handover.left
     self._wait(left, "for the confirmation that it may leave")
-    self._left = True
 
   def _leave_if_preempted(self, outcome: Outcome) -> Outcome:
     """After SIGTERM: leaves, or has all replicas save first."""
@@ -821,12 +816,12 @@ class Replica:
 
   def _watch(self, now: float) -> None:
     """Starts the watchdog for the next step, if there will be one."""
-    if not (self._handover.left or self._has_finished()):
+    if not self._is_over():
       self._watchdog.steps.begin(now)
 
   def _give_up(self, reason: str, stacks: str) -> None:
     """Called by the watchdog: the training loop is stuck."""
-    if self._left or self._has_finished() or self._handover.failure is not None:
+    if self._is_over() or self._handover.failure is not None:
       return
     self._driver.give_up(reason, stacks)
     if self._on_stuck is not None:
@@ -836,7 +831,7 @@ class Replica:
     """The outcome to return if nothing can be submitted any more."""
     self._raise_failure()
     submission = self._submission
-    if self._left:
+    if self._handover.left:
       submission.count("finished", gradients)
       return self._outcome("finished", finished=True)
     concluded = self._conclude()
@@ -850,52 +845,19 @@ class Replica:
 
   def _begin(self) -> None:
     """Starts or resumes timing the computation."""
-    now = self._token_time = time.monotonic()
-    self._watch(now)
-    if self._sent is not None:
-      self._waited += now - self._sent
-      self._waited_in_all += now - self._sent
-      self._sent = None
-    if self._starts_submission():
-      self._began = now
-      self._compiled, self._cpu = timings.compiled(), time.process_time()
+    self._watch(self._stopwatch.begin(first=self._starts_submission()))
 
   def _starts_submission(self) -> bool:
     """Whether what is computed now is the first part of a submission."""
     return not self._submission.gradients
 
-  def _timings(self, now: float) -> bytes:
-    """The timings of a submission sent now, for the journal."""
-    exchanged, seconds = self._driver.exchanged
-    waited = self._waited
-    before, self._moved = self._moved, self._driver.moved()
-    made = timings.Timings(
-      self._began,
-      now,
-      timings.compiled() - self._compiled,
-      time.process_time() - self._cpu,
-      now - self._token_time,
-      waited,
-      seconds if exchanged == self._submission.sequence - 1 else 0.0,
-      min(self._apply_time, waited),
-      self._moved[0] - before[0],
-      self._moved[1] - before[1],
-    )
-    self._sent, self._waited = now, 0.0
-    return made.pack()
-
   def _submit(self, work: Work | None = None) -> None:
     """Submits the sum, or reports stale gradients."""
     self._settle()
     submission = self._submission
-    finite, memory, payload, writer = True, None, b"", None
-    if submission.total is None:
-      pass  # Stale gradients are reported without their numbers.
-    elif self._inline:
-      out = np.zeros(self._encoder.place.nbytes, np.uint8)
-      finite = self._write(out)
-      payload = out.tobytes() if finite else b""
-    else:
+    finite, memory, writer = True, None, None
+    # Stale gradients are reported without their numbers.
+    if submission.total is not None:
       memory = self._memory()
       out = np.frombuffer(memory, np.uint8)
       leaves = self._to_pack()
@@ -907,8 +869,12 @@ class Replica:
       if not finite:
         self._handover.memory.put(memory)
         memory = None
-    timings = self._timings(time.monotonic())
-    submitted = submission.submit(finite, payload, timings, work)
+    exchanged, seconds = self._driver.exchanged
+    measured = self._stopwatch.submitted(
+      seconds if exchanged == submission.sequence - 1 else 0.0,
+      self._driver.moved(),
+    )
+    submitted = submission.submit(finite, b"", measured.pack(), work)
     self._driver.submit(submitted, memory, writer)
     self._watchdog.steps.submitted(time.monotonic())
 
@@ -990,21 +956,22 @@ class Replica:
 
   def _go_on(self) -> Outcome:
     """Continues with the same sum, or with another one."""
-    result, before = self._submission.ended, self._pinned
+    result, before = self._submission.ended, self._shared
     if result is None:
       self._begin()
       return self._outcome()
     self._settle()
-    applied, self._computed = result.applied, 0.0
+    applied = result.applied
+    self._stopwatch.take()  # What was computed of the next gradient is dropped.
     if applied is not None:
       before = self._handover.before(applied.sequence).get()
     self._wait_for_submission()
     self._resume()
     if result.forgets and result.reason not in ("", "finished"):
-      self._local = self._strategy.forget(self._pinned, self._local)
+      self._local = self._strategy.forget(self._shared, self._local)
     else:
       self._local = self._strategy.settle(
-        before, self._pinned, self._local, mine=applied is not None
+        before, self._shared, self._local, mine=applied is not None
       )
     self._begin()
     if applied is None:
@@ -1016,7 +983,7 @@ class Replica:
     # In this order: it may be readmitted in between.
     admission = self._handover.admission
     published = self._handover.published
-    self._pinned = published.get()
+    published.get()  # Waits until it is computed.
     self._submission.resume(admission, published)
     self._handover.forget(self._submission.sequence)
 
@@ -1061,7 +1028,7 @@ class Replica:
   def _raise_failure(self) -> None:
     if self._handover.failure is not None:
       raise self._handover.failure
-    if self._closed and not (self._left or self._has_finished()):
+    if self._closed and not self._is_over():
       raise errors.CoordinatorError(
         f"Replica {self.replica!r} is closed: it takes no step after its `with`"
         " block. Join again for another one."

@@ -29,9 +29,8 @@ from optax_dist.coordinator.aggregation import (
   reduce_scatter_gather,
   snapshots,
 )
+from optax_dist.coordinator.protocol import codec, entries, inputs, messages
 from optax_dist.coordinator.protocol import effects as fx
-from optax_dist.coordinator.protocol import entries, inputs, messages
-from optax_dist.coordinator.protocol.codec import BadMessage
 from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.protocol.group.companion import Companion
@@ -192,8 +191,7 @@ class Driver:
   def start(self) -> None:
     """Starts the event loop; the replica looks for its run."""
     self._inputs.append(inputs.Started(self._nonce))
-    if not self._inline:
-      self._make_memory()
+    self._make_memory()
     self._thread.start()
 
   def feed(self, given: orders.Given) -> None:
@@ -211,8 +209,8 @@ class Driver:
 
     Args:
       submitted: the submission.
-      memory: the gradient's bytes, one of `handover.memory`; None if it is sent
-        inline, or is not finite.
+      memory: the gradient's bytes, one of `handover.memory`; None if it is not
+        finite, or too stale to count.
       writer: writes these bytes; None if they are already written.
     """
     self.check_process()
@@ -415,7 +413,7 @@ class Driver:
       case transports.Message(peer, payload):
         try:
           found = orders.WIRE.decode(payload)
-        except BadMessage as error:
+        except codec.BadMessage as error:
           self._inputs.append(inputs.Malformed(peer, str(error)))
           return
         if type(found) not in _OF_GROUP:
@@ -477,7 +475,7 @@ class Driver:
         try:
           found = entries.STORE_VALUES.decode(value)
           given = inputs.GetAnswered(request, True, found)
-        except BadMessage:
+        except codec.BadMessage:
           given = inputs.GetAnswered(request, True, None, occupied=True)
       case stores.Done():
         given = inputs.PutAnswered(request, "done")
@@ -501,7 +499,10 @@ class Driver:
     memory: memoryview | None,
     writer: packing.Packing | None,
   ) -> None:
-    if memory is not None:
+    if memory is not None and self._inline:
+      submitted = codec.replace(submitted, payload=bytes(memory))
+      self.handover.memory.put(memory)
+    elif memory is not None:
       gradient = reduce_scatter_gather.Gradient(
         memory, lambda: self._transport.free(memory), writer
       )
