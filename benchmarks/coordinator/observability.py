@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+import types
 
 import processes
 
