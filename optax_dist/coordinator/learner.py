@@ -147,7 +147,7 @@ class Learner(Replica):
     assert result is not None
     self._settle()
     submission.resume(admission, submission.base)
-    self._handover.forget(submission.sequence)
+    self._handover.forget(submission.sequence, self._held_steps())
     if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
       self._local = self._learning.local(self._shared)

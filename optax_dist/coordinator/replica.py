@@ -208,8 +208,9 @@ class Replica:
     # The last step announced, and its state until the next outcome.
     self._saved = -1
     self._to_save: states.State | None = None
-    self._handover.held = self._held_steps
     self._closed = False
+    # Memory for the next gradient; None: the event loop has it.
+    self._buffer: memoryview | None = None
     self._lock = threading.RLock()
     self._on_stuck = on_stuck
     # Without a launcher to restart it, a process is ended only on request.
@@ -576,7 +577,7 @@ class Replica:
     return self._handover.progress[step]
 
   def _held_steps(self) -> tuple[int, ...]:
-    """The steps of `params` and `state_to_save`; the event loop calls it."""
+    """The steps of `params` and `state_to_save`."""
     kept = self._to_save
     current = self._submission.base.step
     return (current,) if kept is None else (current, kept.step)
@@ -858,17 +859,15 @@ class Replica:
     finite, memory, writer = True, None, None
     # Stale gradients are reported without their numbers.
     if submission.total is not None:
-      memory = self._memory()
-      out = np.frombuffer(memory, np.uint8)
+      out = np.frombuffer(self._memory(), np.uint8)
       leaves = self._to_pack()
       if leaves is None:
         finite = self._write(out)
       else:
         writer = self._encoder.packing(leaves, out)
         finite = writer is not None
-      if not finite:
-        self._handover.memory.put(memory)
-        memory = None
+      if finite:
+        memory, self._buffer = self._buffer, None
     exchanged, seconds = self._driver.exchanged
     measured = self._stopwatch.submitted(
       seconds if exchanged == submission.sequence - 1 else 0.0,
@@ -919,7 +918,12 @@ class Replica:
     return self._gradient_shards.split(leaves)
 
   def _memory(self) -> memoryview:
-    """A buffer for a gradient."""
+    """The buffer for the next gradient, also after an interrupted call."""
+    if self._buffer is None:
+      self._buffer = self._next_buffer()
+    return self._buffer
+
+  def _next_buffer(self) -> memoryview:
     patience = self._config.deadlines.replica
     clock = AwakeClock(2.0)
     end = clock.now() + patience
@@ -985,7 +989,7 @@ class Replica:
     published = self._handover.published
     published.get()  # Waits until it is computed.
     self._submission.resume(admission, published)
-    self._handover.forget(self._submission.sequence)
+    self._handover.forget(self._submission.sequence, self._held_steps())
 
   def _settle(self) -> None:
     """Keeps the residuals of submissions that counted."""

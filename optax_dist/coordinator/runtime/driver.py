@@ -295,7 +295,7 @@ class Driver:
     )
 
     def fail() -> None:
-      self.handover.failure = self.handover.failure or failure
+      self.handover.fail(failure)
       self._wakes = True
 
     self.post(fail)
@@ -332,7 +332,7 @@ class Driver:
         self._proceed()
     except BaseException as error:
       _log.debug("replica %r fails", self._replica, exc_info=True)
-      self.handover.failure = self.handover.failure or error
+      self.handover.fail(error)
     finally:
       try:
         self._end()
@@ -635,7 +635,7 @@ class Driver:
           reason = (
             f"{reason} The last request to the store: {self._unanswered}."
           )
-        self.handover.failure = getattr(errors, error)(reason)
+        self.handover.fail(getattr(errors, error)(reason))
         self._wakes = True
       case fx.LeadershipChanged(leads, _):
         self.handover.leads = leads
@@ -764,8 +764,7 @@ class Driver:
     """Ends this process: the replica is lost with any of its processes."""
     assert self._of is not None
     _log.error("%s", reason)
-    failure = self.handover.failure
-    self.handover.failure = failure or errors.CoordinatorError(reason)
+    self.handover.fail(errors.CoordinatorError(reason))
     self._wakes = True
     self._closing = reason
     self._of.on_loss(reason)

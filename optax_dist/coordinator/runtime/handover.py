@@ -24,8 +24,6 @@ from optax_dist.ledger import Progress, Spans
 
 # Seconds within which a waiting thread looks at its clock.
 _SLICE = 2.0
-# Steps whose progress is kept, besides those that the training loop holds.
-_KEPT = 256
 
 
 class Published(NamedTuple):
@@ -68,8 +66,6 @@ class Handover:
     lease: the membership that samples are leased to, and the samples.
     incarnation: of the membership; -1 before the first.
     progress: which samples are in committed steps, by step.
-    held: the steps of states that the training loop holds; it may ask for their
-      progress at any time. The event loop calls it.
   """
 
   def __init__(self, published: State):
@@ -86,7 +82,6 @@ class Handover:
     self.lease: tuple[int, Spans] = (-1, ())
     self.incarnation = -1
     self.progress: dict[int, Progress] = {}
-    self.held: Callable[[], Sequence[int]] = tuple
     self.memory: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     self._changed = threading.Condition()
     # The state published before the current one.
@@ -95,6 +90,11 @@ class Handover:
     self._answers: dict[int, tuple[Answer, State]] = {}
 
   # Called by the event loop.
+
+  def fail(self, error: BaseException) -> None:
+    """Ends the run for this replica, if it has not failed before."""
+    if self.failure is None:
+      self.failure = error
 
   def notify(self, event: Event) -> None:
     """Notifies the training loop of an event; `wake` follows."""
@@ -123,7 +123,7 @@ class Handover:
       case fx.Leased(incarnation, spans):
         self.lease = incarnation, spans
       case fx.Progressed(step, progress):
-        self._keep(step, progress)
+        self.progress[step] = progress
       case fx.SetAsked(count):
         self.asked = count
       case fx.Called(step):
@@ -134,17 +134,6 @@ class Handover:
         self.finished = reason
       case _:
         assert_never(event)
-
-  def _keep(self, step: int, progress: Progress) -> None:
-    """Stores which samples are committed as of this step; forgets old ones."""
-    self.progress[step] = progress
-    if len(self.progress) > _KEPT:
-      kept = {*self.held()}
-      if self.to_save is not None:
-        kept.add(self.to_save.step)
-      for old in sorted(self.progress)[: _KEPT // 2]:
-        if old not in kept:
-          del self.progress[old]
 
   # Called by the training loop.
 
@@ -192,8 +181,17 @@ class Handover:
     """The state before the commit that included a submission."""
     return self._answers[sequence][1]
 
-  def forget(self, first: int) -> None:
-    """Forgets the answers to the submissions before this one."""
-    for sequence in list(self._answers):
-      if sequence < first:
-        del self._answers[sequence]
+  def forget(self, sequence: int, steps: Sequence[int]) -> None:
+    """Forgets what the training loop has no more use for.
+
+    Args:
+      sequence: answers to submissions before this one.
+      steps: those of the states that it holds: the progress of all steps before
+        the last of these, but not theirs.
+    """
+    for old in [n for n in self._answers if n < sequence]:
+      del self._answers[old]
+    kept = {*steps} if self.to_save is None else {*steps, self.to_save.step}
+    for step in list(self.progress):
+      if step < max(steps) and step not in kept:
+        del self.progress[step]

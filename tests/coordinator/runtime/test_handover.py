@@ -54,30 +54,26 @@ def test_the_answers_to_past_submissions_are_forgotten(shared):
   assert [shared.answer(n) for n in (3, 4)] == answers
   assert shared.published is NEXT
   assert shared.before(4) is START
-  shared.forget(4)
+  shared.forget(4, (1,))
   assert [shared.answer(n) for n in (3, 4)] == [None, answers[1]]
 
 
-def test_old_progress_is_forgotten_but_for_what_is_saved(shared):
+def test_progress_is_kept_of_states_that_are_held_or_to_come(shared):
   shared.notify(Published(State(5, "saved"), True))
-  for step in range(1000):
+  for step in range(20):
     shared.notify(fx.Progressed(step, f"as of {step}"))
-    assert len(shared.progress) <= 257
-  assert shared.progress[5] == "as of 5"
-  # A replica may be some steps behind.
-  assert all(shared.progress[step] for step in range(900, 1000))
+  shared.forget(0, (17, 3))
+  assert shared.progress == {n: f"as of {n}" for n in (3, 5, 17, 18, 19)}
+  shared.forget(0, (19,))
+  assert shared.progress.keys() == {5, 19}
 
 
-def test_the_progress_of_steps_that_the_training_loop_holds_is_kept(shared):
-  held = [3, 7]
-  shared.held = lambda: held
-  for step in range(600):
-    shared.notify(fx.Progressed(step, f"as of {step}"))
-  assert {3, 7} <= shared.progress.keys()
-  held.clear()
-  for step in range(600, 1000):
-    shared.notify(fx.Progressed(step, f"as of {step}"))
-  assert not {3, 7} & shared.progress.keys()
+def test_the_first_failure_counts(shared):
+  first = OSError("first")
+  shared.fail(first)
+  shared.fail(OSError("second"))
+  assert shared.failure is first
+  assert shared.is_over
 
 
 def test_the_state_to_save_is_kept_until_the_next_one(shared):
