@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     SyncReplicasState,
     sync_replicas,
   )
+  from optax_dist.transforms.train_step import TrainStep, train_step
   from optax_dist.transforms.under_jit import under_jit
 else:
   __getattr__, __dir__ = lazy.names(
@@ -121,6 +122,7 @@ else:
         "SyncReplicasState",
         "sync_replicas",
       ),
+      "optax_dist.transforms.train_step": ("TrainStep", "train_step"),
       "optax_dist.transforms.under_jit": ("under_jit",),
     },
   )
@@ -136,6 +138,7 @@ __all__ = [
   "StreamingUpdatesState",
   "SyncReplicasState",
   "SyncReport",
+  "TrainStep",
   "UnboundAxisError",
   "apply_updates",
   "averaged_params",
@@ -174,5 +177,6 @@ __all__ = [
   "sync_replicas",
   "sync_report",
   "tensorflow1",
+  "train_step",
   "under_jit",
 ]

@@ -51,10 +51,10 @@ def resize_sharded(state: Any, params: Any, num_replicas: int) -> Any:
     >>> tx = optax_dist.sharded(optax.trace(0.9), "data", num_replicas=4)
     >>> state = tx.init(params)
     >>> state.inner_state.trace["w"].value.shape
-    (4, 2)
+    (4, 2, 1)
     >>> state = optax_dist.resize_sharded(state, params, 3)
     >>> state.inner_state.trace["w"].value.shape
-    (3, 2)
+    (3, 2, 1)
   """
   checks.count("num_replicas", num_replicas)
   treedef: Any
@@ -103,7 +103,10 @@ def _cut(leaf: Found, count: int) -> Any:
       " Where the map had these axes as Auto ones, and only the compiler sharded"
       " the parts, pass jax.device_get(state)."
     )
-  if jnp.ndim(old) != 2 or old.shape[1] != parts.length(shape, old.shape[0]):
+  fits = jnp.ndim(old) and jnp.shape(old)[1:] == parts.shape_of(
+    shape, old.shape[0]
+  )
+  if not fits:
     raise ValueError(
       f"{_USER}: the state has parts of shape {jnp.shape(old)} for a parameter of"
       f" shape {shape}. Call it outside of maps, with the parameters that the"

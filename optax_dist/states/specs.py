@@ -309,15 +309,14 @@ class _Mirrors:
     spec, leaf = found.param.spec, found.leaf
     replica = levels[:depth]
     if isinstance(leaf, PerReplica):
-      # A flat part of the parameter, as created by `sharded`: the shards of all
-      # model axes are concatenated.
+      # A part of the parameter, as created by `sharded`: one slice of each shard.
       if depth == len(levels):
         raise ValueError(
           "The state has a part of one replica inside a part of one replica:"
           " give the axes of the inner replicas with `inner_axes`."
         )
       replica = levels[: depth + 1]
-      return PerReplica(PartitionSpec(*replica, *_over_all_axes(spec)))
+      return PerReplica(PartitionSpec(*replica, *spec))
     if isinstance(leaf, PerShard):
       return PerShard(PartitionSpec(*replica, *_over_all_axes(spec)))
     if isinstance(leaf, SparseSum):

@@ -20,7 +20,7 @@ from optax_dist.compression.interface import (
   check_compression,
 )
 from optax_dist.sparse.indexed_slices import apply_updates
-from optax_dist.transforms._outer_gradient import outer_gradient
+from optax_dist.transforms._outer_gradient import Round, outer_gradient
 from optax_dist.transforms.schedules import SettablePeriod
 
 _USER = "local_updates"
@@ -251,7 +251,7 @@ def local_updates(
       method = CompressionState(own.residual, state.shared, state.global_step)
       points = [x + u for x, u in zip(x, u, strict=True)]
       change = gradient.average(
-        me, leaves, state.center, points, method, averaged
+        Round(me, leaves, state.center, points, method, averaged)
       )
       # The outer step, in which parameters that don't take part have not moved.
       mean = leaves.put(replica_params.unmoved(state.center), change.mean)

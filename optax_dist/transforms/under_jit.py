@@ -181,7 +181,7 @@ def under_jit(
     _check_rows("updates", updates, where, levels)
     if own_params:
       _check_rows("params", params, where, levels[:1])
-    arrays, specs, rebuild = _split(extra_args, by_replica, take)
+    arrays, specs, rebuild = split_arguments(extra_args, by_replica, take)
     of_state = specs_of_state(state, params)
     of_params = specs_of(own_spec)
     explicit = set(getattr(where, "explicit_axes", ())) & manual_axes(where)
@@ -266,8 +266,14 @@ def _blocks(depth: int, tree: Any) -> Any:
   return jax.tree.map(lambda x: jnp.asarray(x)[(None,) * depth], tree)
 
 
-def _split(extra_args: dict, by_replica: Any, take: Any) -> Any:
-  """Returns the arrays in keyword arguments, their specs, and the inverse."""
+def split_arguments(extra_args: dict, by_replica: Any, take: Any) -> Any:
+  """Returns the arrays in keyword arguments, their specs, and the inverse.
+
+  Args:
+    extra_args: the keyword arguments of ``update``.
+    by_replica: the spec of a :class:`PerReplica`.
+    take: takes one replica's block of it, inside the map.
+  """
   treedef: Any
   leaves, treedef = jax.tree.flatten(extra_args, is_leaf=is_per_replica)
   at = [

@@ -83,7 +83,7 @@ def test_huge_numbers_keep_their_size(bits):
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_sent_of_a_chunk_that_is_not_finite_is_nan(bits, bad):
+def test_a_chunk_that_is_not_finite_is_sent_as_nan(bits, bad):
   """An infinite scale would give infinity any sign."""
   method = compression.top_k(0.5, chunk=4, bits=bits)
   got = method.round_trip(jnp.array([bad, 2.0, 1.0, 0.0, 3.0, -3.0, 0.0, 0.0]))

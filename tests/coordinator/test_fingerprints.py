@@ -39,7 +39,7 @@ def test_it_differs_if_anything_does(other):
   assert fingerprint(other) != fingerprint(_TREE)
 
 
-def test_random_keys_are_told_apart():
+def test_random_keys_have_different_fingerprints():
   zero, one = jax.random.key(0), jax.random.key(1)
   assert fingerprint(zero) != fingerprint(one)
   assert fingerprint(zero) == fingerprint(jax.random.key_data(zero))

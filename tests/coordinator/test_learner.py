@@ -110,7 +110,7 @@ def test_a_strategy_with_rounds_of_its_own_is_for_learners():
   assert learner.replica_for(strategy()) is learner.Learner
 
 
-def test_it_contributes_at_its_turn_and_trains_on_until_it_is_told(drive):
+def test_a_learner_trains_on_until_its_contribution_is_resolved(drive):
   driven = drive()
   driven.step(batch="first", tokens=3)
   assert driven.given == []
@@ -134,7 +134,7 @@ def test_it_contributes_at_its_turn_and_trains_on_until_it_is_told(drive):
   assert driven.given[1].batches == f"[{','.join(['null'] * 6)}]"
 
 
-def test_what_is_merged_replaces_that_fragment_alone(drive):
+def test_a_merge_replaces_its_fragment_alone(drive):
   """Of its own steps since, `alpha` would be kept; here it is 0."""
   driven = drive()
   driven.step(2)
@@ -147,7 +147,7 @@ def test_what_is_merged_replaces_that_fragment_alone(drive):
   assert driven.numbers()[other][0] == -3 * RATE
 
 
-def test_it_does_not_wait_for_a_state_that_is_being_computed(drive):
+def test_a_learner_does_not_wait_for_a_state(drive):
   driven = drive()
   driven.step(2)
   compute = driven.commit(computed=False)
@@ -159,7 +159,7 @@ def test_it_does_not_wait_for_a_state_that_is_being_computed(drive):
   assert driven.counts == {"applied": 1}
 
 
-def test_it_is_never_stale_however_far_the_others_are(drive):
+def test_a_learner_is_never_stale(drive):
   driven = drive()
   for _ in range(5):
     driven.commit()
@@ -179,7 +179,7 @@ def test_a_call_counts_for_the_open_round_alone(drive):
   assert driven.given[0].work.begins
 
 
-def test_one_that_is_suspended_trains_on_and_contributes_later(drive):
+def test_a_suspended_learner_trains_on_and_contributes_later(drive):
   driven = drive()
   driven.seen.suspended = True
   assert driven.step(4).accepted
@@ -190,7 +190,7 @@ def test_one_that_is_suspended_trains_on_and_contributes_later(drive):
 
 
 @pytest.mark.parametrize("known", [None, "", "stale"])
-def test_one_that_is_let_in_again_keeps_its_steps(drive, known):
+def test_a_readmitted_learner_keeps_its_steps(drive, known):
   """Its contribution is lost, unless its outcome has come before."""
   driven = drive()
   driven.step(2)
@@ -210,9 +210,7 @@ def test_one_that_is_let_in_again_keeps_its_steps(drive, known):
 
 
 @pytest.mark.parametrize("reason", ["", "stale", "lost"])
-def test_what_a_wire_left_out_is_owed_only_as_long_as_it_is_known_to_be(
-  drive, reason
-):
+def test_a_residual_of_unknown_fate_is_dropped(drive, reason):
   """It goes with the next contribution, which may count twice if it is lost."""
   driven = drive(fragments=1, wire="sign")
   uneven = {"a": np.arange(3, dtype=np.float32), "b": ONES["b"]}
@@ -232,7 +230,7 @@ def test_what_a_wire_left_out_is_owed_only_as_long_as_it_is_known_to_be(
   assert np.array_equal(owed(), before) == (reason == "stale")
 
 
-def test_one_whose_numbers_are_not_finite_begins_anew(drive):
+def test_a_learner_that_is_not_finite_starts_again(drive):
   driven = drive(opt=optax.sgd(RATE, momentum=0.9))
   driven.step()
   spoilt = {"a": np.full(3, np.nan, np.float32), "b": ONES["b"]}

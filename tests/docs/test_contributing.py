@@ -73,7 +73,7 @@ def _place(module, layout):
   return layout.index(closest)
 
 
-def test_the_list_has_what_there_is():
+def test_the_layout_lists_all_modules():
   layout = _layout()
   assert not [entry for entry in layout if entry not in _FILES]
   folders = {module for module in _FILES if len(module.parts) == 1}
@@ -92,7 +92,7 @@ def test_imports_only_go_down():
   assert not up
 
 
-def test_no_file_imports_itself_through_others():
+def test_imports_have_no_cycles():
   below = {module: _imports(path) for module, path in _FILES.items()}
   while below:
     last = [m for m, others in below.items() if not others & below.keys()]

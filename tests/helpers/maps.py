@@ -29,6 +29,8 @@ TRACKED = ("shard_map_vma", "shard_map_explicit_vma", "plain_jit")
 
 every_map = pytest.mark.parametrize("map_name", NAMES)
 tracked_map = pytest.mark.parametrize("map_name", TRACKED)
+#: Where the map itself is not what is tested: one that tracks and one that doesn't.
+both_kinds = pytest.mark.parametrize("map_name", ["vmap", "shard_map_vma"])
 untracked_map = pytest.mark.parametrize(
   "map_name", [name for name in NAMES if name not in TRACKED]
 )

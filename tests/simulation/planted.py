@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from tests.simulation import faults
+from tests.simulation import faults, fragments
 
 _PACKAGE = "optax_dist.coordinator.protocol"
 _PACKAGES = {
@@ -30,14 +30,18 @@ class Planted:
   Attributes:
     name: in a few words.
     changes: module, the text there, and what stands there instead.
+    kind: the schedules that find it.
   """
 
   name: str
   changes: tuple[tuple[str, str, str], ...]
+  kind: Any = faults
 
 
-def _one(name: str, module: str, old: str, new: str) -> Planted:
-  return Planted(name, ((module, old, new),))
+def _one(
+  name: str, module: str, old: str, new: str, kind: Any = faults
+) -> Planted:
+  return Planted(name, ((module, old, new),), kind)
 
 
 FAULTS = (
@@ -99,16 +103,15 @@ FAULTS = (
   ),
   _one(
     "a step is committed before all are done",
-    "leader.leader",
-    "if attempt.reported >= {p.incarnation for p in attempt.message.parts}:",
-    "if attempt.reported:",
+    "leader.attempt",
+    "for p in parts if self._reported >= everybody]",
+    "for p in parts]",
   ),
   _one(
     "a commit in an attempt that was told does not wait for all",
-    "leader.leader",
-    "            self._step(self._report_done(part))\n          else:",
-    "            self._step(*map(self._report_done, attempt.message.parts))\n"
-    "          else:",
+    "leader.attempt",
+    "      return own\n",
+    "      return [self._report(p) for p in parts]\n",
   ),
   _one(
     "a token is lost: a drop is not told",
@@ -121,13 +124,6 @@ FAULTS = (
     "log",
     "    if self._queue:\n      self._queue[-1][1].append(effect)",
     "    if True:\n      effects.append(effect)",
-  ),
-  _one(
-    "a proposal is taken for the commit",
-    "follower.follower",
-    "        if position == self._position:\n"
-    "          self.applier.proposed(record)",
-    "        self._recorded(position, record, now)",
   ),
   Planted(
     "a stale snapshot is served, and taken",
@@ -190,17 +186,11 @@ FAULTS = (
     "    local_step = self._quorum.step\n",
   ),
   _one(
-    "what was computed ahead is published, whatever is decided",
-    "follower.applier",
-    "      if self._ahead != commit:",
-    "      if self._ahead is None:",
-  ),
-  _one(
     "a gap in the log is jumped over",
     "follower.follower",
-    "    if position > self._position >= 0 or record is None:",
+    "    if position > self._position >= 0:\n      if peer",
     "    self._position = max(self._position, position)\n"
-    "    if record is None:",
+    "    if False:\n      if peer",
   ),
   _one(
     "an old membership goes on over a new connection",
@@ -211,10 +201,11 @@ FAULTS = (
   _one(
     "an optimistic mean is dropped after it was reported",
     "follower.follower",
-    "    self._proposed = None\n    self._search.heard(now)\n",
-    "    self._proposed = None\n    self._search.heard(now)\n"
+    "    self._search.heard(now)\n    self.view.apply(position, record)\n",
+    "    self._search.heard(now)\n    self.view.apply(position, record)\n"
     "    if any(isinstance(e, Joined) for e in record.entries):\n"
-    "      self.applier.abandon_all()\n",
+    "      for attempt in list(self.applier._work):\n"
+    "        self.applier._drop(attempt)\n",
   ),
   _one(
     "the journal tells of what might not have been",
@@ -351,9 +342,9 @@ FAULTS = (
   ),
   _one(
     "replicas that do not answer for a moment are removed",
-    "leader.leader",
-    "      return attempt.asked + self._limits.silence",
-    "      return attempt.asked + 0.001",
+    "leader.attempt",
+    "(limits.silence if self.unanswered else limits.attempt)",
+    "(0.001 if self.unanswered else limits.attempt)",
   ),
   _one(
     "a leader whose members are all lost ends well",
@@ -363,21 +354,23 @@ FAULTS = (
   ),
   _one(
     "no witness has the mean of a single gradient",
-    "leader.leader",
-    "      witness = max(able, key=key, default=None)",
-    "      witness = None",
+    "leader.attempt",
+    "    witness = max(able, key=key, default=None)",
+    "    witness = None",
   ),
   _one(
     "readers are not told of an attempt",
-    "leader.leader",
-    "    for incarnation in message.readers:\n      if incarnation in self",
-    "    for incarnation in ():\n      if incarnation in self",
+    "leader.attempt",
+    "    return (*(part.incarnation for part in parts), *self.message.readers)",
+    "    return tuple(part.incarnation for part in parts)",
   ),
   _one(
     "a run that fails takes steps",
     "leader.leader",
     "    if self._ended:\n      return  # With an error, steps might",
     "    if False:\n      return  # With an error, steps might",
+    # A round is over by time alone.
+    fragments,
   ),
   _one(
     "a replica of another optimizer is let in",
@@ -440,16 +433,10 @@ FAULTS = (
     "    self._tell_w",
   ),
   _one(
-    "an abandoned attempt is finished all the same",
-    "follower.applier",
-    "    if work is not None and not work.committed:\n      self._drop(attempt)",
-    "    pass",
-  ),
-  _one(
     "a member that failed is told to be the witness's success",
-    "leader.leader",
-    "            attempt.held.append(self._report_done(part))",
-    "            self._step(self._report_done(part))",
+    "leader.attempt",
+    "    self._held += own\n    return []",
+    "    return own",
   ),
 )
 
@@ -478,20 +465,17 @@ def plant(fault: Planted) -> Iterator[None]:
     source = _patched(inspect.getsource(module), changes, name)
     namespace: dict[str, object] = dict(vars(module))
     exec(compile(source, f"<{fault.name}>", "exec"), namespace)
-    for key, new_class in namespace.items():
-      old_class = vars(module).get(key)
-      if (
-        not inspect.isclass(new_class)
-        or not inspect.isclass(old_class)
-        or old_class.__module__ != module.__name__
-        or new_class is old_class
-      ):
+    for key, new in namespace.items():
+      old = vars(module).get(key)
+      if getattr(old, "__module__", "") != module.__name__ or new is old:
         continue
-      for attribute, function in vars(new_class).items():
-        before = vars(old_class).get(attribute)
-        if inspect.isfunction(function) and inspect.isfunction(before):
+      pairs = [(old, new)]
+      if inspect.isclass(old) and inspect.isclass(new):
+        pairs = [(vars(old).get(name), f) for name, f in vars(new).items()]
+      for before, after in pairs:
+        if inspect.isfunction(before) and inspect.isfunction(after):
           undo.append((before, before.__code__))
-          before.__code__ = function.__code__
+          before.__code__ = after.__code__
   try:
     yield
   finally:
@@ -499,13 +483,11 @@ def plant(fault: Planted) -> Iterator[None]:
       before.__code__ = code
 
 
-def find(
-  fault: Planted, first: int, most: int, kind: Any = faults
-) -> faults.Result | None:
+def find(fault: Planted, first: int, most: int) -> faults.Result | None:
   """The first schedule that finds the fault; None if none of them does."""
   with plant(fault):
     for seed in range(first, first + most):
-      result = kind.run(kind.schedule(seed))
+      result = fault.kind.run(fault.kind.schedule(seed))
       if result.violation:
         return result
   return None

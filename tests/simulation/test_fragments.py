@@ -10,8 +10,8 @@ FAULTS = (
   (
     "contributions count alike, whatever is in them",
     "leader.rounds",
-    "      dataclasses.replace(part, weight=share * len(parts))\n",
-    "      dataclasses.replace(part, weight=1.0)\n",
+    "      codec.replace(part, weight=share * len(parts))\n",
+    "      codec.replace(part, weight=1.0)\n",
   ),
   (
     "what is in a contribution is not sent again",
@@ -45,8 +45,7 @@ def test_no_guarantee_is_violated(batch):
 @pytest.mark.parametrize("fault", FAULTS, ids=[f[0] for f in FAULTS])
 def test_a_planted_fault_is_found(fault):
   name, *change = fault
-  found = planted.find(
-    planted.Planted(name, (tuple(change),)), 0, 100, fragments
-  )
+  planted_one = planted.Planted(name, (tuple(change),), fragments)
+  found = planted.find(planted_one, 0, 100)
   assert found is not None
   assert not fragments.run(found.schedule).violation  # Without the fault.

@@ -9,7 +9,7 @@ _BATCH = 150
 FAULTS = (
   (
     "a sample counts twice: what is sent is taken in",
-    "leader.lender",
+    "leader.leases",
     "    if sp.size(message.data) != message.count * self.state.unit:\n",
     "    self._step(ledger.Claim(incarnation, message.data))\n"
     "    if not ledger.fits(self.state, incarnation, message.data):\n"
@@ -28,7 +28,7 @@ FAULTS = (
   (
     "a replica is not told of its samples",
     "leader.leader",
-    "      self._say(state, msg.Asked(inside, count, lease.spans))",
+    "      self._say(state, msg.Asked(inside, ask.gradients, ask.lease))",
     "      pass",
   ),
   (
@@ -77,6 +77,6 @@ def test_no_guarantee_is_violated(batch):
 @pytest.mark.parametrize("fault", FAULTS, ids=[f[0] for f in FAULTS])
 def test_a_planted_fault_is_found(fault):
   name, *change = fault
-  found = planted.find(planted.Planted(name, (tuple(change),)), 0, 100, leases)
+  found = planted.find(planted.Planted(name, (tuple(change),), leases), 0, 100)
   assert found is not None
   assert not leases.run(found.schedule).violation  # Without the fault.

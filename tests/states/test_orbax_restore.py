@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import pairwise
 import pytest
 
 import optax_dist
@@ -138,8 +139,7 @@ def _steps(state):
   return int(np.sum(getattr(state, field)))
 
 
-@pytest.mark.parametrize("size", [2, 6])
-@_each
+@pairwise.every_value(size=[2, 6], name=list(_STRATEGIES))
 def test_it_goes_on_with_another_number_of_replicas(name, size, saved):
   path, run = saved[name]
   params, state = _resized(name, *_restore(path, run), size)
@@ -191,7 +191,7 @@ def test_going_on_without_resizing_is_an_error(name, saved):
     ("elastic_average", "resize_replicas", "no state of sync_replicas"),
   ],
 )
-def test_what_cannot_be_resized_says_so(name, resize, words, saved):
+def test_states_that_can_not_be_resized_are_refused(name, resize, words, saved):
   params, state = saved[name][1]
   functions = {
     "resize_replicas": lambda: optax_dist.resize_replicas(

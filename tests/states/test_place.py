@@ -34,6 +34,6 @@ def test_one_spec_may_be_for_all():
 @pytest.mark.parametrize(
   ("shape", "spec"), [((6,), P(maps.AXIS)), ((), P(maps.AXIS)), ((4,), P("x"))]
 )
-def test_what_does_not_fit_is_named(shape, spec):
+def test_mismatched_shapes_are_named(shape, spec):
   with pytest.raises(ValueError, match=r"place: \['w'\] of shape .* can't be"):
     optax_dist.place({"w": np.zeros(shape)}, maps.mesh(4), spec)

@@ -47,10 +47,13 @@ def _in_parts(size):
   """A state of the numbers 1, 2, 3, ... of each leaf, padded with zeros."""
 
   def cut(x):
-    each = max(1, -(-x.size // size))
-    flat = np.zeros(size * each, np.float32)
-    flat[: x.size] = np.ravel(x)
-    return optax_dist.PerReplica(flat.reshape(size, each))
+    full = np.zeros([max(1, n) for n in x.shape] or 1, np.float32)
+    full[tuple(map(slice, x.shape))] = x
+    waste = [(-n % size) / n for n in full.shape]
+    axis = waste.index(min(waste))
+    pad = [(0, (-n % size) * (i == axis)) for i, n in enumerate(full.shape)]
+    slices = np.split(np.pad(full, pad), size, axis)
+    return optax_dist.PerReplica(np.stack(slices))
 
   state = _sharded(optax.trace(0.9), size).init(PARAMS)
   trace = state.inner_state._replace(trace=jax.tree.map(cut, _whole))
@@ -66,7 +69,7 @@ def test_every_element_comes_to_its_place(old, new):
 
 
 @jax.numpy_dtype_promotion("standard")  # As injected numbers need.
-def test_what_belongs_to_all_replicas_stays():
+def test_shared_state_is_unchanged_by_resizing():
   """Counters, schedules and what is not sharded at all, wherever it is."""
   mask = {
     name: None if x is None else name == "w" for name, x in PARAMS.items()
@@ -156,7 +159,7 @@ def test_parts_of_shards_are_refused(names):
     tx.init, mesh=mesh, in_specs=(specs,), out_specs=of_state
   )
   state = jax.jit(init)(params)
-  assert state.inner_state.trace["w"].value.shape == (2, 12)
+  assert state.inner_state.trace["w"].value.shape == (2, 2, 6)
   if names == ("data",):
     optax_dist.resize_sharded(state, params, 1)
     return

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
@@ -97,8 +98,10 @@ def test_wrappers_with_state_of_each_replica_are_named():
   assert optax_dist.state_axes(inside).inner_state.total_notfinite is None
 
 
-@pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
-@pytest.mark.parametrize("wrapper", sorted(WRAPPERS.keys() - {"multi_steps"}))
+@pairwise.every_value(
+  map_name=["vmap", "pmap", "shard_map_vma"],
+  wrapper=sorted(WRAPPERS.keys() - {"multi_steps"}),
+)
 def test_wrapped_states_go_through_a_map(map_name, wrapper):
   tx = WRAPPERS[wrapper]()
   state = tx.init(PARAMS)
@@ -244,7 +247,7 @@ class TestParamSpecs:
     assert own.value.trace == P(maps.AXIS, None, "model")
     assert own.local_step == P(maps.AXIS)
 
-  def test_what_is_no_spec_is_refused(self):
+  def test_invalid_specs_are_refused(self):
     with pytest.raises(ValueError, match="must be a pytree of PartitionSpec"):
       optax_dist.state_specs({}, maps.AXIS, param_specs={"w": "model"})
 
@@ -434,7 +437,7 @@ def test_a_level_without_an_axis_is_refused():
   assert specs.center == P("model")
 
 
-def test_shardings_make_a_state_where_it_belongs():
+def test_a_state_is_made_on_its_shardings():
   mesh = maps.mesh(N)
   tx = _tx(optax.adam(0.1))
   shardings = optax_dist.state_shardings(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 
 import optax_dist
@@ -97,8 +98,7 @@ def test_unless_it_is_switched_off(kind):
   assert not all(np.isfinite(x).all() for x in center)
 
 
-@maps.every_map
-@pytest.mark.parametrize("kind", ["elastic", "local"])
+@pairwise.every_value(map_name=maps.NAMES, kind=["elastic", "local"])
 def test_the_same_in_every_map(map_name, kind):
   _, expected = _train("vmap", MAKERS[kind](), np.nan, steps=4)
   _, state = _train(map_name, MAKERS[kind](), np.nan, steps=4)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
@@ -63,7 +64,6 @@ OWN = {
   ),
 }
 EVERY = SHARED | OWN
-_each = pytest.mark.parametrize("name", EVERY)
 
 
 def _gradients():
@@ -119,10 +119,15 @@ def _by_plain_jit(name):
   return jax.jit(step), (params, state)
 
 
-@_each
-def test_numbers_and_states_of_shard_map(name):
+_COLLECTIVE = re.compile(
+  r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\("
+)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_numbers_states_and_messages_of_shard_map(name):
   gradients = optax_dist.place(_gradients(), maps.mesh(N), P(None, maps.AXIS))
-  results = []
+  results, messages = [], []
   for run, (params, state) in (_by_shard_map(name), _by_plain_jit(name)):
     for t in range(TICKS):
       at = jax.tree.map(lambda x, t=t: x[t], gradients)
@@ -130,29 +135,16 @@ def test_numbers_and_states_of_shard_map(name):
       chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
       state = new_state
     results.append((params, state))
+    text = run.lower(params, state, at).compile().as_text()
+    messages.append(collections.Counter(_COLLECTIVE.findall(text)))
   chex.assert_trees_all_close(*results, rtol=1e-6)
+  assert messages[0] == messages[1]
+  assert messages[0].total() >= 1
   places = [jax.tree.map(lambda x: x.sharding, r) for r in results]
   same = jax.tree.map(
     lambda x, a, b: a.is_equivalent_to(b, x.ndim), results[0], *places
   )
   assert all(jax.tree.leaves(same))
-
-
-_COLLECTIVE = re.compile(
-  r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\("
-)
-
-
-@_each
-def test_messages_of_shard_map(name):
-  counts = []
-  for run, args in (_by_shard_map(name), _by_plain_jit(name)):
-    gradients = jax.tree.map(lambda x: x[0], _gradients())
-    gradients = optax_dist.place(gradients, maps.mesh(N), P(maps.AXIS))
-    text = run.lower(*args, gradients).compile().as_text()
-    counts.append(collections.Counter(_COLLECTIVE.findall(text)))
-  assert counts[0] == counts[1]
-  assert counts[0].total() >= 1
 
 
 def test_what_belongs_to_a_replica_is_marked():
@@ -354,8 +346,9 @@ _FLATTENING = {
 }
 
 
-@pytest.mark.parametrize("name", _FLATTENING)
-@pytest.mark.parametrize("spec", [P("model", None), P(None, "model")])
+@pairwise.every_value(
+  name=list(_FLATTENING), spec=[P("model", None), P(None, "model")]
+)
 def test_parameters_sharded_over_an_explicit_axis(name, spec):
   """The numbers of Auto axes, and one sharding of the state from init on."""
   rng = np.random.default_rng(0)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -50,8 +51,7 @@ def _run(tx):
 
 
 @jax.numpy_dtype_promotion("standard")
-@pytest.mark.parametrize("sync", [False, True])
-@pytest.mark.parametrize("name", _FAILING)
+@pairwise.every_value(name=list(_FAILING), sync=[False, True])
 def test_wrappers_work_inside(name, sync):
   inner = _FAILING[name](optax.sgd(0.1))
   mean = jax.tree.map(lambda x: x.mean(0), _gradients())

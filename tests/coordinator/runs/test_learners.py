@@ -136,7 +136,7 @@ def test_learners_on_a_wire_of_few_bits(wire, merge, mean_wire):
   assert far < (1.5 if wire in ("int4", "int8") else 1.95)
 
 
-def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
+def test_a_killed_learner_leaves_the_residuals_of_the_others():
   """With a low-bit wire, during a merge: a joining replica owes nothing."""
   world, died = endpoint.World(), threading.Event()
   options = {
@@ -190,7 +190,7 @@ def test_a_learner_that_is_killed_leaves_the_others_what_they_owe():
 
 
 @pytest.mark.parametrize("sound", [True, False], ids=["sound", "spoilt"])
-def test_who_joins_begins_with_the_own_optimizers_state_of_another(sound):
+def test_a_joining_learner_gets_the_optimizer_state_of_another(sound):
   """Its momentum and its schedule's count, unless they are of no use."""
   opt = optax.chain(
     optax.trace(0.5), optax.scale_by_schedule(lambda count: -0.05)
@@ -398,7 +398,7 @@ def test_a_run_goes_on_from_a_checkpoint():
   assert int(more[0].opt_state.round) == more[0].value >= at + 3
 
 
-def test_numbers_that_are_not_finite_are_given_up():
+def test_a_learner_that_is_not_finite_starts_again():
   def train(replica, result):
     spoilt = False
     while True:
@@ -422,7 +422,7 @@ def test_numbers_that_are_not_finite_are_given_up():
   assert np.isfinite(np.asarray(results[1].params["a"])).all()
 
 
-def test_those_who_differ_in_its_numbers_are_refused():
+def test_replicas_with_other_options_are_refused():
   world = endpoint.World()
   options = {"k": 1, "n": 2, "opt": INNER, "params": PARAMS}
   one = runs.make(world, 0, strategy=strategy(), **options)
@@ -433,7 +433,7 @@ def test_those_who_differ_in_its_numbers_are_refused():
     one.finish()
 
 
-def test_leased_samples_do_not_go_with_it():
+def test_decoupled_diloco_refuses_leased_samples():
   with pytest.raises(ValueError, match="data= is"):
     runs.make(
       endpoint.World(),

@@ -33,8 +33,10 @@ def _stop(machine, first, others, seconds):
     member.process.signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize(("k", "n"), [(4, 2), (3, 3)])
-def test_a_pause_of_all_ends_nothing(machine, tmp_path, k, n):
+@pytest.mark.parametrize(
+  ("k", "n"), [pytest.param(4, 2, marks=pytest.mark.nightly), (3, 3)]
+)
+def test_a_pause_of_all_replicas_removes_none(machine, tmp_path, k, n):
   """Deadlines of a leader that slept passed at once: it removed everybody."""
   run = process_runs.Run(
     machine,

@@ -71,7 +71,7 @@ def until(one, core, kind):
   raise AssertionError(f"no {kind.__name__} in {core.seen}")
 
 
-def test_what_needs_a_peer_whose_loss_comes_next_fails_at_once(driven):
+def test_transfers_with_a_peer_about_to_be_lost_fail_at_once(driven):
   """The transport has lost it already, and would connect to it anew."""
   one, core = driven
   core.does[inputs.Started] = [

@@ -307,7 +307,7 @@ def test_replicas_of_other_sizes_are_refused():
   assert "processes per replica" in str(told[2])
 
 
-def test_what_hangs_in_a_collective_of_a_lost_process_ends():
+def test_a_collective_with_a_lost_process_ends():
   program = (
     "from optax_dist.coordinator.runtime import group; import time;"
     "group._GRACE = 0.1; group._end_soon('Process 1 is lost.');"
@@ -333,7 +333,7 @@ def test_a_process_ends_even_if_nothing_can_be_printed(monkeypatch):
   assert codes == [groups.EXIT_CODE] * 2
 
 
-def test_processes_that_do_not_look_at_the_same_place_are_told():
+def test_processes_at_different_calls_are_reported():
   seen = groups.GroupHandover(states.State(0, {}), None, patience=5.0)
   seen.advance(orders.Advance(3, 0))
   seen.sync()

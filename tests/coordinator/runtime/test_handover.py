@@ -16,7 +16,7 @@ def _shared():
   return Handover(START)
 
 
-def test_a_wait_ends_when_it_is_woken(shared):
+def test_a_wait_ends_when_woken(shared):
   waits = threading.Event()
 
   def ready():

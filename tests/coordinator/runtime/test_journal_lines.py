@@ -184,9 +184,7 @@ def _steps(path):
   return [r["step"] for r in found if r["kind"] == "commit"]
 
 
-def test_a_line_that_another_is_still_writing_is_waited_for(
-  tmp_path, monkeypatch
-):
+def test_a_half_written_line_is_waited_for(tmp_path, monkeypatch):
   monkeypatch.setattr(journal, "_LINE_TIMEOUT", 60.0)
   path, lines = _begun(tmp_path)
   first, second = _halves(path, 0)
@@ -237,7 +235,7 @@ def test_a_new_leader_waits_for_the_line_of_the_one_before(
   assert _written(path) == [0]
 
 
-def test_what_others_write_between_look_and_line_is_seen_later(tmp_path):
+def test_lines_written_concurrently_are_read_later(tmp_path):
   path = tmp_path / "run.jsonl"
   with journal.Journal(path) as one, journal.Journal(path) as other:
     one.write("run", strategy="s", step=0)
@@ -259,7 +257,7 @@ def test_a_leader_writes_on_where_others_have_written_less(tmp_path):
   assert [r["step"] for r in found if r["kind"] == "commit"] == [0, 1]
 
 
-def test_who_observes_is_told_the_same(tmp_path):
+def test_observers_get_the_same_records(tmp_path):
   path = tmp_path / "run.jsonl"
   for before in (0, 2):  # The second time with what is in the file.
     observer = _Observer()
@@ -277,7 +275,7 @@ def test_who_observes_is_told_the_same(tmp_path):
     assert end == "end"
 
 
-def test_without_a_file_it_is_told_as_well():
+def test_observers_need_no_file():
   observer = _Observer()
   lines = journal_lines.JournalLines(None, {"strategy": "s"}, observer=observer)
   lines.open([_commit(7).commit])
@@ -290,7 +288,7 @@ def test_without_a_file_it_is_told_as_well():
 @pytest.mark.parametrize(
   "config", [{"x": object()}, {(1, 2): 3}, {"rate": math.inf}, {"s": {1}}]
 )
-def test_what_a_journal_can_not_have_is_refused_at_once(tmp_path, config):
+def test_values_that_are_not_json_are_refused(tmp_path, config):
   """The leader's event loop failed on it, and then the next leader's."""
   with pytest.raises(ValueError, match="config must be a JSON value"):
     journal_lines.JournalLines(tmp_path / "run.jsonl", {"config": config})
@@ -307,7 +305,7 @@ def test_a_name_that_no_file_can_have_does_not_end_training(caplog):
   assert "training goes on without it" in caplog.text
 
 
-def test_what_members_made_up_does_not_end_training(tmp_path):
+def test_forged_details_do_not_end_training(tmp_path):
   """It is on the leader's event loop that this is written."""
   path, lines = _begun(tmp_path)
   deep = "[" * 320 + "]" * 320

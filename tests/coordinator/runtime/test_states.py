@@ -33,7 +33,7 @@ class Deferred:
       self.posted.pop(0)()
 
 
-def test_they_are_computed_by_a_training_loop_that_looks_at_them_late():
+def test_states_are_computed_in_order():
   found = Deferred()
   done = []
   seen = GroupHandover(found.states.published, lambda order: None, 5.0)
@@ -50,7 +50,7 @@ def test_they_are_computed_by_a_training_loop_that_looks_at_them_late():
   assert found.states.published.get() is value
 
 
-def test_one_that_was_not_to_be_gives_its_mean_back():
+def test_a_cancelled_state_returns_its_mean():
   found, done = Deferred(), []
   found.states.apply(lambda: [], 1, lambda: done.append(1))
   found.states.discard()
@@ -60,7 +60,7 @@ def test_one_that_was_not_to_be_gives_its_mean_back():
   assert not found.computed
 
 
-def test_what_needs_a_state_happens_once_it_is_there():
+def test_requests_for_a_state_wait_until_it_is_computed():
   found, seen = Deferred(), []
   found.commit(1)
   state = found.states.published
@@ -84,7 +84,7 @@ def test_a_snapshot_takes_the_place_of_what_was_not_computed():
   assert not found.computed
 
 
-def test_what_is_lent_goes_along_with_a_snapshot_and_is_no_part_of_the_state():
+def test_lent_state_travels_with_a_snapshot():
   own = {"count": jnp.zeros([], jnp.int32), "mean": jnp.zeros(5)}
   initial = {"w": jnp.zeros(3)}
   made = lambda: states.States(

@@ -17,7 +17,7 @@ from optax_dist.coordinator.runtime import journal_lines, timings
 ONE = timings.Timings(5.0, 6.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125)
 
 
-def test_what_is_no_timings_is_none():
+def test_invalid_timings_are_dropped():
   assert timings.Timings.unpack(ONE.pack()) == ONE
   assert timings.Timings.unpack(b"") is None
   assert timings.Timings.unpack(ONE.pack()[1:]) is None
@@ -115,7 +115,7 @@ def test_the_journal_has_where_each_second_went(tmp_path, nbytes, k):
   assert seen >= 6
 
 
-def test_what_an_earlier_leader_has_committed_comes_without(tmp_path):
+def test_steps_of_an_earlier_leader_have_no_details(tmp_path):
   lines = journal_lines.JournalLines(tmp_path / "run.jsonl", {"strategy": "s"})
   lines.open([])
   lines.write(notes.RunBegins(0))

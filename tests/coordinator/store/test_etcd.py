@@ -18,7 +18,8 @@ from optax_dist.coordinator.transport import addresses
 
 SECRET = b"0123456789abcdef"
 
-pytestmark = etcd_cluster.needs_etcd
+# Three servers in each test; test_interface.py has all that a store promises.
+pytestmark = [etcd_cluster.needs_etcd, pytest.mark.nightly]
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_the_leader_dies_in_each_phase_of_a_put(
   assert two.get("log/0") == value
 
 
-def test_of_many_puts_during_an_election_each_is_done_once(cluster, connect):
+def test_each_put_during_an_election_is_done_once(cluster, connect):
   clients = [connect() for _ in range(3)]
   watcher = connect()
   answers = {}
@@ -131,7 +132,7 @@ def test_of_many_puts_during_an_election_each_is_done_once(cluster, connect):
     assert watcher.get(f"log/{key}") == b"%d by %d" % (key, done[0])
 
 
-def test_without_a_quorum_a_put_is_unknown_and_later_found_out(
+def test_without_a_quorum_the_fate_of_a_put_is_found_out_later(
   cluster, connect
 ):
   one = connect()
@@ -174,7 +175,7 @@ def test_a_slow_network_is_no_loss(behind_leader, monkeypatch):
   assert way.made == 1
 
 
-def test_what_no_member_wrote_ends_the_run(cluster, connect):
+def test_a_forged_value_ends_the_run(cluster, connect):
   one, two = connect(), connect()
   assert isinstance(one.ask("put", "log/0", b"x"), interface.Done)
   key = base64.b64encode(b"optax-dist/run/log/0").decode()

@@ -52,7 +52,7 @@ def test_login_and_certificates():
     ("etcds://a?cert=me.pem", "cert and key belong together"),
   ],
 )
-def test_what_is_wrong_is_named(url, why):
+def test_invalid_urls_are_refused(url, why):
   with pytest.raises(ValueError, match=r"A store is in-process, tcp") as error:
     urls.parse(url)
   assert why in str(error.value)

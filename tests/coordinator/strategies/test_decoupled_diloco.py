@@ -110,7 +110,7 @@ def dues(found, local, steps):
   return due, local
 
 
-def test_a_learner_gives_what_its_clock_says():
+def test_a_learner_contributes_by_its_own_clock():
   found, shared = made(period=8)
   due, local = dues(found, found.local(shared), 8)
   assert due == [False] * 3 + [True] * 5  # It stays due until it has given.
@@ -123,7 +123,7 @@ def test_a_learner_gives_what_its_clock_says():
   assert local.ready == 12
 
 
-def test_a_learner_whom_others_call_gives_what_it_has():
+def test_a_called_learner_contributes_what_it_has():
   found, shared = made(period=8)
   local = found.local(shared)
   assert not found.is_due(local, called=True)  # There is nothing yet.
@@ -184,7 +184,7 @@ def test_progress_that_missed_its_round(late, kept):
   assert (given.late, given.steps) == ((1, 4) if kept else (0, 1))
 
 
-def test_what_is_too_late_is_given_up():
+def test_a_late_contribution_is_dropped():
   found, shared = made(fragments=1, period=2, max_staleness=1)
   slow = trained(found, found.local(shared), 3)
   for expected in (3, 0):
@@ -215,7 +215,7 @@ def test_a_learner_too_slow_to_come_when_called_waits_there():
   assert not found.is_due(slow, called=False)
 
 
-def test_one_that_joins_late_begins_at_the_round_that_is_open():
+def test_a_late_learner_begins_at_the_open_round():
   found, shared = made()
   for _ in range(3):
     local = trained(found, found.local(shared), 2)

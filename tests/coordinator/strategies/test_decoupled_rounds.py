@@ -67,7 +67,7 @@ def test_outer_momentum_does_not_add_up(overlap, late):
     assert away < 1.0, (seed, away)
 
 
-def test_who_is_lost_holds_nobody_up():
+def test_a_lost_learner_does_not_block_the_others():
   learners, bottom = run([1.0] * N, overlap=3)
   before = len(learners.merges)
   learners.lose(0)

@@ -176,7 +176,7 @@ def test_a_short_fragment_is_not_made_smaller_by_its_padding(rule):
 
 
 @pytest.mark.parametrize("rule", ["mean", "radial"])
-def test_a_contribution_that_does_not_count_takes_nothing(rule):
+def test_a_contribution_that_does_not_count_keeps_its_residual(rule):
   found, shared = made(merge=rule)
   learner, other = (Learner(found, shared, "top_k") for _ in range(2))
   for one in (learner, other):
@@ -199,7 +199,7 @@ def test_a_contribution_that_does_not_count_takes_nothing(rule):
   assert learner.feedback.owed(found.size, 0).any()
 
 
-def test_the_norm_is_of_what_was_heard():
+def test_the_norm_is_of_received_changes():
   """So that the merge is that of the rules, of what was heard."""
   found, shared = made(1, optax.sgd(1.0), merge="radial", fragments=1)
   learner = Learner(found, shared, "top_k")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -89,8 +90,9 @@ def _loop(map_name, tx, state, params, all_gradients, size=N):
 # --- The same numbers under vmap, pmap and shard_map -------------------------
 
 
-@maps.every_map
-@pytest.mark.parametrize("exchange", ["after_step", "same_point"])
+@pairwise.every_value(
+  map_name=maps.NAMES, exchange=["after_step", "same_point"]
+)
 def test_training_in_and_out_of_the_map(map_name, exchange):
   tx = elastic_average(
     optax.sgd(LR),
@@ -117,7 +119,7 @@ def test_training_in_and_out_of_the_map(map_name, exchange):
     assert int(state.ticks) == (i + 1) % 3
 
 
-@maps.every_map
+@maps.both_kinds
 def test_the_center_starts_from_the_first_replica(map_name):
   """Inside a map, replicas may start with different parameters."""
   tx = elastic_average(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import maps
 import numpy as np
 import optax
+import pairwise
 import pytest
 from sync_replicas_oracle import Oracle
 
@@ -145,8 +146,7 @@ def test_the_inner_state_of_large_parameters(map_name, monkeypatch):
   assert 0 < states[0].global_step < 8
 
 
-@maps.every_map
-@pytest.mark.parametrize("needed", [2, N + 1])
+@pairwise.every_value(map_name=maps.NAMES, needed=[2, N + 1])
 def test_bounded_staleness_and_weights(map_name, needed):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),
@@ -192,9 +192,8 @@ def test_random_events(map_name, seed, needed, bound):
   _run(map_name, tx, 8, seed, bad=0.0, oracle=Oracle(N, needed, bound))
 
 
-@maps.every_map
+@pairwise.every_value(map_name=maps.NAMES, all_arrive=[False, True])
 @jax.numpy_dtype_promotion("standard")  # optax.adam is not strict.
-@pytest.mark.parametrize("all_arrive", [False, True])
 def test_all_arrive_is_pmean_and_inner(map_name, all_arrive):
   inner = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
   tx = optax_dist.sync_replicas(
@@ -294,7 +293,7 @@ def test_without_the_check_a_nan_spoils_the_mean_as_in_tensorflow():
   assert np.isnan(updates).all()
 
 
-@maps.every_map
+@maps.both_kinds
 def test_variable_averages(map_name):
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),

@@ -30,7 +30,6 @@ from optax_dist.coordinator.protocol.entries import (
   Ended,
   Incarnation,
   Joined,
-  Leased,
   Member,
   Part,
   Process,
@@ -40,7 +39,13 @@ from optax_dist.coordinator.protocol.entries import (
   Term,
 )
 from optax_dist.coordinator.protocol.inputs import Input
-from optax_dist.coordinator.protocol.leader.lender import Lender
+from optax_dist.coordinator.protocol.leader.attempt import (
+  Attempt,
+  Strikes,
+  announcement,
+)
+from optax_dist.coordinator.protocol.leader.leases import LeaseManager
+from optax_dist.coordinator.protocol.leader.policy import Policy
 from optax_dist.coordinator.protocol.leader.publisher import Publisher
 from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
 from optax_dist.coordinator.protocol.leader.rounds import Rounds
@@ -55,14 +60,8 @@ from optax_dist.coordinator.protocol.log import (
 from optax_dist.coordinator.protocol.membership import View
 from optax_dist.ledger import Spans
 
-# A replica that is more steps behind gets a snapshot instead of means; one that
-# has just got a snapshot is given more time to catch up.
-_MAX_LAG = 8
-_MAX_LAG_AFTER_SNAPSHOT = 32
 # Replicas this far behind are asked for their step.
 _ASK_LAG = 4
-# Attempts in a row that may fail between the same two replicas.
-_STRIKES = 3
 # A member that is so much nearer to the store, in seconds and as a part of this
 # leader's own distance, becomes leader: each step waits for the store.
 _NEARER, _NEARER_PART = 0.005, 0.5
@@ -76,38 +75,6 @@ _WAIT_NO_LESS = frozenset((msg.Arrive, msg.Done))
 class _Arrival:
   message: msg.Arrive
   at: float
-
-
-@dataclasses.dataclass(slots=True)
-class _Attempt:
-  """The current aggregation.
-
-  Attributes:
-    message: announces it to members and readers.
-    began: when it began.
-    asked: when its members were last asked how far they are; at first, when it
-      began.
-    unanswered: members that have not answered that question.
-    optimistic: the id under which all members have begun it by themselves; None
-      once it is announced, or if they have not begun.
-    reported: members that have the mean of the optimistic one.
-    held: reports that are held back until the witness has the mean.
-    witness: the replica that must also get the mean; None once it has.
-  """
-
-  message: msg.Attempt
-  began: float
-  asked: float
-  unanswered: set[Incarnation]
-  optimistic: AttemptId | None
-  reported: set[Incarnation]
-  held: list[quorum.Done]
-  witness: Incarnation | None
-
-  @property
-  def id(self) -> AttemptId:
-    """The id under which its members take part."""
-    return self.optimistic or self.message.attempt
 
 
 class Leader:
@@ -124,7 +91,7 @@ class Leader:
     config: Config,
     view: View,
     position: int,
-    record: Record,
+    records: Sequence[Record],
     recent: Iterable[Committed],
     count: Count,
   ):
@@ -134,7 +101,7 @@ class Leader:
       config: configuration of its process.
       view: the decisions in the log, the `Term` included.
       position: position of the `Term`.
-      record: record of the `Term`.
+      records: the latest records, that of the `Term` as the last one.
       recent: recent commits, for the journal.
       count: numbers requests to the store.
     """
@@ -146,17 +113,13 @@ class Leader:
     self._now, self._due = 0.0, math.inf
     self._log = LogWriter(view.term, position + 1, count)
     self._trimmer = Trimmer(config.block, count)
-    self._publisher = Publisher(position, record, config.block)
+    self._publisher = Publisher(position, records[-1], config.block)
+    self._read = tuple(enumerate(records, position + 1 - len(records)))
     self._recent = tuple(recent)
     self._roster = Roster()
     self._next_incarnation = view.next_incarnation
     self._quorum = config.quorum_state(view.step)
-    self._lender: Lender | None = None
-    if config.data is not None:
-      self._lender = Lender(config, view.progress)
-    self._rounds: Rounds | None = None
-    if config.fragments is not None:
-      self._rounds = Rounds(config.fragments, config.timeout / 2)
+    self._policy = _policy(config, view)
     # Replicas from before a fresh start, and until when they may rejoin.
     self._expected: dict[ReplicaId, float] = {}
     # Join requests with the id of a live replica, and until when they wait.
@@ -165,10 +128,10 @@ class Leader:
     # The accepted gradients that are not committed yet.
     self._arrivals: dict[Incarnation, _Arrival] = {}
     self._queue: list[tuple[Incarnation, msg.Arrive]] = []
-    self._attempt: _Attempt | None = None
+    self._attempt: Attempt | None = None
     self._early: dict[Incarnation, msg.Done | msg.Failed] = {}
     self._void: dict[ReplicaId, Incarnation] = {}
-    self._strikes: dict[frozenset[Incarnation], int] = {}
+    self._strikes = Strikes()
     self._averages: dict[int, tuple[Slot, Committed]] = {}
     self._transfers = 0
     self._dropped = dict(view.dropped)
@@ -224,7 +187,9 @@ class Leader:
       self._quorum, _ = quorum.step(self._quorum, join)
       if member.process != config.process:
         self._out.append(fx.Connect(member.process, member.address))
-      self._send(member.process, recorded)
+      # It may lack the record before, too, and not reach the store.
+      for at, record in self._read:
+        self._send(member.process, msg.Recorded(at, record))
     self._quorum = self._quorum._replace(step=view.step)
     self._members_changed()
     return self._finish_step()
@@ -261,7 +226,7 @@ class Leader:
     if self.over:
       return math.inf
     config = self._config
-    times = [self._beat_at, self._retry_at]
+    times = [self._beat_at, self._retry_at, self._policy.deadline]
     if self._log.record is not None:
       times.append(self._log.since + self._limits.pace)
     times += [until for until, _ in self._rivals.values()]
@@ -270,7 +235,7 @@ class Leader:
       return min(times)
     attempt = self._attempt
     if attempt is not None:
-      times.append(self._attempt_due(attempt))
+      times.append(attempt.due(self._limits))
     if self._waiting_since is not None:
       since = self._waiting_since
       times.append(since + self._warned + config.stall_warning)
@@ -280,8 +245,6 @@ class Leader:
       times.append(self._lacking_since + wait)
     if self._ending is not None:
       times.append(self._ending + self._limits.patience)
-    if self._rounds is not None:
-      times += [self._rounds.closes, self._rounds.begins_by]
     for state in self._roster.waiting():
       times.append(state.until)
       if state.leaving is not None:
@@ -333,12 +296,9 @@ class Leader:
           self._arrive(state, message)
         else:
           self._queue.append((state.member.incarnation, message))
-      case msg.Done():
+      case msg.Done() | msg.Failed():
         self._answered(state, message.attempt)
-        self._done(state, message)
-      case msg.Failed():
-        self._answered(state, message.attempt)
-        self._failed(state, message)
+        self._reported(state, message)
       case msg.InProgress():
         self._answered(state, message.attempt)
       case msg.Applied(step):
@@ -413,13 +373,8 @@ class Leader:
 
   def _flush(self) -> None:
     put = self._log.flush(self._now)
-    if put is None:
-      return
-    self._out.append(put)
-    record = self._log.record
-    assert record is not None
-    position, leader = self._log.position, self._config.process
-    self._out += self._publisher.propose(position, record, leader)
+    if put is not None:
+      self._out.append(put)
 
   def _stream(self, peer: Process, hello: msg.Hello, incarnation: int) -> None:
     """Starts to send the log to a process."""
@@ -539,12 +494,9 @@ class Leader:
 
   def _ask_again(self, state: MemberState, lease: Spans) -> None:
     known = self._quorum.replicas.get(state.member.replica)
-    if self._lender is not None:
-      count = known.asked if known is not None else 1
-      self._lender.claim(state.member.incarnation, lease, max(1, count))
-      self._tell_leases()
-    elif self._shared and known is not None and known.asked:
-      self._say(state, msg.Asked(-1, known.asked))
+    count = known.asked if known is not None else 0
+    self._policy.claim(state.member.incarnation, lease, count)
+    self._announce_asks()
 
   def _admit(self, member: Member) -> None:
     old = self._roster.of_replica(member.replica)
@@ -620,57 +572,31 @@ class Leader:
         self._step(self._departure(False)(replica))
         self._members_changed()
 
-  # The ledger.
+  # What members compute next.
 
   def _members_changed(self) -> None:
-    if self._lender is not None:
-      self._lender.need(self._quorum)
-      self._tell_leases()
+    self._policy.members_changed(self._quorum)
+    self._announce_asks()
 
   def _reclaim(self, incarnation: Incarnation) -> None:
     """Returns the samples of a removed member to the pool."""
-    if self._lender is None:
-      return
     keep: Spans = ()
     if self._attempt is not None:
       for part in self._attempt.message.parts:
         if part.incarnation == incarnation:
           keep = part.data  # It has done its part, and may still be committed.
-    self._lender.gone(incarnation, keep)
-    self._tell_leases()
+    self._policy.removed(incarnation, keep)
+    self._announce_asks()
 
-  def _tell_leases(self) -> None:
-    """Sends leases to members, unless another message has."""
-    assert self._lender is not None
-    for lease in self._lender.take_all():
-      state = self._roster.get(lease.incarnation)
+  def _announce_asks(self) -> None:
+    """Tells members what to compute next, unless another message has."""
+    for ask in self._policy.announcements():
+      state = self._roster.get(ask.incarnation)
       if state is None or not state.is_connected:
         continue
-      arrival = self._arrivals.get(lease.incarnation)
+      arrival = self._arrivals.get(ask.incarnation)
       inside = -1 if arrival is None else arrival.message.sequence
-      samples = sum(stop - start for start, stop in lease.spans)
-      count = samples // self._lender.state.unit
-      self._say(state, msg.Asked(inside, count, lease.spans))
-
-  def _lend(self, tokens: dict[ReplicaId, int]) -> None:
-    """Leases samples with tokens."""
-    assert self._lender is not None
-    for incarnation, count in self._present(tokens).items():
-      self._lender.ask(incarnation, count)
-
-  def _asks_of(
-    self, parts: tuple[Part, ...], tokens: dict[ReplicaId, int]
-  ) -> dict[Incarnation, int]:
-    """The tokens sent along with a commit, which need no other message."""
-    found: dict[Incarnation, int] = {}
-    for part in parts:
-      state = self._roster.get(part.incarnation)
-      if state is not None and state.is_connected and part.replica in tokens:
-        found[part.incarnation] = tokens.pop(part.replica)
-    if tokens:  # For members whose gradient was not in it.
-      found |= self._present(tokens)
-      tokens.clear()
-    return found
+      self._say(state, msg.Asked(inside, ask.gradients, ask.lease))
 
   def _present(self, tokens: dict[ReplicaId, int]) -> dict[Incarnation, int]:
     """The tokens of members that are connected."""
@@ -687,11 +613,10 @@ class Leader:
   def _end_of_data(self) -> None:
     """Ends the run when the remaining data doesn't fill a step."""
     if (
-      self._lender is not None
+      self._policy.exhausted
       and self._attempt is None
       and self._ending is None
       and not self._ended
-      and self._lender.exhausted
     ):
       self._reason_of_end = "all data is used"
       self._step(quorum.Finish())
@@ -717,14 +642,9 @@ class Leader:
   def _dismiss(self, incarnation: Incarnation) -> None:
     """Stops waiting for a member: for an answer, as a witness, in the queue."""
     self._early.pop(incarnation, None)
-    if self._rounds is not None:
-      self._rounds.gone(incarnation)
     self._queue = [(i, m) for i, m in self._queue if i != incarnation]
-    attempt = self._attempt
-    if attempt is not None:
-      attempt.unanswered.discard(incarnation)
-      if attempt.witness == incarnation:
-        self._witnessed(attempt)
+    if self._attempt is not None:
+      self._step(*self._attempt.dismiss(incarnation))
 
   def _report(self, state: MemberState) -> None:
     """Asks a member to report when it has the state of this step."""
@@ -822,12 +742,6 @@ class Leader:
 
   # Gradients.
 
-  @property
-  def _shared(self) -> bool:
-    """Whether each replica sums several gradients."""
-    config = self._config
-    return config.replicas_to_aggregate > config.total_num_replicas
-
   def _arrive(self, state: MemberState, message: msg.Arrive) -> None:
     incarnation, replica = state.member.incarnation, state.member.replica
     if message.sequence <= state.sequence or message.count > message.total:
@@ -836,11 +750,10 @@ class Leader:
     if message.local_step > self._quorum.step:
       self._reject(state.member.process, "a gradient of a step to come")
       return
-    if self._rounds is not None:
-      if message.work is None:
-        self._reject(state.member.process, "a contribution without its work")
-        return
-      self._rounds.arrived(incarnation, message.work)
+    why = self._policy.admit(incarnation, message)
+    if why:
+      self._reject(state.member.process, why)
+      return
     state.sequence = message.sequence
     if not state.needs:
       state.applied = max(state.applied, message.applied)
@@ -861,9 +774,9 @@ class Leader:
       )
       return
     finite = message.finite
-    if self._lender is not None and finite:
+    if finite:
       # For the rules, a gradient on another replica's samples is as bad as NaN.
-      finite = not fresh or self._lender.fits(incarnation, message)
+      finite = not fresh or self._policy.fits(incarnation, message)
     arrival = _Arrival(message, self._now)
     event = quorum.Arrive(
       replica, local_step, finite, incarnation, message.count
@@ -934,14 +847,10 @@ class Leader:
           assert self._arriving is not None
           incarnation, arrival = self._arriving
           self._arrivals[incarnation] = arrival
-          if self._lender is not None:
-            self._lender.accept(incarnation, arrival.message.data)
-          if self._rounds is not None:
-            self._begin_round(self._rounds, arrival.message)
-          # A contribution before the turn of its round waits for no one.
-          waits = self._rounds is None or self._rounds.has_begun(
-            arrival.message.local_step
-          )
+          message = arrival.message
+          if self._policy.accepted(incarnation, message, self._now):
+            self._call_to_round(message.local_step)
+          waits = self._policy.has_begun(message.local_step)
           if self._waiting_since is None and waits:
             self._waiting_since, self._warned = self._now, 0.0
         case quorum.Drop():
@@ -959,29 +868,12 @@ class Leader:
           return
         case _:
           assert_never(decision)
-    if self._lender is not None:
-      if tokens:
-        self._lend(tokens)
-      self._tell_leases()
-    elif self._shared:
-      self._ask(tokens)
-
-  def _ask(self, tokens: dict[ReplicaId, int]) -> None:
-    """Sends how many gradients a replica should sum, if it isn't one."""
-    for replica, count in tokens.items():
-      state = self._roster.of_replica(replica)
-      if state is not None and state.is_connected:
-        arrival = self._arrivals.get(state.member.incarnation)
-        inside = -1 if arrival is None else arrival.message.sequence
-        self._say(state, msg.Asked(inside, count))
-
-  def _begin_round(self, rounds: Rounds, message: msg.Arrive) -> None:
-    """Calls all members that are not in a round that begins."""
-    assert message.work is not None
-    if rounds.begin(message.local_step, message.work, self._now):
-      self._call_to_round(message.local_step)
+    for incarnation, count in self._present(tokens).items():
+      self._policy.ask(incarnation, count)
+    self._announce_asks()
 
   def _call_to_round(self, step: int) -> None:
+    """Calls all members that are not in a round that begins."""
     for state in self._roster:
       incarnation = state.member.incarnation
       if state.is_connected and incarnation not in self._arrivals:
@@ -1002,15 +894,18 @@ class Leader:
     state = self._roster.get(incarnation)
     asked = tokens.pop(drop.replica, None)
     lease: Spans = ()
-    if self._lender is not None:
-      lease = self._lend_again(incarnation, arrival, drop, asked)
+    if arrival is not None:
+      arriving = self._arriving is not None and self._arriving[1] is arrival
+      token = asked if incarnation in self._roster else None
+      lease = self._policy.dropped(
+        incarnation, arrival.message, arriving, token
+      )
     # That the run has finished is told by the log alone: until it says so, the
     # next leader may go on.
     ends = drop.reason is quorum.Reason.FINISHED
     if state is not None and arrival is not None and not ends:
       message = arrival.message
-      added = self._arriving is not None and self._arriving[1] is arrival
-      whole = not added or message.count == message.total
+      whole = not arriving or message.count == message.total
       count, sequence = asked or 1, message.sequence
       self._say(state, msg.Dropped(sequence, reason, count, lease, whole))
     self._note(
@@ -1027,25 +922,6 @@ class Leader:
         arrival.message.timings if arrival else b"",
       )
     )
-
-  def _lend_again(
-    self,
-    incarnation: Incarnation,
-    arrival: _Arrival | None,
-    drop: quorum.Drop,
-    asked: int | None,
-  ) -> Spans:
-    """Returns a drop's samples; the lease that its replica gets next."""
-    assert self._lender is not None
-    if arrival is None:
-      return ()
-    arriving = self._arriving is not None and self._arriving[1] is arrival
-    data = arrival.message.data if arriving else self._lender.data(incarnation)
-    self._lender.drop(incarnation, data, arrival.message.finite)
-    if asked is not None and incarnation in self._roster:
-      self._lender.ask(incarnation, asked)
-    self._lender.take(incarnation)
-    return self._lender.lease(incarnation)
 
   def _what_was_dropped(
     self, event: quorum.Event, drop: quorum.Drop
@@ -1069,10 +945,8 @@ class Leader:
 
   def _parts(self, members: Iterable[quorum.Contribution]) -> tuple[Part, ...]:
     parts = tuple([self._part(c) for c in members])
-    if self._rounds is None:
-      return parts
-    work = [self._arrivals[p.incarnation].message.work for p in parts]
-    return self._rounds.weigh(parts, [w for w in work if w is not None])
+    arrived = [self._arrivals[p.incarnation].message for p in parts]
+    return self._policy.weigh(parts, arrived)
 
   def _part(self, c: quorum.Contribution) -> Part:
     return Part(
@@ -1083,66 +957,32 @@ class Leader:
       c.staleness,
       c.count,
       c.weight,
-      self._lender.data(c.incarnation) if self._lender else (),
+      self._policy.data(c.incarnation),
     )
 
   def _start(self, start: quorum.StartAttempt) -> None:
     parts = self._parts(start.members)
-    inside = {part.incarnation for part in parts}
-    readers, lag = [], 0
-    for state in self._roster:
-      incarnation = state.member.incarnation
-      behind = start.step - state.applied
-      limit = _MAX_LAG if state.server is None else _MAX_LAG_AFTER_SNAPSHOT
-      late = state.applied < 0 or behind > limit
-      if incarnation in inside or late or not state.is_connected:
-        continue
-      if state.needs and state.server is None:
-        continue
-      readers.append(incarnation)
-      lag = max(lag, behind)
-    witness = None
-    if len(parts) == 1:
-      # The only copy of a committed step would be lost with its process.
-      able = [i for i in readers if not self._roster[i].needs]
-      key = lambda i: (self._roster[i].applied, i)
-      witness = max(able, key=key, default=None)
-    attempt = AttemptId(
-      self.term, start.step, start.attempt, self._view.membership
-    )
+    id_ = AttemptId(self.term, start.step, start.attempt, self._view.membership)
+    message = announcement(id_, parts, self._roster)
     self._void = {}
-    self._attempt = _Attempt(
-      msg.Attempt(attempt, parts, tuple(readers), witness, lag),
-      self._now,
-      self._now,
-      set(),
-      self._optimistic(parts, readers),
-      set(),
-      [],
-      witness,
-    )
+    self._attempt = Attempt(message, self._optimistic(message), self._now)
     early, self._early = self._early, {}
     if self._attempt.optimistic is None:
-      self._tell(self._attempt)
-    for incarnation, message in early.items():
-      state_ = self._roster.get(incarnation)
-      if state_ is None or self._attempt is None:
-        continue
-      if isinstance(message, msg.Done):
-        self._done(state_, message)
-      else:
-        self._failed(state_, message)
+      self._announce(self._attempt)
+    for incarnation, report in early.items():
+      state = self._roster.get(incarnation)
+      if state is not None and self._attempt is not None:
+        self._reported(state, report)
 
-  def _optimistic(
-    self, parts: tuple[Part, ...], readers: list[Incarnation]
-  ) -> AttemptId | None:
-    """The id under which all these have already begun, if they have."""
+  def _optimistic(self, message: msg.Attempt) -> AttemptId | None:
+    """The id under which all members have already begun, if they have."""
+    parts = message.parts
     ids = {self._arrivals[p.incarnation].message.optimistic for p in parts}
     found = ids.pop()
     if (
       found is None
       or ids
-      or readers
+      or message.readers
       or found.term != self.term
       or found.step != self._quorum.step
       or found.membership != self._view.membership
@@ -1151,111 +991,60 @@ class Leader:
       return None
     return found
 
-  def _tell(self, attempt: _Attempt) -> None:
-    """Announces it to members and readers; an optimistic one is void."""
-    attempt.optimistic, attempt.began = None, self._now
-    attempt.asked, attempt.unanswered = self._now, set()
-    message = attempt.message
-    for part in message.parts:
-      if part.incarnation in self._roster:
-        self._say(self._roster[part.incarnation], message)
-    for incarnation in message.readers:
+  def _announce(self, attempt: Attempt) -> None:
+    """Announces it to members and readers."""
+    for incarnation in attempt.announce(self._now):
       if incarnation in self._roster:
-        self._say(self._roster[incarnation], message)
+        self._say(self._roster[incarnation], attempt.message)
 
-  def _done(self, state: MemberState, message: msg.Done) -> None:
+  def _reported(
+    self, state: MemberState, message: msg.Done | msg.Failed
+  ) -> None:
+    """A member or witness says how an attempt has ended for it."""
     attempt, incarnation = self._attempt, state.member.incarnation
     if attempt is None:
       if message.attempt.number == 0:
         # It was faster than another member's gradient.
         self._early[incarnation] = message
+    elif isinstance(message, msg.Done):
+      self._step(*attempt.done(incarnation, message.attempt))
+    elif message.attempt != attempt.id:
+      pass
     elif attempt.optimistic is not None:
-      if message.attempt == attempt.optimistic:
-        attempt.reported.add(incarnation)
-        if attempt.reported >= {p.incarnation for p in attempt.message.parts}:
-          self._step(*[self._report_done(p) for p in attempt.message.parts])
-    elif message.attempt == attempt.message.attempt:
-      if incarnation == attempt.witness:
-        self._witnessed(attempt)
-        return
-      for part in attempt.message.parts:
-        if part.incarnation == incarnation:
-          if attempt.witness is None:
-            self._step(self._report_done(part))
-          else:
-            attempt.held.append(self._report_done(part))
-
-  def _report_done(self, part: Part) -> quorum.Done:
-    assert self._attempt is not None
-    attempt = self._attempt.message.attempt
-    return quorum.Done(part.replica, attempt.step, attempt.number)
-
-  def _witnessed(self, attempt: _Attempt) -> None:
-    attempt.witness = None
-    held, attempt.held = attempt.held, []
-    self._step(*held)
-
-  def _failed(self, state: MemberState, message: msg.Failed) -> None:
-    attempt, incarnation = self._attempt, state.member.incarnation
-    if attempt is None:
-      if message.attempt.number == 0:
-        self._early[incarnation] = message
-    elif attempt.optimistic is not None:
-      if message.attempt == attempt.optimistic:
-        self._tell(attempt)
-    elif message.attempt == attempt.message.attempt:
-      if incarnation == attempt.witness:
-        self._witnessed(attempt)
-        return
-      named = [
-        p.replica
-        for p in attempt.message.parts
-        if p.incarnation == message.failed_replica
-      ]
-      id_ = attempt.message.attempt
-      self._step(
-        quorum.Failed(
-          state.member.replica,
-          id_.step,
-          id_.number,
-          named[0] if named else None,
-        )
-      )
-      self._strike(state, message)
+      self._announce(attempt)
+    else:
+      events = attempt.failed(state, message)
+      self._step(*events)
+      if any(isinstance(event, quorum.Failed) for event in events):
+        self._strike(state, message)
 
   def _strike(self, state: MemberState, message: msg.Failed) -> None:
-    """Counts failures between two members that are not known to be dead."""
-    failed_replica = self._roster.get(
+    """Counts a failure between two members that are not known to be dead."""
+    failed = self._roster.get(
       -1 if message.failed_replica is None else message.failed_replica
     )
-    if failed_replica is None or failed_replica is state:
+    if failed is None or failed is state:
       return
-    pair = frozenset(
-      (state.member.incarnation, failed_replica.member.incarnation)
-    )
-    self._strikes[pair] = self._strikes.get(pair, 0) + 1
-    if self._strikes[pair] < _STRIKES or not self._config.lower_on_loss:
+    pair = state.member.incarnation, failed.member.incarnation
+    if not self._strikes.count(*pair) or not self._config.lower_on_loss:
       return
     # The others can continue without one of the two; it pauses longer each time
     # before it rejoins, so the two don't replace each other indefinitely.
-    del self._strikes[pair]
+    self._strikes.forget(*pair)
     why = f"replica {state.member.replica!r} can't reach it: {message.reason}"
-    if failed_replica.member.process == self._config.process:
-      replica = failed_replica.member.replica
-      why = f"it can't reach replica {replica!r}: {message.reason}"
-      failed_replica = state
-    self._remove(failed_replica, why)
+    if failed.member.process == self._config.process:
+      why = (
+        f"it can't reach replica {failed.member.replica!r}: {message.reason}"
+      )
+      failed = state
+    self._remove(failed, why)
 
   def _abandon(self, abandon: quorum.Abandon) -> None:
     attempt, self._attempt = self._attempt, None
     if attempt is None:
       return
     self._void = {p.replica: p.incarnation for p in attempt.message.parts}
-    message = attempt.message
-    if attempt.optimistic is None:
-      for incarnation in (*self._void.values(), *message.readers):
-        if incarnation in self._roster:
-          self._say(self._roster[incarnation], msg.Abandoned(message.attempt))
+    # Its members drop it when they begin the next one at this step.
     self._note(
       notes.AttemptAbandoned(
         abandon.step,
@@ -1296,15 +1085,9 @@ class Leader:
       ]
     )
     dropped = tuple(sorted(self._dropped.items()))
-    if self._rounds is not None:
-      self._rounds.merged(age or 0.0)
-    leases: tuple[Spans, ...] = ()
-    others: tuple[Leased, ...] = ()
-    skipped: Spans = ()
-    if self._lender is not None:
-      # The next leases are sent with the commit, so they cost no message.
-      asks = self._asks_of(parts, tokens)
-      leases, others, skipped = self._lender.commit(parts, asks)
+    following = self._policy.committed(parts, self._present(tokens), age or 0.0)
+    if following is not None:
+      tokens.clear()
     entry = Committed(
       id_,
       parts,
@@ -1314,9 +1097,7 @@ class Leader:
       self._saving,
       details,
       dropped,
-      leases,
-      others,
-      skipped,
+      *(following or ()),
     )
     self._saving = False
     if inline:
@@ -1463,19 +1244,17 @@ class Leader:
 
   def _check_window(self) -> None:
     """Begins a round that no learner can begin, and closes one that is over."""
-    rounds, step = self._rounds, self._quorum.step
-    if rounds is None:
-      return
+    policy, step = self._policy, self._quorum.step
     first = min((a.at for a in self._arrivals.values()), default=math.inf)
     here = len(self._arrivals) == len(self._roster)
-    if rounds.begin_unasked(self._quorum, first, here, self._now):
+    if policy.begins(self._quorum, first, here, self._now):
       # Its members have waited since they contributed; others only from now on.
       self._waiting_since, self._warned = first, self._now - first
       self._call_to_round(step)
     first = min(first, self._now)
-    if rounds.look(self._quorum, first, self._now):
+    if policy.closes(self._quorum, first, self._now):
       self._step(quorum.Close(step))
-      rounds.look(self._quorum, first, self._now)
+      policy.closes(self._quorum, first, self._now)
 
   def _check_attempt(self) -> None:
     """Asks the members of an attempt that have not reported how far they are.
@@ -1484,7 +1263,7 @@ class Leader:
     answer at all is evicted here.
     """
     attempt = self._attempt
-    if attempt is None or self._now < self._attempt_due(attempt):
+    if attempt is None or self._now < attempt.due(self._limits):
       return
     if attempt.unanswered:
       silent = self._now - attempt.asked
@@ -1493,36 +1272,18 @@ class Leader:
         self._remove(self._roster[incarnation], why)
       return
     attempt.asked = self._now
-    for incarnation in self._unreported(attempt):
-      state = self._roster[incarnation]
+    for incarnation in attempt.unreported(self._quorum):
+      state = self._roster.get(incarnation)
+      if state is None:
+        continue
       self._say(state, msg.AskProgress(attempt.id))
       if state.member.process != self._config.process:
         attempt.unanswered.add(incarnation)
 
-  def _unreported(self, attempt: _Attempt) -> list[Incarnation]:
-    """Members and witness that the attempt waits for."""
-    if attempt.optimistic is not None:
-      reported = attempt.reported
-      waits = {p.incarnation for p in attempt.message.parts} - reported
-    else:
-      replicas = set(quorum.missing(self._quorum).reporting)
-      replicas -= {event.replica for event in attempt.held}
-      parts = attempt.message.parts
-      waits = {p.incarnation for p in parts if p.replica in replicas}
-      if attempt.witness is not None:
-        waits.add(attempt.witness)
-    return sorted(i for i in waits if i in self._roster)
-
-  def _attempt_due(self, attempt: _Attempt) -> float:
-    """When the next question, or the end of the wait for answers, is due."""
-    if attempt.unanswered:
-      return attempt.asked + self._limits.silence
-    return attempt.asked + self._limits.attempt
-
   def _answered(self, state: MemberState, attempt: AttemptId) -> None:
     """A member has said how far its aggregation is."""
-    if self._attempt is not None and self._attempt.id == attempt:
-      self._attempt.unanswered.discard(state.member.incarnation)
+    if self._attempt is not None:
+      self._attempt.answered(state.member.incarnation, attempt)
 
   def _note_deadlines(self) -> None:
     members = self._view.members.values()
@@ -1560,6 +1321,15 @@ class Leader:
       if replicas
     ]
     return "waiting for " + ("; ".join(texts) or "nobody")
+
+
+def _policy(config: Config, view: View) -> Policy:
+  k = config.replicas_to_aggregate
+  if config.data is not None:
+    return LeaseManager(config.data, k, view.progress)
+  if config.fragments is not None:
+    return Rounds(config.fragments, config.timeout / 2)
+  return Policy(sums=k > config.total_num_replicas)
 
 
 def _difference(ours: tuple[tuple[str, str], ...], hello: msg.Hello) -> str:

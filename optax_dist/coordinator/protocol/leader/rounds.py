@@ -9,20 +9,21 @@ learns the rest from the contributions, which are sent again.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from optax_dist import quorum
 from optax_dist.coordinator.protocol import codec
-from optax_dist.coordinator.protocol.entries import Incarnation, Part, Work
+from optax_dist.coordinator.protocol.entries import Incarnation, Part
+from optax_dist.coordinator.protocol.leader.policy import Policy
+from optax_dist.coordinator.protocol.messages import Arrive
 from optax_dist.decoupled_diloco import rules
+from optax_dist.ledger import Spans
 
 
-class Rounds:
+class Rounds(Policy):
   """The grace window of the open round, and its weights.
 
-  Attributes:
-    closes: when the window ends; infinity if there is none.
-    begins_by: when the round begins even if no learner's turn has come;
-      infinity if no contribution waits for that.
+  A contribution before the turn of its round waits for no one.
   """
 
   def __init__(self, config: rules.Config, patience: float):
@@ -32,100 +33,91 @@ class Rounds:
       config: the configuration of the rules.
       patience: seconds that contributions before their turn wait at most.
     """
+    super().__init__()
     self._config, self._patience = config, patience
-    self.closes = self.begins_by = math.inf
+    # When the window ends, and when the round begins even if no learner's turn
+    # has come.
+    self._closes = self._begins_by = math.inf
     self._step, self._began = -1, 0.0
     self._merge_seconds = 0.0
     self._step_seconds: dict[Incarnation, float] = {}
 
-  def arrived(self, incarnation: Incarnation, work: Work) -> None:
-    """A member has sent a contribution."""
-    self._step_seconds[incarnation] = work.step_seconds
+  @property
+  def deadline(self) -> float:  # type: ignore[override]
+    return min(self._closes, self._begins_by)
 
-  def gone(self, incarnation: Incarnation) -> None:
-    """A member was removed."""
+  def admit(self, incarnation: Incarnation, message: Arrive) -> str:
+    if message.work is None:
+      return "a contribution without its work"
+    self._step_seconds[incarnation] = message.work.step_seconds
+    return ""
+
+  def removed(self, incarnation: Incarnation, keep: Spans) -> None:
     self._step_seconds.pop(incarnation, None)
 
-  def begin(self, step: int, work: Work, now: float) -> bool:
-    """Whether this contribution begins the round, so that others are called."""
-    if self._step == step or not work.begins:
+  def accepted(
+    self, incarnation: Incarnation, message: Arrive, now: float
+  ) -> bool:
+    # The first contribution in its turn begins the round.
+    assert message.work is not None
+    step = message.local_step
+    if self._step == step or not message.work.begins:
       return False
     self._step, self._began = step, now
     return True
 
-  def begin_unasked(
+  def begins(
     self, state: quorum.State, first: float, all_in: bool, now: float
   ) -> bool:
-    """Begins a round whose contributions all came before their turn.
-
-    Their learners can't begin it any more, since each has contributed. So it
-    begins once no other learner is left to, or after some time.
-
-    Args:
-      state: state of the quorum's rules.
-      first: when the first accepted contribution came; infinity for none.
-      all_in: whether all members have contributed.
-      now: the time.
-
-    Returns:
-      Whether it begins now: then the others are called.
-    """
-    self.begins_by = math.inf
+    # If all contributions came before their turn, their learners can't begin
+    # the round any more, since each has contributed. So it begins once no other
+    # learner is left to, or after some time.
+    self._begins_by = math.inf
     if self.has_begun(state.step) or not state.gathered or state.finished:
       return False
     if not all_in and now < first + self._patience:
-      self.begins_by = first + self._patience
+      self._begins_by = first + self._patience
       return False
     self._step, self._began = state.step, now
     return True
 
   def has_begun(self, step: int) -> bool:
-    """Whether the round has begun."""
     return self._step == step
 
-  def look(self, state: quorum.State, first: float, now: float) -> bool:
-    """Opens the window once there is a quorum.
-
-    Args:
-      state: state of the quorum's rules.
-      first: when the first accepted contribution came.
-      now: the time.
-
-    Returns:
-      Whether the window is over.
-    """
+  def closes(self, state: quorum.State, first: float, now: float) -> bool:
+    # The window opens once there is a quorum.
     enough = (
       self.has_begun(state.step)
       and state.gathered
       and state.gathered >= quorum.needed(state)
     )
     if state.attempt is not None or state.finished or not enough:
-      self.closes = math.inf
+      self._closes = math.inf
       return False
-    if self.closes == math.inf:
-      self.closes = now + rules.grace_window(
+    if self._closes == math.inf:
+      self._closes = now + rules.grace_window(
         self._config,
         self._step_seconds.values(),
         now - max(first, self._began),
         self._merge_seconds,
       )
-    return now >= self.closes
+    return now >= self._closes
 
   def weigh(
-    self, parts: tuple[Part, ...], work: list[Work]
+    self, parts: tuple[Part, ...], messages: Sequence[Arrive]
   ) -> tuple[Part, ...]:
-    """The parts of a merge, with weights whose mean is 1.
-
-    Args:
-      parts: parts of the merge.
-      work: the content of each.
-    """
+    work = [m.work for m in messages if m.work is not None]
     shares = rules.shares((w.tokens, w.steps, w.late) for w in work)
+    # Their mean is 1.
     return tuple(
       codec.replace(part, weight=share * len(parts))
       for part, share in zip(parts, shares, strict=True)
     )
 
-  def merged(self, seconds: float) -> None:
-    """Records how long a merge took."""
+  def committed(
+    self,
+    parts: tuple[Part, ...],
+    tokens: dict[Incarnation, int],
+    seconds: float,
+  ) -> None:
     self._merge_seconds = seconds

@@ -1,23 +1,8 @@
-"""The leader's ledger: which gradients may be accepted."""
+"""The lease manager: which gradients may be accepted."""
 
 from optax_dist import ledger
 from optax_dist.coordinator.protocol import messages as msg
-from optax_dist.coordinator.protocol.config import Config
-from optax_dist.coordinator.protocol.leader.lender import Lender
-
-MEMBERS = 3
-
-
-def lender(data):
-  config = Config(
-    "p0",
-    0,
-    "at p0",
-    replicas_to_aggregate=MEMBERS,
-    total_num_replicas=MEMBERS,
-    data=data,
-  )
-  return Lender(config, ledger.Progress())
+from optax_dist.coordinator.protocol.leader.leases import LeaseManager
 
 
 def arrive(spans, count=1):
@@ -27,15 +12,15 @@ def arrive(spans, count=1):
 
 
 def test_a_gradient_must_be_on_the_samples_of_its_lease():
-  lends = lender(ledger.Batches(60, 6))
+  lends = LeaseManager(ledger.Batches(60, 6), 3, ledger.Progress())
   lends.ask(0, 1)
   lends.ask(1, 1)
-  mine, theirs = lends.take(0), lends.take(1)
+  mine, theirs = (ask.lease for ask in lends.announcements())
   assert lends.fits(0, arrive(mine))
   assert not lends.fits(0, arrive(theirs))
   assert not lends.fits(0, arrive(mine, count=2))
   assert not lends.fits(0, arrive(()))
-  lends.accept(0, mine)
+  lends.accepted(0, arrive(mine), 0.0)
   assert not lends.fits(0, arrive(mine))
   assert lends.data(0) == mine
   assert lends.state.held[0] == ledger.Held((), mine, 0)

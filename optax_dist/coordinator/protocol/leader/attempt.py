@@ -1,0 +1,185 @@
+"""One attempt at a step's mean: who takes part, and who has yet to report.
+
+    begun by its members themselves --announce--> announced
+      |  Done of every member                       |  Done of a member,
+      v                                             v  once the witness has the mean
+    quorum.Done for all of them                   quorum.Done for it
+
+An attempt has no clock and sends nothing: its leader does, and gives the events
+that `done` and `failed` return to the quorum's rules. It ends when these commit
+the step or abandon the attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol import messages as msg
+from optax_dist.coordinator.protocol.deadlines import Deadlines
+from optax_dist.coordinator.protocol.entries import (
+  AttemptId,
+  Incarnation,
+  Part,
+)
+from optax_dist.coordinator.protocol.leader.roster import MemberState, Roster
+
+# A replica that is more steps behind gets a snapshot instead of means; one that
+# has just got a snapshot is given more time to catch up.
+_MAX_LAG = 8
+_MAX_LAG_AFTER_SNAPSHOT = 32
+# Attempts in a row that may fail between the same two replicas.
+_STRIKES = 3
+
+
+class Attempt:
+  """The current aggregation.
+
+  Attributes:
+    message: announces it to members and readers.
+    optimistic: the id under which all members have begun it by themselves; None
+      once it is announced, or if they have not begun.
+    began: when it began.
+    asked: when its members were last asked how far they are; at first, when it
+      began.
+    unanswered: members that have not answered that question.
+  """
+
+  def __init__(
+    self, message: msg.Attempt, optimistic: AttemptId | None, now: float
+  ):
+    self.message, self.optimistic = message, optimistic
+    self.began = self.asked = now
+    self.unanswered: set[Incarnation] = set()
+    # The replica that must also get the mean; None once it has.
+    self._witness = message.witness
+    # Members that have the mean of the optimistic attempt.
+    self._reported: set[Incarnation] = set()
+    # Reports that are held back until the witness has the mean.
+    self._held: list[quorum.Done] = []
+
+  @property
+  def id(self) -> AttemptId:
+    """The id under which its members take part."""
+    return self.optimistic or self.message.attempt
+
+  def announce(self, now: float) -> tuple[Incarnation, ...]:
+    """Announces it; an optimistic one is void. Returns who is told, in order."""
+    self.optimistic, self.began, self.asked = None, now, now
+    self.unanswered.clear()
+    parts = self.message.parts
+    return (*(part.incarnation for part in parts), *self.message.readers)
+
+  def done(self, incarnation: Incarnation, id_: AttemptId) -> list[quorum.Done]:
+    """A member or the witness has the mean; returns what counts now."""
+    if id_ != self.id:
+      return []
+    parts = self.message.parts
+    if self.optimistic is not None:
+      self._reported.add(incarnation)
+      everybody = {part.incarnation for part in parts}
+      return [self._report(p) for p in parts if self._reported >= everybody]
+    if incarnation == self._witness:
+      return self._witnessed()
+    own = [self._report(p) for p in parts if p.incarnation == incarnation]
+    if self._witness is None:
+      return own
+    self._held += own
+    return []
+
+  def failed(
+    self, state: MemberState, message: msg.Failed
+  ) -> Sequence[quorum.Event]:
+    """A member or the witness of an announced attempt can't complete it."""
+    if state.member.incarnation == self._witness:
+      return self._witnessed()
+    named = [
+      part.replica
+      for part in self.message.parts
+      if part.incarnation == message.failed_replica
+    ]
+    id_, replica = self.message.attempt, state.member.replica
+    failed = named[0] if named else None
+    return [quorum.Failed(replica, id_.step, id_.number, failed)]
+
+  def dismiss(self, incarnation: Incarnation) -> list[quorum.Done]:
+    """Stops waiting for a member that was removed."""
+    self.unanswered.discard(incarnation)
+    return self._witnessed() if incarnation == self._witness else []
+
+  def answered(self, incarnation: Incarnation, id_: AttemptId) -> None:
+    """A member has said how far it is."""
+    if id_ == self.id:
+      self.unanswered.discard(incarnation)
+
+  def due(self, limits: Deadlines) -> float:
+    """When the next question, or the end of the wait for answers, is due."""
+    return self.asked + (limits.silence if self.unanswered else limits.attempt)
+
+  def unreported(self, state: quorum.State) -> list[Incarnation]:
+    """The members, and the witness, that it waits for."""
+    parts = self.message.parts
+    if self.optimistic is not None:
+      return sorted({p.incarnation for p in parts} - self._reported)
+    replicas = set(quorum.missing(state).reporting)
+    replicas -= {event.replica for event in self._held}
+    waits = {p.incarnation for p in parts if p.replica in replicas}
+    if self._witness is not None:
+      waits.add(self._witness)
+    return sorted(waits)
+
+  def _report(self, part: Part) -> quorum.Done:
+    id_ = self.message.attempt
+    return quorum.Done(part.replica, id_.step, id_.number)
+
+  def _witnessed(self) -> list[quorum.Done]:
+    self._witness = None
+    held, self._held = self._held, []
+    return held
+
+
+class Strikes:
+  """Counts failed attempts between two members that are not known to be dead."""
+
+  def __init__(self) -> None:
+    self._counts: dict[frozenset[Incarnation], int] = {}
+
+  def clear(self) -> None:
+    """A step was committed."""
+    self._counts.clear()
+
+  def count(self, one: Incarnation, other: Incarnation) -> bool:
+    """Counts a failure; returns whether the two have failed too often."""
+    pair = frozenset((one, other))
+    self._counts[pair] = self._counts.get(pair, 0) + 1
+    return self._counts[pair] >= _STRIKES
+
+  def forget(self, one: Incarnation, other: Incarnation) -> None:
+    """One of the two is removed."""
+    del self._counts[frozenset((one, other))]
+
+
+def announcement(
+  id_: AttemptId, parts: tuple[Part, ...], roster: Roster
+) -> msg.Attempt:
+  """Who else gets the mean of these parts, and who must before it counts."""
+  inside = {part.incarnation for part in parts}
+  readers, lag = [], 0
+  for state in roster:
+    incarnation = state.member.incarnation
+    behind = id_.step - state.applied
+    limit = _MAX_LAG if state.server is None else _MAX_LAG_AFTER_SNAPSHOT
+    late = state.applied < 0 or behind > limit
+    if incarnation in inside or late or not state.is_connected:
+      continue
+    if state.needs and state.server is None:
+      continue
+    readers.append(incarnation)
+    lag = max(lag, behind)
+  witness = None
+  if len(parts) == 1:
+    # The only copy of a committed step would be lost with its process.
+    able = [i for i in readers if not roster[i].needs]
+    key = lambda i: (roster[i].applied, i)
+    witness = max(able, key=key, default=None)
+  return msg.Attempt(id_, parts, tuple(readers), witness, lag)

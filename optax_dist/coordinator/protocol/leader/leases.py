@@ -1,0 +1,128 @@
+"""The lease manager: samples leased with a leader's tokens.
+
+Commits are in the log; leases are not. A new leader learns them from the
+members (`Hello.lease`), and samples that no member claims return to the pool.
+So a lease may be given twice across a change of leaders, but no sample can
+count twice: a gradient is only accepted if its samples are leased to its
+replica, and are not in an earlier accepted gradient.
+"""
+
+from __future__ import annotations
+
+from optax_dist import ledger, quorum
+from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
+from optax_dist.coordinator.protocol.leader.policy import Ask, Next, Policy
+from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.ledger import Spans
+from optax_dist.ledger import spans as sp
+
+
+class LeaseManager(Policy):
+  """A ledger, and the leases to announce.
+
+  Attributes:
+    state: the ledger's state.
+  """
+
+  def __init__(
+    self,
+    data: ledger.Batches,
+    replicas_to_aggregate: int,
+    progress: ledger.Progress,
+  ):
+    """Starts with no leases: members claim those they know.
+
+    Args:
+      data: what is leased.
+      replicas_to_aggregate: gradients of a step.
+      progress: the samples in committed steps.
+    """
+    super().__init__()
+    self.state = ledger.init(data, replicas_to_aggregate, progress)
+    # Leases that are not announced yet.
+    self._pending: dict[Incarnation, Spans] = {}
+
+  @property
+  def exhausted(self) -> bool:  # type: ignore[override]
+    return self.state.exhausted
+
+  def _step(self, *events: ledger.Event) -> None:
+    self.state, leases = ledger.step(self.state, *events)
+    for lease in leases:
+      assert isinstance(lease.holder, int)
+      self._pending[lease.holder] = lease.spans
+
+  def announcements(self) -> list[Ask]:
+    unit = self.state.unit
+    pending, self._pending = self._pending, {}
+    return [Ask(i, sp.size(s) // unit, s) for i, s in pending.items()]
+
+  def lease(self, incarnation: Incarnation) -> Spans:
+    """The samples that a member computes on."""
+    found = self.state.held.get(incarnation)
+    return found.out if found is not None else ()
+
+  def data(self, incarnation: Incarnation) -> Spans:
+    found = self.state.held.get(incarnation)
+    return found.inside if found is not None else ()
+
+  def members_changed(self, state: quorum.State) -> None:
+    self._step(ledger.Need(quorum.needed(state)))
+
+  def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
+    self._step(ledger.Claim(incarnation, lease, max(1, count)))
+    if incarnation not in self._pending:
+      confirmed = self.lease(incarnation)
+      if confirmed:
+        self._pending[incarnation] = confirmed
+
+  def ask(self, incarnation: Incarnation, count: int) -> None:
+    self._step(ledger.Ask(incarnation, count))
+
+  def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
+    if sp.size(message.data) != message.count * self.state.unit:
+      return False
+    return ledger.fits(self.state, incarnation, message.data)
+
+  def accepted(
+    self, incarnation: Incarnation, message: Arrive, now: float
+  ) -> bool:
+    self._step(ledger.Accept(incarnation, message.data))
+    return False
+
+  def dropped(
+    self,
+    incarnation: Incarnation,
+    message: Arrive,
+    arriving: bool,
+    asked: int | None,
+  ) -> Spans:
+    spans = message.data if arriving else self.data(incarnation)
+    if spans:
+      self._step(ledger.Drop(incarnation, spans, message.finite))
+    if asked is not None:
+      self.ask(incarnation, asked)
+    self._pending.pop(incarnation, None)
+    return self.lease(incarnation)
+
+  def removed(self, incarnation: Incarnation, keep: Spans) -> None:
+    self._step(ledger.Gone(incarnation, keep))
+    self._pending.pop(incarnation, None)
+
+  def committed(
+    self,
+    parts: tuple[Part, ...],
+    tokens: dict[Incarnation, int],
+    seconds: float,
+  ) -> Next:
+    # The next leases are sent with the commit, so they cost no message.
+    held = tuple([(part.incarnation, part.data) for part in parts])
+    skipped = self.state.giving_up
+    inside = [p.incarnation for p in parts if p.incarnation in tokens]
+    order = [*inside, *(i for i in tokens if i not in inside)]
+    asks = [ledger.Ask(holder, tokens[holder]) for holder in order]
+    self._step(ledger.Commit(held, skipped), *asks)
+    leases = tuple([self._pending.pop(p.incarnation, ()) for p in parts])
+    others = tuple(Leased(i, spans) for i, spans in self._pending.items())
+    self._pending.clear()
+    return Next(leases, others, skipped)

@@ -1,0 +1,165 @@
+"""What a leader decides beside the quorum's rules: here, next to nothing.
+
+The leader calls its policy for each event of a gradient's life:
+
+    claim  a member has come, and computes on this
+    admit, fits -> accepted -> weigh -> committed, or dropped
+    ask -> announcements: what members are asked to compute next
+
+Two strategies decide more: `leases` says who computes on which samples, and
+`rounds` when a round of a fragment begins and closes. What a policy needs of
+the past is in the log (`Committed`), or is sent again to each new leader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from optax_dist import quorum
+from optax_dist.coordinator.protocol.entries import Incarnation, Leased, Part
+from optax_dist.coordinator.protocol.messages import Arrive
+from optax_dist.ledger import Spans
+
+
+class Ask(NamedTuple):
+  """What a member should compute next: so many gradients, on these samples."""
+
+  incarnation: Incarnation
+  gradients: int
+  lease: Spans = ()
+
+
+class Next(NamedTuple):
+  """What members compute on after a commit, as fields of `Committed`."""
+
+  leases: tuple[Spans, ...]
+  others: tuple[Leased, ...]
+  skipped: Spans
+
+
+class Policy:
+  """Each replica has its own data, and a step begins with its first gradient.
+
+  Attributes:
+    deadline: when the leader must call `begins` and `closes` at the latest.
+    exhausted: whether the remaining samples no longer fill a step.
+  """
+
+  deadline: float = math.inf
+  exhausted: bool = False
+
+  def __init__(self, sums: bool = False):
+    """Starts with no asks.
+
+    Args:
+      sums: whether each replica sums several gradients, and so must be told how
+        many.
+    """
+    self._sums = sums
+    self._asks: list[Ask] = []
+
+  def members_changed(self, state: quorum.State) -> None:
+    """A replica has joined or left, or is no longer expected."""
+
+  def claim(self, incarnation: Incarnation, lease: Spans, count: int) -> None:
+    """A member has come to this leader; it was asked for `count` gradients."""
+    if count:
+      self.ask(incarnation, count)
+
+  def removed(self, incarnation: Incarnation, keep: Spans) -> None:
+    """A member was removed; samples that are kept may still be committed."""
+
+  def admit(self, incarnation: Incarnation, message: Arrive) -> str:
+    """A member has submitted; returns why that is refused, "" if it isn't."""
+    return ""
+
+  def fits(self, incarnation: Incarnation, message: Arrive) -> bool:
+    """Whether a gradient may be accepted."""
+    return True
+
+  def accepted(
+    self, incarnation: Incarnation, message: Arrive, now: float
+  ) -> bool:
+    """A gradient was accepted; returns whether all others are called."""
+    return False
+
+  def has_begun(self, step: int) -> bool:
+    """Whether the accepted gradients of a step wait for others."""
+    return True
+
+  def dropped(
+    self,
+    incarnation: Incarnation,
+    message: Arrive,
+    arriving: bool,
+    asked: int | None,
+  ) -> Spans:
+    """A gradient was dropped.
+
+    Args:
+      incarnation: its member.
+      message: the gradient.
+      arriving: whether it was never accepted.
+      asked: the token that its member gets with the answer, if any.
+
+    Returns:
+      The samples that it computes on next.
+    """
+    return ()
+
+  def data(self, incarnation: Incarnation) -> Spans:
+    """The samples of a member's accepted gradient."""
+    return ()
+
+  def weigh(
+    self, parts: tuple[Part, ...], messages: Sequence[Arrive]
+  ) -> tuple[Part, ...]:
+    """The parts of a mean with their weights."""
+    return parts
+
+  def committed(
+    self,
+    parts: tuple[Part, ...],
+    tokens: dict[Incarnation, int],
+    seconds: float,
+  ) -> Next | None:
+    """A step is committed, which took so long.
+
+    Args:
+      parts: the gradients of the step.
+      tokens: number of gradients that members should compute next.
+      seconds: how long aggregating took.
+
+    Returns:
+      What is sent along with the commit; None if the tokens are not.
+    """
+    return None
+
+  def begins(
+    self, state: quorum.State, first: float, all_in: bool, now: float
+  ) -> bool:
+    """Whether a round begins now that no contribution has begun.
+
+    Args:
+      state: state of the quorum's rules.
+      first: when the first accepted gradient came; infinity for none.
+      all_in: whether all members have one accepted.
+      now: the time.
+    """
+    return False
+
+  def closes(self, state: quorum.State, first: float, now: float) -> bool:
+    """Whether the step takes no more gradients: its window is over."""
+    return False
+
+  def ask(self, incarnation: Incarnation, count: int) -> None:
+    """A member gets a token: it should compute so many gradients."""
+    if self._sums:
+      self._asks.append(Ask(incarnation, count))
+
+  def announcements(self) -> list[Ask]:
+    """What is to be sent to members, since nothing else has told them."""
+    asks, self._asks = self._asks, []
+    return asks
