@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -169,12 +168,9 @@ class Replica:
     )
     self._driver = driver.Driver(
       self._core(places),
-      transport,
-      place.store,
+      place,
       replica=replica,
-      nonce=secrets.token_hex(16),
-      prefix=endpoint.key_prefix(settings.run),
-      use_run=place.use_run,
+      run=settings.run,
       encoder=self._encoder,
       initial=shared,
       step=global_step,
@@ -187,7 +183,7 @@ class Replica:
         metrics,
       ),
       deadlines=settings.deadlines,
-      of=group,
+      group=group,
       local=state_shards,
       own=own,
     )
@@ -219,7 +215,7 @@ class Replica:
       settings.steps,
       f"replica {replica}",
       self._driver.stalled,
-      self._give_up if ends else None,
+      self._evict if ends else None,
     )
     self._metrics = metrics
     if metrics is not None:
@@ -820,11 +816,11 @@ class Replica:
     if not self._is_over():
       self._watchdog.steps.begin(now)
 
-  def _give_up(self, reason: str, stacks: str) -> None:
+  def _evict(self, reason: str, stacks: str) -> None:
     """Called by the watchdog: the training loop is stuck."""
     if self._is_over() or self._handover.failure is not None:
       return
-    self._driver.give_up(reason, stacks)
+    self._driver.evict(reason, stacks)
     if self._on_stuck is not None:
       self._on_stuck(reason)
 

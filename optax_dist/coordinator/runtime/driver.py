@@ -1,9 +1,15 @@
-"""The thread that drives a replica: inputs to the core, effects executed.
+"""The event loop of a replica: events become inputs, effects are executed.
 
-Every event (a message, an answer from the store, a gradient, the time) is an
-input of the protocol core; its effects are executed here by the transport, the
-store, the aggregation and the model's state. This thread never blocks, except
-to wait for the next event.
+    Transport      messages, lost peers  --+              +--> messages, peers
+    Store          answers               --+              +--> requests
+    Aggregations   means                 --+-> core.step -+--> aggregations
+    Snapshots      states                --+              +--> States, snapshots
+    training loop  submissions, wishes   --+              +--> Handover, journal
+
+The core decides, one input at a time and in the order of the events; effects
+are executed in their order, too. All of this is one thread, which never blocks
+except to wait for the next event: slow work is done in the background, and the
+training loop is notified through the `Handover`.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import logging
 import math
 import os
 import queue
+import secrets
 import threading
 import time
 import typing
@@ -38,20 +45,21 @@ from optax_dist.coordinator.protocol.group.speaker import Speaker
 from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.runtime import (
   background,
-  group,
+  endpoint,
   handover,
   journal_lines,
   shards,
   states,
   threads,
 )
+from optax_dist.coordinator.runtime import group as groups
 from optax_dist.coordinator.store import interface as stores
 from optax_dist.coordinator.transport import interface as transports
 
 _log = logging.getLogger("optax_dist.coordinator")
 # Seconds to wait for a closing thread.
 _PATIENCE = 5.0
-# The same for a leader that gives itself up.
+# The same for a leader that evicts itself.
 _LAST_WORDS = 0.5
 # Messages between the processes of one replica.
 _OF_GROUP = frozenset(
@@ -77,13 +85,10 @@ class Driver:
   def __init__(
     self,
     core: Core,
-    transport: transports.Transport,
-    store: stores.Store,
+    place: endpoint.Endpoint,
     *,
     replica: int | str,
-    nonce: str,
-    prefix: str,
-    use_run: Callable[[str], None],
+    run: str,
     encoder: encoders.Encoder,
     initial: Any,
     step: int,
@@ -91,7 +96,7 @@ class Driver:
     inline: bool,
     journal: journal_lines.JournalLines,
     deadlines: Deadlines,
-    of: group.Group | None = None,
+    group: groups.Group | None = None,
     local: shards.LocalShards | None = None,
     own: Any = None,
   ):
@@ -99,12 +104,9 @@ class Driver:
 
     Args:
       core: the protocol core.
-      transport: to the other replicas.
-      store: the key-value store.
+      place: its transport and store.
       replica: the replica's id.
-      nonce: identifies the run, if this replica is its first.
-      prefix: prefix of all keys in the store.
-      use_run: tells the transport the run's nonce.
+      run: name of the run; several may share a store.
       encoder: encodes gradients.
       initial: the initial state, a tree of arrays.
       step: the step of the initial state.
@@ -112,37 +114,37 @@ class Driver:
       inline: whether gradients are sent in messages.
       journal: where the leader writes events.
       deadlines: how long everybody waits.
-      of: which process of its replica this is, if it has several.
+      group: which process of its replica this is, if it has several.
       local: this process's shards of the state, if it spans several.
       own: the initial argument of `lend`; None for none.
     """
     # The last submission exchanged, and how long its exchange took.
     self.exchanged = -1, 0.0
     self._exchange: tuple[entries.AttemptId, int, float] | None = None
-    self._core, self._transport, self._store = core, transport, store
-    self._replica, self._nonce, self._prefix = replica, nonce, prefix
-    self._use_run, self._encoder = use_run, encoder
+    self._core, self._replica, self._encoder = core, replica, encoder
+    self._transport, self._store = place.transport, place.store
+    self._use_run, self._prefix = place.use_run, endpoint.key_prefix(run)
     self._inline, self._journal = inline, journal
     # After so long a request to the store has no known outcome.
     self._store_timeout = min(deadlines.pace, deadlines.patience)
     name = f"optax-dist-{replica}"
-    run = threads.in_this_precision(self._run)
-    self._thread = threading.Thread(target=run, name=name, daemon=True)
+    target = threads.in_this_precision(self._run)
+    self._thread = threading.Thread(target=target, name=name, daemon=True)
     self._background = background.Background(f"{name}-work", self.post)
-    self._of = of
-    post = self.post if of is not None else None
+    self._group = group
+    post = self.post if group is not None else None
     self._states = states.States(
       initial, step, apply, self._background, local, post, own
     )
     self.handover = handover.Handover(self._states.published)
-    if of is not None:
-      self.handover = group.GroupHandover(
+    if group is not None:
+      self.handover = groups.GroupHandover(
         self._states.published,
-        None if of.process else self.feed,
+        None if group.process else self.feed,
         deadlines.replica,
       )
     self._aggregations = reduce_scatter_gather.Aggregations(
-      transport,
+      place.transport,
       encoder.place,
       encoder.mean_place,
       self._background,
@@ -153,7 +155,10 @@ class Driver:
     # What the state that is computed ahead was computed with; None: it was inline.
     self._ahead: entries.AttemptId | None = None
     self._snapshots = snapshots.Snapshots(
-      transport, self._states.nbytes, self._background, deadlines.patience
+      place.transport,
+      self._states.nbytes,
+      self._background,
+      deadlines.patience,
     )
     # Bytes of gradients and means sent inline.
     self._inline_in = self._inline_out = 0
@@ -190,14 +195,14 @@ class Driver:
 
   def start(self) -> None:
     """Starts the event loop; the replica looks for its run."""
-    self._inputs.append(inputs.Started(self._nonce))
+    self._inputs.append(inputs.Started(secrets.token_hex(16)))
     self._make_memory()
     self._thread.start()
 
-  def feed(self, given: orders.Given) -> None:
+  def feed(self, input_: orders.Given) -> None:
     """Queues an input for the core; callable from any thread."""
     self.check_process()
-    self.post(lambda: self._inputs.append(given))
+    self.post(lambda: self._inputs.append(input_))
 
   def submit(
     self,
@@ -222,8 +227,8 @@ class Driver:
 
   def take_borrowed(self) -> Any:
     """Returns, once, the local state received when joining; or None."""
-    found, self._states.borrowed = self._states.borrowed, None
-    return found
+    borrowed, self._states.borrowed = self._states.borrowed, None
+    return borrowed
 
   @property
   def is_far_from_some(self) -> bool:
@@ -270,10 +275,10 @@ class Driver:
 
   def missing(self) -> str:
     """A sentence that says what the event loop is waiting for."""
-    found: queue.SimpleQueue[str] = queue.SimpleQueue()
-    self.post(lambda: found.put(self._core.missing(self._transport.now())))
+    answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+    self.post(lambda: answer.put(self._core.missing(self._transport.now())))
     try:
-      waits = found.get(timeout=1.0)
+      waits = answer.get(timeout=1.0)
     except queue.Empty:
       return "Its event loop does not answer."
     store = f" ({self._unanswered})" if self._unanswered else ""
@@ -283,7 +288,7 @@ class Driver:
     """Whether other replicas wait; callable from any thread."""
     return self._core.stalled
 
-  def give_up(self, reason: str, stacks: str) -> None:
+  def evict(self, reason: str, stacks: str) -> None:
     """Takes this replica out of the run at once, and stops.
 
     Args:
@@ -351,10 +356,10 @@ class Driver:
       for event in self._store.poll():
         self._on_store(event)
       if self._aggregations.answers or self._snapshots.answers:
-        self._take_answers()
+        self._queue_answers()
       if self._inputs:
-        given, self._inputs = self._inputs, collections.deque()
-        for input_ in given:
+        queued, self._inputs = self._inputs, collections.deque()
+        for input_ in queued:
           self._step(input_)
         continue
       if self._closing:
@@ -373,18 +378,18 @@ class Driver:
     """The longest time to wait for an event."""
     if self._posted or self._unwritten:
       return 0.0
-    found = self._due - self._transport.now()
+    timeout = self._due - self._transport.now()
     for part in (self._store, self._aggregations, self._snapshots):
-      soon = part.deadline()
-      if soon is not None and soon < found:
-        found = soon
-    return None if found == math.inf else max(0.0, found)
+      seconds = part.deadline()
+      if seconds is not None:
+        timeout = min(timeout, seconds)
+    return None if timeout == math.inf else max(0.0, timeout)
 
-  def _step(self, given: orders.Given) -> None:
-    if isinstance(given, inputs.PeerLost):
-      self._lost[given.peer] -= 1
+  def _step(self, input_: orders.Given) -> None:
+    if isinstance(input_, inputs.PeerLost):
+      self._lost[input_.peer] -= 1
     step: Callable[..., Sequence[orders.Wanted]] = self._core.step
-    for effect in step(given, self._transport.now()):
+    for effect in step(input_, self._transport.now()):
       self._execute(effect)
 
   def _end(self) -> None:
@@ -412,16 +417,14 @@ class Driver:
     match event:
       case transports.Message(peer, payload):
         try:
-          found = orders.WIRE.decode(payload)
+          message = orders.WIRE.decode(payload)
         except codec.BadMessage as error:
           self._inputs.append(inputs.Malformed(peer, str(error)))
           return
-        if type(found) not in _OF_GROUP:
-          message = typing.cast(messages.Message, found)
-          self._inputs.append(inputs.Received(peer, message))
-        elif self._of is not None:
-          said = typing.cast(orders.Order | orders.Report, found)
-          self._inputs.append(orders.Heard(peer, said))
+        if type(message) not in _OF_GROUP:
+          self._inputs.append(inputs.Received(peer, message))  # type: ignore[arg-type]
+        elif self._group is not None:
+          self._inputs.append(orders.Heard(peer, message))  # type: ignore[arg-type]
         else:
           text = "this replica has one process"
           self._inputs.append(inputs.Malformed(peer, text))
@@ -444,9 +447,9 @@ class Driver:
         if not self._aggregations.handle(event):
           self._snapshots.handle(event)
         # Keeps the order of events: answers before a peer's loss.
-        self._take_answers()
+        self._queue_answers()
 
-  def _take_answers(self) -> None:
+  def _queue_answers(self) -> None:
     for answer in (*self._aggregations.answers, *self._snapshots.answers):
       if isinstance(answer, inputs.Aggregated):
         phases.reach("done", self._replica)
@@ -466,32 +469,32 @@ class Driver:
     if request < 0:
       return
     kind = self._requests.pop(request)
-    given: inputs.Input
+    answer: inputs.Input
     self._unanswered = ""
     match event:
       case stores.Absent():
-        given = inputs.GetAnswered(request, True, None)
+        answer = inputs.GetAnswered(request, True, None)
       case stores.Value(_, value):
         try:
-          found = entries.STORE_VALUES.decode(value)
-          given = inputs.GetAnswered(request, True, found)
+          known = entries.STORE_VALUES.decode(value)
+          answer = inputs.GetAnswered(request, True, known)
         except codec.BadMessage:
-          given = inputs.GetAnswered(request, True, None, occupied=True)
+          answer = inputs.GetAnswered(request, True, None, occupied=True)
       case stores.Done():
-        given = inputs.PutAnswered(request, "done")
+        answer = inputs.PutAnswered(request, "done")
       case stores.Conflict():
-        given = inputs.PutAnswered(request, "conflict")
+        answer = inputs.PutAnswered(request, "conflict")
       case stores.Unknown(_, reason) | stores.Refused(_, reason):
         _log.info("the store does not answer: %s", reason)
         self._unanswered = reason
-        given = (
+        answer = (
           inputs.PutAnswered(request, "unknown")
           if kind == "put"
           else inputs.GetAnswered(request, False, None)
         )
       case _:
         assert_never(event)
-    self._inputs.append(given)
+    self._inputs.append(answer)
 
   def _submit(
     self,
@@ -616,7 +619,7 @@ class Driver:
       case fx.TakeFingerprint(step):
         self._take_fingerprint(step, self._states.published)
       case fx.Admitted():
-        self._owe_nothing()
+        self._forget_residuals()
         self._notify(effect)
       case (
         fx.Leased()
@@ -641,7 +644,7 @@ class Driver:
         self.handover.leads = leads
         if self._inline:
           # What another leader left out, this one never had.
-          self._owe_nothing()
+          self._forget_residuals()
       case fx.OpenJournal(commits):
         self._journal.open(commits)
       case fx.CloseJournal():
@@ -651,7 +654,7 @@ class Driver:
       case orders.Tell(peer, what):
         self._transport.send(peer, [orders.WIRE.encode(what)])
       case orders.Advance():
-        assert isinstance(self.handover, group.GroupHandover)
+        assert isinstance(self.handover, groups.GroupHandover)
         self.handover.advance(effect)
         self._wakes = True
       case orders.EndGroup(reason):
@@ -736,7 +739,7 @@ class Driver:
 
     self._states.apply(lambda: self._encoder.read(mean), effect.parts, done)
 
-  def _owe_nothing(self) -> None:
+  def _forget_residuals(self) -> None:
     """What this replica left out of means is forgotten."""
     if self._encoder.mean_feedback is not None:
       self._encoder.mean_feedback.clear()
@@ -762,12 +765,12 @@ class Driver:
 
   def _end_group(self, reason: str) -> None:
     """Ends this process: the replica is lost with any of its processes."""
-    assert self._of is not None
+    assert self._group is not None
     _log.error("%s", reason)
     self.handover.fail(errors.CoordinatorError(reason))
     self._wakes = True
     self._closing = reason
-    self._of.on_loss(reason)
+    self._group.on_loss(reason)
 
   def _reach(self, phase: str) -> None:
     phases.reach(phase, self._replica)

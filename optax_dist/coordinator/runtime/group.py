@@ -1,5 +1,8 @@
 """A replica of several processes, as seen by one of them.
 
+    process 0    Handover: applies its events  ->  orders.Advance(call, events)
+    process 1 .. Handover: as many of its own  <-
+
 `Group` says which process this is. `GroupHandover` lets the training loops of
 all processes see the same events at the same points of the program: process 0
 reads its events and announces how many; the others read that many.

@@ -1,7 +1,14 @@
-"""The model's state: published, and computed before its commit.
+"""The model's state: computed before its commit, and published with it.
+
+    Apply    mean     -> a state ahead of the published one
+    Publish           -> the state ahead is the published one
+    Discard           -> there is none ahead
+    Restore  snapshot -> the published one
 
 The protocol core counts steps; the arrays are here. A state may be published
-before it is computed: its readers wait.
+before it is computed: its readers wait. Who computes it: the event loop, if it
+is small; a background thread; or, in a replica of several processes, whoever
+reads it first, which is the training loop.
 """
 
 from __future__ import annotations

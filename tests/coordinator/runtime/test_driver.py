@@ -38,12 +38,9 @@ def driven():
   template = np.zeros(8, np.float32)
   one = driver.Driver(
     core,
-    place.transport,
-    place.store,
+    place,
     replica=0,
-    nonce="n",
-    prefix="run/",
-    use_run=place.use_run,
+    run="",
     encoder=encoder.Encoder([template], "float32"),
     initial=[template],
     step=3,
