@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -45,10 +44,10 @@ from optax_dist.coordinator.runtime import (
   driver,
   endpoint,
   journal_lines,
-  shards,
   states,
   timings,
   trees,
+  update,
   watchdog,
 )
 from optax_dist.coordinator.runtime import group as groups
@@ -115,31 +114,18 @@ class Replica:
       shared = shared._replace(opt_state=opt_state)
     self._template = trees.Template(params)
     self.group = group
-    self._gradient_shards = state_shards = None
-    self._update = strategy.apply
     self._local: Any = strategy.local(shared)
     own = self._own()
     alike = agreement.agreement(strategy, shared, params, settings, data, own)
-    blocks: Any
-    blocks, exchanged = jax.tree.flatten(strategy.exchanged(params))
-    self._unflatten = functools.partial(jax.tree.unflatten, exchanged)
-    if group is not None:
-      alike += (("processes per replica", str(group.count)),)
-      if not self._template.is_local:
-        alike += shards.agreement(params)
-        shared = shards.spread(shared, shards.mesh_of(params))
-        self._update = jax.jit(
-          strategy.apply,
-          out_shardings=jax.tree.map(lambda x: x.sharding, shared),
-        )
-      shards.check_wire(params, settings.wire)
-      self._gradient_shards = shards.LocalShards(jax.tree.leaves(params))
-      state_shards = shards.LocalShards(jax.tree.leaves(shared))
-      blocks = self._gradient_shards.templates
+    processes = 1 if group is None else group.count
+    self._update = update.Update(
+      strategy, params, shared, settings.wire, processes
+    )
+    shared = self._update.shared
     feedback = settings.error_feedback if self._encoder_feeds_back else None
     fragments = strategy.fragment_sizes
     self._encoder = encoders.Encoder(
-      blocks,
+      self._update.blocks,
       settings.wire,
       feedback,
       mean_wire=self._mean_wire,
@@ -153,7 +139,10 @@ class Replica:
     fits = nbytes <= settings.inline_bytes
     self._inline = group is None and is_whole and fits
     self._stopwatch = timings.Stopwatch()
-    self._compile(shared)
+    # Compiles the update early, so that no attempt has to wait for it.
+    nothing = self._encoder.read(self._encoder.no_mean())
+    members = strategy.quorum.replicas_to_aggregate
+    self._update.apply(shared, nothing, members)
     transport = place.transport
     places, address, digest = self._meet(
       (transport.name, transport.address), fingerprint(shared)
@@ -161,7 +150,7 @@ class Replica:
     self._config = self._configure(
       transport.name,
       address,
-      alike,
+      alike + self._update.agreement,
       global_step,
       digest,
       ledger.Progress() if progress is None else progress,
@@ -174,7 +163,7 @@ class Replica:
       encoder=self._encoder,
       initial=shared,
       step=global_step,
-      apply=self._apply,
+      apply=self._update.apply,
       inline=self._inline,
       journal=journal_lines.JournalLines(
         settings.journal,
@@ -184,7 +173,7 @@ class Replica:
       ),
       deadlines=settings.deadlines,
       group=group,
-      local=state_shards,
+      local=self._update.state_shards,
       own=own,
     )
     self._handover = self._driver.handover
@@ -324,32 +313,6 @@ class Replica:
       "data": None if self._data_spec is None else vars(self._data_spec),
       "config": dict(self._settings.config),
     }
-
-  def _compile(self, shared: Any) -> None:
-    """Compiles the update early, so that no attempt has to wait for it."""
-    nothing = self._encoder.no_mean()
-    members = self._strategy.quorum.replicas_to_aggregate
-    self._apply(shared, self._encoder.read(nothing), members)
-
-  def _apply(self, shared: Any, leaves: Any, parts: int) -> Any:
-    """The shared state after a commit; called by the event loop's thread."""
-    start = time.monotonic()
-    if self._gradient_shards is not None:
-      leaves = self._gradient_shards.join(leaves)
-    mean = self._unflatten(leaves)
-    strategy = self._strategy
-    # With sums, some replicas may have left.
-    full = not strategy.sums or parts == strategy.quorum.replicas_to_aggregate
-    try:
-      found = self._update(shared, mean, *([] if full else [parts]))
-    except (RuntimeError, ValueError) as error:
-      trees.check_alive(shared, error)
-      raise
-    if not self._inline:
-      # The buffer of a mean is reused, unless it came inline in a message.
-      jax.block_until_ready(found)
-    self._stopwatch.applied = time.monotonic() - start
-    return found
 
   def start(self) -> Replica:
     """Asks to join, and waits until the replica is admitted.
@@ -867,6 +830,7 @@ class Replica:
     exchanged, seconds = self._driver.exchanged
     measured = self._stopwatch.submitted(
       seconds if exchanged == submission.sequence - 1 else 0.0,
+      self._update.seconds,
       self._driver.moved(),
     )
     submitted = submission.submit(finite, b"", measured.pack(), work)
@@ -876,7 +840,7 @@ class Replica:
   def _write(self, out: np.ndarray) -> bool:
     """Encodes the next submission; returns whether all numbers are finite."""
     return self._encoder.write(
-      self._to_send(),
+      self._update.split(self._submission.total),
       out,
       self._submission.sequence,
       extends=self._submission.partial,
@@ -896,7 +860,7 @@ class Replica:
       and self._driver.is_far_from_some
     ):
       return None
-    leaves = self._to_send()
+    leaves = self._update.split(self._submission.total)
     # A NumPy array may change after an interrupted step.
     if not all(isinstance(leaf, jax.Array) for leaf in leaves):
       return None
@@ -905,13 +869,6 @@ class Replica:
   def _sizes(self) -> Sequence[int] | None:
     """How many numbers of each sent leaf are read; None for all."""
     return None
-
-  def _to_send(self) -> list[Any]:
-    """The part of the gradient that this process holds."""
-    leaves = jax.tree.leaves(self._submission.total)
-    if self._gradient_shards is None:
-      return leaves
-    return self._gradient_shards.split(leaves)
 
   def _memory(self) -> memoryview:
     """The buffer for the next gradient, also after an interrupted call."""

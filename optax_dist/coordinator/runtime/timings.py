@@ -80,11 +80,10 @@ class Stopwatch:
   Attributes:
     mark: when the computation began, or was last `computed`.
     waited: seconds between submissions and the next computation, in all.
-    applied: seconds that the last update took; another thread sets it.
   """
 
   def __init__(self) -> None:
-    self.waited = self.applied = 0.0
+    self.waited = 0.0
     self.mark = self._began = time.monotonic()
     self._compiled, self._cpu = compiled(), time.process_time()
     # Seconds of computation since the last gradient that was taken.
@@ -115,11 +114,14 @@ class Stopwatch:
     seconds, self._computed = self._computed, 0.0
     return seconds
 
-  def submitted(self, exchanged: float, moved: tuple[int, int]) -> Timings:
+  def submitted(
+    self, exchanged: float, applied: float, moved: tuple[int, int]
+  ) -> Timings:
     """What is sent with a submission.
 
     Args:
       exchanged: seconds that the exchange of the previous one took.
+      applied: seconds that the last update took.
       moved: bytes received and sent so far.
     """
     now, waited = time.monotonic(), self.waited - self._waited
@@ -131,7 +133,7 @@ class Stopwatch:
       now - self.mark,
       waited,
       exchanged,
-      min(self.applied, waited),
+      min(applied, waited),
       moved[0] - self._moved[0],
       moved[1] - self._moved[1],
     )
