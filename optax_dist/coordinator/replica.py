@@ -35,10 +35,6 @@ from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, inputs
 from optax_dist.coordinator.protocol.effects import Resolved
 from optax_dist.coordinator.protocol.entries import Work
-from optax_dist.coordinator.protocol.group import orders
-from optax_dist.coordinator.protocol.group.companion import Companion
-from optax_dist.coordinator.protocol.group.speaker import Speaker
-from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.runtime import (
   agreement,
   driver,
@@ -144,9 +140,8 @@ class Replica:
     members = strategy.quorum.replicas_to_aggregate
     self._update.apply(shared, nothing, members)
     transport = place.transport
-    places, address, digest = self._meet(
-      (transport.name, transport.address), fingerprint(shared)
-    )
+    own_place = transport.name, transport.address
+    places, address, digest = groups.meet(group, own_place, fingerprint(shared))
     self._config = self._configure(
       transport.name,
       address,
@@ -156,7 +151,7 @@ class Replica:
       ledger.Progress() if progress is None else progress,
     )
     self._driver = driver.Driver(
-      self._core(places),
+      groups.core(group, self._config, places),
       place,
       replica=replica,
       run=settings.run,
@@ -234,27 +229,6 @@ class Replica:
     usual = wire_formats.mean_wire(self._settings.wire, self._strategy.additive)
     return self._settings.mean_wire or usual
 
-  def _meet(
-    self, own: tuple[str, str], digest: str
-  ) -> tuple[list[tuple[str, str]], str, str]:
-    """Exchanges addresses and digests among the replica's processes.
-
-    Args:
-      own: name and address of this process.
-      digest: fingerprint of its part of the shared state.
-
-    Returns:
-      The names and addresses of all processes, the replica's address, and a
-      digest of all.
-    """
-    if self.group is None:
-      return [own], own[1], digest
-    told = self.group.gather(json.dumps([*own, digest]))
-    found = [json.loads(text) for text in told]
-    places = [(name, where) for name, where, _ in found]
-    digest = orders.combined([theirs for _, _, theirs in found])
-    return places, orders.join_places(places), digest
-
   def _configure(
     self,
     process: str,
@@ -286,17 +260,6 @@ class Replica:
       exact=data is not None and data.constant_global_batch,
       fragments=strategy.rules,
     )
-
-  def _core(self, places: Sequence[tuple[str, str]]) -> driver.Core:
-    """The protocol core; with several processes, process 0 decides."""
-    config, group = self._config, self.group
-    if group is None:
-      return Node(config)
-    if not group.process:
-      others = [name for name, _ in places[1:]]
-      return Speaker(Node(config), others, patience=config.deadlines.replica)
-    pause = config.deadlines.pace / 8
-    return Companion(*places[0], pause=pause, patience=config.timeout)
 
   def _describe(self) -> dict[str, Any]:
     numbers = self._strategy.quorum

@@ -25,7 +25,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, assert_never
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -40,9 +40,6 @@ from optax_dist.coordinator.protocol import codec, entries, inputs, messages
 from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.deadlines import Deadlines
 from optax_dist.coordinator.protocol.group import orders
-from optax_dist.coordinator.protocol.group.companion import Companion
-from optax_dist.coordinator.protocol.group.speaker import Speaker
-from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.runtime import (
   background,
   endpoint,
@@ -69,10 +66,6 @@ _OF_GROUP = frozenset(
 _PIECE = 256 << 10
 
 
-# What decides: a replica's own core, or that of one of its processes.
-Core: TypeAlias = Node | Speaker | Companion
-
-
 class Driver:
   """Drives one replica, from `start` to `close`.
 
@@ -84,7 +77,7 @@ class Driver:
 
   def __init__(
     self,
-    core: Core,
+    core: groups.Core,
     place: endpoint.Endpoint,
     *,
     replica: int | str,

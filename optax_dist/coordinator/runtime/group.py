@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from optax_dist.coordinator import errors
+from optax_dist.coordinator.protocol.config import Config
 from optax_dist.coordinator.protocol.group import orders
+from optax_dist.coordinator.protocol.group.companion import Companion
+from optax_dist.coordinator.protocol.group.speaker import Speaker
+from optax_dist.coordinator.protocol.node import Node
 from optax_dist.coordinator.runtime import handover, last_words
 from optax_dist.coordinator.runtime.states import State
 
@@ -32,6 +38,9 @@ _TEXT = 4096
 _GRACE = 5.0
 # Exit code of the process then: the launcher restarts the replica.
 EXIT_CODE = 75
+
+# What decides: a replica's own core, or that of one of its processes.
+Core: TypeAlias = Node | Speaker | Companion
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +87,41 @@ def of_this_program(count: int) -> Group | None:
       " each of them first, with the replica's own address."
     )
   return Group(jax.process_index(), count, gather, _end_soon)
+
+
+def meet(
+  group: Group | None, own: tuple[str, str], digest: str
+) -> tuple[list[tuple[str, str]], str, str]:
+  """Exchanges addresses and digests among the processes of a replica.
+
+  Args:
+    group: this process's place in its replica; None if it is the only one.
+    own: name and address of this process.
+    digest: fingerprint of its part of the shared state.
+
+  Returns:
+    The names and addresses of all processes, the replica's address, and a
+    digest of all.
+  """
+  if group is None:
+    return [own], own[1], digest
+  members = [json.loads(x) for x in group.gather(json.dumps([*own, digest]))]
+  places = [(name, address) for name, address, _ in members]
+  digest = orders.combined([digest for _, _, digest in members])
+  return places, orders.join_places(places), digest
+
+
+def core(
+  group: Group | None, config: Config, places: Sequence[tuple[str, str]]
+) -> Core:
+  """The protocol core of this process; with several, process 0 decides."""
+  if group is None:
+    return Node(config)
+  if not group.process:
+    others = [name for name, _ in places[1:]]
+    return Speaker(Node(config), others, patience=config.deadlines.replica)
+  pause = config.deadlines.pace / 8
+  return Companion(*places[0], pause=pause, patience=config.timeout)
 
 
 def gather(text: str) -> list[str]:
