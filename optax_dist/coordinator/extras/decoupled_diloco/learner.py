@@ -121,9 +121,8 @@ class Learner(Replica):
       told = self._concluded(submission.admission)
     if submission.pending < 0:
       if published.step > submission.base.step:
-        self._pinned = published.get()
         self._local = self._learning.take_in(
-          self._pinned, self._local, resolved and told.accepted
+          published.get(), self._local, resolved and told.accepted
         )
         submission.resume(submission.admission, published)
       newest = seen.published.step == submission.base.step
@@ -143,10 +142,10 @@ class Learner(Replica):
     assert result is not None
     self._settle()
     submission.resume(admission, submission.base)
-    self._handover.forget(submission.sequence)
+    self._handover.forget(submission.sequence, self._held_steps())
     if result.reason == quorum.Reason.NON_FINITE:
       # The learner's own numbers are useless now.
-      self._local = self._learning.local(self._pinned)
+      self._local = self._learning.local(self._shared)
     members = () if result.applied is None else result.applied.members
     told = self._outcome(result.reason)
     return told._replace(members=members)
@@ -158,14 +157,14 @@ class Learner(Replica):
       fragment = self._learning.fragment(self._local)
       self._owed = self._feedback.owed(self._learning.size, fragment)
     given, self._local = self._learning.give(
-      self._pinned, self._local, called, self._owed
+      self._shared, self._local, called, self._owed
     )
-    seconds = self._computed / max(1, len(self._batches))
+    computed = self._stopwatch.take()
+    seconds = computed / max(1, len(self._batches))
     work = Work(given.tokens, given.steps, seconds, given.late, given.begins)
     batches = ",".join(self._batches)
-    self._submission.add(self._handover, given.payload, batches, self._computed)
+    self._submission.add(self._handover, given.payload, batches, computed)
     self._submit(work)
-    self._computed = 0.0
     self._batches.clear()
 
   def _write(self, out: np.ndarray) -> bool:

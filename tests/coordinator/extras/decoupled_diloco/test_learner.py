@@ -84,7 +84,7 @@ class Driven:
     members = () if reason else (0, 1)
     step = 0 if reason else self.states[-1].step
     resolved = Resolved(number, reason, step, members)
-    self.seen.resolve(resolved, self.states[-1])
+    self.seen.notify(resolved)
 
   def numbers(self):
     return {k: np.asarray(v).tolist() for k, v in self.one.params.items()}

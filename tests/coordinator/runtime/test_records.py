@@ -1,4 +1,4 @@
-"""The journal's line of a step, whatever replicas say of themselves."""
+"""The journal's records, whatever replicas say of themselves."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import pytest
 
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
-from optax_dist.coordinator.runtime import commit_lines, timings
+from optax_dist.coordinator.runtime import records, timings
 
 _SENT = timings.Timings(99.0, 100.0, 0.25, 0.5, 0.125, 0.5, 0.25, 0.125, 40, 41)
 
@@ -36,13 +36,14 @@ def _note(age=None, raw=(), details=None, **part):
   return notes.StepCommitted(commit, age, raw)
 
 
-def _read(note, now=2.0, clocks=None):
-  """The record of a line, which is as valid as any of the journal's."""
-  line = commit_lines.line(note, now, clocks or timings.Clocks())
-  record, wrong = journal.parse(line.encode())
+def _read(note, now=2.0, maker=None):
+  """The record of a note, after it was a line of a journal."""
+  maker = maker or records.Records({}, dict)
+  text = json.dumps(maker.make(note, now))
+  record, wrong = journal.parse(text.encode())
   assert wrong == ""
   # Nothing is left to fill in.
-  assert record == json.loads(line)
+  assert record == json.loads(text)
   return record
 
 
@@ -84,8 +85,8 @@ def test_a_weight_is_exact(weight):
   ],
 )
 def test_batches_are_a_list_of_json_or_nothing(text, found):
-  """They are other processes' texts, and the line goes around all checks."""
-  assert commit_lines.batches(text) == found
+  """They are other processes' texts."""
+  assert records.batches(text) == found
   details = entries.Details(text, None, None)
   (member,) = _read(_note(details=details))["members"]
   assert member["batches"] == found
@@ -105,16 +106,16 @@ def test_times_are_those_of_the_run_and_never_before_it():
 
 
 def test_timings_are_on_the_run_s_clock():
-  clocks = timings.Clocks()
+  maker = records.Records({}, dict)
   arrived = entries.Details("", None, 0.5)
-  (member,) = _read(_note(raw=(_SENT.pack(),), details=arrived), 2.0, clocks)[
+  (member,) = _read(_note(raw=(_SENT.pack(),), details=arrived), 2.0, maker)[
     "members"
   ]
   assert member["timings"] == _SENT._asdict() | {"start": 0.5, "sent": 1.5}
   # The second message has taken longer than the first.
   later = _SENT._replace(sent=101.0)
   slow = _note(raw=(later.pack(),), details=arrived)
-  (member,) = _read(slow, 5.0, clocks)["members"]
+  (member,) = _read(slow, 5.0, maker)["members"]
   assert member["timings"]["sent"] == 2.5
 
 
@@ -138,4 +139,52 @@ def test_each_member_has_its_own_details():
   """Those of another one would be worse than none."""
   note = _note(raw=(b"", b""))
   with pytest.raises(ValueError, match="zip"):
-    commit_lines.line(note, 2.0, timings.Clocks())
+    records.Records({}, dict).make(note, 2.0)
+
+
+def _fields(note, maker=None):
+  record = _read(note, 2.0, maker)
+  del record["kind"], record["time"]
+  return record
+
+
+def test_who_has_left_has_no_reason_and_who_is_lost_has():
+  removed = lambda left: notes.MemberRemoved("a", 3, 7, left, "why")
+  member = {"replica": "a", "incarnation": 3, "step": 7}
+  assert _fields(removed(left=True)) == member
+  assert _fields(removed(left=False)) == member | {"reason": "why"}
+
+
+def test_who_comes_back_has_another_clock():
+  maker = records.Records({}, dict)
+  arrived = entries.Details("", None, 0.0)
+  sent = lambda now: _read(
+    _note(raw=(_SENT.pack(),), details=arrived), now, maker
+  )["members"][0]["timings"]["sent"]
+  assert (sent(2.0), sent(5.0)) == (2.0, 2.0)
+  maker.make(notes.MemberRemoved(1, 4, 7, False, "gone"), 5.0)
+  assert sent(9.0) == 9.0
+
+
+def test_a_stall_names_who_is_missing_by_what_they_do():
+  found = _fields(notes.StepStalled(7, 31.5, (1,), ("b",), ()))
+  missing = {"computing": [1], "reporting": ["b"], "absent": []}
+  assert found == {"step": 7, "waited": 31.5, "missing": missing}
+
+
+@pytest.mark.parametrize("error", ["", "it has raised"])
+def test_outcomes_are_written_only_of_a_run_without_an_error(error):
+  found = _fields(notes.RunEnds(7, "over", error, 12, (("stale", 3),)))
+  ledger = {"applied": 12, "dropped": {"stale": 3}}
+  assert found["ledger"] == (None if error else ledger)
+
+
+def test_a_new_run_has_new_clocks():
+  maker = records.Records({"strategy": "s"}, dict)
+  arrived = entries.Details("", None, 0.0)
+  sent = lambda now: _read(
+    _note(raw=(_SENT.pack(),), details=arrived), now, maker
+  )["members"][0]["timings"]["sent"]
+  assert sent(2.0) == 2.0
+  maker.make(notes.RunBegins(0), 0.0)
+  assert sent(9.0) == 9.0
