@@ -17,6 +17,7 @@ from optax_dist.coordinator import journal as journals
 from optax_dist.coordinator import replica as replicas
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
+from optax_dist.coordinator.runtime import driver
 from optax_dist.coordinator.store import process
 from optax_dist.coordinator.transport import addresses
 from tests.coordinator.transport import worlds
@@ -267,13 +268,13 @@ def test_a_store_whose_name_is_unknown_is_named_at_the_timeout(monkeypatch):
 
 def test_waiting_for_a_store_is_warned_of(caplog, monkeypatch):
   """The store comes once that is done, however long it takes."""
-  warn = replicas.Replica._warn_of_waiting
+  missing = driver.Driver.missing
 
-  def warn_of_no_answer(replica):
-    waiting.until(lambda: replica._driver._unanswered)
-    warn(replica)
+  def missing_an_answer(one):
+    waiting.until(lambda: one._unanswered)
+    return missing(one)
 
-  monkeypatch.setattr(replicas.Replica, "_warn_of_waiting", warn_of_no_answer)
+  monkeypatch.setattr(driver.Driver, "missing", missing_an_answer)
   (port,) = addresses.free_ports()
   address, stores = f"127.0.0.1:{port}", []
   waits = "Replica 1 has not joined the run after 0.2 s. It waits for the job's"

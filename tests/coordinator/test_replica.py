@@ -517,7 +517,7 @@ def test_two_threads_can_not_use_a_replica_at_once():
     )
     other.start()
     # Then it waits for the other replica.
-    waiting.until(lambda: replica._in_use.thread is not None)
+    waiting.until(lambda: replica._submission.pending >= 0)
     with pytest.raises(RuntimeError, match="Two threads"):
       replica.step(jnp.ones(2))
     done.set()

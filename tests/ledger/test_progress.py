@@ -72,6 +72,11 @@ def test_what_was_committed_is_not_committed_again():
   )
 
 
+def test_what_is_skipped_right_behind_a_step_is_named():
+  progress = ledger.Progress().commit(((0, 4),), ((4, 6),))
+  assert progress == ledger.Progress(6, (), ((4, 6),))
+
+
 def test_the_report_names_what_could_not_be():
   data = ledger.Batches(10, 4, shuffle=False, epochs=2)
   progress = ledger.Progress().commit(((0, 2), (4, 10)), ((2, 3),))

@@ -350,7 +350,8 @@ def test_abandoned_samples_of_a_late_replica_are_used():
   assert "stale" in reasons
 
 
-def test_an_interrupted_step_on_samples_goes_on(monkeypatch):
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 16])
+def test_an_interrupted_step_on_samples_goes_on(monkeypatch, inline_bytes):
   """Ctrl-C before the gradient is submitted: the next call submits it."""
   data = coordinator.Batches(num_samples=6, global_batch=2, seed=3)
   write, calls = encoder.Encoder.write, itertools.count()
@@ -370,7 +371,7 @@ def test_an_interrupted_step_on_samples_goes_on(monkeypatch):
     return replica.stats()["gradients"]
 
   assert coordinator.run_embedded(
-    train, 1, optax.sgd(0.1), PARAMS, data=data
+    train, 1, optax.sgd(0.1), PARAMS, data=data, inline_bytes=inline_bytes
   ) == [{"applied": 3}]
 
 

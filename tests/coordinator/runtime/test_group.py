@@ -16,6 +16,7 @@ import pytest
 from optax_dist import ledger
 from optax_dist.coordinator import errors, joining, strategies
 from optax_dist.coordinator.options import Options
+from optax_dist.coordinator.protocol import effects as fx
 from optax_dist.coordinator.protocol.group import orders
 from optax_dist.coordinator.replica import Replica
 from optax_dist.coordinator.runtime import endpoint, states
@@ -347,10 +348,10 @@ def test_a_process_looks_as_far_as_process_0_and_no_further():
   speaks = groups.GroupHandover(states.State(0, {}), told.append, 5.0)
   hears = groups.GroupHandover(states.State(0, {}), None, 5.0)
   for one in (speaks, hears):
-    one.change(lambda h: setattr(h, "asked", 2))
+    one.notify(fx.SetAsked(2))
   speaks.sync()
   for one in (speaks, hears):
-    one.change(lambda h: setattr(h, "asked", 3))
+    one.notify(fx.SetAsked(3))
   assert (speaks.asked, hears.asked) == (2, 1)
   hears.advance(told[0])
   hears.sync()

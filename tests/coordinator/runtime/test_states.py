@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_dist.coordinator.runtime import states
+from optax_dist.coordinator.runtime.group import GroupHandover
+from optax_dist.coordinator.runtime.handover import Published
 
 
 class Deferred:
@@ -24,7 +26,7 @@ class Deferred:
   def commit(self, number, done=lambda: None):
     mean = [np.full(3, number, np.float32)]
     self.states.apply(lambda: mean, 1, done)
-    self.states.publish(self.states.published.step + 1, False)
+    self.states.publish(self.states.published.step + 1)
 
   def loop(self):
     while self.posted:
@@ -34,10 +36,13 @@ class Deferred:
 def test_states_are_computed_in_order():
   found = Deferred()
   done = []
+  seen = GroupHandover(found.states.published, lambda order: None, 5.0)
   for number in range(1, 1500):  # More than could be nested.
     found.commit(number, lambda number=number: done.append(number))
+    seen.notify(Published(found.states.published, False))
   assert not found.computed
-  value = found.states.published.get()
+  seen.sync()
+  value = seen.published.get()
   assert found.computed == list(range(1, 1500))
   np.testing.assert_array_equal(value["w"], np.full(3, 1500 * 1499 / 2))
   found.loop()
