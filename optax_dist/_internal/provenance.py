@@ -1,19 +1,22 @@
 """The origin of a value: whether it was summed over an axis, and by what.
 
+A user who averages a gradient twice, or sums one shard of a gradient as if it were a
+replica's own, gets the right number or an error instead of a wrong step.
+
 Under ``shard_map(check_vma=True)`` a type says that a value is equal along an
 axis, but not why. ``jax.grad`` sums the gradient of a replicated parameter, a
 mean over the replicas is also equal on all of them, and the two have the same
 type. They differ in the traced program, so this module reads it, backwards from
 the value. It needs a program, as under ``jax.jit`` or ``jax.pmap``; values
-computed eagerly have no origin.
+computed eagerly have no origin. docs/ordering.md says what is seen and what is not.
 """
 
 import contextlib
 import contextvars
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, Literal
 
 import jax
 import jax.extend.core
@@ -80,7 +83,9 @@ class Known:
   def __init__(self, warned: bool = False) -> None:
     # Whether the caller knows that nothing can be told of values without a program.
     self.warned = warned
-    self._program = _Program(None)
+    self._calls: dict[Any, list[_Call]] = {}
+    # By question and by the key of a value: what is found, and the value, whose
+    # key is valid as long as it exists.
     self._found: dict[Any, dict[Any, tuple[int, _Value]]] = {}
 
   def search(self, x: Any, question: Any, read: "_Read") -> int:
@@ -89,12 +94,27 @@ class Known:
     Args:
       x: an array.
       question: a key for ``read``.
-      read: takes a value and the equation that computed it; returns what they
-        show, up to ``_MOST``, and the values to go on with.
+      read: takes an equation, whose results are asked for; returns what it shows,
+        up to ``_MOST``, and the values to go on with.
     """
     found = self._found.setdefault(question, {})
-    starts = [v.outside() for v in _traced(x, self._program)]
-    return max((_search(v, read, found) for v in starts), default=_NONE)
+    shown: dict[Any, tuple[int, list[_Value]]] = {}
+    start = _traced(x)
+    path = [*start]
+    while path:
+      value = path[-1]
+      if value.key not in shown:
+        equation = value.maker and _Equation(value, self._calls)
+        shown[value.key] = read(equation) if equation else (_NONE, [])
+      here, inputs = shown[value.key]
+      missing = [v for v in inputs if v.key not in found]
+      if missing:
+        path += missing
+      else:
+        most = max([here, *(found[v.key][0] for v in inputs)])
+        found[value.key] = most, value
+        path.pop()
+    return max((found[v.key][0] for v in start), default=_NONE)
 
 
 def of_invariant(
@@ -114,10 +134,10 @@ def of_invariant(
     function.
   """
 
-  def read(value: _Value, equation: _Equation) -> tuple[int, list[_Value]]:
-    if not equation.transposed and _scope(name) in equation.stack:
+  def read(equation: _Equation) -> tuple[int, list[_Value]]:
+    if equation.is_in(_scope(name)):
       return _CALLER, []
-    if insides := equation.insides(value):
+    if insides := equation.insides():
       return _NONE, insides
     inputs = equation.inputs()
     if not any(v.varies(name) for v in inputs):
@@ -125,7 +145,7 @@ def of_invariant(
     if equation.transposed:
       return _MOST, []
     # A mean of equal values changes nothing: find the values' origin.
-    casts = [v.outside().equation() for v in inputs if v.varies(name)]
+    casts = [equation.of(v) for v in inputs if v.varies(name)]
     if not all(cast and cast.primitive == "pvary" for cast in casts):
       return _CALLER, []
     return _CALLER, [v for cast in casts if cast for v in cast.inputs()]
@@ -149,13 +169,10 @@ def is_scattered(
     name: name of a bound axis.
     known: what is known of other values; it is added to.
   """
-
-  def read(value: _Value, equation: _Equation) -> tuple[int, list[_Value]]:
-    if "reduce_scatter" in equation.primitive:
-      return (_MOST if name in equation.over() else _NONE), []
-    return _NONE, equation.element_by_element(value)
-
-  return (known or Known()).search(x, ("scattered", name), read) == _MOST
+  scatters = lambda equation: (
+    "reduce_scatter" in equation.primitive and name in equation.over()
+  )
+  return _is_made_by(scatters, x, ("scattered", name), known)
 
 
 def check_whole(
@@ -184,7 +201,7 @@ def check_whole(
     if name in axes.mesh_axes()
     and (name in varying or not axes.is_tracked(name))
   ]
-  has_program = _traced(x, _Program(None))
+  has_program = _traced(x)
   known = known or Known()
   is_eager = isinstance(x, jax.core.Tracer) and not has_program
   if spread and is_eager and not known.warned:
@@ -217,215 +234,172 @@ def was_reduced(
     name: name of a bound axis.
     known: what is known of other values; it is added to.
   """
+  is_final = lambda equation: equation.is_in(_scope(name))
+  return _is_made_by(is_final, x, ("reduced", name), known)
 
-  def read(value: _Value, equation: _Equation) -> tuple[int, list[_Value]]:
-    if not equation.transposed and _scope(name) in equation.stack:
+
+def _is_made_by(
+  makes: Callable[["_Equation"], bool],
+  x: Any,
+  question: Any,
+  known: Known | None,
+) -> bool:
+  """Whether the elements of a value come, one by one, from such an equation."""
+
+  def read(equation: _Equation) -> tuple[int, list[_Value]]:
+    if makes(equation):
       return _MOST, []
-    return _NONE, equation.element_by_element(value)
+    return _NONE, equation.element_by_element()
 
-  return (known or Known()).search(x, ("reduced", name), read) == _MOST
-
-
-class _Program:
-  """A program that is being traced, or one call of a finished one.
-
-  Attributes:
-    makers: for a finished one, what defines its variables: an equation, or the
-      operand for an argument. None during tracing, where each value knows its own.
-    calls: the programs that its equations call, by equation.
-  """
-
-  def __init__(self, makers: dict[Any, Any] | None):
-    self.makers = makers
-    self.calls: dict[Any, _Call] = {}
+  return (known or Known()).search(x, question, read) == _MOST
 
 
-class _Call(NamedTuple):
-  """An equation that calls programs, such as a branch.
+class _Value:
+  """A value of a program.
 
   Attributes:
-    equation: the equation, whose id is valid as long as it exists.
-    at: the index of each of its results, by id.
-    programs: the programs, and their results.
+    variable: the variable that it is in the program.
+    type: its type.
+    size: the number of its elements; None for what has none.
+    maker: the equation that computed it; None for an argument or a constant.
+    call: the call of the program; None for a program that is being traced.
+    transposed: whether it is part of a gradient.
+    key: identifies it as long as it exists; calls of one program share variables.
   """
 
-  equation: Any
-  at: dict[int, int]
-  programs: list[tuple[_Program, Any]]
+  def __init__(
+    self,
+    variable: Any,
+    type: Any,
+    maker: Any,
+    call: "_Call | None",
+    transposed: bool,
+  ):
+    self.variable = variable
+    self.type = type
+    self.size = getattr(type, "size", None)
+    self.maker = maker
+    self.call = call
+    self.transposed = transposed
+    self.key = id(variable), id(call), transposed
+
+  def varies(self, name: axes.AxisName) -> bool:
+    return name in axes.varying_axes(self.type)
+
+
+class _Call:
+  """One call of a finished program, such as a branch.
+
+  Attributes:
+    equation: the equation that calls it, whose id is valid as long as it exists.
+    results: its results.
+  """
+
+  def __init__(self, equation: Any, jaxpr: Any, operands: list[list[_Value]]):
+    self.equation = equation
+    self.results = jaxpr.outvars
+    self._makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    # A branch's arguments follow the predicate; a loop's body also gets its
+    # results.
+    pairs = zip(reversed(jaxpr.invars), reversed(operands), strict=False)
+    self._operands = dict(pairs)
+
+  def values(self, variable: Any, transposed: bool) -> list[_Value]:
+    """Returns the value of a variable, for an argument its operand, or none."""
+    if isinstance(variable, jax.extend.core.Literal):
+      return []
+    if operand := self._operands.get(variable):
+      return operand
+    maker = self._makers.get(variable)
+    return [_Value(variable, variable.aval, maker, self, transposed)]
 
 
 class _Equation:
-  """An operation of a program."""
+  """The operation that computed a value."""
 
-  def __init__(self, raw: Any, program: _Program, transposed: bool):
+  def __init__(self, value: _Value, calls: dict[Any, list[_Call]]):
+    raw = value.maker
+    self._value = value
+    self._calls = calls
     self._raw = raw
-    self._program = program
     self.primitive: str = raw.primitive.name
-    self.stack = str(raw.source_info.name_stack)
-    self.transposed = transposed or "transpose(" in self.stack
+    self._stack = str(raw.source_info.name_stack)
+    self.transposed = value.transposed or "transpose(" in self._stack
+
+  def of(self, value: _Value) -> "_Equation | None":
+    """Returns the equation that computed one of its inputs."""
+    return _Equation(value, self._calls) if value.maker else None
+
+  def is_in(self, scope: str) -> bool:
+    """Whether the operation itself, not its gradient, is in a named scope."""
+    return not self.transposed and scope in self._stack
 
   def over(self) -> tuple[axes.AxisName, ...]:
     """The axes of its communication."""
     names = self._raw.params.get("axis_name", ())
     return tuple(names) if isinstance(names, list | tuple) else (names,)
 
-  def inputs(self) -> list["_Value"]:
+  def inputs(self) -> list[_Value]:
     return list(itertools.chain.from_iterable(self._inputs()))
 
-  def _inputs(self) -> list[list["_Value"]]:
+  def _inputs(self) -> list[list[_Value]]:
     """For each argument, one value or none."""
-    if self._program.makers is None:
-      return [
-        _traced(v, self._program, self.transposed) for v in self._raw.invars
-      ]
-    return [
-      []
-      if isinstance(v, jax.extend.core.Literal)
-      else [_Value(v, self._program, self.transposed)]
-      for v in self._raw.invars
-    ]
+    call = self._value.call
+    if call is None:
+      return [_traced(v, self.transposed) for v in self._raw.invars]
+    return [call.values(v, self.transposed) for v in self._raw.invars]
 
-  def insides(self, value: "_Value") -> list["_Value"]:
-    """The definitions of its result ``value`` in inner programs (branches)."""
-    key = id(self._raw), self.transposed
-    if key not in self._program.calls:
-      self._program.calls[key] = self._call()
-    call = self._program.calls[key]
-    at = call.at.get(id(value.variable))
-    if at is None:
-      return []
-    return [
-      _Value(outs[at], program, self.transposed)
-      for program, outs in call.programs
-      if not isinstance(outs[at], jax.extend.core.Literal)
-    ]
-
-  def _call(self) -> _Call:
+  def insides(self) -> list[_Value]:
+    """The definitions of its result in the programs that it calls (branches)."""
     outs = self._raw.outvars
-    programs = []
-    for jaxpr in jax.extend.core.jaxprs_in_params(self._raw.params):
-      if len(jaxpr.outvars) != len(outs):
-        continue
-      # A branch's arguments follow the predicate; a loop's body also gets its
-      # results.
-      given = zip(
-        reversed(jaxpr.invars), reversed(self._inputs()), strict=False
-      )
-      makers: dict = {v: outer[0] for v, outer in given if outer}
-      makers |= {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-      programs.append((_Program(makers), jaxpr.outvars))
-    return _Call(self._raw, {id(v): i for i, v in enumerate(outs)}, programs)
+    key = id(self._raw), id(self._value.call), self.transposed
+    if key not in self._calls:
+      self._calls[key] = [
+        _Call(self._raw, jaxpr, self._inputs())
+        for jaxpr in jax.extend.core.jaxprs_in_params(self._raw.params)
+        if len(jaxpr.outvars) == len(outs)
+      ]
+    at = next(i for i, v in enumerate(outs) if v is self._value.variable)
+    return [
+      value
+      for call in self._calls[key]
+      for value in call.values(call.results[at], self.transposed)
+    ]
 
-  def element_by_element(self, value: "_Value") -> list["_Value"]:
-    """The values that the elements of its result ``value`` are computed from.
+  def element_by_element(self) -> list[_Value]:
+    """The values that the elements of its result are computed from.
 
     Only if each is computed from one element of each of them.
     """
-    if insides := self.insides(value):
+    if insides := self.insides():
       return insides
     if self.primitive in _REARRANGES:
       return self.inputs()
     if not is_elementwise(self._raw):
       return []
-    return [v for v in self.inputs() if v.size == value.size]
+    return [v for v in self.inputs() if v.size == self._value.size]
 
 
-class _Value:
-  """A value of a program."""
-
-  def __init__(self, raw: Any, program: _Program, transposed: bool):
-    self._raw = raw
-    self._program = program
-    self._transposed = transposed
-    # Calls of one program share its variables.
-    self.key = id(raw), id(program), transposed
-    self.size = getattr(raw.aval, "size", None)
-
-  @property
-  def variable(self) -> Any:
-    return self._raw.val if self._program.makers is None else self._raw
-
-  def varies(self, name: axes.AxisName) -> bool:
-    return name in axes.varying_axes(self._raw.aval)
-
-  def outside(self) -> "_Value":
-    """Returns the operand in the outer program that it is an argument for."""
-    outer = self._program.makers and self._program.makers.get(self._raw)
-    return outer.outside() if isinstance(outer, _Value) else self
-
-  def equation(self) -> _Equation | None:
-    """Returns the equation that computed it; None if there is none."""
-    if self._program.makers is None:
-      raw = self._raw.parent
-    else:
-      raw = self._program.makers.get(self._raw)
-    if raw is None or isinstance(raw, _Value):
-      return None
-    return _Equation(raw, self._program, self._transposed)
+_Read = Callable[[_Equation], tuple[int, list[_Value]]]
 
 
-def _traced(
-  x: Any, program: _Program, transposed: bool = False
-) -> list[_Value]:
-  """Returns ``x`` if it belongs to a program being traced."""
+def _traced(x: Any, transposed: bool = False) -> list[_Value]:
+  """Returns ``x`` as a value of the program that is being traced, or nothing.
+
+  JAX has no public way to ask a traced value how it was computed. This is the only
+  function that reads private attributes of tracers instead.
+  """
   while isinstance(x, jax.core.Tracer):
     if not hasattr(x, "parent"):
       # vmap and grad wrap the values that they trace.
       x = getattr(x, "primal", getattr(x, "val", None))
-    elif x.parent is None and (outer := _closed_over(x)) is not None:
-      x = outer
-    else:
-      return [_Value(x, program, transposed)]
-  return []
-
-
-def _closed_over(x: Any) -> Any:
-  """Returns the outer value of ``x``, which a branch or a loop closes over."""
-  if isinstance(x.val, jax.extend.core.Literal):
-    return None
-  frame = getattr(getattr(x, "_trace", None), "frame", None)
-  return getattr(frame, "constvar_to_val", {}).get(x.val)
-
-
-_Read = Callable[[_Value, _Equation], tuple[int, list[_Value]]]
-
-
-def _search(
-  start: _Value, read: _Read, known: dict[Any, tuple[int, _Value]]
-) -> int:
-  """Returns the most that is found backwards from a value; see :class:`Known`.
-
-  Args:
-    start: the value.
-    read: see ``Known.search``.
-    known: what was found for values by key, which is added to. It includes the
-      values, whose keys are valid as long as they exist.
-  """
-  path: list[tuple[_Value, Iterator[_Value]]] = []
-
-  def enter(value: _Value) -> None:
-    equation = value.equation()
-    found, inputs = read(value, equation) if equation else (_NONE, [])
-    known[value.key] = found, value
-    path.append((value, iter(inputs)))
-
-  def add(value: _Value, found: int) -> None:
-    known[value.key] = max(found, known[value.key][0]), value
-
-  if start.key not in known:
-    enter(start)
-  while path:
-    value, inputs = path[-1]
-    found, _ = known[value.key]
-    before = None if found == _MOST else next(inputs, None)
-    if before is None:
-      path.pop()
-      if path:
-        add(path[-1][0], found)
       continue
-    before = before.outside()
-    if before.key in known:
-      add(value, known[before.key][0])
-    else:
-      enter(before)
-  return known[start.key][0]
+    if x.parent is None and not isinstance(x.val, jax.extend.core.Literal):
+      # A branch or a loop closes over outer values.
+      frame = getattr(getattr(x, "_trace", None), "frame", None)
+      outer = getattr(frame, "constvar_to_val", {}).get(x.val)
+      if outer is not None:
+        x = outer
+        continue
+    return [_Value(x.val, x.aval, x.parent, None, transposed)]
+  return []
