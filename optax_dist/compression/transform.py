@@ -82,12 +82,7 @@ def compressed(
   def update_fn(updates, state, params=None, **extra_args):
     del params, extra_args
     me = replicas.enter(state.replica, state.num_updates)
-    tracked = axes.tracked_axes(replicas.names)
-    known = provenance.Known()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(updates)[0]:
-      update_leaves.check_own(user, path, leaf, tracked)
-      what = f"{user}: {update_leaves.name_of(path)}"
-      provenance.check_whole(what, leaf, replicas.names, _SCATTERED, known)
+    update_leaves.check_gradients(user, updates, replicas.names, _SCATTERED)
     new, method = aggregate(
       compression,
       updates,

@@ -12,7 +12,6 @@ from optax_dist._internal import (
   axes,
   checks,
   parts,
-  provenance,
   replicas,
   shard_scope,
 )
@@ -128,11 +127,7 @@ def sharded(
     <https://arxiv.org/abs/2004.13336>`_.
   """
   names = axes.canonical_names(axis_name)
-  if reduction not in _REDUCTIONS:
-    accepted = ", ".join(map(repr, _REDUCTIONS))
-    raise ValueError(
-      f"`reduction` must be one of {accepted}, got {reduction!r}."
-    )
+  checks.one_of("reduction", reduction, _REDUCTIONS)
   checks.count_or_none("num_replicas", num_replicas)
   inner = with_steady_state(inner)
   checked: set[Any] = set()
@@ -184,7 +179,8 @@ def sharded(
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(
       updates, is_leaf=is_indexed_slices
     )
-    _check_updates(paths_and_leaves, names)
+    _check_dense(paths_and_leaves)
+    update_leaves.check_gradients(_USER, updates, names, _SCATTERED)
     if params is not None:
       update_leaves.check_like(_USER, updates, params)
     leaves = [leaf for _, leaf in paths_and_leaves]
@@ -255,12 +251,9 @@ def _put_back(node: Any, x: Any, names: tuple[axes.AxisName, ...]) -> Any:
   return PerReplica(x.reshape(jnp.shape(node.value)))
 
 
-def _check_updates(
+def _check_dense(
   paths_and_leaves: list[tuple[jax.tree_util.KeyPath, Any]],
-  names: tuple[axes.AxisName, ...],
 ) -> None:
-  tracked = axes.tracked_axes(names)
-  known = provenance.Known()
   for path, leaf in paths_and_leaves:
     if is_indexed_slices(leaf):
       raise TypeError(
@@ -268,10 +261,6 @@ def _check_updates(
         " Make it dense with its to_dense(), or use cross_shard or sync_replicas"
         " for tables."
       )
-    update_leaves.check_dtype(_USER, path, leaf)
-    update_leaves.check_own(_USER, path, leaf, tracked)
-    what = f"{_USER}: {update_leaves.name_of(path)}"
-    provenance.check_whole(what, leaf, names, _SCATTERED, known)
 
 
 def _shapes_key(tree: Any) -> Any:

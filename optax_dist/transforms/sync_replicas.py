@@ -25,7 +25,6 @@ from optax_dist._internal.steady_state import with_steady_state
 from optax_dist.sparse.indexed_slices import (
   IndexedSlices,
   is_indexed_slices,
-  values_of,
 )
 
 _USER = "sync_replicas"
@@ -368,7 +367,7 @@ def sync_replicas(
         " one from init, with the global_step, inner_state and averages of the"
         " old."
       )
-    _check_gradients(updates, names)
+    update_leaves.check_gradients(_USER, updates, names, _SCATTERED)
     if params is not None:
       update_leaves.check_like(_USER, updates, params)
     if accumulates:
@@ -432,22 +431,6 @@ def _where(yes: jax.Array, new: Any, old: Any) -> Any:
   """A choice, so that NaN in what is not chosen does no harm."""
   choose = lambda x, y: jnp.where(yes, axes.with_dtype(x, y.dtype), y)
   return jax.tree.map(choose, new, old)
-
-
-def _check_gradients(
-  updates: optax.Updates, names: tuple[axes.AxisName, ...]
-) -> None:
-  tracked = axes.tracked_axes(names)
-  known = provenance.Known()
-  leaves, _ = jax.tree_util.tree_flatten_with_path(
-    updates, is_leaf=is_indexed_slices
-  )
-  for path, leaf in leaves:
-    leaf = values_of(leaf)
-    update_leaves.check_dtype(_USER, path, leaf)
-    update_leaves.check_own(_USER, path, leaf, tracked)
-    what = f"{_USER}: {update_leaves.name_of(path)}"
-    provenance.check_whole(what, leaf, names, _SCATTERED, known)
 
 
 def _has_slices(updates: optax.Updates) -> bool:

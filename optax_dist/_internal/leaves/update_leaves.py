@@ -1,12 +1,16 @@
-"""Checks of the leaves of a tree of updates, and their names."""
+"""Checks of the leaves of a tree of updates, and their names.
+
+A user who passes something else than a replica's own gradients gets an error that
+names the leaf, instead of a wrong mean.
+"""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optax_dist._internal import axes
-from optax_dist.sparse.indexed_slices import is_indexed_slices
+from optax_dist._internal import axes, provenance
+from optax_dist.sparse.indexed_slices import is_indexed_slices, values_of
 
 
 def name_of(path: jax.tree_util.KeyPath) -> str:
@@ -67,6 +71,34 @@ def check_like(user: str, updates: Any, params: Any) -> list[Any]:
   for (path, param), leaf in zip(paths_and_leaves, leaves, strict=True):
     check_shape(user, path, leaf, param)
   return leaves
+
+
+def check_gradients(
+  user: str, updates: Any, names: tuple[axes.AxisName, ...], remedy: str
+) -> None:
+  """Checks that updates are a replica's own gradients, not summed yet.
+
+  Args:
+    user: the transform that needs them, for the message.
+    updates: a pytree of gradients, dense or sparse.
+    names: names of the bound axes over the replicas.
+    remedy: see :func:`provenance.check_whole`.
+
+  Raises:
+    TypeError: if a gradient is not floating-point or complex.
+    ValueError: if one is equal on all replicas, or one shard of a sum.
+  """
+  tracked = axes.tracked_axes(names)
+  known = provenance.Known()
+  leaves, _ = jax.tree_util.tree_flatten_with_path(
+    updates, is_leaf=is_indexed_slices
+  )
+  for path, leaf in leaves:
+    leaf = values_of(leaf)
+    check_dtype(user, path, leaf)
+    check_own(user, path, leaf, tracked)
+    what = f"{user}: {name_of(path)}"
+    provenance.check_whole(what, leaf, names, remedy, known)
 
 
 def check_own(
