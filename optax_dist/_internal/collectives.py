@@ -1,8 +1,9 @@
-"""Sums over mesh axes, in a few large messages if that is faster.
+"""Sums over named axes, equal on all replicas in every map.
 
-See :mod:`optax_dist._internal.leaves.packing` for how leaves share messages.
+See :mod:`optax_dist._internal.leaves.packing` for leaves that share a message.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -95,8 +96,9 @@ def sum_leaves(
       if len(at) == 1:
         totals[at[0]] = add_up(leaves[at[0]])
         continue
-      total = add_up(packing.join([jnp.ravel(leaves[i]) for i in at]))
-      sums = packing.split(total, [leaves[i].size for i in at])
+      total = add_up(jnp.concatenate([jnp.ravel(leaves[i]) for i in at]))
+      ends = itertools.accumulate(leaves[i].size for i in at)
+      sums = jnp.split(total, [*ends][:-1])
       for i, x in zip(at, sums, strict=True):
         totals[i] = x.reshape(leaves[i].shape)
   return totals

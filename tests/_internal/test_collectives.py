@@ -27,23 +27,28 @@ def _all_reduces(tx, tree, map_name="shard_map"):
 
 
 @pytest.mark.parametrize("map_name", ["pmap", "shard_map", "shard_map_vma"])
-def test_small_leaves_of_one_dtype_travel_together_on_cpu(map_name):
+def test_small_leaves_of_one_dtype_travel_together_between_cpus(
+  map_name, monkeypatch
+):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
   small = {i: np.ones((N, 5 + i), np.float32) for i in range(6)}
   half = {i: np.ones((N, 5), np.float16) for i in range(3)}
   tx = optax_dist.cross_shard(maps.AXIS)
   assert _all_reduces(tx, {"single": small, "half": half}, map_name) == 2
 
 
-def test_large_leaves_travel_by_themselves_on_cpu():
+def test_large_leaves_travel_by_themselves_between_cpus(monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
   tree = {
     "small": [np.ones((N, 5), np.float32)] * 3,
-    "large": [np.ones((N, 1 << 14), np.float32)] * 2,
+    "large": [np.ones((N, 1 << 19), np.float32)] * 2,
   }
   tx = optax_dist.cross_shard(maps.AXIS)
   assert _all_reduces(tx, tree) == 1 + 2
 
 
-def test_nothing_is_joined_where_the_compiler_may_have_sharded_it():
+def test_nothing_is_joined_where_the_compiler_may_have_sharded_it(monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
   mesh = jax.make_mesh(
     (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
   )

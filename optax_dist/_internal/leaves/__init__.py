@@ -1,1 +1,1 @@
-"""Operations on the leaves of a tree: fused, packed, in place."""
+"""Operations on the leaves of a tree: dtypes, checks, messages."""

@@ -1,30 +1,23 @@
-"""Small arrays of one type that share a message.
+"""Small arrays of one type that share a message between CPU processes.
 
-An all-reduce costs a latency and a transfer. On TPU and GPU the compiler combines
-the all-reduces of one step itself, so nothing is copied there. On CPU it does not,
-so small leaves are copied into one buffer if that costs less than separate
-messages: over several processes those below 2 MiB; within one process, where an
-all-reduce is only a rendezvous of threads, those below 64 KiB.
-``benchmarks/cross_shard.py`` measures it.
+Each all-reduce between processes costs a latency. On TPU and GPU the compiler combines
+the all-reduces of one step itself; on CPU it does not, so there leaves below 2 MiB are
+copied into one buffer (``benchmarks/cross_shard.py`` measures it). Within one process
+an all-reduce is only a rendezvous of threads, and nothing is copied.
 
 Leaves never share a buffer if the compiler may have sharded them over other axes of
 the mesh (a partly manual ``shard_map``): flattening would gather them.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from optax_dist._internal import axes
-from optax_dist._internal.leaves import materialize
 
-# Bytes: leaves at least this large stay separate, over several processes and
-# within one.
-_ALONE_BETWEEN = 2 << 20
-_ALONE_WITHIN = 64 << 10
+# Bytes: leaves at least this large stay separate.
+_ALONE = 2 << 20
 
 
 def together(
@@ -51,27 +44,6 @@ def together(
 def _is_small(x: jax.Array, over: tuple[axes.AxisName, ...]) -> bool:
   if not over or not axes.mesh_axes().issuperset(over):
     return False
-  if axes.platform() != "cpu" or not axes.is_fully_manual():
+  if axes.platform() != "cpu" or jax.process_count() == 1:
     return False
-  between = jax.process_count() > 1
-  return x.nbytes < (_ALONE_BETWEEN if between else _ALONE_WITHIN)
-
-
-def join(arrays: Sequence[jax.Array]) -> jax.Array:
-  """Concatenates arrays along their last axis; a single one is not copied."""
-  return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-1)
-
-
-def split(buffer: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-  """Undoes :func:`join`, for arrays whose last axis has these sizes.
-
-  What follows them in the buffer is left out.
-  """
-  if len(sizes) == 1 and buffer.shape[-1] == sizes[0]:
-    return [buffer]
-  # Slices at constant offsets would be separate kernels to compile.
-  starts = materialize.integers([*itertools.accumulate(sizes, initial=0)])
-  return [
-    jax.lax.dynamic_slice_in_dim(buffer, start, size, axis=-1)
-    for start, size in zip(starts, sizes, strict=False)
-  ]
+  return axes.is_fully_manual() and x.nbytes < _ALONE

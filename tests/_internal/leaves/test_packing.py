@@ -1,14 +1,21 @@
 """Tests of leaves that share a message."""
 
+import jax
 import jax.numpy as jnp
 import maps
 import numpy as np
 import pytest
 
+from optax_dist._internal import collectives
 from optax_dist._internal.leaves import packing
 
 N = 4
-_SHAPES = [(3, 2), (), (5,), (1 << 14,), (2,)]
+_SHAPES = [(3, 2), (), (5,), (1 << 19,), (2,)]
+
+
+@pytest.fixture
+def two_processes(monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
 
 
 def _leaves():
@@ -25,7 +32,7 @@ def _leaves():
     ("vmap", [[0], [1], [2], [3], [4]]),
   ],
 )
-def test_small_leaves_share_a_message_where_that_is_faster(map_name, messages):
+def test_small_leaves_share_a_message(map_name, messages, two_processes):
   found = []
 
   def look(*leaves):
@@ -36,7 +43,7 @@ def test_small_leaves_share_a_message_where_that_is_faster(map_name, messages):
   assert messages in found
 
 
-def test_leaves_share_a_message_only_with_equal_types_and_axes():
+def test_leaves_share_a_message_only_with_equal_types_and_axes(two_processes):
   found = []
 
   def look(a):
@@ -49,20 +56,26 @@ def test_leaves_share_a_message_only_with_equal_types_and_axes():
   assert [[0, 1], [2], [3]] in found
 
 
-@maps.every_map
-def test_joined_arrays_are_split_again(map_name):
-  xs = [x.reshape(N, 1, -1) for x in _leaves()]
+@pytest.mark.parametrize("map_name", ["shard_map", "pmap"])
+def test_within_one_process_each_leaf_is_its_own_message(map_name):
+  found = []
 
-  def there_and_back(*arrays):
-    return packing.split(packing.join(arrays), [x.shape[-1] for x in arrays])
+  def look(*leaves):
+    found.append(packing.together(leaves, [(maps.AXIS,)] * len(leaves)))
+    return leaves[0]
 
-  back = maps.run(map_name, there_and_back, *xs, size=N)
-  for x, y in zip(xs, back, strict=True):
-    np.testing.assert_array_equal(x, y)
+  maps.run(map_name, look, *_leaves(), size=N)
+  assert [[0], [1], [2], [3], [4]] in found
 
 
-def test_a_single_array_is_not_copied():
-  x = jnp.ones(3)
-  assert packing.join([x]) is x
-  assert packing.split(x, [3])[0] is x
-  np.testing.assert_array_equal(packing.split(jnp.arange(3), [2])[0], [0, 1])
+@pytest.mark.parametrize("map_name", ["shard_map", "shard_map_vma", "pmap"])
+def test_sums_in_one_message_are_those_of_each_leaf(map_name, two_processes):
+  def sums(*leaves):
+    names = [(maps.AXIS,)] * len(leaves)
+    return collectives.sum_leaves(leaves, names)
+
+  leaves = _leaves()
+  for x, total in zip(
+    leaves, maps.run(map_name, sums, *leaves, size=N), strict=True
+  ):
+    np.testing.assert_allclose(total[0], x.sum(0), rtol=1e-5, atol=1e-5)

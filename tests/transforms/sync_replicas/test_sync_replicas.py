@@ -13,7 +13,6 @@ import pytest
 from sync_replicas_oracle import Oracle
 
 import optax_dist
-from optax_dist._internal.leaves import packing
 
 N = 4
 PARAMS = {
@@ -98,9 +97,10 @@ def test_follows_the_rule(map_name, needed):
 
 @pytest.mark.parametrize("needed", [2, N, N + 1])
 @pytest.mark.parametrize("map_name", ["pmap", "shard_map", "shard_map_vma"])
-def test_large_parameters_follow_the_rule(map_name, needed, monkeypatch):
-  """Their sums stay in place, where that is possible."""
-  monkeypatch.setattr(packing, "_ALONE_WITHIN", 1)
+def test_sums_that_share_a_message_follow_the_rule(
+  map_name, needed, monkeypatch
+):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
   tx = optax_dist.sync_replicas(
     optax.sgd(1.0),
     maps.AXIS,
@@ -112,8 +112,8 @@ def test_large_parameters_follow_the_rule(map_name, needed, monkeypatch):
 
 
 @pytest.mark.parametrize("map_name", ["shard_map", "shard_map_vma"])
-def test_the_inner_state_of_large_parameters(map_name, monkeypatch):
-  monkeypatch.setattr(packing, "_ALONE_WITHIN", 1)
+def test_the_inner_state_with_sums_that_share_a_message(map_name, monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
   tx = optax_dist.sync_replicas(
     optax.sgd(0.5, momentum=0.5),
     maps.AXIS,
