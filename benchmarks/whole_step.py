@@ -312,7 +312,7 @@ def step_of(case: Case, by_hand: bool, mesh: Any, width: int) -> Any:
     )
   else:
     state = jax.eval_shape(case.tx.init, params)
-    specs = optax_dist.state_specs(state, AXIS)
+    specs = optax_dist.states.state_specs(state, AXIS)
 
   def step(params, state, tokens):
     if case.own_params:

@@ -60,9 +60,10 @@ def own_block(node: PerReplica, scalar: Any, user: str) -> tuple[Any, bool]:
   if jnp.shape(scalar) != (1,):
     raise ValueError(
       f"{user}: this replica sees the state of {jnp.shape(scalar)[0]} replicas."
-      " Pass the state into the map with in_specs=optax_dist.state_specs(state,"
-      " axis_name) for jax.shard_map, or in_axes=optax_dist.state_axes(state) for"
-      " jax.vmap and jax.pmap, and out of it in the same way."
+      " Pass the state into the map with"
+      " in_specs=optax_dist.states.state_specs(state, axis_name) for jax.shard_map, or"
+      " in_axes=optax_dist.states.state_axes(state) for jax.vmap and jax.pmap, and"
+      " out of it in the same way."
     )
   return row(node.value), True
 

@@ -174,8 +174,8 @@ def check_counter(
       is not a scalar.
   """
   remedy = (
-    "Pass the state into the map with in_specs=optax_dist.state_specs(state,"
-    " axis_name) for jax.shard_map, or in_axes=optax_dist.state_axes(state) for"
+    "Pass the state into the map with in_specs=optax_dist.states.state_specs(state,"
+    " axis_name) for jax.shard_map, or in_axes=optax_dist.states.state_axes(state) for"
     " jax.vmap and jax.pmap, and out of it in the same way."
   )
   if axes.varying_axes(counter) & set(names):

@@ -29,8 +29,7 @@ from optax_dist.coordinator import (
 from optax_dist.coordinator.aggregation import encoder as encoders
 from optax_dist.coordinator.aggregation import wire_formats
 from optax_dist.coordinator.fingerprints import fingerprint
-from optax_dist.coordinator.metrics import replica_numbers, reporter
-from optax_dist.coordinator.metrics.metric import Metric
+from optax_dist.coordinator.metrics import replica_numbers, reporter, table
 from optax_dist.coordinator.outcome import Outcome
 from optax_dist.coordinator.protocol import config, inputs
 from optax_dist.coordinator.protocol.effects import Resolved
@@ -403,7 +402,7 @@ class Replica:
   def _rejoins(self) -> int:
     return max(0, self._handover.admission - 1)
 
-  def _numbers(self) -> list[Metric]:
+  def _numbers(self) -> table.Values:
     """The metrics of this replica; any thread may call it."""
     bytes_in, bytes_out = self._driver.moved()
     return replica_numbers.metrics(

@@ -100,7 +100,7 @@ def reset_to_center(params: Tree, state: Any) -> tuple[Tree, Any]:
     >>> import jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_replicas=2, rho=0.0)
     >>> state = tx.init(jnp.ones(()))
-    >>> optax_dist.reset_to_center(jnp.array([3.0, 4.0]), state)[0]
+    >>> optax_dist.states.reset_to_center(jnp.array([3.0, 4.0]), state)[0]
     Array([1., 1.], dtype=float32)
   """
   center = center_params(state)
@@ -146,7 +146,7 @@ def resize_from_center(
     >>> import jax.numpy as jnp, optax, optax_dist
     >>> tx = optax_dist.elastic_average(optax.sgd(0.1), "data", num_replicas=2, rho=0.0)
     >>> state = tx.init(jnp.ones(()))
-    >>> params, state = optax_dist.resize_from_center(
+    >>> params, state = optax_dist.states.resize_from_center(
     ...   jnp.array([3.0, 4.0]), state, 3
     ... )
     >>> params.tolist()

@@ -49,7 +49,7 @@ def resize_replicas(
     ...   optax.sgd(0.1), "data", replicas_to_aggregate=3, total_num_replicas=n
     ... )
     >>> state = make(4).init(jnp.zeros(2))
-    >>> smaller = optax_dist.resize_replicas(state, 2, departed="fold")
+    >>> smaller = optax_dist.states.resize_replicas(state, 2, departed="fold")
     >>> optax_dist.sync_report(smaller).accepted
     array([0, 0], dtype=int32)
   """

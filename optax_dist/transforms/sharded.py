@@ -75,8 +75,8 @@ def sharded(
   name), noise.
 
   Take gradients with respect to :func:`optax_dist.local_params`, and pass the
-  state in and out with :func:`optax_dist.state_specs` or
-  :func:`optax_dist.state_axes`. If parameters are sharded over model axes too,
+  state in and out with :func:`optax_dist.states.state_specs` or
+  :func:`optax_dist.states.state_axes`. If parameters are sharded over model axes too,
   call ``init`` inside the map: it shards the state of the shard that it sees.
 
   Args:
@@ -90,7 +90,7 @@ def sharded(
     A :class:`optax.GradientTransformationExtraArgs` with a
     :class:`ShardedState`. Keyword arguments of ``update`` are passed to
     ``inner`` unchanged. To change the number of replicas, see
-    :func:`optax_dist.resize_sharded`.
+    :func:`optax_dist.states.resize_sharded`.
 
   Raises:
     ValueError: at construction, if an argument is invalid; in ``init`` (or in
@@ -111,7 +111,7 @@ def sharded(
     >>> state = tx.init(params)
     >>> state.inner_state[0].trace.value.shape  # Two parts of two, one padded.
     (2, 2)
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> update = jax.vmap(
     ...   lambda gradient, state: tx.update(gradient, state, params),
     ...   in_axes=(0, axes), out_axes=(0, axes), axis_name="data",
@@ -242,9 +242,9 @@ def _take(node: Any, like: Any) -> Any:
     f"{_USER}: a part of an array of the state has shape {like.shape}, but this"
     f" replica sees {jnp.shape(x)}: the state of several replicas, or of another"
     " number of them. Pass the state into the map with"
-    " in_specs=optax_dist.state_specs(state, axis_name) for jax.shard_map, or"
-    " in_axes=optax_dist.state_axes(state) for jax.vmap and jax.pmap, and out of it"
-    " in the same way."
+    " in_specs=optax_dist.states.state_specs(state, axis_name) for jax.shard_map, or"
+    " in_axes=optax_dist.states.state_axes(state) for jax.vmap and jax.pmap, and"
+    " out of it in the same way."
   )
 
 

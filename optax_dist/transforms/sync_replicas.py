@@ -54,7 +54,7 @@ class SyncReplica(NamedTuple):
     dropped_overflow: gradients dropped so far because a sparse one had more
       rows than free slots (int32 scalar).
     dropped_departed: gradients lost with a removed replica (int32 scalar), see
-      :func:`optax_dist.resize_replicas`.
+      :func:`optax_dist.states.resize_replicas`.
   """
 
   gradient_sum: Any
@@ -130,8 +130,8 @@ def sync_replicas(
 
   Take gradients with respect to :func:`optax_dist.local_params`: one that
   ``jax.grad`` has already summed over the replicas can't be split again. Pass
-  the state in and out of the map with :func:`optax_dist.state_specs` (or
-  :func:`optax_dist.state_axes`): some of it is per replica.
+  the state in and out of the map with :func:`optax_dist.states.state_specs` (or
+  :func:`optax_dist.states.state_axes`): some of it is per replica.
 
   Args:
     inner: the transformation that gets the mean gradient.
@@ -192,7 +192,7 @@ def sync_replicas(
     ...   optax.sgd(1.0), "data", replicas_to_aggregate=2, total_num_replicas=3
     ... )
     >>> state = tx.init(0.0)
-    >>> axes = optax_dist.state_axes(state)
+    >>> axes = optax_dist.states.state_axes(state)
     >>> def step(state, gradient, arrived):
     ...   return tx.update(gradient, state, 0.0, arrived=arrived)
     >>> step = jax.vmap(

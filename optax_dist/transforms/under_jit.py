@@ -90,9 +90,9 @@ def under_jit(
     ...   optax.chain(optax_dist.cross_shard("data"), optax.sgd(1.0)),
     ...   "data", mesh=mesh,
     ... )
-    >>> params = optax_dist.place(jnp.zeros(2), mesh, jax.P())
+    >>> params = optax_dist.states.place(jnp.zeros(2), mesh, jax.P())
     >>> state = tx.init(params)
-    >>> gradients = optax_dist.place(jnp.ones((1, 2)), mesh, jax.P("data"))
+    >>> gradients = optax_dist.states.place(jnp.ones((1, 2)), mesh, jax.P("data"))
     >>> jax.jit(tx.update)(gradients, state, params)[0]
     Array([-1., -1.], dtype=float32)
   """
@@ -243,8 +243,8 @@ def _check_placed(
       name = f"{what}{jax.tree_util.keystr(path)}"
       raise ValueError(
         f"{_USER}: {name} is sharded as {found}, but must be sharded as {spec}"
-        f" over the mesh's Explicit axes: use optax_dist.place({what}, mesh,"
-        " specs), with the specs of optax_dist.state_specs for a state."
+        f" over the mesh's Explicit axes: use optax_dist.states.place({what}, mesh,"
+        " specs), with the specs of optax_dist.states.state_specs for a state."
       )
 
   if explicit:

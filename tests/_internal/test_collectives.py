@@ -129,7 +129,7 @@ def test_groups_of_arrays_that_are_sharded_over_an_explicit_axis(check_vma):
       check_vma=check_vma,
     )
   )
-  sums = run(optax_dist.place(x, mesh, P(maps.AXIS, "model")))
+  sums = run(optax_dist.states.place(x, mesh, P(maps.AXIS, "model")))
   assert sums.sharding.spec == P(maps.AXIS, "model")
   np.testing.assert_array_equal(sums, np.tile(x[:2] + x[2:], (2, 1)))
 

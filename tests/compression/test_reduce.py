@@ -134,8 +134,7 @@ def test_all_leaves_travel_in_one_message():
     assert 3 <= count <= 3 * most, (name, count)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("name", METHODS)
+@pairwise.every_value(bad=[np.nan, np.inf], name=list(METHODS))
 def test_one_gradient_that_is_not_finite_does_not_spoil_later_ones(name, bad):
   first, *later = _gradients()
   first = jax.tree.map(np.copy, first)

@@ -94,7 +94,7 @@ def test_the_mean_has_a_replicated_type():
   gradients = _gradients()["w"]
   with jax.set_mesh(maps.mesh(SIZE)):
     state = tx.init(jnp.zeros((6, 8)))
-    specs = optax_dist.state_specs(state, "data")
+    specs = optax_dist.states.state_specs(state, "data")
     step = jax.jit(
       jax.shard_map(
         lambda g, s: tx.update(g[0], s),
@@ -121,7 +121,7 @@ def test_local_updates_send_differences(name):
   )
   start = jax.tree.map(lambda x: x[0], _gradients(9))
   state = tx.init(start)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   update = jax.jit(
     jax.vmap(
       tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
@@ -166,7 +166,7 @@ def test_a_replica_that_is_not_finite_moves_nothing():
     compression=compression.quantize(8, error_feedback=1.0),
   )
   state = tx.init(jnp.zeros(4))
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   update = jax.vmap(
     tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
   )

@@ -1,7 +1,7 @@
 """Properties of the default rules: what holds after every event.
 
-The coordinator's invariants, of which most are the rules', are in
-tests/coordinator/runs/test_invariants.py.
+Those of the coordinator's invariants that are the rules' are stated here alone;
+those that need parameters are in tests/coordinator/runs/test_invariants.py.
 """
 
 from rule_histories import check, random_history

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from own_params import row, stack, take_step
 
-from optax_dist import state_specs
+from optax_dist.states import state_specs
 from optax_dist.states.center import (
   center_params,
   reset_to_center,

@@ -39,7 +39,7 @@ def _lowered(tx, check_vma):
   over = aot.mesh(_TOPOLOGY)
   params = _params()
   state = jax.eval_shape(tx.init, params)
-  specs = (P(), optax_dist.state_specs(state, aot.AXIS), P(aot.AXIS))
+  specs = (P(), optax_dist.states.state_specs(state, aot.AXIS), P(aot.AXIS))
 
   def step(params, state, x):
     own = optax_dist.local_params(params, aot.AXIS)

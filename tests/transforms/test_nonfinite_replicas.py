@@ -187,7 +187,7 @@ def test_all_shards_of_a_replica_decide_alike(kind, check_vma):
       spec if x.ndim < 1 or x.shape[-1] != 4 else P(*spec, "model")
     ),
     state,
-    optax_dist.state_specs(state, "data"),
+    optax_dist.states.state_specs(state, "data"),
   )
 
   def step(params, state, g):

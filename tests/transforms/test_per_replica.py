@@ -131,7 +131,7 @@ def test_specs_of_what_mirrors_a_parameter():
   tx = optax_dist.per_replica(
     optax.MultiSteps(optax.adam(0.1), 2), "data", "acc_grads", num_replicas=N
   )
-  specs = optax_dist.state_specs(
+  specs = optax_dist.states.state_specs(
     jax.eval_shape(tx.init, PARAMS), "data", param_specs={"w": P("model")}
   )
   assert specs.acc_grads.value.value == {"w": P("data", "model")}

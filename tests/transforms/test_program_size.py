@@ -49,7 +49,7 @@ def _lowered(tx, leaves, own):
   params = [array(8)] * leaves
   stacked = [array(N, 8)] * leaves
   state = jax.eval_shape(tx.init, params)
-  specs = optax_dist.state_specs(state, maps.AXIS)
+  specs = optax_dist.states.state_specs(state, maps.AXIS)
 
   def step(params, state, gradients):
     row = lambda tree: jax.tree.map(lambda x: x[0], tree)

@@ -203,7 +203,7 @@ def test_several_axes_together(check_vma):
   mesh = jax.make_mesh((2, 2), names, axis_types=(AxisType.Auto,) * 2)
   tx = optax_dist.sharded(optax.trace(0.9), names, num_replicas=N)
   state = tx.init(PARAMS)
-  specs = optax_dist.state_specs(state, names)
+  specs = optax_dist.states.state_specs(state, names)
 
   def step(gradient, state):
     return tx.update(jax.tree.map(lambda x: x[0], gradient), state, PARAMS)
@@ -238,7 +238,7 @@ def test_with_model_shards(check_vma):
     0.5, ("data", "model"), param_specs=None if check_vma else param_specs
   )
   tx = optax_dist.sharded(make(clip), "data", num_replicas=2)
-  specs = optax_dist.state_specs(
+  specs = optax_dist.states.state_specs(
     jax.eval_shape(tx.init, params), "data", param_specs=param_specs
   )
   mu = specs.inner_state[1][0].mu
@@ -285,7 +285,7 @@ def test_one_message_each_way_per_leaf(check_vma):
     optax.sgd(0.1, momentum=0.9), maps.AXIS, num_replicas=N
   )
   state = tx.init(params)
-  specs = optax_dist.state_specs(state, maps.AXIS)
+  specs = optax_dist.states.state_specs(state, maps.AXIS)
   run = jax.shard_map(
     lambda g, s, p: tx.update(jax.tree.map(lambda x: x[0], g), s, p),
     mesh=maps.mesh(N),
@@ -299,7 +299,7 @@ def test_one_message_each_way_per_leaf(check_vma):
   assert count("reduce-scatter") == len(params)
   assert count("all-gather") == len(params)
   assert count("all-reduce") == 0
-  placed = optax_dist.place(state, maps.mesh(N), specs)
+  placed = optax_dist.states.place(state, maps.mesh(N), specs)
   own = sum(
     x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(placed)
   )

@@ -75,7 +75,7 @@ def _by_hand(tx, own, mesh):
   params = jax.tree.map(jnp.asarray, _params())
   with jax.set_mesh(mesh):
     state = tx.init(params)
-  specs = optax_dist.state_specs(state, AXIS)
+  specs = optax_dist.states.state_specs(state, AXIS)
   if own:
     params = jax.tree.map(lambda x: jnp.stack([x] * N), params)
   of_params = P(AXIS) if own else P()
@@ -128,7 +128,7 @@ def test_as_written_with_shard_map(name, explicit):
 def test_parameters_given_to_init_are_not_donated():
   tx, _ = CASES["cross_shard"]
   step = optax_dist.train_step(_loss, tx, maps.mesh(N), AXIS)
-  start = optax_dist.place(_params(), maps.mesh(N), P())
+  start = optax_dist.states.place(_params(), maps.mesh(N), P())
   params, state = step.init(start)
   step(params, state, _batches()[0])
   chex.assert_trees_all_equal(start, _params())

@@ -83,7 +83,7 @@ def _by_shard_map(name):
   tx, (params, spec) = EVERY[name](), _args(name)
   own = name in OWN
   state = tx.init(PARAMS)
-  specs = optax_dist.state_specs(state, maps.AXIS)
+  specs = optax_dist.states.state_specs(state, maps.AXIS)
   row = lambda tree: jax.tree.map(lambda x: x[0], tree)
   block = lambda tree: jax.tree.map(lambda x: x[None], tree)
 
@@ -99,7 +99,7 @@ def _by_shard_map(name):
     in_specs=(spec, specs, P(maps.AXIS)),
     out_specs=(spec, specs),
   )
-  return jax.jit(run), optax_dist.place(
+  return jax.jit(run), optax_dist.states.place(
     (params, state), maps.mesh(N), (spec, specs)
   )
 
@@ -109,7 +109,7 @@ def _by_plain_jit(name):
   tx = optax_dist.under_jit(
     EVERY[name](), maps.AXIS, mesh=maps.mesh(N), own_params=name in OWN
   )
-  params = optax_dist.place(params, maps.mesh(N), spec)
+  params = optax_dist.states.place(params, maps.mesh(N), spec)
   state = tx.init(params)
 
   def step(params, state, gradients):
@@ -126,7 +126,9 @@ _COLLECTIVE = re.compile(
 
 @pytest.mark.parametrize("name", EVERY)
 def test_numbers_states_and_messages_of_shard_map(name):
-  gradients = optax_dist.place(_gradients(), maps.mesh(N), P(None, maps.AXIS))
+  gradients = optax_dist.states.place(
+    _gradients(), maps.mesh(N), P(None, maps.AXIS)
+  )
   results, messages = [], []
   for run, (params, state) in (_by_shard_map(name), _by_plain_jit(name)):
     for t in range(TICKS):
@@ -150,7 +152,7 @@ def test_numbers_states_and_messages_of_shard_map(name):
 def test_what_belongs_to_a_replica_is_marked():
   mesh = maps.mesh(N)
   tx = optax_dist.under_jit(_sync(), maps.AXIS, mesh=mesh)
-  params = optax_dist.place(PARAMS, mesh, P())
+  params = optax_dist.states.place(PARAMS, mesh, P())
   state = tx.init(params)
   gradients = jax.tree.map(lambda x: x[0], _gradients())
   arrived = optax_dist.PerReplica(np.array([True, False, True, True]))
@@ -187,10 +189,10 @@ def test_further_axes_are_the_compilers(name):
   }[name]
   tx = optax_dist.under_jit(make(), "data", mesh=mesh)
   specs = {"w": P(None, "model"), "b": P()}
-  params = optax_dist.place(PARAMS, mesh, specs)
+  params = optax_dist.states.place(PARAMS, mesh, specs)
   state = jax.jit(tx.init)(params)
   updates, _ = jax.jit(tx.update)(
-    optax_dist.place(gradients, mesh, P("data")), state, params
+    optax_dist.states.place(gradients, mesh, P("data")), state, params
   )
   expected = jax.tree.map(lambda x: -0.1 * x.mean(axis=0), gradients)
   chex.assert_trees_all_close(updates, expected, rtol=1e-5)
@@ -212,7 +214,7 @@ def test_model_shards_by_their_specs(by_context):
     mesh=None if by_context else mesh,
     param_specs=specs,
   )
-  params = optax_dist.place(PARAMS, mesh, specs)
+  params = optax_dist.states.place(PARAMS, mesh, specs)
 
   def one_step(gradients, params):
     state = tx.init(params)
@@ -251,7 +253,7 @@ def test_parts_of_model_shards_of_one_array_and_of_boxes(box):
   tx = optax_dist.under_jit(
     optax_dist.sharded(_sgd(), "data"), "data", mesh=mesh, param_specs=specs
   )
-  params = optax_dist.place(like, mesh, specs)
+  params = optax_dist.states.place(like, mesh, specs)
   state = jax.jit(tx.init)(params)
   updates, state = jax.jit(tx.update)(box(gradients, names), state, params)
   one = _sgd()
@@ -276,7 +278,7 @@ def test_replicas_of_replicas():
     own_params=True,
     inner_axes=("ici",),
   )
-  params = optax_dist.place(jnp.zeros((2, 3)), mesh, P("dcn"))
+  params = optax_dist.states.place(jnp.zeros((2, 3)), mesh, P("dcn"))
   state = tx.init(params)
   gradients = np.random.default_rng(0).normal(size=(2, 2, 4, 3))
   gradients = gradients.astype(np.float32)
@@ -313,7 +315,7 @@ def test_accumulation_goes_inside():
   under_jit = lambda tx: optax_dist.under_jit(tx, maps.AXIS, mesh=maps.mesh(N))
   state = jax.eval_shape(optax.MultiSteps(under_jit(_sync()), 2).init, PARAMS)
   with pytest.raises(ValueError, match=r"per_replica\(.*under_jit goes around"):
-    optax_dist.state_specs(state, maps.AXIS)
+    optax_dist.states.state_specs(state, maps.AXIS)
   inner = optax.chain(optax_dist.cross_shard(maps.AXIS), optax.sgd(1.0))
   tx = under_jit(
     optax_dist.per_replica(
@@ -358,12 +360,12 @@ def test_parameters_sharded_over_an_explicit_axis(name, spec):
   for kind in (AxisType.Auto, AxisType.Explicit):
     mesh = jax.make_mesh((2, 2), (maps.AXIS, "model"), axis_types=(kind,) * 2)
     tx = optax_dist.under_jit(_FLATTENING[name](), maps.AXIS, mesh=mesh)
-    state = tx.init(optax_dist.place(params, mesh, spec))
+    state = tx.init(optax_dist.states.place(params, mesh, spec))
     run, updates = jax.jit(tx.update), []
     types = [jax.tree.map(jax.typeof, state)]
     for g in gradients:
-      g = optax_dist.place(g, mesh, P(maps.AXIS, *spec))
-      update, state = run(g, state, optax_dist.place(params, mesh, spec))
+      g = optax_dist.states.place(g, mesh, P(maps.AXIS, *spec))
+      update, state = run(g, state, optax_dist.states.place(params, mesh, spec))
       updates.append(update)
       types.append(jax.tree.map(jax.typeof, state))
     results.append((updates, state))
@@ -378,7 +380,7 @@ def test_what_mirrors_a_parameter_is_sharded_over_its_explicit_axes():
   mesh = jax.make_mesh(
     (2, 2), (maps.AXIS, "model"), axis_types=(AxisType.Explicit,) * 2
   )
-  params = optax_dist.place(
+  params = optax_dist.states.place(
     {"even": np.zeros((4, 4)), "odd": np.zeros((2, 5))},
     mesh,
     {"even": P(None, "model"), "odd": P("model", None)},
@@ -389,7 +391,7 @@ def test_what_mirrors_a_parameter_is_sharded_over_its_explicit_axes():
   # A part of 5 numbers can't be divided by 2.
   assert trace["odd"].value.sharding.spec == P(maps.AXIS, None)
   odd = params["odd"]
-  g = optax_dist.place(np.ones((2, 2, 5)), mesh, P(maps.AXIS, "model"))
+  g = optax_dist.states.place(np.ones((2, 2, 5)), mesh, P(maps.AXIS, "model"))
   updates = jax.jit(tx.update)(g, tx.init(odd), odd)[0]
   assert updates.sharding.spec == odd.sharding.spec
   tx = optax_dist.under_jit(_FLATTENING["power_sgd"](), maps.AXIS, mesh=mesh)

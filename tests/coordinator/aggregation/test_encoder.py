@@ -79,7 +79,7 @@ def test_feedback_is_that_of_the_transform(wire, decay, size):
     "data", compression=METHODS[wire](decay), num_replicas=1
   )
   state = tx.init(jnp.zeros(size))
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   step = jax.jit(
     jax.vmap(
       lambda g, s: tx.update(g, s),

@@ -13,7 +13,9 @@ import pytest
 from waiting import until
 
 from optax_dist import coordinator
-from optax_dist.coordinator import strategies
+from optax_dist.coordinator.extras.decoupled_diloco import (
+  strategy as decoupled_diloco,
+)
 from optax_dist.coordinator.runtime import endpoint
 
 PARAMS = {"a": jnp.zeros((30, 20)), "b": jnp.zeros(50), "c": jnp.zeros(7)}
@@ -34,7 +36,7 @@ def strategy(**options):
   def make(opt, quorum):
     key = id(opt), *options.items()
     if key not in _compiled:
-      _compiled[key] = strategies.decoupled_diloco(**options)(opt, quorum)
+      _compiled[key] = decoupled_diloco.decoupled_diloco(**options)(opt, quorum)
       _compiled[key].shared(PARAMS)
     made = copy.copy(_compiled[key])
     k = quorum.replicas_to_aggregate
@@ -199,7 +201,7 @@ def test_a_joining_learner_gets_the_optimizer_state_of_another(sound):
   options = {
     "k": 2,
     "n": 3,
-    "strategy": strategies.decoupled_diloco(OUTER, fragments=2, period=6),
+    "strategy": decoupled_diloco.decoupled_diloco(OUTER, fragments=2, period=6),
     "opt": opt,
     "params": PARAMS,
   }

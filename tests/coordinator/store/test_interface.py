@@ -10,7 +10,8 @@ import pytest
 import served
 import waiting
 
-from optax_dist.coordinator.store import etcd, in_process, interface, urls
+from optax_dist.coordinator.extras.etcd import client as etcd
+from optax_dist.coordinator.store import in_process, interface, urls
 
 _runs = itertools.count()
 

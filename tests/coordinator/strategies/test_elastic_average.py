@@ -9,7 +9,7 @@ import pytest
 from local_rounds import INNER, PERIOD, close, local_steps, rounds
 
 from optax_dist.coordinator import strategies
-from optax_dist.transforms.elastic_exchange import elastic_exchange
+from optax_dist.elastic_exchange import elastic_exchange
 
 RATE = 0.3
 OWN, CENTER = np.array([4.0, -1.0], np.float32), np.array([0.0, 1.0], "f4")

@@ -15,9 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from own_params import normal, row, stack, take_step
 
-from optax_dist import (
-  state_specs,
-)
+from optax_dist.states import state_specs
 from optax_dist.states.center import center_params
 from optax_dist.transforms.elastic_average import elastic_average
 

@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from own_params import normal, row, stack, take_step
 
-from optax_dist import IndexedSlices, local_params, state_axes, state_specs
+from optax_dist import IndexedSlices, local_params
+from optax_dist.states import state_axes, state_specs
 from optax_dist.states.center import center_params, reset_to_center
 from optax_dist.transforms.local_updates import local_updates
 from optax_dist.transforms.schedules import SettablePeriod

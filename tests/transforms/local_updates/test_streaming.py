@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from own_params import normal, stack, take_step
 
-from optax_dist import state_axes, state_specs
+from optax_dist.states import state_axes, state_specs
 from optax_dist.states.center import center_params
 from optax_dist.transforms.local_updates import local_updates
 from optax_dist.transforms.streaming import streaming_traffic, streaming_updates

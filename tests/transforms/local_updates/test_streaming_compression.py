@@ -178,7 +178,7 @@ def test_error_feedback_is_each_replicas_own():
   masked = optax.MaskedNode()
   assert shapes[0] == {"a": (6, 5), "b": masked, "c": (2,)}
   assert shapes[1] == {"a": masked, "b": (7,), "c": masked}
-  specs = optax_dist.state_specs(state, maps.AXIS)
+  specs = optax_dist.states.state_specs(state, maps.AXIS)
   own = jax.tree.leaves(
     specs.replica.value.residual, is_leaf=lambda x: isinstance(x, P)
   )
@@ -204,7 +204,7 @@ def test_a_replica_that_is_not_finite_moves_nothing():
     compression=compression.quantize(8),
   )
   state = tx.init(jnp.zeros(4))
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   update = jax.vmap(
     tx.update, axis_name="data", in_axes=(0, axes, 0), out_axes=(0, axes)
   )

@@ -379,7 +379,7 @@ def test_a_tree_without_parameters_counts_steps(params, all_arrive):
     all_arrive=all_arrive,
   )
   state = tx.init(params)
-  axes = optax_dist.state_axes(state)
+  axes = optax_dist.states.state_axes(state)
   step = jax.jit(
     jax.vmap(
       lambda state: tx.update(params, state, params)[1],
@@ -404,7 +404,7 @@ def test_the_first_tick_changes_no_type():
     total_num_replicas=N,
   )
   state = tx.init(params)
-  batch = optax_dist.state_axes(state)
+  batch = optax_dist.states.state_axes(state)
   update = jax.vmap(
     lambda grads, state: tx.update(grads, state, params),
     axis_name=maps.AXIS,
