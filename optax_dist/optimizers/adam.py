@@ -7,6 +7,7 @@ from optax_dist.optimizers._internal import (
   complex_numbers,
   hyperparameters,
   leaf_rule,
+  moments,
   row_wise,
 )
 
@@ -171,7 +172,7 @@ def _with_averages(learning_rate, beta1, beta2, epsilon, look_ahead=None):
   def apply_rule(grad, param, slots, step):
     del param
     eps = hyperparameters.cast(epsilon, grad.dtype)
-    m, v = _averages(slots, grad, beta1, beta2)
+    m, v = moments.averages(slots, grad, beta1, beta2)
     ahead = look_ahead(grad, m) if look_ahead else m
     rate = _corrected_rate(step, grad.dtype)
     return -(ahead * rate) / (jnp.sqrt(v) + eps), {"m": m, "v": v}
@@ -179,7 +180,7 @@ def _with_averages(learning_rate, beta1, beta2, epsilon, look_ahead=None):
   def sparse_apply_rule(slices, param, slots, step):
     del param
     eps = hyperparameters.cast(epsilon, slices.dtype)
-    m, v = slots_after = _sparse_averages(slots, slices, beta1, beta2)
+    m, v = slots_after = moments.sparse_averages(slots, slices, beta1, beta2)
     if look_ahead:  # Only touched rows move.
       m, v = (row_wise.read_rows(x, slices) for x in slots_after)
       m = look_ahead(slices.values, m)
@@ -203,25 +204,6 @@ def _powers(beta1, beta2):
     "beta1_power": leaf_rule.power(beta1),
     "beta2_power": leaf_rule.power(beta2),
   }
-
-
-def _averages(slots, grad, beta1, beta2):
-  """The next mean and mean square of the gradients."""
-  rest1 = hyperparameters.complement(beta1, grad.dtype)
-  rest2 = hyperparameters.complement(beta2, grad.dtype)
-  m = slots["m"] + (grad - slots["m"]) * rest1
-  v = slots["v"] + (complex_numbers.abs_square(grad) - slots["v"]) * rest2
-  return m, v
-
-
-def _sparse_averages(slots, slices, beta1, beta2):
-  """The same for a sparse gradient: all rows decay, touched ones are added."""
-  values = slices.values
-  m = row_wise.decay_and_add(slots["m"], beta1, slices, values)
-  v = row_wise.decay_and_add(
-    slots["v"], beta2, slices, complex_numbers.abs_square(values)
-  )
-  return m, v
 
 
 def _corrected_rate(step, dtype):

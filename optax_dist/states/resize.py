@@ -151,11 +151,14 @@ def _fold_sum(total: Any, empty: np.ndarray, num: int) -> Any:
   if not isinstance(total, SparseSum) and _is_key(total):
     # A random key among the parameters, which has no gradient.
     return total[np.zeros(num, int)]
-  # What a sum holds of no gradients is not a zero: see SyncReplica.
+  rows = lambda x: empty.reshape(-1, *[1] * (x.ndim - 1))
+  total = jax.tree.map(
+    lambda x, zero: np.where(rows(x), np.asarray(zero), x),
+    total,
+    gradient_sum.empty(total),
+  )
   if not isinstance(total, SparseSum):
-    rows = empty.reshape(-1, *[1] * (total.ndim - 1))
-    return _fold(np.where(rows, np.zeros([], total.dtype), total), num)
-  total = jax.vmap(gradient_sum.clear)(total, jnp.asarray(empty))
+    return _fold(total, num)
   old, capacity = total.touches.shape
   rounds = -(-old // num)
   filled = SparseSum(

@@ -42,8 +42,7 @@ class SyncReplica(NamedTuple):
   """State of one replica of :func:`sync_replicas`.
 
   Attributes:
-    gradient_sum: the sum of the gradients accepted since the last step; without
-      any, it is a meaningless leftover of the last step.
+    gradient_sum: the sum of the gradients accepted since the last step.
     num_accumulated: the number of these gradients (int32 scalar).
     local_step: the global step of the replica's last token (int32 scalar): the
       step of the parameters that its gradients belong to.
@@ -284,23 +283,24 @@ def sync_replicas(
       averages = moving_averages.update(
         state.averages, params, new_updates, variable_averages
       )
-      return new_updates, inner_state, averages, jnp.asarray(True)
+      empty = gradient_sum.empty(kept)
+      return new_updates, inner_state, averages, empty, jnp.asarray(True)
 
     # Nothing is communicated while there can't be enough, which all agree on.
     at_most = state.at_most + me.size
     possible = True if needed <= me.size else at_most >= needed
-    before = state.inner_state, state.averages, jnp.asarray(False)
+    kept = None if me.own.gradient_sum is None else total
+    before = state.inner_state, state.averages, kept, jnp.asarray(False)
     # A branch changes just the rows of a table that have a gradient.
     fuse = not _has_slices(updates)
-    new_updates, inner_state, averages, stepped = _when(
+    new_updates, inner_state, averages, left, stepped = _when(
       possible, aggregate, before
     )
 
     # Who is here takes a token for the next step.
     global_step = state.global_step + stepped.astype(jnp.int32)
     own = counts.tally(me.own)._replace(
-      # Cleared where it is next used, which saves a pass over memory.
-      gradient_sum=None if me.own.gradient_sum is None else total,
+      gradient_sum=left,
       num_accumulated=jnp.where(stepped, 0, count),
       local_step=jnp.where(here, global_step, me.own.local_step),
     )
@@ -314,7 +314,7 @@ def sync_replicas(
     me: Replica, gradient: Any, here: jax.Array, late: jax.Array
   ) -> tuple["_Verdict", Any, jax.Array]:
     """The sum and number of a replica's gradients, with the new one if it counts."""
-    total = gradient_sum.clear(me.own.gradient_sum, me.own.num_accumulated == 0)
+    total = me.own.gradient_sum
     weight = None if weight_of is None else weight_of(late)
     added, fits = gradient_sum.add(total, gradient, weight, accumulator_dtype)
     verdict = judge(me, gradient, here, late, fits)

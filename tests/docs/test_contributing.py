@@ -99,3 +99,22 @@ def test_imports_have_no_cycles():
     assert last, f"a circle of imports within {sorted(map(str, below))}"
     for module in last:
       del below[module]
+
+
+def test_the_names_that_lead_through_a_step_exist():
+  text = (_ROOT / "CONTRIBUTING.md").read_text("utf-8")
+  table = text.split("| in | name | does |\n|---|---|---|\n")[1]
+  rows = table.split("\n\n")[0].splitlines()
+  assert len(rows) >= 8
+  for row in rows:
+    path, names, _ = (cell.strip() for cell in row.strip("|").split("|", 2))
+    tree = ast.parse((_PACKAGE / "coordinator" / path.strip("`")).read_text())
+    found = set()
+    for node in tree.body:
+      if isinstance(node, ast.ClassDef):
+        found.add(node.name)
+        found |= {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
+    wanted = {
+      part for name in names.split(", ") for part in name.strip("`").split(".")
+    }
+    assert wanted <= found, (path, wanted - found)

@@ -239,7 +239,8 @@ class TestParamSpecs:
       state, maps.AXIS, param_specs=P(None, "model")
     )
     adam = specs[0].inner_state[0]
-    assert adam.mu == adam.nu == optax_dist.PerReplica(P(maps.AXIS, "model"))
+    assert adam.mu == adam.nu
+    assert adam.mu == optax_dist.PerReplica(P(maps.AXIS, None, "model"))
     assert adam.count == P()
 
   def test_a_replicas_state_for_one_array(self):
@@ -295,7 +296,7 @@ class TestBoxes:
     (part,) = jax.tree.leaves(
       specs, is_leaf=lambda x: isinstance(x, optax_dist.PerReplica)
     )
-    assert part == optax_dist.PerReplica(P(maps.AXIS, "model"))
+    assert part == optax_dist.PerReplica(P(maps.AXIS, "model", None))
 
   def test_a_sum_of_sparse_gradients_in_a_linen_box(self):
     params = {"w": nn.Partitioned(jnp.ones((4, 6)), (None, "model"))}
@@ -343,7 +344,7 @@ class TestBoxes:
     )
     trace = specs.inner_state.trace
     part = trace["kernel"].get_raw_value()
-    assert part == optax_dist.PerReplica(P(maps.AXIS, "model"))
+    assert part == optax_dist.PerReplica(P(maps.AXIS, None, "model"))
 
 
 def _nested():

@@ -230,8 +230,8 @@ def test_model_shards_by_their_specs(by_context):
   expected, _ = one.update(mean, one.init(PARAMS), PARAMS)
   chex.assert_trees_all_close(updates, expected, rtol=1e-5, atol=1e-7)
   trace = state.inner_state[1][0].trace["w"].value
-  assert trace.sharding.spec == P("data", "model")
-  assert trace.shape == (2, 4 * 2)
+  assert trace.sharding.spec == P("data", None, "model")
+  assert trace.shape == (2, 2, 4)
 
 
 def _in_linen_boxes(x, names):
@@ -261,7 +261,7 @@ def test_parts_of_model_shards_of_one_array_and_of_boxes(box):
   (update,) = jax.tree.leaves(updates)
   np.testing.assert_allclose(update, expected, rtol=1e-5)
   (trace,) = jax.tree.leaves(state)
-  assert trace.sharding.spec == P("data", "model")
+  assert trace.sharding.spec == P("data", None, "model")
 
 
 def test_replicas_of_replicas():
@@ -387,9 +387,9 @@ def test_what_mirrors_a_parameter_is_sharded_over_its_explicit_axes():
   )
   tx = optax_dist.under_jit(_FLATTENING["sharded"](), maps.AXIS, mesh=mesh)
   trace = tx.init(params).inner_state[0].trace
-  assert trace["even"].value.sharding.spec == P(maps.AXIS, "model")
-  # A part of 5 numbers can't be divided by 2.
-  assert trace["odd"].value.sharding.spec == P(maps.AXIS, None)
+  assert trace["even"].value.sharding.spec == P(maps.AXIS, None, "model")
+  # A part of one row can't be divided by 2.
+  assert trace["odd"].value.sharding.spec == P(maps.AXIS, None, None)
   odd = params["odd"]
   g = optax_dist.states.place(np.ones((2, 2, 5)), mesh, P(maps.AXIS, "model"))
   updates = jax.jit(tx.update)(g, tx.init(odd), odd)[0]

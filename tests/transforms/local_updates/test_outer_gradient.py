@@ -9,7 +9,7 @@ import numpy as np
 import pairwise
 
 from optax_dist._internal.replica_params import Leaves, Replica, Replicas
-from optax_dist.transforms._outer_gradient import outer_gradient
+from optax_dist.transforms._outer_gradient import Round, outer_gradient
 
 N = 4
 
@@ -20,7 +20,7 @@ def _average(center, points, others=(), reject=True):
   leaves = Leaves(jax.tree.structure(center), [*range(len(center))])
   gradient = outer_gradient(None, reject)
   method = gradient.init(center)
-  return gradient.average(me, leaves, center, points, method, others)
+  return gradient.average(Round(me, leaves, center, points, method, others))
 
 
 @pairwise.every_value(map_name=maps.NAMES, reject=[True, False])

@@ -248,21 +248,23 @@ def test_works_with_every_learning_step_in_one_scan():
     np.testing.assert_allclose(got, np.tile(expected, (N, 1)), rtol=1e-5)
 
 
-def test_what_is_left_of_a_sum_means_nothing():
-  """Sums are cleared when they are next used: a NaN in one must not stay."""
+@pytest.mark.parametrize("needed", [2, 2 * N])
+def test_nothing_is_left_of_a_sum_after_its_step(needed):
+  """Emptied by selection: a NaN that was summed must not stay."""
   tx = optax_dist.sync_replicas(
-    optax.sgd(1.0), maps.AXIS, replicas_to_aggregate=2, total_num_replicas=N
+    optax.sgd(1.0),
+    maps.AXIS,
+    replicas_to_aggregate=needed,
+    total_num_replicas=N,
+    reject_nonfinite=False,
   )
   state = tx.init(0.0)
-  own = state.replica.value
-  own = own._replace(gradient_sum=np.full(N, np.nan, np.float32))
-  state = state._replace(replica=optax_dist.PerReplica(own))
-  step = lambda state, g, here: tx.update(g, state, arrived=here)
-  run = maps.stepper("vmap", step, state, N)
-  here = np.array([True, True, False, False])
-  for _ in range(2):
-    updates, state = run(state, np.array([1, 3, 9, 9], np.float32), here)
-    np.testing.assert_array_equal(updates, -2.0)
+  run = maps.stepper("vmap", lambda state, g: tx.update(g, state), state, N)
+  for value in (np.nan, 2.0):
+    for _ in range(-(-needed // N)):
+      updates, state = run(state, np.full(N, value, np.float32))
+    np.testing.assert_array_equal(updates, -value)
+    np.testing.assert_array_equal(state.replica.value.gradient_sum, 0)
 
 
 def test_dropped_values_never_enter_the_arithmetic():
