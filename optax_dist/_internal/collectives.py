@@ -89,8 +89,15 @@ def sum_leaves(
     replicas of the sum.
   """
   totals = list(leaves)
-  for at in packing.together(leaves, names):
-    over = names[at[0]]
+  sent = list(names)
+  for i, x in enumerate(leaves):
+    if sent[i] and not x.size:
+      # JAX 0.11 crashes when it compiles an all-reduce beside an empty argument.
+      varying = axes.varying_axes(x) - frozenset(() if groups else sent[i])
+      totals[i] = axes.cast_to_varying(axes.zeros(jax.typeof(x)), varying)
+      sent[i] = ()
+  for at in packing.together(leaves, sent):
+    over = sent[at[0]]
     if over:
       add_up = _group_sum(over[0], groups) if groups else _axis_sum(over)
       if len(at) == 1:

@@ -149,3 +149,20 @@ def test_arrays_on_an_explicit_mesh_are_summed_over_an_axis_of_vmap(spec):
   got = mean(placed)
   np.testing.assert_allclose(got, [rows.mean(0)] * N, rtol=1e-6)
   assert jax.typeof(got).sharding.spec == P(None, *(spec or [None]))
+
+
+@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]]])
+@pytest.mark.parametrize("map_name", ["vmap", "pmap", "shard_map_vma"])
+def test_an_empty_leaf_is_not_sent(map_name, groups):
+  tree = {
+    "empty": np.ones((N, 2, 0), np.float32),
+    "full": np.ones((N, 2), np.float32),
+  }
+  tx = optax_dist.cross_shard(
+    maps.AXIS, reduction="sum", axis_index_groups=groups
+  )
+  got = maps.run(map_name, functools.partial(_update, tx), tree, size=N)
+  assert got["empty"].shape == (N, 2, 0)
+  np.testing.assert_array_equal(
+    got["full"], np.full((N, 2), N if groups is None else 2)
+  )

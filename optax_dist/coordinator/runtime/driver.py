@@ -118,6 +118,8 @@ class Driver:
     self._transport, self._store = place.transport, place.store
     self._use_run, self._prefix = place.use_run, endpoint.key_prefix(run)
     self._inline, self._journal = inline, journal
+    # Identifies the run, if this replica is its first.
+    self._nonce = secrets.token_hex(16)
     # After so long a request to the store has no known outcome.
     self._store_timeout = min(deadlines.pace, deadlines.patience)
     name = f"optax-dist-{replica}"
@@ -188,7 +190,7 @@ class Driver:
 
   def start(self) -> None:
     """Starts the event loop; the replica looks for its run."""
-    self._inputs.append(inputs.Started(secrets.token_hex(16)))
+    self._inputs.append(inputs.Started(self._nonce))
     self._make_memory()
     self._thread.start()
 

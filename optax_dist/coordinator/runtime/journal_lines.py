@@ -9,20 +9,20 @@ has sent what other replicas wait for before.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from optax_dist.coordinator import journal
 from optax_dist.coordinator.protocol import entries, notes
 from optax_dist.coordinator.runtime import records
 
 _log = logging.getLogger("optax_dist.coordinator")
-_encode = msgspec.json.Encoder(enc_hook=str).encode
+# Unlike msgspec it writes any text and whole number that a member may report.
+_encode = json.JSONEncoder(allow_nan=False, default=str).encode
 
 
 class Observer(Protocol):
@@ -115,7 +115,7 @@ class JournalLines:
     record = self._records.make(note, self._time(note))
     if record is None:
       return
-    line = _encode(record).decode()
+    line = _encode(record)
     if self._observer is not None:
       self._observer.take(line)
     if self._file is None:

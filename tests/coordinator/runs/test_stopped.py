@@ -28,7 +28,9 @@ def _stop(machine, first, others, seconds):
   machine.wait(lambda: _is_stopped(first), "the stop of its process")
   for member in others:
     member.process.signal(signal.SIGSTOP)
-  time.sleep(seconds)
+  # The others go on only while somebody reads what they say of each step.
+  end = time.monotonic() + seconds
+  machine.wait(lambda: time.monotonic() > end, "the pause", seconds + 60.0)
   for member in (first, *others):
     member.process.signal(signal.SIGCONT)
 

@@ -312,6 +312,11 @@ def test_forged_details_do_not_end_training(tmp_path):
   lines.write(
     notes.GradientDropped(0, 1, 0, 0, 1, "stale", deep, None, None, b"made up")
   )
+  strange = r'["\ud800", 1234567890123456789012]'
+  lines.write(
+    notes.GradientDropped(0, 1, 0, 0, 1, "stale", strange, None, None)
+  )
+  lines.write(notes.MemberStuck(1, 0, 0, "stuck", "in file \udcff.py"))
   large = timings.Timings(1e308, -1e308, *[0.0] * 6).pack()
   lines.write(
     notes.GradientDropped(0, 1, 0, 0, 1, "stale", "", None, 0.5, large)
@@ -321,8 +326,12 @@ def test_forged_details_do_not_end_training(tmp_path):
   lines.write(notes.FingerprintSeen(0, 1, "made up"))
   lines.write(notes.FingerprintSeen(0, 1, "a-b-c"))
   lines.close()
-  _, dropped, *late, digest, other = journal.read(path, strict=True).records
+  _, dropped, odd, stuck, *late, digest, other = journal.read(
+    path, strict=True
+  ).records
   assert (dropped["batches"], dropped["timings"]) == (None, None)
+  assert odd["batches"] == ["\ud800", 1234567890123456789012]
+  assert stuck["stacks"] == "in file \udcff.py"
   assert [r["kind"] for r in late] == ["drop", "commit"]
   assert late[0]["timings"] is late[1]["members"][0]["timings"] is None
   found = [(r["params"], r["state"]) for r in (digest, other)]

@@ -357,7 +357,10 @@ class Leader:
         process = members[entry.incarnation].process
         gone.append(process)
         left = left or (entry.left and process == self._config.process)
+    before = self._view.step
     self._view.apply(done.position, done.record)
+    if self._ending is not None and self._view.step > before:
+      self._ending = self._now
     self._out += self._publisher.append(done.position, done.record)
     self._out += done.effects
     for peer in gone:
@@ -1131,8 +1134,10 @@ class Leader:
   def _begin_to_end(self) -> None:
     """Commits nothing more; the end waits for replicas that are behind."""
     if self._ending is None:
-      self._ending, self._waiting_since = self._now, None
-      self._attempt = None
+      # Those that are behind learn of the last step once it is in the log.
+      waits = self._view.step < self._quorum.step
+      self._ending = math.inf if waits else self._now
+      self._waiting_since, self._attempt = None, None
 
   def _end(self) -> None:
     """Ends the run once all have the final state, or after a while."""
