@@ -1,4 +1,7 @@
-"""Adasum: a sum of gradients that counts their common part once."""
+"""Adasum: a sum of gradients that counts their common part once.
+
+It serves ``cross_shard(reduction="adasum")``.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,8 @@
 """Named axes in each map: size, tracking, and errors.
 
+With it a transform takes the same step in every map, and refuses an unbound axis by
+name.
+
 JAX binds axis names in several ways: ``vmap(axis_name=)`` batches on one device,
 ``pmap`` and ``shard_map`` run one program per device, and ``shard_map`` with
 ``check_vma=True`` also *tracks*, in the type of every value, the axes over which

@@ -1,4 +1,4 @@
-"""Checks of arguments, with clear errors when a transformation is created."""
+"""Checks of arguments: a mistake is an error when a transformation is created."""
 
 import math
 import operator

@@ -1,4 +1,7 @@
-"""Moving averages of parameters, updated with them."""
+"""Moving averages of parameters, updated with them.
+
+A user evaluates with them; they move only when ``sync_replicas`` takes a step.
+"""
 
 from typing import Any
 

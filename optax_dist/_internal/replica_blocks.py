@@ -1,4 +1,8 @@
-"""One replica's block of a state: marking, extracting and restoring it."""
+"""One replica's block of a state: marking, extracting and restoring it.
+
+With it the same state passes through ``vmap``, ``pmap`` and ``shard_map``, a checkpoint
+and a change of the number of replicas.
+"""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,8 @@
-"""The replicas of a transform: their number, and their initial states."""
+"""The replicas of a transform: their number, and their initial states.
+
+A user calls ``init`` inside or outside of the map, on any mesh, and each replica's part
+of the state is created on its own devices.
+"""
 
 import math
 from typing import Any

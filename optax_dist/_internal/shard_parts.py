@@ -1,4 +1,8 @@
-"""Arrays of a state that each shard of a parameter has for itself."""
+"""Arrays of a state that each shard of a parameter has for itself.
+
+With it, PowerSGD works on parameters that are sharded over a model axis, and its state
+has specs.
+"""
 
 from typing import Any, NamedTuple
 

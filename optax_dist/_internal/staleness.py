@@ -1,4 +1,7 @@
-"""The weight of a stale gradient."""
+"""The weight of a stale gradient.
+
+It serves ``sync_replicas(staleness_weight=)``.
+"""
 
 from collections.abc import Callable
 from typing import Any
