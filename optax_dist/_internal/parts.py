@@ -76,6 +76,10 @@ def _padded(x: jax.Array, count: int) -> jax.Array:
     x = axes.cast_to_varying(jnp.zeros(full, x.dtype), axes.varying_axes(x))
   missing = -full[at] % count
   x = x.reshape(full)
+  if missing and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    # No number is a random key, so the last one is repeated.
+    last = jax.lax.slice_in_dim(x, full[at] - 1, full[at], axis=at)
+    return jnp.concatenate([x, *[last] * missing], axis=at)
   if missing:
     x = jnp.pad(x, [(0, missing * (i == at)) for i in range(x.ndim)])
   return x
