@@ -255,15 +255,11 @@ class Behind:
   def _update(
     self, grads: Any, state: BehindState, params: Any = None, **extra: Any
   ) -> tuple[Any, BehindState]:
+    del extra  # A step is computed from the mean gradient alone.
     if params is None:
       raise ValueError(
         "The coordinator's transformation needs the parameters: call"
         " update(grads, state, params)."
-      )
-    if extra:
-      raise ValueError(
-        f"The update got {', '.join(extra)}. It is computed from the mean of"
-        " several replicas' gradients, and can't use what one of them passes."
       )
     shape = jax.tree.structure(params)
     leaves = jax.tree.leaves(grads), shape.flatten_up_to(params)
