@@ -13,6 +13,7 @@ round.
 
 import argparse
 import multiprocessing
+import os
 import secrets
 import statistics
 import time
@@ -101,6 +102,9 @@ def main():
   parser.add_argument("--rounds", type=int, default=20)
   parser.add_argument("--steps", type=int, default=10, help="of a round")
   args = parser.parse_args()
+  # As the launcher sets them.
+  os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 30)
+  os.environ["MALLOC_TRIM_THRESHOLD_"] = str(1 << 30)
   secret = secrets.token_hex()
   store = process.start(secret.encode(), port=0)
   spawned = multiprocessing.get_context("spawn")

@@ -81,7 +81,9 @@ def main():
   if saved.latest_step() is not None:
     like = nnx.state((model, optimizer))
     found = ocp.args.StandardRestore(like)
-    nnx.update((model, optimizer), saved.restore(saved.latest_step(), args=found))
+    nnx.update(
+      (model, optimizer), saved.restore(saved.latest_step(), args=found)
+    )
   print(f"process {os.getpid()} starts at step {optimizer.opt_state.step[...]}")
 
   for batch in k_of_n.until_finished(batches(images, labels, args.pause)):

@@ -142,9 +142,7 @@ class Behind:
     self._optimizer, self._options = _reachable(optimizer), options
     self._total_steps, self._accumulate = total_steps, accumulate
     # Under jit, JAX is called in this thread and not in the callback.
-    self._worker = concurrent.futures.ThreadPoolExecutor(
-      1, "optax-dist-behind"
-    )
+    self._worker = concurrent.futures.ThreadPoolExecutor(1, "optax-dist-behind")
     self._lock = threading.RLock()
     self._preempted: preemption.Preemption | None = None
     self._failure: BaseException | None = None
@@ -222,7 +220,7 @@ class Behind:
       self._closed = True
       if self.replica is not None:
         error = self._failure
-        self.replica.__exit__(error and type(error), error, None)
+        self.replica.__exit__(None if error is None else type(error), error, None)
     self._worker.shutdown(wait=False)
 
   @contextlib.contextmanager
@@ -261,35 +259,36 @@ class Behind:
         "The coordinator's transformation needs the parameters: call"
         " update(grads, state, params)."
       )
-    shape = jax.tree.structure(params)
-    leaves = jax.tree.leaves(grads), shape.flatten_up_to(params)
+    shape: Any = jax.tree.structure(params)
+    leaves = jax.tree.leaves(grads), jax.tree.leaves(params)
     is_traced = any(
       isinstance(x, jax.core.Tracer)
       for x in jax.tree.leaves((grads, state, params))
     )
     run = self._traced if is_traced else self._eager
-    after, counts, inner = run(*leaves, state)
-    move = _jitted_move if not is_traced else _move
-    updates = [move(p, q) for p, q in zip(leaves[1], after, strict=True)]
+    updates, counts, inner = run(*leaves, state)
     inner = jax.tree.unflatten(jax.tree.structure(state.inner), inner)
-    return shape.unflatten(updates), BehindState(*counts, inner)
+    step, calls, dropped, finished = counts
+    return shape.unflatten(updates), BehindState(
+      step, calls, dropped, finished, inner
+    )
 
   def _eager(self, grads: Any, params: Any, state: BehindState) -> Any:
     with self._lock:
       if self.replica is None:
         # Copies: the trainer may donate its own.
-        copied = jax.tree.map(jnp.copy, (params, state.inner))
-        self._join(*copied, int(state.step))
-      counts = _Counts(*map(int, state[:3]), bool(state.finished))
+        own, inner = jax.tree.map(jnp.copy, (params, state.inner))
+        self._join(own, inner, int(state.step))
+      counts = _read(state)
       after, counts, inner = self._advance(grads, params, counts)
-    # Where the trainer has its own, and buffers that it may donate.
-    put = lambda x, like: jax.device_put(jnp.copy(x), like.sharding)
-    after = [jax.device_put(q, p.sharding) for p, q in zip(params, after)]
-    inner = list(map(put, inner, jax.tree.leaves(state.inner)))
+    # Where the trainer has its own, which `join` may have had on the host.
+    after = list(map(_like, after, params))
+    inner = list(map(_like, inner, jax.tree.leaves(state.inner)))
+    updates, inner = _moves(params, after, inner)
     numbers = [
       jnp.asarray(x, old.dtype) for x, old in zip(counts, state, strict=False)
     ]
-    return after, numbers, inner
+    return updates, numbers, inner
 
   def _traced(self, grads: Any, params: Any, state: BehindState) -> Any:
     _check_devices()
@@ -311,11 +310,12 @@ class Behind:
         self._join_in_callback, nothing, params, state.inner, state.step
       ),
     )
-    return io_callback(
+    after, numbers, inner = io_callback(
       self._advance_in_callback,
       (like(params), list(like(state[:4])), like(inner)),
       *(grads, params, list(state[:4]), ready),
     )
+    return list(map(_move, params, after)), numbers, inner
 
   # The callbacks under jit, which call no JAX themselves.
 
@@ -335,7 +335,7 @@ class Behind:
     self, grads: Any, params: Any, numbers: Any, ready: Any
   ) -> Any:
     grads, params = jax.tree.map(np.asarray, (grads, params))
-    counts = _Counts(*map(int, numbers[:3]), bool(numbers[3]))
+    counts = _read(numbers)
     run = lambda: self._advance(grads, params, counts)
     found = None if self._failed else self._in_worker(run)
     if found is None:
@@ -369,7 +369,7 @@ class Behind:
     if self.replica is not None:
       return
     fresh = self._optimizer.init(params)
-    shape = jax.tree.structure(fresh)
+    shape: Any = jax.tree.structure(fresh)
     self.replica = joining.join(
       self._optimizer,
       params,
@@ -377,7 +377,7 @@ class Behind:
       global_step=step,
       **self._options,
     )
-    self._shape = jax.tree.structure(self.replica.params)
+    self._shape: Any = jax.tree.structure(self.replica.params)
     if self._preempted is not None:
       self._preempted.joined()
 
@@ -468,10 +468,7 @@ class Behind:
 
 def _move(p: Any, q: Any) -> Any:
   """The update that leads from p to q; equal numbers, -0.0 too, stay."""
-  # In float32, `p + (q - p)` is q for nearly all narrower numbers.
-  wide = jnp.promote_types(p.dtype, jnp.float32)
-  p, q = p.astype(wide), q.astype(wide)
-  return jnp.where(p == q, jnp.asarray(-0.0, wide), q - p)
+  return jnp.where(p == q, jnp.asarray(-0.0, p.dtype), q - p)
 
 
 def _reachable(
@@ -480,28 +477,59 @@ def _reachable(
   """Makes each step's parameters reachable from the ones before, bit for bit.
 
   XLA may compute `p + learning_rate * x` without rounding the product. Then no
-  float32 leads from p to the result by an addition, which is all that trainers
-  do. After this, one does.
+  number leads from p to the result by an addition, which is all that trainers
+  do. After this, one does, and it is `q - p`.
   """
   tx = optax.with_extra_args_support(optimizer)
+
+  def rounded_move(p: Any, q: Any) -> Any:
+    # XLA may otherwise keep more digits of narrow numbers.
+    kind = jnp.finfo(p.dtype)
+    return jax.lax.reduce_precision(_move(p, q), kind.nexp, kind.nmant)
 
   def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     updates, state = tx.update(grads, state, params)
     after = optax.apply_updates(params, updates)
-    return jax.tree.map(_move, params, after), state
+    return jax.tree.map(rounded_move, params, after), state
 
   return optax.GradientTransformation(tx.init, update)
 
 
-_jitted_move = jax.jit(_move)
+@jax.jit
+def _moves(
+  params: list[Any], after: list[Any], inner: list[Any]
+) -> tuple[list[Any], list[Any]]:
+  """The updates, and copies of the optimizer's state: trainers donate it."""
+  return list(map(_move, params, after)), list(map(jnp.copy, inner))
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
   """Whether arrays are equal bit for bit."""
-  bits = lambda x: np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+  if isinstance(some[0], jax.Array):
+    return bool(_same_on_device(some, list(map(_like, others, some))))
+  bits = lambda x: np.asarray(x).view(f"u{x.dtype.itemsize}")
   return all(
     np.array_equal(bits(a), bits(b)) for a, b in zip(some, others, strict=True)
   )
+
+
+@jax.jit
+def _same_on_device(some: list[Any], others: list[Any]) -> Any:
+  bits = lambda x: x.view(f"u{x.dtype.itemsize}")
+  equal = [
+    (bits(a) == bits(b)).all() for a, b in zip(some, others, strict=True)
+  ]
+  return jnp.stack(equal).all()
+
+
+def _read(numbers: Sequence[Any]) -> _Counts:
+  step, calls, dropped, finished, *_ = numbers
+  return _Counts(int(step), int(calls), int(dropped), bool(finished))
+
+
+def _like(x: Any, other: Any) -> Any:
+  """An array with the sharding of another."""
+  return jax.device_put(x, other.sharding)
 
 
 def _rounded(
