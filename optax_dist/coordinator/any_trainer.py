@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ import optax
 from jax.experimental import io_callback
 
 from optax_dist._internal import checks
-from optax_dist.coordinator import joining, preemption
+from optax_dist.coordinator import errors, joining, preemption
 from optax_dist.coordinator.launch import channel
 from optax_dist.coordinator.launch.environment import Environment
 from optax_dist.coordinator.replica import Replica
@@ -214,14 +214,28 @@ class Behind:
     if self._failure is not None:
       raise self._failure
 
-  def close(self) -> None:
-    """Takes the replica out of the run, if it is not over; ends its threads."""
+  def close(self, error: BaseException | None = None) -> None:
+    """Ends this replica's part; what comes twice has no effect.
+
+    Args:
+      error: tells the others at once that the replica is lost; without one it
+        leaves gracefully.
+    """
+    atexit.unregister(self._at_exit)
+    error = self._failure or error
     with self._lock:
+      if self.replica is not None and not self._closed:
+        self._closed = True
+        self.replica.__exit__(
+          None if error is None else type(error), error, None
+        )
       self._closed = True
-      if self.replica is not None:
-        error = self._failure
-        self.replica.__exit__(None if error is None else type(error), error, None)
     self._worker.shutdown(wait=False)
+
+  def _at_exit(self) -> None:
+    # An error that ends the program keeps the loop's generator until there are no
+    # threads any more, and leaving would wait for them.
+    self.close(errors.CoordinatorError("The program ended inside of its loop."))
 
   @contextlib.contextmanager
   def _leaving_on_sigterm(self) -> Iterator[Callable[[], bool]]:
@@ -284,7 +298,9 @@ class Behind:
     # Where the trainer has its own, which `join` may have had on the host.
     after = list(map(_like, after, params))
     inner = list(map(_like, inner, jax.tree.leaves(state.inner)))
-    updates, inner = _moves(params, after, inner)
+    pairs = zip(params, after, strict=True)
+    updates = [_move_on_device(p, q) for p, q in pairs]
+    inner = list(map(jnp.copy, inner))  # The trainer may donate its own.
     numbers = [
       jnp.asarray(x, old.dtype) for x, old in zip(counts, state, strict=False)
     ]
@@ -378,6 +394,7 @@ class Behind:
       **self._options,
     )
     self._shape: Any = jax.tree.structure(self.replica.params)
+    atexit.register(self._at_exit)
     if self._preempted is not None:
       self._preempted.joined()
 
@@ -471,6 +488,9 @@ def _move(p: Any, q: Any) -> Any:
   return jnp.where(p == q, jnp.asarray(-0.0, p.dtype), q - p)
 
 
+_move_on_device = jax.jit(_move)
+
+
 def _reachable(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
@@ -495,31 +515,27 @@ def _reachable(
   return optax.GradientTransformation(tx.init, update)
 
 
-@jax.jit
-def _moves(
-  params: list[Any], after: list[Any], inner: list[Any]
-) -> tuple[list[Any], list[Any]]:
-  """The updates, and copies of the optimizer's state: trainers donate it."""
-  return list(map(_move, params, after)), list(map(jnp.copy, inner))
-
-
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
   """Whether arrays are equal bit for bit."""
-  if isinstance(some[0], jax.Array):
-    return bool(_same_on_device(some, list(map(_like, others, some))))
-  bits = lambda x: np.asarray(x).view(f"u{x.dtype.itemsize}")
-  return all(
-    np.array_equal(bits(a), bits(b)) for a, b in zip(some, others, strict=True)
-  )
+  on_device = isinstance(some[0], jax.Array)
+  equal = _equal_on_device if on_device else _equal
+  # All are started before the first one is waited for.
+  found = [
+    equal(a, _like(b, a) if on_device else b)
+    for a, b in zip(some, others, strict=True)
+  ]
+  return all(map(bool, found))
+
+
+def _equal(a: Any, b: Any) -> Any:
+  bits = f"u{a.dtype.itemsize}"
+  return (a.view(bits) == np.asarray(b).view(bits)).all()
 
 
 @jax.jit
-def _same_on_device(some: list[Any], others: list[Any]) -> Any:
-  bits = lambda x: x.view(f"u{x.dtype.itemsize}")
-  equal = [
-    (bits(a) == bits(b)).all() for a, b in zip(some, others, strict=True)
-  ]
-  return jnp.stack(equal).all()
+def _equal_on_device(a: jax.Array, b: jax.Array) -> jax.Array:
+  bits = f"u{a.dtype.itemsize}"
+  return (a.view(bits) == b.view(bits)).all()
 
 
 def _read(numbers: Sequence[Any]) -> _Counts:
@@ -556,23 +572,17 @@ def _num_processes() -> int:
 
 
 def _check_devices() -> None:
-  """Refuses programs of several devices that would wait for themselves.
+  """Refuses programs of several devices, which would wait for themselves.
 
-  XLA runs a program on CPU devices with a thread for each, out of as many as
-  there are cores. While the first one waits in the callback, the others wait for
-  it; what the callback waits for needs one more thread.
+  On CPUs, XLA runs the part of each device in a thread of a pool that has as many
+  as there are cores. The first one waits in the callback, the others for the first
+  one, and what the callback waits for needs one more thread of that pool.
   """
   devices = jax.local_device_count()
-  if devices == 1:
-    return
-  cores = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
-  available = int(cores) if cores else len(os.sched_getaffinity(0))
-  if jax.default_backend() == "cpu" and available > devices:
-    return
-  raise ValueError(
-    f"This process has {devices} {jax.default_backend()} devices, and the update of"
-    " the coordinator's transformation is traced: its callback would hang in a"
-    " program of several devices. Compute the gradient under jit, and call"
-    " update() outside of it; or give the process one device; or on CPUs set"
-    f" PJRT_NPROC={devices + 2} before JAX starts."
-  )
+  if devices > 1:
+    raise ValueError(
+      f"This process has {devices} {jax.default_backend()} devices, and the update"
+      " of the coordinator's transformation is traced: its callback could hang in"
+      " a program of several devices. Compute the gradient under jit, and call"
+      " update() outside of it; or give the process one device."
+    )
