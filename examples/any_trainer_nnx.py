@@ -14,6 +14,7 @@ import os
 import pathlib
 import time
 
+import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +64,7 @@ def main():
     "--pause", type=float, default=0.0, help="as if steps took that much longer"
   )
   args = parser.parse_args()
+  absl.logging.set_verbosity("error")  # Of replicas that only restore.
 
   (images, labels), test = load()
   schedule = optax.cosine_decay_schedule(3e-3, args.steps)

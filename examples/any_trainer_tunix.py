@@ -13,6 +13,7 @@ import os
 import pathlib
 import time
 
+import absl.logging
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -54,6 +55,7 @@ def main():
     "--pause", type=float, default=0.0, help="as if steps took that much longer"
   )
   args = parser.parse_args()
+  absl.logging.set_verbosity("error")  # Of replicas that only restore.
 
   (images, labels), test = load()
   schedule = optax.cosine_decay_schedule(3e-3, args.steps)
