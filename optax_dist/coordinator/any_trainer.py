@@ -37,6 +37,7 @@ _REFUSED = {
     " steps later only within rounding"
   ),
   "staleness_weight": "only fresh gradients count",
+  "processes_per_replica": "a trainer's callback is in one process",
   "opt_state": "it is in the state of the transformation",
   "global_step": "it is in the state of the transformation",
 }
@@ -101,19 +102,14 @@ def behind(
       for batch in k_of_n.until_finished(batches):
         train_step(model, optimizer, batch)
   """
+  several = options.get("processes_per_replica") or _num_processes()
+  given = {**options, "processes_per_replica": several > 1 and several}
   for name, reason in _REFUSED.items():
-    if options.get(name):
+    if given.get(name):
       raise ValueError(
-        f"behind() can't use {name}={options[name]!r:.100}: {reason}. Leave it out,"
-        " or write the loop yourself, with coordinator.join and Replica.step."
+        f"behind() can't use {name}={given[name]!r:.100}: {reason}. Leave it out, or"
+        " write the loop yourself, with coordinator.join and Replica.step."
       )
-  if (options.get("processes_per_replica") or _num_processes()) > 1:
-    raise ValueError(
-      "behind() is for replicas of one process, got one of"
-      f" {options.get('processes_per_replica') or _num_processes()}. Start them"
-      " with --processes-per-replica 1, or write the loop yourself, with"
-      " coordinator.join and Replica.step."
-    )
   return Behind(
     optimizer,
     checks.count("total_steps", total_steps),
@@ -280,12 +276,10 @@ class Behind:
       for x in jax.tree.leaves((grads, state, params))
     )
     run = self._traced if is_traced else self._eager
+    counts: Any
     updates, counts, inner = run(*leaves, state)
     inner = jax.tree.unflatten(jax.tree.structure(state.inner), inner)
-    step, calls, dropped, finished = counts
-    return shape.unflatten(updates), BehindState(
-      step, calls, dropped, finished, inner
-    )
+    return shape.unflatten(updates), BehindState(*counts[:4], inner)
 
   def _eager(self, grads: Any, params: Any, state: BehindState) -> Any:
     with self._lock:
@@ -312,18 +306,18 @@ class Behind:
       lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree
     )
     inner = jax.tree.leaves(state.inner)
-    nothing = like(state.finished)
+    flag = jax.ShapeDtypeStruct((), jnp.bool_)
     # Parameters and state go to the host as a whole for the first update only.
     has_joined = io_callback(
-      lambda calls: np.array(self.replica is not None or self._failed),
-      nothing,
+      lambda calls: np.array(self.replica is not None or self._ended),
+      flag,
       state.calls,
     )
     ready = jax.lax.cond(
       has_joined,
-      lambda: jnp.zeros((), nothing.dtype),
+      lambda: jnp.zeros((), jnp.bool_),
       lambda: io_callback(
-        self._join_in_callback, nothing, params, state.inner, state.step
+        self._join_in_callback, flag, params, state.inner, state.step
       ),
     )
     after, numbers, inner = io_callback(
@@ -336,8 +330,8 @@ class Behind:
   # The callbacks under jit, which call no JAX themselves.
 
   @property
-  def _failed(self) -> bool:
-    return self._failure is not None
+  def _ended(self) -> bool:
+    return self._closed or self._failure is not None
 
   def _join_in_callback(self, params: Any, inner: Any, step: Any) -> Any:
     params, inner = jax.tree.map(np.array, (params, inner))
@@ -353,7 +347,7 @@ class Behind:
     grads, params = jax.tree.map(np.asarray, (grads, params))
     counts = _read(numbers)
     run = lambda: self._advance(grads, params, counts)
-    found = None if self._failed else self._in_worker(run)
+    found = None if self._ended else self._in_worker(run)
     if found is None:
       # The trainer goes on with what it has until it asks for a batch.
       stays = counts._replace(calls=counts.calls + 1, finished=True)

@@ -388,7 +388,7 @@ def test_each_number_of_the_state_has_a_buffer(run):
     ({"data": coordinator.Batches(8, 4)}, "data="),
     ({"max_staleness": 2}, "max_staleness="),
     ({"global_step": 2}, "global_step="),
-    ({"processes_per_replica": 2}, "replicas of one process, got one of 2"),
+    ({"processes_per_replica": 2}, "processes_per_replica=2"),
   ],
   ids=["elastic", "local", "diloco", "data", "stale", "step", "group"],
 )
@@ -396,6 +396,12 @@ def test_what_a_trainers_loop_can_not_do_is_refused_by_name(options, named):
   with pytest.raises(ValueError, match=named) as raised:
     coordinator.behind(optax.sgd(0.1), total_steps=1, **options)
   assert "coordinator.join and Replica.step" in str(raised.value)
+
+
+def test_a_launched_group_of_processes_is_refused(monkeypatch):
+  monkeypatch.setattr(any_trainer, "_num_processes", lambda: 2)
+  with pytest.raises(ValueError, match="processes_per_replica=2"):
+    coordinator.behind(optax.sgd(0.1), total_steps=1)
 
 
 def test_the_update_needs_parameters(run):
